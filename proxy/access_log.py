@@ -66,6 +66,7 @@ class AccessRecord:
             reports nothing.
         timeline: Where its time goes.
         trace: The trace it belongs to; None where it has none.
+        hides_others: Whether its client may not see what other clients left in caches.
     """
 
     def __init__(self, request_id: str, timeline: Timeline) -> None:
@@ -88,6 +89,7 @@ class AccessRecord:
         self.cache: CacheFigures | None = None
         self.timeline = timeline
         self.trace: RequestTrace | None = None
+        self.hides_others = False
         self._attempts = 0
         self._expected_cached = 0
         self._first_byte_ms: float | None = None

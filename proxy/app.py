@@ -181,7 +181,9 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
         has_keys=keys.are_needed,
         loads_for_others=loads_for_others,
     ).add_routes(routes)
-    RequestsEndpoint(requests, history, conversations).add_routes(routes)
+    RequestsEndpoint(
+        requests, history, conversations, shares_caches=settings.share_caches == "all"
+    ).add_routes(routes)
     EstimateEndpoint(loader, estimator, server_state, bodies).add_routes(routes)
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     UsageEndpoint(usage).add_routes(routes)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from proxy.auth.api_keys import visible_client
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind
@@ -20,7 +21,15 @@ from proxy.headers import RESPONSE_HEADERS
 from proxy.json_response import json_response
 from proxy.middleware import ACCESS_RECORD
 from proxy.models import ModelLoader
-from proxy.request import Content, ProxyRequest, client_names, client_of, json_content, request_of
+from proxy.request import (
+    Content,
+    ProxyRequest,
+    cache_owner,
+    client_names,
+    client_of,
+    json_content,
+    request_of,
+)
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.routes import Routes
 
@@ -49,17 +58,20 @@ class EstimateEndpoint:
         record.client, record.path = proxy_request.client, request.path
         record.model, record.kind = proxy_request.model, proxy_request.kind
         record.status = HTTPStatus.OK
-        found, names = self._estimator.estimate(proxy_request), client_names(self._loader, request)
+        is_own = visible_client(request) is not None
+        found = self._estimator.estimate(proxy_request, is_own=is_own)
+        names = client_names(self._loader, request)
         return json_response(estimate_json(found, lambda model: names.get(model) is not None))
 
     async def _read(self, request: web.BaseRequest, share: Share) -> ProxyRequest:
         body = await read_body(request, share)
         await check_complexity(body, share)
         names, named = client_names(self._loader, request), request.query.get("model")
+        owner = cache_owner(request, share.settings)
 
         def read() -> tuple[EndpointKind, Content]:
             kind = _kind(members_of(body), request.headers)
-            return kind, json_content(body, kind, named, names, share.settings)
+            return kind, json_content(body, kind, named, names, share.settings, owner)
 
         kind, content = await share.run(len(body), read)
         request_id = request[RESPONSE_HEADERS]["X-Request-Id"]

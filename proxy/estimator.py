@@ -79,8 +79,13 @@ class Estimator:
         self._errors = ErrorHistograms()
         self._due_at_s = 0.0
 
-    def estimate(self, request: ProxyRequest) -> Estimate:
-        """Estimate a request as if it came now."""
+    def estimate(self, request: ProxyRequest, *, is_own: bool = False) -> Estimate:
+        """Estimate a request as if it came now.
+
+        With `is_own` caches have only what requests of the same key left there.
+        """
+        if is_own:
+            request = self._router.as_client_knows(request)
         load = self._load(request)
         found = self._router.work(request, _engines(request.model, load))
         factor = self._router.measures(request.model).correction.factor(found.work.others)
@@ -134,7 +139,9 @@ class Estimator:
         found = self._estimated(request)
         self._due_at_s = now_s + max(_PAUSE_MIN_S, _PAUSE_SHARE * (self._clock() - now_s))
         if found and request.wait_s:  # with 0 it takes a slot that is free now, or none
-            _check(request, found, request.wait_s)
+            known = self._router.as_client_knows(request)
+            told = found if known is request else self._estimated(known)
+            _check(request, told or found, request.wait_s)
         try:
             yield
         finally:

@@ -127,7 +127,7 @@ def for_model(
     if request.adapter is not None:  # the adapters are those of the first model
         members.pop(MEMBER)
     body = written(members)
-    content = json_content(body, request.kind, None, names, settings)
+    content = json_content(body, request.kind, None, names, settings, request.owner)
     return replace(
         request,
         model=content.model,

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.access_log import CLIENT_GONE
 from proxy.auth.access import BATCH_COMPLETIONS
-from proxy.auth.api_keys import client_models
+from proxy.auth.api_keys import client_models, visible_client
 from proxy.batch.batch_queue import gathers
 from proxy.batch.completions import BatchCompletions
 from proxy.body.bodies import Bodies, Share
@@ -129,6 +129,8 @@ class ForwardedEndpoints:
         try:
             client = client_of(request)
             answer.record.client, answer.record.path = client, request.path
+            shares = self._bodies.settings.share_caches == "all"
+            answer.record.hides_others = shares and visible_client(request) is not None
             body = self._bodies.share(client)
             in_flight = InFlightRequest(
                 self._server_state.in_flight, OpenRequest(answer.record, client, request.path)

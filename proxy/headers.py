@@ -31,6 +31,8 @@ PROCESS: Final = "X-Corral-Process"
 DRAINING: Final = "X-Corral-Draining"
 # `batch` queues a request behind all interactive ones.
 PRIORITY: Final = "X-Corral-Priority"
+# Of a request from another proxy: one of its clients, whose caches are for no other.
+CACHE_OWNER: Final = "X-Corral-Cache-Owner"
 # Of a response, the model that answered in place of another; of a request, `none`: no other may.
 FALLBACK: Final = "X-Corral-Fallback"
 # What concerns one client alone, below `/corral/v1/`.

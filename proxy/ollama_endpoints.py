@@ -45,7 +45,7 @@ from proxy.ollama.response import (
     GenerateResponse,
     OllamaResponse,
 )
-from proxy.request import json_content, request_of, written
+from proxy.request import cache_owner, json_content, request_of, written
 from proxy.routes import Routes
 
 # The API of this release: the first with `/v1/messages` beside `/v1/responses`. Clients compare it
@@ -154,6 +154,7 @@ class OllamaEndpoints:
                 None,
                 names,
                 share.settings,
+                cache_owner(request, share.settings),
             ),
         )
         request_id = answer.record.request_id

@@ -25,10 +25,10 @@ from proxy.body.form import Form, is_form, read_form
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind, choices_of, endpoint_kind
 from proxy.errors import BadRequest
-from proxy.headers import HOP, PRIORITY, for_upstream
+from proxy.headers import CACHE_OWNER, HOP, PRIORITY, for_upstream
 from proxy.keep_alive import MEMBER, keep_alive_s
 from proxy.models import ModelLoader, ModelNames
-from proxy.prompt_cache.prompt import Prompt, read_prompt
+from proxy.prompt_cache.prompt import ANYONE, CacheOwner, Prompt, read_prompt
 from proxy.prompt_cache.session_id import session_id
 from proxy.request_limits.check import check
 from proxy.responses.engine_request import engine_members
@@ -39,6 +39,7 @@ Priority = Literal["interactive", "batch"]
 
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNORECASE)
 _PREFER_MAX_CHARACTERS: Final = 1024
+_OWNER_MAX_CHARACTERS: Final = 64
 _OURS: Final = frozenset({"id_slot", MEMBER})
 
 
@@ -68,6 +69,7 @@ class ProxyRequest:
         adapter: The name of the LoRA adapter that its `lora` stands for, empty for none; None where
             the model has none here, or the client wrote `lora`.
         wait_s: How long the client waits for the first token; None: it does not say.
+        owner: Whose caches it uses.
     """
 
     request_id: str
@@ -95,6 +97,7 @@ class ProxyRequest:
     adapter: str | None = None
     wait_s: float | None = None
     max_context: int | None = None
+    owner: CacheOwner = ANYONE
 
     @property
     def may_load(self) -> bool:
@@ -148,6 +151,16 @@ class Content:
     keep_alive_s: float | None = None
     remote_variant: str = ""
     adapter: str | None = None
+    owner: CacheOwner = ANYONE
+
+
+def cache_owner(request: web.BaseRequest, settings: ProxySettings) -> CacheOwner:
+    """Return whose caches a request uses; another llama-corral says it of its clients."""
+    key, given = request[KEY], request.headers.get(CACHE_OWNER)
+    if given is not None:
+        name = f"{key.name if key else ''}\0{given[:_OWNER_MAX_CHARACTERS]}"
+        return CacheOwner(name, is_alone=True)
+    return CacheOwner(key.name, settings.share_caches == "key") if key else ANYONE
 
 
 async def read_request(
@@ -205,6 +218,7 @@ def request_of(
         keep_alive_s=content.keep_alive_s,
         adapter=content.adapter,
         wait_s=wait_s,
+        owner=content.owner,
     )
 
 
@@ -215,7 +229,7 @@ async def _content(
     share: Share,
     translation: Translation | None,
 ) -> Content:
-    named = request.query.get("model")
+    named, owner = request.query.get("model"), cache_owner(request, share.settings)
     if request.method != "POST":
         return Content(names.resolve(named).model_info.id)
     body = await read_body(request, share)
@@ -227,7 +241,7 @@ async def _content(
 
     def read() -> Content:
         asked = _translated(body, translation) if translation else body
-        return json_content(asked, kind, named, names, share.settings)
+        return json_content(asked, kind, named, names, share.settings, owner)
 
     if translation is None:
         return await share.run(len(body), read)
@@ -256,6 +270,7 @@ def json_content(
     named: str | None,
     names: ModelNames,
     settings: ProxySettings,
+    owner: CacheOwner,
 ) -> Content:
     """Read a JSON body that `check_complexity` passed; raises as `read_request` does.
 
@@ -265,6 +280,7 @@ def json_content(
         named: The model, where the body names none.
         names: The models that the client may use.
         settings: With the limits.
+        owner: Whose caches it uses.
     """
     members = members_of(body)
     pick = names.resolve(named_model(members) or named)
@@ -286,10 +302,11 @@ def json_content(
         model,
         body if forwarded is members else written(forwarded),
         forwarded,
-        read_prompt(kind, model, forwarded),
+        read_prompt(kind, model, forwarded, owner),
         keep_alive_s=stays_s,
         remote_variant=pick.remote_variant,
         adapter=adapter,
+        owner=owner,
     )
 
 

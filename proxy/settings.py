@@ -120,6 +120,11 @@ class ProxySettings(SettingsTable):
         description="which engine gets a request: affinity (the one that caches the conversation), "
         "least-busy or round-robin",
     )
+    share_caches: Literal["all", "key"] = Field(
+        "all",
+        description="what a prompt leaves in caches serves the requests of all API keys, or of its "
+        "key alone",
+    )
     default_model: Text | None = Field(
         None,
         description="name of the model for requests without one; unset: where there is only one "

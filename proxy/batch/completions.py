@@ -26,7 +26,8 @@ from proxy.endpoints import EndpointKind
 from proxy.forward.client_response import ClientResponse
 from proxy.headers import HOP
 from proxy.models import ModelNames
-from proxy.request import client_of, named_model
+from proxy.prompt_cache.prompt import CacheOwner
+from proxy.request import cache_owner, client_of, named_model
 from proxy.request_limits.check import check
 from proxy.router.lease import Lease
 
@@ -42,6 +43,7 @@ class _Sender:
     model: str
     request_id: str
     is_from_proxy: bool
+    owner: CacheOwner
 
 
 class BatchCompletions:
@@ -69,6 +71,7 @@ class BatchCompletions:
             names.resolve(model).model_info.id,
             response.record.request_id,
             HOP in request.headers,
+            cache_owner(request, share.settings),
         )
         if model:
             batch = replace(batch, shared={**batch.shared, "model": model})
@@ -143,6 +146,7 @@ class _Run:
             queue_timeout_s=_QUEUE_TIMEOUT_S,
             is_from_proxy=sender.is_from_proxy,
             is_let_in=True,
+            owner=sender.owner,
             on_lease=on_lease,
         )
         result = result_of(index, answer, _ENGINE_PATH)

@@ -34,6 +34,7 @@ from proxy.forward.client_response import error_body
 from proxy.forward.forward import Forward
 from proxy.metrics.prometheus import Metrics
 from proxy.models import ModelNames
+from proxy.prompt_cache.prompt import ANYONE, CacheOwner
 from proxy.request import Priority, ProxyRequest, json_content
 from proxy.router.in_flight import InFlightRequest, ServerState
 from proxy.router.lease import Lease
@@ -90,6 +91,7 @@ class OwnRequests:
         queue_timeout_s: float | None = None,
         is_from_proxy: bool = False,
         is_let_in: bool = False,
+        owner: CacheOwner | None = None,
         on_lease: Callable[[Lease], None] = lambda _: None,
     ) -> OwnAnswer:
         """POST to one of llama-server's endpoints; an error is an answer as well.
@@ -109,6 +111,7 @@ class OwnRequests:
             queue_timeout_s: How long it may wait for a slot; None as set.
             is_from_proxy: Whether another llama-corral asks for it: no node gets it.
             is_let_in: Whether the limit of the queue does not apply: the caller has one.
+            owner: Whose caches it uses; None: those of its key.
             on_lease: Called whenever it gets a slot.
         """
         record = AccessRecord(request_id, Timeline())
@@ -120,7 +123,9 @@ class OwnRequests:
             part = self._admission.part(client, requests=requests, wait_s=limit_wait_s)
             with in_flight, self._metrics.counting(record), self._bodies.share(client) as share:
                 async with part:
-                    found = await _request(path, members, names, share)
+                    found = await _request(
+                        path, members, names, share, owner or self._owner(client)
+                    )
                     default_s = found.queue_timeout_s
                     request = replace(
                         found,
@@ -147,6 +152,10 @@ class OwnRequests:
             record.emit(self._metrics.emit, failure)
         return refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
 
+    def _owner(self, client: str) -> CacheOwner:
+        is_alone = self._bodies.settings.share_caches == "key"
+        return CacheOwner(client, is_alone) if self._admission.keys.are_needed else ANYONE
+
 
 def refusal(path: str, error: ProxyError) -> OwnAnswer:
     """Return an error as an answer of an endpoint."""
@@ -155,7 +164,7 @@ def refusal(path: str, error: ProxyError) -> OwnAnswer:
 
 
 async def _request(
-    path: str, members: Mapping[str, Any], names: ModelNames, share: Share
+    path: str, members: Mapping[str, Any], names: ModelNames, share: Share, owner: CacheOwner
 ) -> ProxyRequest:
     """Read a request as `read_request` reads a client's; raises as that does."""
     kind = ENDPOINTS["POST"].get(path)
@@ -167,7 +176,7 @@ async def _request(
     share.add_bytes(len(body))
     await check_complexity(body, share)
     content = await share.run(
-        len(body), lambda: json_content(body, kind, None, names, share.settings)
+        len(body), lambda: json_content(body, kind, None, names, share.settings, owner)
     )
     return ProxyRequest(
         request_id="",
@@ -187,6 +196,7 @@ async def _request(
         keep_alive_s=content.keep_alive_s,
         remote_variant=content.remote_variant,
         adapter=content.adapter,
+        owner=owner,
     )
 
 

@@ -136,6 +136,8 @@ class CacheFinding(NamedTuple):
         age_s: Since it ended.
         is_continued: As of `CacheFacts`, as are `is_awaited`, `tier` and `restore_ms`.
         no_file: Why what was lost was in no slot file either; None where that is not known.
+        own: What earlier requests of the same key can have left in caches, where that is less than
+            was found or could be.
     """
 
     cause: Cause
@@ -157,6 +159,7 @@ class CacheFinding(NamedTuple):
     tier: Tier | None = None
     restore_ms: float | None = None
     no_file: NoFile | None = None
+    own: int | None = None
 
     @property
     def lost(self) -> int:

@@ -32,6 +32,9 @@ _WAITS: Final = MappingProxyType(
     }
 )
 
+# Members of a cache finding that tell of what was found.
+_OF_FOUND: Final = frozenset({"tier", "restore_ms"})
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -185,3 +188,30 @@ def _sum_ms(fields: Mapping[str, Any], cause: Cause) -> float:
 def _ms(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     return float(value) if isinstance(value, int | float) else None
+
+
+def own_figures(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a request as its client may see them, if others share its caches.
+
+    What other clients left in caches counts as computed. Of a prompt whose finding is not known,
+    everything does.
+    """
+    cache, cached = fields.get("cache"), fields.get("cached_tokens")
+    own = cache.get("own") if cache else 0
+    if own is None or cached is None:
+        return dict(fields)
+    found = min(cached, own)
+    limits = {"found": own, "reusable": own, "shared": own}
+    shown = {
+        name: min(value, limits.get(name, value)) if value else value
+        for name, value in (cache or {}).items()
+        if name != "own" and (found or name not in _OF_FOUND)
+    }
+    return {
+        **fields,
+        "cached_tokens": found,
+        "prompt_tokens": (fields.get("prompt_tokens") or 0) + cached - found,
+        "expected_cached_tokens": min(fields.get("expected_cached_tokens") or 0, own),
+        "cache_tier": fields.get("cache_tier") if found else None,
+        "cache": shown or None,
+    }

@@ -68,7 +68,7 @@ class PromptArray:
             request,
             json=members,
             body=_written(members),
-            prompt=read_prompt(request.kind, request.model, members),
+            prompt=read_prompt(request.kind, request.model, members, request.owner),
             session=None,  # a conversation is in one slot
             is_let_in=at > 0,
         )

@@ -15,7 +15,7 @@ import orjson
 from multidict import CIMultiDict
 
 from proxy.errors import UpstreamFailed
-from proxy.explanation.explanation import explain
+from proxy.explanation.explanation import explain, own_figures
 from proxy.forward.client_response import RequestWriter
 from proxy.forward.passed_response import PassedRequest
 from proxy.headers import is_event_stream
@@ -69,7 +69,8 @@ class ExplainedWriter(PassedRequest):
         await self._writer.finish(body)
 
     def _told(self) -> Mapping[str, Any]:
-        return explain(self.record.figures()).as_json()
+        figures = self.record.figures()
+        return explain(own_figures(figures) if self.record.hides_others else figures).as_json()
 
     def _feed(self, chunk: bytes) -> bytes:
         """Return what may pass now: of a stream, whole events before the last one."""

@@ -132,7 +132,7 @@ class PrefixDigests:
             return
         now_s = self._clock()
         answered = (prompt.hash_with_reply(reply),) if reply else ()
-        for turn_hash in (*prompt.turn_hashes, *answered):
+        for turn_hash in map(prompt.told, (*prompt.turn_hashes, *answered)):
             self._add((client, model, unnamed(turn_hash, model)), instance, now_s)
         while len(self._entries) > HASHES_MAX:
             self._entries.popitem(last=False)

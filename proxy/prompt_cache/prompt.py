@@ -9,7 +9,8 @@ recognised.
 Hashes are seeded with the model and its LoRA: others never share any. They are the same in every
 process: a saved conversation is recognised after a restart. Blocks are only hints, so a fast hash
 is enough, even if a client could construct collisions. The model is mixed into a turn's hash last,
-and can be taken out of it again (`unnamed`): another machine may have another name for it.
+and can be taken out of it again (`unnamed`): another machine may have another name for it. So is
+the owner, whose conversations are no other's; blocks are of all owners, unless one shares nothing.
 
 Source: OpenAI's chat, completions and responses APIs, Anthropic's messages API, and llama-server's
 own endpoints, as builds 10434 and 11434 read them.
@@ -23,7 +24,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
@@ -65,6 +66,22 @@ _PIECE: Final = struct.Struct(f"{BLOCK_BYTES}s")
 
 
 @dataclass(frozen=True, slots=True)
+class CacheOwner:
+    """Whose conversation a prompt is of.
+
+    Attributes:
+        name: Of an API key; empty where clients have none.
+        is_alone: Nothing that its prompts leave in caches serves another owner, nor theirs it.
+    """
+
+    name: str = ""
+    is_alone: bool = False
+
+
+ANYONE: Final = CacheOwner()
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt without its text.
 
@@ -89,6 +106,7 @@ class Prompt:
     outline: Outline = field(repr=False)
     _name: int = field(repr=False)
     _hash: hashlib.blake2b = field(repr=False, compare=False)
+    _owner: int = field(repr=False)
 
     def hash_with_reply(self, reply: Mapping[str, Any]) -> int:
         """Return the hash of this prompt and an assistant's message (OpenAI's chat API)."""
@@ -96,6 +114,14 @@ class Prompt:
         for part in answer_parts(reply):
             hasher.update(part)
         return _number(hasher) ^ self._name
+
+    def told(self, turn_hash: int) -> int:
+        """Return a turn hash as other machines know it: without the owner, if that shares."""
+        return turn_hash ^ self._owner
+
+    def known_to(self, blocks: int) -> Prompt:
+        """Return it for questions of a client that has sent so many of its blocks before."""
+        return replace(self, blocks=self.blocks[:blocks], _owner=0)
 
     @property
     def shared_tokens(self) -> int:
@@ -109,7 +135,9 @@ class Prompt:
         return max(1, self.tokens - sum(sizes_bytes[after:]) // _TOKEN_BYTES)
 
 
-def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> Prompt | None:
+def read_prompt(
+    kind: EndpointKind, model: str, members: Mapping[str, Any], owner: CacheOwner = ANYONE
+) -> Prompt | None:
     """Return the prompt of a request, or None where it has none that is worth remembering.
 
     Takes 0.1 ms for 20 kB and is bounded for any length. Never fails: what it cannot read is the
@@ -125,7 +153,7 @@ def read_prompt(kind: EndpointKind, model: str, members: Mapping[str, Any]) -> P
     else:
         labels = bytes([part[0] for part in parts]) if kind in _WITH_ROLES else b""
         outline = Outline(part_hashes(parts), sizes_bytes, messages, labels)
-    return _prompt(model, members.get("lora"), parts, outline)
+    return _prompt(model, members.get("lora"), parts, outline, owner)
 
 
 def unnamed(turn_hash: int, model: str) -> int:
@@ -149,13 +177,17 @@ def answer_hashes(reply: Mapping[str, Any] | None) -> list[tuple[int, int]]:
     return list(zip(part_hashes(parts), map(len, parts), strict=True))
 
 
-def _prompt(model: str, lora: object, parts: Sequence[Part], outline: Outline) -> Prompt:
-    last, name = parts[-_TURNS_MAX:], _name_hash(model)
+def _prompt(
+    model: str, lora: object, parts: Sequence[Part], outline: Outline, owner: CacheOwner
+) -> Prompt:
+    salt = _name_hash(f"\0{owner.name}") if owner.name else 0
+    last, name = parts[-_TURNS_MAX:], _name_hash(model) ^ salt
     earlier = len(parts) - len(last)
     hasher = _new_hasher(orjson.dumps(lora))
     hasher.update(b"".join(parts[:earlier]))
     turn_hashes = tuple(_turn_hashes(hasher, last, name))
-    blocks = tuple(_blocks(xxh3_64_intdigest(orjson.dumps([model, lora])), _beginning(parts)))
+    seed = [model, lora, owner.name] if owner.is_alone else [model, lora]
+    blocks = tuple(_blocks(xxh3_64_intdigest(orjson.dumps(seed)), _beginning(parts)))
     first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
     return Prompt(
         blocks,
@@ -166,6 +198,7 @@ def _prompt(model: str, lora: object, parts: Sequence[Part], outline: Outline) -
         outline,
         name,
         hasher,
+        0 if owner.is_alone else salt,
     )
 
 

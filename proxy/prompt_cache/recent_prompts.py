@@ -43,6 +43,7 @@ class RecentPrompt:
     """A prompt and the answer to it.
 
     Attributes:
+        client: As of `client_hash`.
         run: The process that computed it.
         ended_at_s: Monotonic.
         prompt_tokens: As the engine counted them, without the answer.
@@ -50,6 +51,7 @@ class RecentPrompt:
     """
 
     request_id: str
+    client: int
     run: Run
     ended_at_s: float
     prompt_tokens: int
@@ -112,6 +114,11 @@ class RecentPrompts:
             latest.append(conversation)
         while self._size > self._hashes_max or len(self._prompts) > _CONVERSATIONS_MAX:
             self._remove(next(iter(self._prompts)))
+
+    def own_blocks(self, client: int, prompt: Prompt) -> int:
+        """Return how many blocks of a prompt a client's own recent prompts begin with."""
+        own = (one.hashes.blocks for one in self._prompts.values() if one.client == client)
+        return max((shared_blocks(one, prompt.blocks) for one in own), default=0)
 
     def conversation_of(self, request_id: str) -> Conversation | None:
         """Return the conversation whose latest request this was."""
@@ -191,7 +198,7 @@ def recent_prompt(
     ended_at_s, tokens = figures
     hashes = Hashes(outline, array("Q", prompt.blocks))
     landmarks = tuple(_landmarks(client, outline, _LANDMARKS))
-    return RecentPrompt(request_id, run, ended_at_s, tokens, hashes, landmarks)
+    return RecentPrompt(request_id, client, run, ended_at_s, tokens, hashes, landmarks)
 
 
 def _with_answer(outline: Outline, answer: Iterable[tuple[int, int]]) -> Outline:

@@ -72,9 +72,9 @@ class RemotePrefixes:
         if not self._holders:
             return NO_REMOTE_HINT
         turns: dict[str, int] = {}
-        owner, owners_turn = None, 0
+        owner, owners_turn, told = None, 0, tuple(map(prompt.told, prompt.turn_hashes))
         for turn in reversed(range(len(prompt.turn_hashes))):
-            holders = self._holders.get(prompt.turn_hashes[turn])
+            holders = self._holders.get(told[turn])
             for instance, expires_at_s in reversed(holders.items()) if holders else ():
                 if instance not in turns and expires_at_s > now_s:
                     turns[instance] = turn

@@ -9,10 +9,10 @@ from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
 from proxy.errors import BadRequest, NotFound
-from proxy.explanation.explanation import explain
+from proxy.explanation.explanation import explain, own_figures
 from proxy.json_response import json_response
 from proxy.requests.conversations import Conversations
-from proxy.requests.history import HistoryQuery, RequestHistory
+from proxy.requests.history import HistoryQuery, RequestHistory, StoredRequest
 from proxy.requests.past_query import past_query
 from proxy.requests.requests import Requests
 from proxy.routes import PATH_ID, Routes
@@ -22,14 +22,24 @@ _IN_FLIGHT, _FINISHED = "in_flight", "finished"
 
 
 class RequestsEndpoint:
-    """`history` has those that ended; None: none is kept. `conversations` are those of all."""
+    """The endpoints.
+
+    Args:
+        requests: Those in flight.
+        history: Those that ended; None: none is kept.
+        conversations: Those of all.
+        shares_caches: Whether prompts of one key may be found in what another one left.
+    """
 
     def __init__(
         self,
         requests: Requests,
         history: RequestHistory | None = None,
         conversations: Conversations | None = None,
+        *,
+        shares_caches: bool = True,
     ) -> None:
+        self._shares_caches = shares_caches
         self._requests = requests
         self._history = history
         self._conversations = conversations
@@ -54,7 +64,7 @@ class RequestsEndpoint:
             )
         query = past_query(request.query, client)
         found = await self._history.requests(query) if self._history else ()
-        return json_response({"requests": found})
+        return json_response({"requests": [self._shown(one, client) for one in found]})
 
     async def one(self, request: web.BaseRequest) -> web.Response:
         """Answer with the figures of a request; of several with its id, the latest.
@@ -69,7 +79,7 @@ class RequestsEndpoint:
                 return json_response({"state": _IN_FLIGHT, **asdict(running)})
         query = HistoryQuery(limit=1, request_id=request_id, client=client)
         for ended in await self._history.requests(query) if self._history else ():
-            return json_response({"state": _FINISHED, **ended})
+            return json_response({"state": _FINISHED, **self._shown(ended, client)})
         raise NotFound(f"no request has the id {request_id}")
 
     async def explanation(self, request: web.BaseRequest) -> web.Response:
@@ -77,7 +87,9 @@ class RequestsEndpoint:
         request_id, client = request[PATH_ID], visible_client(request)
         query = HistoryQuery(limit=1, request_id=request_id, client=client)
         for ended in await self._history.requests(query) if self._history else ():
-            return json_response(explain({**ended, "request": request_id}).as_json())
+            return json_response(
+                explain({**self._shown(ended, client), "request": request_id}).as_json()
+            )
         raise NotFound(f"no request that has ended has the id {request_id}")
 
     async def forget_conversation(self, request: web.BaseRequest) -> web.Response:
@@ -95,3 +107,7 @@ class RequestsEndpoint:
         """Raises NotFound."""
         self._requests.cancel(request[PATH_ID], visible_client(request))
         return json_response({"id": request[PATH_ID], "cancelled": True})
+
+    def _shown(self, ended: StoredRequest, client: str | None) -> StoredRequest:
+        """Return the figures of a request that a client may see; None: it may see all."""
+        return ended if client is None or not self._shares_caches else own_figures(ended)

@@ -59,7 +59,7 @@ class _Held:
 def snapshot(
     requests: Iterable[OpenRequest],
     instances: Sequence[InstanceStats],
-    positions: Mapping[str, int],
+    positions: Mapping[tuple[str, str], int],
     now_s: float,
 ) -> list[RequestStats]:
     """The requests, oldest first.
@@ -67,17 +67,19 @@ def snapshot(
     Args:
         requests: In flight.
         instances: All of the router.
-        positions: In the queue of its model, by request id, from 1.
+        positions: In the queue of its model, by client and request id, from 1: ids are names that
+            clients give.
         now_s: Monotonic.
     """
-    held: dict[str, list[_Held]] = defaultdict(list)
+    held: dict[tuple[str, str], list[_Held]] = defaultdict(list)
     for instance in instances:
         for lease in instance.leases:
-            held[lease.request_id].append(_Held(instance.upstream.name, lease))
+            held[lease.client, lease.request_id].append(_Held(instance.upstream.name, lease))
     oldest_first = sorted(requests, key=lambda one: one.began_at_s)
+    names = [(one.client, one.record.request_id) for one in oldest_first]
     return [
-        _stats(one, held[one.record.request_id], positions.get(one.record.request_id), now_s)
-        for one in oldest_first
+        _stats(one, held[name], positions.get(name), now_s)
+        for name, one in zip(names, oldest_first, strict=True)
     ]
 
 

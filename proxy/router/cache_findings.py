@@ -18,7 +18,7 @@ from proxy.prompt_cache.conversations import Conversation
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.outline import Hashes
-from proxy.prompt_cache.prompt import Prompt, answer_hashes
+from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt, answer_hashes
 from proxy.prompt_cache.recent_prompts import RecentPrompt, client_hash, recent_prompt
 from proxy.prompt_cache.runs import Run
 from proxy.router.lease import Lease
@@ -54,7 +54,11 @@ class CacheFindings:
         is_alive = before is not None and index.run(before.run.name) is before.run
         held = _held(lease, before, run, is_alive=is_alive) if before else Held.UNKNOWN
         earlier = _earlier(before, now_s, is_same=is_same) if before else None
-        found = find_cause(_facts(lease, prompt, timings, held, earlier))
+        shares = request.owner.name and not request.owner.is_alone
+        own = self._own_tokens(lease, prompt, tokens) if shares else None
+        found = find_cause(_facts(lease, prompt, timings, held, earlier, own))
+        if own is not None and own < max(found.found, found.reusable):
+            found = found._replace(own=own)
         if found.cause in OF_PLACE and not lease.restored:
             found = found.without_file(self._no_file(lease, known))
         recent = recent_prompt(
@@ -65,6 +69,16 @@ class CacheFindings:
             return found.repeating(self._recent.repeated(client, found.cause))
         self._recent.ends_repetition(client)
         return found
+
+    def _own_tokens(self, lease: Lease, prompt: Prompt, tokens: int) -> int:
+        """Return how many tokens of a prompt its key itself can have left in caches."""
+        client = client_hash(lease.request.model, lease.request.client)
+        estimated = BLOCK_TOKENS * self._recent.own_blocks(client, prompt)
+        if isinstance(lease.conversation, Conversation):
+            known = set(lease.conversation.turn_hashes)
+            turns = [at for at, one in enumerate(prompt.turn_hashes[:-1]) if one in known]
+            estimated = max(estimated, prompt.tokens_until(turns[-1]) if turns else 0)
+        return min(tokens, round(estimated * tokens / prompt.tokens))
 
     def _no_file(self, lease: Lease, known: Conversation | None) -> NoFile | None:
         """Return why what was lost was in no slot file either; None where that is not known."""
@@ -79,13 +93,18 @@ class CacheFindings:
 
 
 def _facts(
-    lease: Lease, prompt: Prompt, timings: Timings, held: Held, earlier: Earlier | None
+    lease: Lease,
+    prompt: Prompt,
+    timings: Timings,
+    held: Held,
+    earlier: Earlier | None,
+    own: int | None,
 ) -> CacheFacts:
     return CacheFacts(
         Hashes(prompt.outline, prompt.blocks),
         timings.cached_tokens + timings.prompt_tokens,
         timings.cached_tokens,
-        lease.expected_cached,
+        lease.expected_cached if own is None else min(own, lease.expected_cached),
         lease.upstream.name,
         held,
         _kind(lease.upstream),

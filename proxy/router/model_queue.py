@@ -123,10 +123,10 @@ class ModelQueue:
         )
         return self._queue.stats(self._clock(), 0.0 if has_room else self._expected_wait_s)
 
-    def positions(self) -> dict[str, int]:
-        """Return the place of each waiting request by its id, from 1."""
+    def positions(self) -> dict[tuple[str, str], int]:
+        """Return the place of each waiting request by its client and id, from 1."""
         order = enumerate(self._queue.order(self._clock()), 1)
-        return {one.request.request_id: number for number, one in order}
+        return {(one.client, one.request.request_id): number for number, one in order}
 
     @property
     def _expected_wait_s(self) -> float:

@@ -44,12 +44,12 @@ class ModelQueues:
     def assign_slots(self, model: str) -> None:
         self.of(model).assign_slots()
 
-    def positions(self) -> dict[str, int]:
-        """Return the place of each waiting request in its queue by its id, from 1."""
+    def positions(self) -> dict[tuple[str, str], int]:
+        """Return the place of each waiting request in its queue by its client and id, from 1."""
         return {
-            request_id: position
+            one: position
             for queue in self._queues.values()
-            for request_id, position in queue.positions().items()
+            for one, position in queue.positions().items()
         }
 
     def stats(self) -> Mapping[str, QueueStats]:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from proxy.access_log import Emit, discard
 from proxy.errors import UpstreamShutDown
@@ -22,6 +23,7 @@ from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.prefix_digest import Digest
 from proxy.prompt_cache.prompt import unnamed
+from proxy.prompt_cache.recent_prompts import client_hash
 from proxy.prompt_cache.slot_file import SlotFile
 from proxy.request import ProxyRequest
 from proxy.router.acquire import Loader
@@ -330,8 +332,8 @@ class Router:
     def queues(self) -> Mapping[str, QueueStats]:
         return self._queues.stats()
 
-    def queue_positions(self) -> Mapping[str, int]:
-        """Return the place of each waiting request in its queue by its id, from 1."""
+    def queue_positions(self) -> Mapping[tuple[str, str], int]:
+        """Return the place of each waiting request in its queue by its client and id, from 1."""
         return self._queues.positions()
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
@@ -340,6 +342,14 @@ class Router:
         `idle` are the engines of a model that has none in service.
         """
         return self._queues.of(request.model).work(request, idle)
+
+    def as_client_knows(self, request: ProxyRequest) -> ProxyRequest:
+        """Return a request to be estimated by what the requests of its own key left in caches."""
+        if (prompt := request.prompt) is None or not request.owner.name:
+            return request
+        client = client_hash(request.model, request.client)
+        blocks = self._prefix_index.recent.own_blocks(client, prompt)
+        return replace(request, prompt=prompt.known_to(blocks))
 
     def measures(self, model: str) -> ModelMeasures:
         """Return what is measured of a model's engines."""

@@ -86,7 +86,16 @@ def turns(seed: int, conversation: int) -> Iterator[Turn]:
         hashes = [*hashes[-30:], rng.getrandbits(64)]
         reply_hash, answer_tokens = rng.getrandbits(64), rng.randint(20, 200)
         prompt = SimulatedPrompt(
-            tuple(blocks), tuple(hashes), tokens, hashes[1], 1, NO_OUTLINE, 0, _NO_HASH, reply_hash
+            tuple(blocks),
+            tuple(hashes),
+            tokens,
+            hashes[1],
+            1,
+            NO_OUTLINE,
+            0,
+            _NO_HASH,
+            0,
+            reply_hash,
         )
         pause_s = rng.uniform(100, 200) if turn == returns_after else rng.expovariate(0.1)
         yield Turn(

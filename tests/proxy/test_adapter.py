@@ -13,6 +13,7 @@ from proxy.adapter import Adapter, with_adapter
 from proxy.endpoints import EndpointKind
 from proxy.errors import BadRequest, UnknownModel
 from proxy.models import ModelNames, ResolvedModel, with_variants
+from proxy.prompt_cache.prompt import ANYONE
 from proxy.request import Content, json_content
 from proxy.settings import ProxySettings
 from proxy.variant import Variant
@@ -29,7 +30,7 @@ def scales(*values: float) -> list[dict[str, float]]:
 
 def read(kind: EndpointKind = EndpointKind.CHAT, **members: Any) -> Content:
     body = json.dumps({"messages": MESSAGES, **members}).encode()
-    return json_content(body, kind, None, ModelNames([CHAT]), ProxySettings())
+    return json_content(body, kind, None, ModelNames([CHAT]), ProxySettings(), ANYONE)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_request_gives_no_scales_to_an_adapter_of_all_requests() -> None:
 
     def read_fixed(**members: Any) -> Content:
         body = json.dumps({"messages": MESSAGES, **members}).encode()
-        return json_content(body, EndpointKind.CHAT, None, names, ProxySettings())
+        return json_content(body, EndpointKind.CHAT, None, names, ProxySettings(), ANYONE)
 
     assert "lora" not in read_fixed().members
     with pytest.raises(BadRequest, match=r"leave out lora, or .* \[models.chat.loras\]"):

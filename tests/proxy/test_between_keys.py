@@ -1,0 +1,209 @@
+"""What a client learns of another one: it guesses prompts, deletes, reuses ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import engine as engines
+from fakes.proxy_harness import ProxyHarness
+from fakes.requests import ask, upstream
+from fakes.upstream import Call
+
+from proxy.endpoints import EndpointKind
+from proxy.explanation.explanation import own_figures
+from proxy.prompt_cache.index import PrefixIndex
+from proxy.prompt_cache.prompt import CacheOwner, Prompt, read_prompt
+from supervisor.engines.discover import Engine
+
+KEYS = """
+[keys.anna]
+key = "corral-anna-1234"
+[keys.ben]
+key = "corral-ben-12345"
+[keys.root]
+key = "corral-root-1234"
+admin = true
+"""
+ANNA = {"Authorization": "Bearer corral-anna-1234"}
+BEN = {"Authorization": "Bearer corral-ben-12345"}
+ROOT = {"Authorization": "Bearer corral-root-1234"}
+TEXT = "the cat sat on the mat and the dog saw that the code is "
+# 480 tokens, the last of them a secret.
+SECRET = TEXT * 12 + "4711"
+
+
+@pytest.fixture(scope="module")
+def socket(engine: Engine, tiny_model: Path) -> Iterator[Path]:
+    options = ["-c", "8192", "-np", "2", "-t", "1", "--no-kv-unified"]
+    with engines.running(engine, tiny_model, *options) as socket:
+        yield socket
+
+
+async def begin(proxy: ProxyHarness, tmp_path: Path, **changes: Any) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text(KEYS, "utf-8")
+    await proxy.open(api_keys_file=keys, **changes)
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"model": "chat", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+
+
+async def post(
+    proxy: ProxyHarness, path: str, text: str, headers: Mapping[str, str]
+) -> dict[str, Any]:
+    async with proxy.http.post(path, json=said(text), headers=headers) as response:
+        assert response.status == 200, await response.text()
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+async def cached(proxy: ProxyHarness, text: str, headers: Mapping[str, str]) -> int:
+    """Return what an estimate says of a prompt."""
+    found: int = (await post(proxy, "/corral/v1/estimate", text, headers))["cached_tokens"]
+    return found
+
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_an_estimate_counts_only_what_the_key_itself_has_sent(
+    proxy: ProxyHarness, socket: Path, tmp_path: Path
+) -> None:
+    await begin(proxy, tmp_path)
+    proxy.router.admit(engines.upstream(socket, 2))
+    await post(proxy, CHAT, SECRET, ANNA)
+    assert await cached(proxy, SECRET, ANNA) > 100
+    assert await cached(proxy, SECRET, ROOT) > 100  # an admin sees all
+    assert await cached(proxy, SECRET, BEN) == 0
+    await post(proxy, CHAT, TEXT * 8, BEN)
+    guesses = {await cached(proxy, TEXT * 12 + guess, BEN) for guess in ("4711", "4712", "0000")}
+    assert len(guesses) == 1
+
+
+async def test_an_explanation_counts_only_what_the_key_itself_has_sent(
+    proxy: ProxyHarness, socket: Path, tmp_path: Path
+) -> None:
+    await begin(proxy, tmp_path)
+    proxy.router.admit(engines.upstream(socket, 2))
+    for _ in range(2):
+        await post(proxy, CHAT, SECRET, ANNA)
+    explain = {"X-Corral-Explain": "1"}
+    told = (await post(proxy, CHAT, SECRET, {**BEN, **explain}))["corral"]
+    assert (told["expected_cached_tokens"], told["cache"]["found"]) == (0, 0)
+    assert told["cache"]["cause"] == "first_request"
+    again = (await post(proxy, CHAT, SECRET, {**BEN, **explain}))["corral"]
+    assert again["cache"]["found"] > 100
+    proxy.history.stored = [
+        {**fields, "id": fields["request"]} for fields in finished(proxy, "ben")[:1]
+    ]
+    shown = {}
+    for headers in (BEN, ROOT):
+        path = f"/corral/v1/requests/{proxy.history.stored[0]['id']}"
+        async with proxy.http.get(path, headers=headers) as response:
+            shown[headers["Authorization"]] = await response.json()
+    ben, root = shown.values()
+    assert (ben["cached_tokens"], ben["expected_cached_tokens"]) == (0, 0)
+    assert root["cached_tokens"] > 100
+    total = root["cached_tokens"] + root["prompt_tokens"]
+    assert ben["cached_tokens"] + ben["prompt_tokens"] == total
+
+
+def finished(proxy: ProxyHarness, client: str) -> list[dict[str, Any]]:
+    return [one for one in proxy.events("request.finished") if one["client"] == client]
+
+
+def test_figures_without_a_finding_tell_nothing_of_caches() -> None:
+    fields = {"cached_tokens": 40, "prompt_tokens": 2, "expected_cached_tokens": 32, "cache": None}
+    shown = own_figures(fields)
+    assert (shown["cached_tokens"], shown["prompt_tokens"]) == (0, 42)
+    assert shown["expected_cached_tokens"] == 0
+
+
+async def test_an_id_is_a_name_within_its_key(proxy: ProxyHarness, tmp_path: Path) -> None:
+    async def computes(call: Call) -> None:
+        progress = b'{"total":40,"cache":10,"processed":20,"time_ms":1}'
+        await call.begin_stream()
+        await call.chunk(
+            b'data: {"choices":[{"index":0,"delta":{}}],"prompt_progress":%s}\n\n' % progress
+        )
+        await call.until_left()
+
+    await begin(proxy, tmp_path)
+    fake = await proxy.fake(computes, is_admitted=False)
+    proxy.router.admit(fake.upstream(slots=1))
+    same = {"X-Request-Id": "same"}
+
+    async def send(headers: Mapping[str, str]) -> None:
+        body = {**said("hello"), "stream": True}
+        async with proxy.http.post(CHAT, json=body, headers={**headers, **same}) as response:
+            await response.read()
+
+    async def shown(headers: Mapping[str, str], phase: str) -> dict[str, Any]:
+        """Wait until the request of a key is in a phase; return it."""
+        while True:
+            async with proxy.http.get("/corral/v1/requests", headers=headers) as response:
+                for one in (await response.json())["requests"]:
+                    if one["phase"] == phase:
+                        found: dict[str, Any] = one
+                        return found
+
+    async with asyncio.TaskGroup() as group, asyncio.timeout(20):
+        annas = group.create_task(send(ANNA))
+        await shown(ANNA, "prefill")
+        bens = group.create_task(send(BEN))
+        ben = await shown(BEN, "queued")
+        assert (ben["instance"], ben["slot"], ben["prompt_tokens"]) == (None, None, None)
+        anna = await shown(ANNA, "prefill")
+        assert (anna["position"], anna["prompt_tokens"]) == (None, 40)
+        async with proxy.http.post("/corral/v1/requests/same/cancel", headers=BEN) as response:
+            assert response.status == 200
+        await asyncio.wait([bens])
+        await shown(ANNA, "prefill")
+        annas.cancel()
+
+
+ALL = CacheOwner("anna"), CacheOwner("ben")
+ALONE = CacheOwner("anna", is_alone=True), CacheOwner("ben", is_alone=True)
+
+
+def prompt(text: str, owner: CacheOwner) -> Prompt:
+    read = read_prompt(EndpointKind.CHAT, "chat", said(text), owner)
+    assert read
+    return read
+
+
+@pytest.mark.parametrize("owners", [ALL, ALONE])
+def test_a_conversation_is_of_one_key_and_so_is_its_deletion(
+    owners: tuple[CacheOwner, CacheOwner],
+) -> None:
+    index, conversations = PrefixIndex(1000), []
+    index.register(upstream("a"))
+    for owner in owners:
+        found = prompt(SECRET, owner)
+        conversations.append(index.assign(upstream("a"), found, None, index.look_up(found, None)))
+    annas, bens = conversations
+    assert annas is not bens
+    forgotten = index.forget_conversations(tuple(bens.turn_hashes))
+    assert forgotten.numbers == {bens.number}
+    assert index.look_up(prompt(SECRET, owners[0]), None).conversation is annas
+    assert not forgotten.turn_hashes & set(annas.turn_hashes)
+
+
+@pytest.mark.parametrize(("owners", "is_shared"), [(ALL, True), (ALONE, False)])
+def test_keys_share_blocks_of_prompts_only_where_they_share_caches(
+    owners: tuple[CacheOwner, CacheOwner], *, is_shared: bool
+) -> None:
+    annas, bens = (prompt(SECRET, owner) for owner in owners)
+    assert (annas.blocks == bens.blocks) == is_shared
+    assert not set(annas.turn_hashes) & set(bens.turn_hashes)
+    told = [{one.told(turn) for turn in one.turn_hashes} for one in (annas, bens)]
+    assert (told[0] == told[1]) == is_shared
+    plain = ask(SECRET).prompt
+    assert plain
+    assert (set(plain.turn_hashes) == told[0]) == is_shared
