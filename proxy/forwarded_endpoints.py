@@ -14,6 +14,7 @@ from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import client_models, visible_client
 from proxy.batch.batch_queue import gathers
 from proxy.batch.completions import BatchCompletions
+from proxy.batch.result_writer import PlainWriter
 from proxy.body.bodies import Bodies, Share
 from proxy.endpoints import ENDPOINTS, EndpointKind
 from proxy.errors import BadRequest, NotLoaded, ProxyError
@@ -23,6 +24,7 @@ from proxy.forward.client_response import ClientResponse
 from proxy.forward.forward import Forward
 from proxy.forward.lora_adapters import LoraAdaptersResponse
 from proxy.forward.props import NOTHING, ROUTER, PropsResponse, Remembered, router_page
+from proxy.generate import sampling
 from proxy.generate.translated import TRANSLATED, TranslatedResponse
 from proxy.headers import RESPONSE_HEADERS
 from proxy.json_response import json_response
@@ -68,6 +70,12 @@ class ForwardedEndpoints:
         for path in ENDPOINTS["POST"]:
             routes.add(path, post=functools.partial(self.served_by, self.serve))
         routes.add(BATCH_COMPLETIONS, post=functools.partial(self.served_by, self._batches.serve))
+        generate = functools.partial(
+            self._batches.serve,
+            read_batch=sampling.read_batch,
+            make_writer=lambda _, response: PlainWriter(response),
+        )
+        routes.add("/batch/generate", post=functools.partial(self.served_by, generate))
         for path, response in TRANSLATED.items():
             routes.add(path, post=functools.partial(self.translated, response))
 

@@ -29,12 +29,18 @@ def gathers(request: ProxyRequest) -> bool:
 
 
 class Turn:
-    """One request's turn; `formed` is set once it may begin."""
+    """One request's turn.
+
+    Attributes:
+        formed: Set when the request may begin.
+        batch: The requests that it begins with, itself included; known when `formed` is set.
+    """
 
     def __init__(self, client: str, joined_at_s: float) -> None:
         self.client = client
         self.joined_at_s = joined_at_s
         self.formed = asyncio.Event()
+        self.batch = Formed(1, is_batch=False)
         self.has_begun = False
 
 
@@ -141,6 +147,7 @@ class _ModelBatches:
             self.counts = self.counts.formed(decision)
             for turn in tuple(islice(self._gathering, decision.size)):
                 del self._gathering[turn]
+                turn.batch = decision
                 turn.formed.set()
         if isinstance(decision, Gathering):
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""`POST /v1/batch/completions`: many prompts, each a request of priority batch.
+"""`POST /v1/batch/completions`, `/batch/generate`: many prompts, each a request of priority batch.
 
 They begin in their order, and one of them at a time waits for a slot, or for the limits of its key:
 a batch has one place in the queue of its model, and takes slots that interactive requests leave
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
+from proxy.batch import prompts
 from proxy.batch.batch_queue import BatchQueue, Turn
-from proxy.batch.prompts import PromptBatch, read_batch
-from proxy.batch.requests import OwnRequests
-from proxy.batch.result_writer import ResultWriter, writer_for
+from proxy.batch.prompts import PromptBatch
+from proxy.batch.requests import OwnAnswer, OwnRequests
+from proxy.batch.result_writer import BatchRefused, ResultWriter, write_whole, writer_for
 from proxy.batch.results import BatchStats, result_of, stats_of
 from proxy.body.bodies import Share
 from proxy.body.read import check_complexity, members_of, read_body
@@ -47,23 +48,42 @@ class _Sender:
 
 
 class BatchCompletions:
-    """Answers the endpoint; its prompts gather in `queue`."""
+    """Answers the endpoints; their prompts gather in `queue`."""
 
     def __init__(self, own: OwnRequests, queue: BatchQueue) -> None:
         self._own = own
         self.queue = queue
 
     async def serve(
-        self, request: web.BaseRequest, response: ClientResponse, share: Share, names: ModelNames
+        self,
+        request: web.BaseRequest,
+        response: ClientResponse,
+        share: Share,
+        names: ModelNames,
+        *,
+        read_batch: Callable[[Mapping[str, Any], int], PromptBatch] = prompts.read_batch,
+        make_writer: Callable[[str, ClientResponse], ResultWriter] = writer_for,
     ) -> None:
         """Answer a request.
+
+        Args:
+            request: Its body is read here.
+            response: To the client.
+            share: The client's share of memory for bodies.
+            names: The models that the client may use.
+            read_batch: Reads the members of the body; gets the most prompts that may be in it.
+            make_writer: Gets the header `Accept`.
 
         Raises:
             ConnectionError: The client left.
             QueueFull: Too many prompts of the client wait already.
             ProxyError: As `read_body`, `read_batch` and `ModelNames.resolve` do.
         """
-        batch = await _read(request, share, self.queue.config.queue_size)
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        members = await share.run(len(body), lambda: members_of(body))
+        batch = read_batch(members, self.queue.config.queue_size)
+        check(EndpointKind.LLAMA_COMPLETION, batch.shared, share.settings.limits)
         model = named_model(batch.shared) or request.query.get("model")
         sender = _Sender(
             client_of(request),
@@ -75,12 +95,16 @@ class BatchCompletions:
         )
         if model:
             batch = replace(batch, shared={**batch.shared, "model": model})
-        writer = writer_for(",".join(request.headers.getall("Accept", ())), response)
-        with self.queue.joined(sender.model, sender.client, len(batch.prompts)) as turns:
-            await writer.begin()
-            run = _Run(self._own, self.queue, batch, sender, writer)
-            await run.run(turns)
-        await writer.finish(run.stats())
+        writer = make_writer(",".join(request.headers.getall("Accept", ())), response)
+        try:
+            with self.queue.joined(sender.model, sender.client, len(batch.prompts)) as turns:
+                await writer.begin()
+                run = _Run(self._own, self.queue, batch, sender, writer)
+                await run.run(turns)
+        except BatchRefused as refused:
+            await write_whole(response, refused.answer)
+        else:
+            await writer.finish(run.stats())
 
 
 class _Run:
@@ -110,7 +134,7 @@ class _Run:
                     await turn.formed.wait()
                     self._queue.begin(self._sender.model, turn)
                     waits_no_more = asyncio.Event()
-                    group.create_task(self._answer(index, waits_no_more))
+                    group.create_task(self._answer(index, turn, waits_no_more))
                     await waits_no_more.wait()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None  # as it is: a task group wraps it up
@@ -123,19 +147,27 @@ class _Run:
             gpu_used=any(self._gpu_layers.values()),
         )
 
-    async def _answer(self, index: int, waits_no_more: asyncio.Event) -> None:
+    async def _answer(self, index: int, turn: Turn, waits_no_more: asyncio.Event) -> None:
         try:
-            await self._send(index, waits_no_more.set)
+            answer = await self._send(index, waits_no_more.set)
         finally:
             waits_no_more.set()
+        result = replace(
+            result_of(index, answer, _ENGINE_PATH),
+            batched=turn.batch.is_batch,
+            batch_size=turn.batch.size if turn.batch.is_batch else 1,
+            latency_ms=round((time.monotonic() - turn.joined_at_s) * 1000, 3),
+        )
+        self._total_tokens += result.num_generated
+        await self._writer.add(result, answer)
 
-    async def _send(self, index: int, waits_no_more: Callable[[], None]) -> None:
+    async def _send(self, index: int, waits_no_more: Callable[[], None]) -> OwnAnswer:
         def on_lease(lease: Lease) -> None:
             self._gpu_layers[index] = lease.upstream.gpu_layers
             waits_no_more()
 
         sender = self._sender
-        answer = await self._own.answer(
+        return await self._own.answer(
             _ENGINE_PATH,
             self._batch.members(index),
             client=sender.client,
@@ -149,15 +181,3 @@ class _Run:
             owner=sender.owner,
             on_lease=on_lease,
         )
-        result = result_of(index, answer, _ENGINE_PATH)
-        self._total_tokens += result.num_generated
-        await self._writer.add(result, answer)
-
-
-async def _read(request: web.BaseRequest, share: Share, max_prompts: int) -> PromptBatch:
-    body = await read_body(request, share)
-    await check_complexity(body, share)
-    members = await share.run(len(body), lambda: members_of(body))
-    batch = read_batch(members, max_prompts)
-    check(EndpointKind.LLAMA_COMPLETION, batch.shared, share.settings.limits)
-    return batch

@@ -20,6 +20,7 @@ _DEFAULTS: Final = MappingProxyType({"temperature": 0.0, "top_k": 50, "stop": []
 # Read here, or set: the answer is not a stream, and has the members that results are made of.
 _OURS: Final = frozenset({"prompts", "prompt", "max_tokens", "response_fields"})
 _NUMBER: Final = (int, float)
+EMPTY_PROMPT: Final = "Prompt cannot be empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
         BadRequest: A prompt is empty or there is none, or a member has a wrong type.
         LimitExceeded: There are too many prompts.
     """
-    prompts = _prompts(members.get("prompts"), max_prompts)
+    prompts = prompts_of(members, max_prompts)
     _check_numbers(members)
     if choices_of(EndpointKind.LLAMA_COMPLETION, members) > 1:
         raise BadRequest("n must be 1; repeat a prompt for several answers to it")
@@ -52,25 +53,29 @@ def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
     return PromptBatch(prompts, {**_DEFAULTS, **shared, "return_tokens": True})
 
 
-def _prompts(value: object, max_prompts: int) -> list[str]:
-    prompts = [] if value is None else value
-    if not isinstance(prompts, list) or not all(isinstance(one, str) for one in prompts):
+def prompts_of(members: Mapping[str, Any], max_prompts: int) -> list[str]:
+    """Return the prompts of a body; raises as `read_batch` does."""
+    prompts = members.get("prompts")
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
         raise BadRequest("prompts must be a list of strings")
-    if not prompts or not all(prompts):
-        raise BadRequest("Prompt cannot be empty")
+    if not prompts:
+        raise BadRequest("Prompts array cannot be empty")
+    if not all(prompts):
+        raise BadRequest(EMPTY_PROMPT)
     if len(prompts) > max_prompts:
         raise LimitExceeded(
             f"prompts has {len(prompts)} entries, more than {max_prompts}; "
-            "send less, or raise queue_size under [proxy.batch]"
+            "send fewer, or raise queue_size under [proxy.batch]"
         )
     return prompts
 
 
 def _check_numbers(members: Mapping[str, Any]) -> None:
-    for name in ("max_tokens", "top_k"):
-        value = members.get(name, 0)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise BadRequest(f"{name} must be a whole number from 0")
+    # An engine generates one token even if the limit is 0.
+    for name, least in (("max_tokens", 1), ("top_k", 0)):
+        value = members.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise BadRequest(f"{name} must be a whole number, {least} or more")
     value = members.get("temperature", 0)
     if not isinstance(value, _NUMBER) or isinstance(value, bool):
         raise BadRequest("temperature must be a number")

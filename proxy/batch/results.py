@@ -1,7 +1,7 @@
 """The results and figures of a batch. Pure.
 
-Names are those of realizar 0.8.5, `GpuBatchResult` and `GpuBatchStats`. A prompt that fails has an
-`error` besides, in the shape of every error.
+Names are those of realizar 0.8.5: `GpuBatchResult`, `ContinuousBatchResponse` and `GpuBatchStats`.
+The result of a prompt that failed also has `error`, in the shape of every error.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ class BatchResult:
         index: Of the prompt, from 0.
         token_ids: Generated, one that ended the text included.
         num_generated: Their number.
-        error: Why there is none.
+        batched: Whether the prompt began with others as a batch.
+        batch_size: Prompts that began together; 1 for a prompt that ran singly.
+        latency_ms: From joining the queue to the whole answer.
+        error: Why there is no answer.
     """
 
     index: int
     token_ids: Sequence[int] = ()
     text: str = ""
     num_generated: int = 0
+    batched: bool = False
+    batch_size: int = 1
+    latency_ms: float = 0.0
     error: Mapping[str, Any] | None = None
 
     def json(self) -> bytes:

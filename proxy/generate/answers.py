@@ -19,12 +19,6 @@ def generated(answer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def all_generated(answer: Mapping[str, Any] | list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the completions of several prompts; llama-server answers a single one bare."""
-    answers = answer if isinstance(answer, list) else [answer]
-    return {"results": [generated(one) for one in answers]}
-
-
 def tokenized(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"token_ids": answer["tokens"], "num_tokens": len(answer["tokens"])}
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from proxy.batch.requests import OwnAnswer, OwnRequests
+from proxy.batch.result_writer import BatchRefused, write_whole
 from proxy.body.bodies import Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.errors import BadRequest, LimitExceeded
@@ -20,7 +20,7 @@ from proxy.forward.client_response import ClientResponse
 from proxy.generate.answers import tokenized
 from proxy.generate.sampling import with_model
 from proxy.generate.translated import TOKENIZE, tokenize_members
-from proxy.headers import HOP, JSON
+from proxy.headers import HOP
 from proxy.models import ModelNames
 from proxy.request import client_of, named_model
 
@@ -28,12 +28,6 @@ _TEXTS_MAX: Final = 1024
 _AT_ONCE: Final = 4
 
 _Send = Callable[..., Awaitable[OwnAnswer]]
-
-
-class _Refused(Exception):
-    def __init__(self, answer: OwnAnswer) -> None:
-        super().__init__(answer.status)
-        self.answer = answer
 
 
 class BatchTokenize:
@@ -62,13 +56,11 @@ class BatchTokenize:
         )
         try:
             results = await _all(send, bodies, response.record.request_id)
-        except _Refused as refused:
+        except BatchRefused as refused:
             answer = refused.answer
-            await response.refuse(answer.status, _headers(answer), answer.body)
         else:
             answer = OwnAnswer(HTTPStatus.OK, orjson.dumps({"results": results}))
-            await response.begin(answer.status, _headers(answer))
-            await response.finish(answer.body)
+        await write_whole(response, answer)
 
 
 async def _all(
@@ -80,7 +72,7 @@ async def _all(
         async with gate:
             answer = await send(members, request_id=f"{request_id}-{index}")
         if answer.status != HTTPStatus.OK:
-            raise _Refused(answer)
+            raise BatchRefused(answer)
         return tokenized(orjson.loads(answer.body))
 
     try:
@@ -111,10 +103,3 @@ def _texts(members: Mapping[str, Any]) -> list[object]:
             f"texts has {len(texts)} entries, more than {_TEXTS_MAX}; send fewer at once"
         )
     return texts
-
-
-def _headers(answer: OwnAnswer) -> CIMultiDict[str]:
-    headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(answer.body))})
-    if answer.retry_after_s is not None:
-        headers["Retry-After"] = str(answer.retry_after_s)
-    return headers

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from proxy.batch.prompts import EMPTY_PROMPT, PromptBatch, prompts_of
 from proxy.errors import BadRequest, quoted
 
 MAX_TOKENS: Final = 50
@@ -24,7 +25,6 @@ _OURS: Final = frozenset(
 )
 # They make another response of a completion.
 _REFUSED: Final = ("n", "n_cmpl", "response_fields")
-EMPTY_PROMPT: Final = "Prompt cannot be empty"
 
 
 def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
@@ -34,18 +34,22 @@ def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, A
         BadRequest: It has no prompt, or a member with a value that means nothing.
     """
     prompt = members.get("prompt")
-    return _completion(members, _checked(prompt), is_stream=is_stream)
+    if not isinstance(prompt, str):
+        raise BadRequest("a prompt must be a string")
+    if not prompt:
+        raise BadRequest(EMPTY_PROMPT)
+    return {**_completion(members, is_stream=is_stream), "prompt": prompt}
 
 
-def completions_of(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request for several prompts; raises as `completion_of` does."""
-    prompts = members.get("prompts")
-    if not isinstance(prompts, list):
-        raise BadRequest("the member prompts must be a list of strings")
-    if not prompts:
-        raise BadRequest("Prompts array cannot be empty")
-    checked = [_checked(prompt) for prompt in prompts]
-    return _completion(members, checked if len(checked) > 1 else checked[0], is_stream=False)
+def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
+    """Return the requests for several prompts.
+
+    Raises:
+        BadRequest: As `completion_of` does.
+        LimitExceeded: There are too many prompts.
+    """
+    prompts = prompts_of(members, max_prompts)
+    return PromptBatch(prompts, _completion(members, is_stream=False))
 
 
 def with_model(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,9 +58,7 @@ def with_model(members: Mapping[str, Any]) -> dict[str, Any]:
     return {} if name is None else {"model": name}
 
 
-def _completion(
-    members: Mapping[str, Any], prompt: str | list[str], *, is_stream: bool
-) -> dict[str, Any]:
+def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
     if refused := next((name for name in _REFUSED if members.get(name) not in (None, 1)), None):
         raise BadRequest(f"the member {refused} has no meaning here; send it to /completion")
     given = {name: value for name, value in members.items() if value is not None}
@@ -65,7 +67,6 @@ def _completion(
         **_sampling(given),
         **passed,
         **with_model(given),
-        "prompt": prompt,
         # An engine generates one token also where none is asked for.
         "n_predict": _count(given, "max_tokens", MAX_TOKENS),
         "stream": is_stream,
@@ -102,11 +103,3 @@ def _count(given: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadRequest(f"the member {name} must be a whole number, 1 or more")
     return value
-
-
-def _checked(prompt: object) -> str:
-    if not isinstance(prompt, str):
-        raise BadRequest("a prompt must be a string")
-    if not prompt:
-        raise BadRequest(EMPTY_PROMPT)
-    return prompt

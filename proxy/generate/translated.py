@@ -49,14 +49,6 @@ class GenerateResponse(_Whole):
         return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _one)
 
 
-class BatchGenerateResponse(_Whole):
-    def translated(self, answer: Any) -> dict[str, Any]:
-        return answers.all_generated(answer)
-
-    def translation(self) -> Translation:
-        return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, sampling.completions_of)
-
-
 class TokenizeResponse(_Whole):
     """llama-server's own answer to `content`, and ours to `text`."""
 
@@ -124,13 +116,10 @@ def _stream(members: dict[str, Any]) -> dict[str, Any]:
     return sampling.completion_of(members, is_stream=True)
 
 
-TranslatedResponse = (
-    GenerateResponse | BatchGenerateResponse | StreamGenerateResponse | TokenizeResponse
-)
+TranslatedResponse = GenerateResponse | StreamGenerateResponse | TokenizeResponse
 TRANSLATED: Final[Mapping[str, type[TranslatedResponse]]] = MappingProxyType(
     {
         "/generate": GenerateResponse,
-        "/batch/generate": BatchGenerateResponse,
         "/stream/generate": StreamGenerateResponse,
         TOKENIZE: TokenizeResponse,
     }

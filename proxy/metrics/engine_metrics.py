@@ -43,14 +43,15 @@ class Scraped:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """An engine's forward passes since it started, and the tokens computed in them.
+    """An engine's forward passes since it started, and the tokens that it computed in them.
 
     It counts a pass at once, the tokens of a prompt when that is complete, and the tokens of an
     answer when that ends.
     """
 
     count: int
-    tokens: int
+    prompt_tokens: int
+    decode_tokens: int
 
 
 class Scrape:
@@ -107,15 +108,15 @@ class Scrape:
 
 
 def passes_of(scraped: Scraped) -> Passes | None:
-    """None where an engine has counted none."""
+    """Return None if the engine has counted no pass."""
     values = {
         sample.name.removeprefix(PREFIX): sample.value
         for family in scraped.families
         for sample in family.samples
     }
     count = int(values.get("n_decode_total", 0))
-    tokens = sum(values.get(name, 0.0) for name in _COMPUTED)
-    return Passes(count, int(tokens)) if count else None
+    prompt, decode = (int(values.get(name, 0)) for name in _COMPUTED)
+    return Passes(count, prompt, decode) if count else None
 
 
 def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:

@@ -35,6 +35,8 @@ class Slot:
         prompt_tokens: An estimate until the engine reports it.
         prompt_tokens_done: Those in the cache so far, of which `cached_tokens` were there before.
         age_s: Seconds since the instance got the request.
+        pass_tokens: Its tokens in the latest pass: of the prompt, as the engine reported them, or
+            one of the answer. Drafted tokens are not known.
     """
 
     id: int
@@ -49,6 +51,7 @@ class Slot:
     decoded_tokens: int = 0
     tokens_per_second: float = 0.0
     age_s: float = 0.0
+    pass_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ def _slot(
         decoded_tokens=lease.decoded,
         tokens_per_second=_decode_rate(lease, now_s),
         age_s=round(max(0.0, now_s - lease.began_at_s), 3),
+        pass_tokens=lease.prompt_step if lease.first_token_at_s is None else 1,
     )
 
 
@@ -222,8 +226,13 @@ def _instance_json(
         "prefer_pure_decode": instance.upstream.prefer_pure_decode,
         **_members(totals_of(own)),
         "batch_slots": [slot.index for slot in own if slot.state == "decode"],
+        "latest_pass": {
+            "n_prompt_tokens": sum(slot.pass_tokens for slot in own if slot.state == "prefill"),
+            "n_decode_tokens": sum(slot.pass_tokens for slot in own if slot.state == "decode"),
+        },
         "passes": passes and passes.count,
-        "tokens_per_pass": passes and round(passes.tokens / passes.count, 2),
+        "prompt_tokens_per_pass": passes and round(passes.prompt_tokens / passes.count, 2),
+        "decode_tokens_per_pass": passes and round(passes.decode_tokens / passes.count, 2),
     }
 
 

@@ -63,6 +63,7 @@ class LeaseStats:
     Attributes:
         phase: `ending`: the request is over and the engine has not yet confirmed an idle slot.
         prompt_done: Prompt tokens computed or cached.
+        prompt_step: Prompt tokens of it in the latest pass.
         prompt_total: An estimate until the instance reports progress.
         decoded: Events of generated text.
         first_token_at_s: Monotonic, as `began_at_s`.
@@ -79,6 +80,7 @@ class LeaseStats:
     began_at_s: float
     first_token_at_s: float | None
     id_slot: int | None = None
+    prompt_step: int = 0
 
 
 class Lease(InFlightRequest):
@@ -282,4 +284,5 @@ class Lease(InFlightRequest):
             began_at_s=self.began_at_s,
             first_token_at_s=progress.first_token_at_s,
             id_slot=self.id_slot,
+            prompt_step=progress.prompt_step,
         )

@@ -27,6 +27,8 @@ class ResponseProgress:
             yet to take what was sent.
         bytes_received: Of the body, without pings.
         prompt_done: Prompt tokens computed or cached.
+        prompt_step: Prompt tokens computed in the latest pass; in several if their reports arrived
+            together.
         prompt_total: An estimate until the instance reports progress.
         prompt_max: The most that it may be.
         is_reported: Whether the instance reported the figures of the prompt.
@@ -47,6 +49,7 @@ class ResponseProgress:
         "is_reported",
         "prompt_done",
         "prompt_max",
+        "prompt_step",
         "prompt_total",
     )
 
@@ -56,6 +59,7 @@ class ResponseProgress:
         self.is_reported = False
         self.bytes_received = 0
         self.prompt_done = 0
+        self.prompt_step = 0
         self.prompt_total = 0
         self.prompt_max = sys.maxsize
         self.cached = 0
@@ -85,6 +89,8 @@ class ResponseProgress:
     def set_prompt(self, done: int, total: int, cached: int) -> None:
         """Take the progress that the instance reports, in tokens; cached tokens count as done.
 
+        Source: llama-server, build 10434: `return_progress` reports after each pass.
+
         Raises:
             ContextTooLong: The prompt has more than `prompt_max`, which was only estimated before.
         """
@@ -93,6 +99,7 @@ class ResponseProgress:
                 f"prompt is too long: {total} tokens > {self.prompt_max} maximum (max_context of "
                 "its API key)"
             )
+        self.prompt_step = max(0, done - max(self.prompt_done, cached))
         self.prompt_done, self.prompt_total = done, total
         self.cached = cached - min(self.chunked, cached)
         self.is_reported = True

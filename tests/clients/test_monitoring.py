@@ -63,5 +63,7 @@ def test_the_overview_has_the_passes_that_the_engine_counted(url: str) -> None:
     instances = {one["instance"]: one for one in get(f"{url}/corral/v1/slots")["instances"]}
     found = instances["smollm2.0"]
     assert found["passes"] >= 1
-    assert found["tokens_per_pass"] > 0
+    assert found["prompt_tokens_per_pass"] > 0
+    assert found["decode_tokens_per_pass"] > 0
+    assert found["latest_pass"] == {"n_prompt_tokens": 0, "n_decode_tokens": 0}
     assert (found["batch_type"], found["is_full"], found["utilization"]) == ("decode", False, 0.0)

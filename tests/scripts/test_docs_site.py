@@ -1,4 +1,4 @@
-"""Pages that are made from the code have all of it."""
+"""The generated parts of the documentation have all that the code has; nothing else changes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,47 @@ from pathlib import Path
 import pytest
 
 from proxy.endpoints import ENDPOINTS
+from supervisor.events import EVENTS
 from supervisor.process.exit_patterns import FAILURE_PATTERNS
 from supervisor.settings.reference import settings_reference
 
 ROOT = Path(__file__).parents[2]
-MADE = runpy.run_path(str(ROOT / "scripts/docs_site/pages.py"))
+GENERATED = runpy.run_path(str(ROOT / "scripts/docs_site/generated.py"))
 
 
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("settings", [f"| `{one.key[-1]}` |" for one in settings_reference()]),
-        ("commands", ["## corral serve\n", "## corral model get\n", "## corral requests\n"]),
-        ("troubleshooting", [f"| `{one.code}` |" for one in FAILURE_PATTERNS]),
-        ("http-api", [f"| `POST {path}` |" for path in ENDPOINTS["POST"]]),
+        (
+            "docs/settings.md",
+            [f"| `{setting.key[-1]}` |" for setting in settings_reference()],
+        ),
+        (
+            "docs/commands.md",
+            ["## corral serve\n", "## corral model get\n", "## corral requests\n"],
+        ),
+        ("docs/troubleshooting.md", [f"| `{cause.code}` |" for cause in FAILURE_PATTERNS]),
+        ("docs/http-api.md", [f"| `POST {path}` |" for path in ENDPOINTS["POST"]]),
+        ("supervisor/DESIGN.md", [f"| {event} |" for event in EVENTS]),
     ],
 )
 def test_a_page_has_everything(page: str, words: list[str]) -> None:
-    text = MADE["on_page_markdown"]((ROOT / f"docs/{page}.md").read_text("utf-8"))
+    text = (ROOT / page).read_text("utf-8")
     assert [word for word in words if word not in text] == []
 
 
-@pytest.mark.parametrize("page", ["architecture-supervisor.md", "changelog.md"])
-def test_pages_of_other_folders_are_there(page: str) -> None:
-    assert MADE["PAGES"][page]().startswith("# ")
+def test_a_part_is_written_anew_whatever_stands_in_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    begin = "<!-- endpoints: written by scripts/docs --write -->"
+    page.write_text(f"before\n{begin}\n<<<<<<< ours\n=======\n<!-- end of endpoints -->\nafter\n")
+    text = GENERATED["current"](page)
+    assert text.startswith(f"before\n{begin}\n\n| endpoint | kind |\n")
+    assert text.endswith("|\n\n<!-- end of endpoints -->\nafter\n")
+    assert "<<<" not in text
+
+
+def test_a_part_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- nothing: written by scripts/docs --write -->\n<!-- end of nothing -->\n")
+    with pytest.raises(KeyError):
+        GENERATED["current"](page)

@@ -33,7 +33,10 @@ async def post(proxy: ProxyHarness, **members: Any) -> tuple[int, dict[str, Any]
 async def test_results_are_those_of_single_requests_in_order(
     proxy: ProxyHarness, socket: Path
 ) -> None:
-    """seed 003: GpuBatchResult.index, .token_ids, .text, .num_generated; GpuBatchResponse."""
+    """seed 003: GpuBatchResult.index, .token_ids, .text, .num_generated; GpuBatchResponse.
+
+    ContinuousBatchResponse batched, batch_size, latency_ms.
+    """
     proxy.router.admit(engines.upstream(socket, 2))
     status, found = await post(proxy, prompts=PROMPTS, max_tokens=6, model="vendor/chat")
     assert (status, list(found)) == (200, ["results", "stats"])
@@ -43,12 +46,22 @@ async def test_results_are_those_of_single_requests_in_order(
             "/completion", json={**single, "return_tokens": True}
         ) as response:
             alone = await response.json()
+        assert result.pop("latency_ms") > 0
         assert result == {
             "index": index,
             "token_ids": alone["tokens"],
             "text": alone["content"],
             "num_generated": 6,
+            "batched": True,
+            "batch_size": 5,
         }
+
+
+async def test_prompts_too_few_for_a_batch_run_singly(proxy: ProxyHarness, socket: Path) -> None:
+    """seed 003: ContinuousBatchResponse.single: batched, batch_size."""
+    proxy.router.admit(engines.upstream(socket, 2))
+    _, found = await post(proxy, prompts=PROMPTS[:2], max_tokens=1)
+    assert [(one["batched"], one["batch_size"]) for one in found["results"]] == [(False, 1)] * 2
 
 
 @pytest.mark.parametrize(("gpu_layers", "gpu_used"), [(0, False), (13, True)])
@@ -123,7 +136,8 @@ async def test_where_each_prompt_fails_the_error_is_the_answer(proxy: ProxyHarne
     ("members", "status", "message"),
     [
         ({"prompts": ["a", ""]}, 400, "Prompt cannot be empty"),
-        ({"prompts": []}, 400, "Prompt cannot be empty"),
+        ({"prompts": []}, 400, "Prompts array cannot be empty"),
+        ({"prompts": ["a"], "max_tokens": 0}, 400, "max_tokens must be a whole number, 1 or more"),
         ({"prompts": ["a"], "model": "other"}, 404, "there is no model"),
         ({"prompts": ["a"], "stop": ["x"] * 300}, 400, "stop has 300 entries"),
         ({"prompts": ["a"] * 1025}, 400, "prompts has 1025 entries, more than 1024"),
@@ -138,7 +152,8 @@ async def test_a_mistake_is_the_answer(
     assert message in found[1]["error"]["message"]
 
 
-async def test_more_than_may_wait_are_refused(proxy: ProxyHarness) -> None:
+@pytest.mark.parametrize("path", [PATH, "/batch/generate"])
+async def test_more_than_may_wait_are_refused(proxy: ProxyHarness, path: str) -> None:
     async def hold(call: Call) -> None:
         await call.until_left()
 
@@ -148,7 +163,7 @@ async def test_more_than_may_wait_are_refused(proxy: ProxyHarness) -> None:
     await until(lambda: "chat" in proxy.router.queues())
     await until(lambda: proxy.router.queues()["chat"].batch == 1)
     assert proxy.router.in_flight("chat.1") == 2  # the others are in no queue yet
-    async with proxy.http.post(PATH, json={"prompts": ["a"] * 5}) as response:
+    async with proxy.http.post(path, json={"prompts": ["a"] * 5}) as response:
         assert (response.status, response.headers["Retry-After"]) == (429, "1")
         assert (await response.json())["error"]["code"] == "queue_full"
     waiting.cancel()

@@ -35,12 +35,19 @@ def test_llama_servers_own_word_for_the_limit_passes() -> None:
     assert members(n_predict=9)["n_predict"] == 9
 
 
-@pytest.mark.parametrize("given", [{}, {"prompts": None}, {"prompts": []}, {"prompts": ["a", ""]}])
-def test_an_empty_prompt_is_refused(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "prompts must be a list of strings"),
+        ([], "Prompts array cannot be empty"),
+        (["a", ""], "Prompt cannot be empty"),
+    ],
+)
+def test_an_empty_prompt_is_refused(prompts: object, message: str) -> None:
     """seed 003: tokenize_prompt, "Prompt cannot be empty"."""
     with pytest.raises(BadRequest) as refused:
-        read_batch(given, 64)
-    assert (refused.value.status, refused.value.message) == (400, "Prompt cannot be empty")
+        read_batch({"prompts": prompts}, 64)
+    assert (refused.value.status, refused.value.message) == (400, message)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,7 @@ def test_an_empty_prompt_is_refused(given: dict[str, Any]) -> None:
         {"prompts": "a"},
         {"prompts": ["a", 1]},
         {"max_tokens": -1},
+        {"max_tokens": 0},
         {"max_tokens": "3"},
         {"max_tokens": True},
         {"top_k": 1.5},

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.generate.answers import TokenEvents, all_generated, generated, tokenized
+from proxy.generate.answers import TokenEvents, generated, tokenized
 from proxy.upstream.sse import InvalidEvent
 
 WHOLE = {"content": "bc", "tokens": [7, 8], "stop": True, "tokens_predicted": 2}
@@ -26,13 +26,6 @@ def fed(*chunks: bytes) -> str:
 def test_a_completion_has_its_tokens_and_their_number() -> None:
     """Seed 003: GenerateResponse token_ids, text, num_generated."""
     assert generated(WHOLE) == RESULT
-
-
-def test_completions_are_in_the_order_of_their_prompts() -> None:
-    """Seed 003: BatchGenerateResponse."""
-    other = {**WHOLE, "content": "d", "tokens": [9]}
-    assert all_generated([WHOLE, other])["results"][1]["text"] == "d"
-    assert all_generated(WHOLE) == {"results": [RESULT]}
 
 
 def test_a_text_has_its_tokens_and_their_number() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import BadRequest
-from proxy.generate.sampling import completion_of, completions_of, with_model
+from proxy.generate.sampling import completion_of, read_batch, with_model
 
 
 def asked(**members: Any) -> dict[str, Any]:
@@ -83,20 +83,20 @@ def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(BadRequest, match=r"^Prompt cannot be empty$"):
         asked(prompt="")
     with pytest.raises(BadRequest, match=r"^Prompt cannot be empty$"):
-        completions_of({"prompts": ["a", ""]})
+        read_batch({"prompts": ["a", ""]}, 64)
 
 
 def test_several_prompts_share_the_other_members() -> None:
     """Seed 003: BatchGenerateRequest."""
-    found = completions_of({"prompts": ["a", "b"], "max_tokens": 3, "strategy": "top_k"})
-    assert (found["prompt"], found["n_predict"], found["top_k"]) == (["a", "b"], 3, 50)
-    assert completions_of({"prompts": ["a"]})["prompt"] == "a"
+    members = {"prompts": ["a", "b"], "max_tokens": 3, "strategy": "top_k"}
+    found = read_batch(members, 64).members(1)
+    assert (found["prompt"], found["n_predict"], found["top_k"]) == ("b", 3, 50)
 
 
 def test_no_prompts_are_refused() -> None:
     """Seed 003: a batch without a prompt is an error of the client."""
     with pytest.raises(BadRequest, match="Prompts array cannot be empty"):
-        completions_of({"prompts": []})
+        read_batch({"prompts": []}, 64)
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_values_that_mean_nothing_are_refused(members: dict[str, Any]) -> None:
 @pytest.mark.parametrize("prompts", [None, "a", [1], [["a"]]], ids=str)
 def test_prompts_are_a_list_of_strings(prompts: object) -> None:
     with pytest.raises(BadRequest, match="string"):
-        completions_of({"prompts": prompts})
+        read_batch({"prompts": prompts}, 64)

@@ -76,6 +76,19 @@ async def test_texts_are_generated_in_the_order_of_their_prompts(real: ProxyHarn
     assert (await post(real, "/batch/generate", prompts=["x"], max_tokens=4))["results"] == [
         singly[1]
     ]
+    async with real.http.get("/corral/v1/batch") as response:
+        assert (await response.json())["models"]["chat"]["total_queued"] == 4
+
+
+async def test_the_error_of_one_prompt_is_the_answer(real: ProxyHarness) -> None:
+    prompts = ["a", "the " * 9000, "b"]
+    code, message = await refused(real, "/batch/generate", prompts=prompts, max_tokens=2)
+    assert (code, "exceed" in message) == (400, True)
+
+
+async def test_more_prompts_than_may_wait_are_refused(proxy: ProxyHarness) -> None:
+    code, message = await refused(proxy, "/batch/generate", prompts=["a"] * 2000)
+    assert (code, "prompts has 2000 entries, more than 1024" in message) == (400, True)
 
 
 async def test_a_text_is_streamed(real: ProxyHarness) -> None:

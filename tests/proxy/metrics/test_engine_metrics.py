@@ -163,7 +163,7 @@ async def test_an_engine_that_does_not_answer_does_not_affect_the_others(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (COUNTED, Passes(count=40, tokens=500)),
+        (COUNTED, Passes(count=40, prompt_tokens=240, decode_tokens=260)),
         (COUNTED.replace("n_decode_total 40", "n_decode_total 0"), None),
         (PAGE, None),
         ("", None),

@@ -107,6 +107,20 @@ def test_the_rates_of_all_slots_are_added() -> None:
     assert totals_of(slots).aggregate_tokens_per_second == 20.0
 
 
+def test_the_latest_pass_has_tokens_of_prompts_and_one_of_each_answer() -> None:
+    """seed 001: MicroBatch n_prompt_tokens, n_decode_tokens, len; BatchType of one pass."""
+    busy = instance(reading(prompt_step=32), writing(), reading(prompt_step=16), slots=4)
+    whole = overview([busy], {}, [model_info("chat")], NOW_S, {})
+    (found,) = orjson.loads(orjson.dumps(whole))["instances"]
+    assert found["latest_pass"] == {"n_prompt_tokens": 48, "n_decode_tokens": 1}
+    assert [slot["pass_tokens"] for slot in orjson.loads(orjson.dumps(whole))["slots"]] == [
+        32,
+        1,
+        16,
+        0,
+    ]
+
+
 def test_totals_of_no_slots() -> None:
     """seed 001: SlotManager.utilization of no slots."""
     assert totals_of([]).utilization == 0.0
@@ -130,7 +144,7 @@ def test_the_overview_covers_the_given_models() -> None:
                 queues,
                 [model_info("chat"), model_info("code")],
                 NOW_S,
-                {"chat.1": Passes(40, 500)},
+                {"chat.1": Passes(40, 240, 260)},
             )
         )
     )
@@ -139,9 +153,10 @@ def test_the_overview_covers_the_given_models() -> None:
     chat, other = whole["instances"]
     assert (chat["instance"], chat["batch_type"], chat["conversations"]) == ("chat.1", "mixed", 4)
     assert (chat["num_prefill"], chat["num_decode"], chat["batch_slots"]) == (1, 1, [1])
-    assert (chat["passes"], chat["tokens_per_pass"]) == (40, 12.5)
+    assert (chat["passes"], chat["prompt_tokens_per_pass"]) == (40, 6.0)
+    assert chat["decode_tokens_per_pass"] == 6.5
     assert (other["batch_type"], other["num_idle_slots"], other["is_full"]) == ("decode", 1, False)
-    assert (other["passes"], other["tokens_per_pass"]) == (None, None)
+    assert (other["passes"], other["prompt_tokens_per_pass"]) == (None, None)
     assert (chat["draft_acceptance"], other["draft_acceptance"]) == (None, 0.667)
     assert whole["queues"]["chat"] == {
         "interactive": 2,

@@ -71,6 +71,24 @@ async def asked(proxy: ProxyHarness, request_id: str = "a", **members: Any) -> t
         return response.status, body
 
 
+async def test_the_latest_pass_of_an_engine_has_what_it_reported(proxy: ProxyHarness) -> None:
+    """seed 001: MicroBatch n_prompt_tokens of a pass, from the engine's own progress."""
+
+    async def compute_twice(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(PROGRESS)
+        await call.chunk(PROGRESS.replace(b'"processed":20', b'"processed":36'))
+        await call.until_left()
+
+    await proxy.fake(compute_twice)
+    waiting = asyncio.get_running_loop().create_task(asked(proxy))
+    await shows(proxy, lambda one: bool(one["prompt_tokens_done"] == 36))
+    async with proxy.http.get("/corral/v1/slots") as response:
+        (found,) = (await response.json())["instances"]
+    assert found["latest_pass"] == {"n_prompt_tokens": 16, "n_decode_tokens": 0}
+    waiting.cancel()
+
+
 async def test_a_prefill_shows_its_progress_and_ends(proxy: ProxyHarness) -> None:
     await proxy.fake(computes)
     async with asyncio.TaskGroup() as group:

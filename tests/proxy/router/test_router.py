@@ -447,6 +447,10 @@ async def test_how_far_a_request_has_come_is_known() -> None:
         lease.progress.set_prompt(64, 120, 32)
         (facts,) = router.instances()[0].leases
         assert (facts.prompt_done, facts.prompt_total, facts.cached) == (64, 120, 32)
+        assert facts.prompt_step == 32
+        lease.progress.set_prompt(112, 120, 32)
+        (facts,) = router.instances()[0].leases
+        assert facts.prompt_step == 48
         now_s = 12.0
         for _ in range(3):
             lease.progress.receive_token(b"data: {}\n\n")

@@ -1,0 +1,181 @@
+"""The parts of the documentation that the code decides: `scripts/docs --write` puts them there.
+
+A part stands between two comments, `<!-- NAME: written by scripts/docs --write -->` and
+`<!-- end of NAME -->`. What stands between them is replaced, whatever it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from proxy.endpoints import ENDPOINTS
+from supervisor.cli.app import app
+from supervisor.events import EVENTS
+from supervisor.instance.states import (
+    AFTER_EXIT,
+    NOT_FAILURES,
+    STATES,
+    STOP_REASONS,
+    TRANSITIONS,
+    Event,
+    State,
+)
+from supervisor.process.exit_patterns import (
+    FAILURE_PATTERNS,
+    SPECIFIC_PATTERNS,
+    WARNING_PATTERNS,
+    LogPattern,
+)
+from supervisor.settings.reference import SettingReference, settings_reference
+
+ROOT: Final = Path(__file__).parents[2]
+_GROUP: Final = re.compile(r"(?:\{\w+\})+")
+_PART: Final = re.compile(
+    r"(<!-- ([\w ]+): written by scripts/docs --write -->\n).*?(<!-- end of \2 -->)", re.DOTALL
+)
+
+
+def main() -> None:
+    """Write each file whose parts differ; with --check, name these files and fail."""
+    stale = [path for path in files() if path.read_text("utf-8") != current(path)]
+    if "--check" not in sys.argv:
+        for path in stale:
+            path.write_text(current(path), "utf-8")
+            print(f"written: {path.relative_to(ROOT)}")
+    elif stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        sys.exit(f"not as the code has it: {names}; scripts/docs --write writes it anew")
+
+
+def files() -> list[Path]:
+    """Return all files of the documentation."""
+    return [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*/DESIGN.md"))]
+
+
+def current(path: Path) -> str:
+    """Return the text of a file with all of its parts as the code has them.
+
+    Raises:
+        KeyError: A comment names a part that does not exist.
+    """
+    return _PART.sub(
+        lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}", path.read_text("utf-8")
+    )
+
+
+def settings() -> str:
+    """All settings of corral.toml."""
+    tables: dict[tuple[str, ...], list[SettingReference]] = {}
+    for setting in settings_reference():
+        tables.setdefault(setting.key[:-1], []).append(setting)
+    return "\n\n".join(_table_of_settings(*table) for table in tables.items())
+
+
+def _table_of_settings(table: tuple[str, ...], rows: list[SettingReference]) -> str:
+    title = f"`[{'.'.join(table)}]`" if table else "Outside of tables"
+    head = "| key | value | default | meaning |\n| --- | --- | --- | --- |"
+    return "\n".join([f"## {title}\n", head, *map(_setting_row, rows)])
+
+
+def _setting_row(setting: SettingReference) -> str:
+    kind = _cell(setting.kind + (f"; {setting.limits}" if setting.limits else ""))
+    default = "required" if setting.is_required else _value(setting.default)
+    return f"| `{setting.key[-1]}` | {kind} | {default} | {_cell(setting.description)} |"
+
+
+def _value(default: object) -> str:
+    if default is None or default in ([], ""):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def commands() -> str:
+    """All commands with their options."""
+    helps = _helps(typer.main.get_command(app))
+    return "\n\n".join(f"## corral {name}\n\n```text\n{text}\n```" for name, text in helps)
+
+
+def _helps(command: Any, name: str = "corral") -> Iterator[tuple[str, str]]:
+    """Yield the words after `corral` and the help of each command."""
+    context = command.make_context(name, [], resilient_parsing=True)
+    context.terminal_width = 100
+    inner = getattr(command, "commands", {})
+    if not inner or command.invoke_without_command:
+        yield name.partition(" ")[2], command.get_help(context)
+    for word, subcommand in inner.items():
+        yield from _helps(subcommand, f"{name} {word}")
+
+
+def causes() -> str:
+    """All causes of a failed start that are recognised."""
+    patterns = (*SPECIFIC_PATTERNS, *FAILURE_PATTERNS, *WARNING_PATTERNS)
+    rows = dict.fromkeys(map(_cause_row, patterns))
+    return "\n".join(["| code | what is said | what to do |\n| --- | --- | --- |", *rows])
+
+
+def _cause_row(pattern: LogPattern) -> str:
+    said, to_do = (_cell(_GROUP.sub("…", text)) for text in (pattern.sentence, pattern.hint))
+    return f"| `{pattern.code}` | {said} | {to_do} |"
+
+
+def endpoints() -> str:
+    """All endpoints that an engine answers."""
+    rows = (
+        f"| `{method} {path}` | {kind.name.lower().replace('_', ' ')} |"
+        for method, paths in ENDPOINTS.items()
+        for path, kind in paths.items()
+    )
+    return "\n".join(["| endpoint | kind |\n| --- | --- |", *rows])
+
+
+def events() -> str:
+    """All events with their fields."""
+    rows = (
+        f"| {name} | {level} | {', '.join(fields)} |" for name, (level, fields) in EVENTS.items()
+    )
+    return "\n".join(["| event | level | fields |\n| --- | --- | --- |", *rows])
+
+
+def states() -> str:
+    """The state diagram of an instance, drawn from its tables."""
+    rows = [
+        _arrow(before, after, str(event) + (" †" if _is_failure(before, event) else ""))
+        for before, row in TRANSITIONS.items()
+        for event, after in row.items()
+    ]
+    exits = [_arrow(state, "exited", "exited") for state in State if STATES[state].process]
+    ends = [_arrow("exited", after, str(ending)) for ending, after in AFTER_EXIT.items()]
+    choice = "    state exited <<choice>>"
+    return "\n".join(["```mermaid", "stateDiagram-v2", *rows, *exits, choice, *ends, "```"])
+
+
+def _is_failure(state: State, event: Event) -> bool:
+    reason = STOP_REASONS.get((state, event))
+    return reason is not None and reason not in NOT_FAILURES
+
+
+def _arrow(before: str, after: str, label: str) -> str:
+    return f"    {before} --> {after}: {label}"
+
+
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "settings": settings,
+    "commands": commands,
+    "causes": causes,
+    "endpoints": endpoints,
+    "events": events,
+    "states": states,
+}
+
+if __name__ == "__main__":
+    main()
