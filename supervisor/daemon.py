@@ -27,6 +27,7 @@ from proxy.failures import FAILURES, persist
 from proxy.threads import worker_threads
 from supervisor import __version__
 from supervisor.control import server as server_module
+from supervisor.control.state_text import ADD_KEY
 from supervisor.daemon_parts import DaemonParts
 from supervisor.daemon_service import DaemonService, DaemonTimes
 from supervisor.desktop.hosts import STARTER, DesktopHosts
@@ -70,6 +71,7 @@ class Daemon:
             self.parts.fleet.planner.entry(name)
         with lock_runtime_dir(self._directories), self._signal_handlers():
             asyncio.get_running_loop().set_default_executor(worker_threads(None, "worker"))
+            self._warn_if_open()
             self._clean_up()
             async with self._listening(), self._control_socket(), self._running():
                 if models:
@@ -80,6 +82,11 @@ class Daemon:
                 with self._starter_watched():
                     await self._shutdown.wait()
             self.parts.fleet.planner.launches.slot_persistence.store.empty_memory()
+
+    def _warn_if_open(self) -> None:
+        """Log first that other machines can send requests without a key."""
+        if addresses := self.parts.keyless:
+            self._events.emit("daemon.open", keyless=" ".join(addresses), hint=ADD_KEY)
 
     def _clean_up(self) -> None:
         """Remove what a daemon that was killed left behind."""

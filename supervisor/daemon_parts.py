@@ -56,7 +56,7 @@ from supervisor.proxy_adapter.prefix_files import PrefixFiles
 from supervisor.proxy_adapter.prompt_warmer import PromptWarmerAdapter
 from supervisor.proxy_adapter.request_history import RequestHistoryAdapter
 from supervisor.proxy_adapter.router_events import RouterEvents
-from supervisor.proxy_adapter.settings import checked, read_nodes, tls_context
+from supervisor.proxy_adapter.settings import checked, keyless_addresses, read_nodes, tls_context
 from supervisor.proxy_adapter.shard_metrics import shard_metrics
 from supervisor.proxy_adapter.slot_file_metrics import slot_file_metrics
 from supervisor.proxy_adapter.slot_file_storage import SlotFileStorageAdapter
@@ -151,6 +151,7 @@ class DaemonParts:
         router_events.connect(self.fleet, self.admission, self.nodes, self.usage, limits)
         self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
         self.server = Server(self.app, self.settings.proxy, environment.sockets)
+        self.keyless = () if self.desktop_key else keyless_addresses(self.settings.proxy)
         self.hooks = self._make_hooks()
         events.add_sink(self.hooks.observe)
 

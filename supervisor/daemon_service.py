@@ -121,6 +121,7 @@ class DaemonService:
             "version": __version__,
             "url": parts.server.url,
             "tls_cert": str(parts.tls_cert) if parts.tls_cert else None,
+            "keyless": list(parts.keyless),
             "up_s": times.up_s,
             "stopping": times.is_stopping,
             "config": str(path) if path else None,

@@ -27,6 +27,7 @@ DAEMON_STOPPED: Final = "daemon.stopped"
 
 # Name → level and fields.
 _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
+    "daemon.open": ("warning", "keyless hint"),
     "daemon.started": ("info", "version url control settings"),
     "daemon.stopping": ("info", "reason"),
     "daemon.stopped": ("info", "duration_s"),

@@ -33,6 +33,7 @@ from proxy.auth.secret_file import read_private
 from proxy.config.toml_text import parse_toml
 from proxy.errors import ConfigError
 
+FILE_NAME: Final = "keys.toml"  # beside the settings, unless api_keys_file names another
 # Some thousand keys; each request is compared with all of them.
 _FILE_MAX_BYTES: Final = 1024**2
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")

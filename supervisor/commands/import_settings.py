@@ -6,22 +6,27 @@ import os
 import shlex
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import tomlkit
 
+from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
 from proxy.config.toml_text import parse_toml
+from supervisor.commands.key import add_known
 from supervisor.conversion.converted import Converted
 from supervisor.conversion.source import SourceKind, convert, kind_of, read_file
 from supervisor.conversion.text import render
-from supervisor.errors import SettingsInvalid
+from supervisor.engines.help import Flags
+from supervisor.errors import CorralError, SettingsInvalid
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.files import expanded
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult
 from supervisor.settings.edit import Edit, Table, change_file, edited, write_file
-from supervisor.settings.load import FILE_NAME, find_file, merge
+from supervisor.settings.load import FILE_NAME, find_file, load, merge
 
 _STDIN: Final = "-"
 _STDIN_MAX: Final = 1024**2
@@ -31,39 +36,79 @@ def import_settings(
     words: Sequence[str], kind: SourceKind | None, config: Path | None, *, is_written: bool
 ) -> CommandResult:
     """Convert a file, standard input or a command line; write it into corral.toml if asked."""
-    converted = _converted(words, kind)
+    converted = _without_missing_engines(_converted(words, kind, _engine_flags(config)))
     text = render(converted)
     data = {
         "source": converted.source,
-        "models": [one.name for one in converted.models],
-        "not taken over": _notes(converted),
+        "models": [model.name for model in converted.models],
+        "not taken over": _sentences(converted, "omitted"),
+        "notes": _sentences(converted, "notes"),
         "toml": text,
     }
     if is_written:
         return _written(converted, text, data, config)
     problems = _problems(text, None)
-    return CommandResult(data, text.rstrip(), (*_notes(converted), *problems))
+    keys = len(converted.keys)
+    unshown = [f"its API key{'s' if keys > 1 else ''}: --write adds the SHA-256 to {KEYS_FILE}"]
+    return CommandResult(
+        data, text.rstrip(), (*_notes(converted), *(unshown if keys else []), *problems)
+    )
 
 
-def _converted(words: Sequence[str], kind: SourceKind | None) -> Converted:
+def _engine_flags(config: Path | None) -> Flags | None:
+    """Return the options of the engine of this machine, if it has one that runs."""
+    where = directories()
+    try:
+        settings = load(config, config_dir=where.config).settings
+        return LaunchPlanner(settings, where).engine().flags
+    except CorralError:
+        return None
+
+
+def _converted(words: Sequence[str], kind: SourceKind | None, known: Flags | None) -> Converted:
     if len(words) == 1 and (words[0] == _STDIN or expanded(Path(words[0])).is_file()):
         path = expanded(Path(words[0]))
         is_stdin = words[0] == _STDIN
         text = sys.stdin.read(_STDIN_MAX) if is_stdin else read_file(path)
         base = Path.cwd() if is_stdin else path.absolute().parent
-        return convert(text, kind or kind_of(text), base, os.environ)
+        return convert(text, kind or kind_of(text), base, os.environ, known)
     if len(words) == 1 and " " not in words[0]:
         raise SettingsInvalid(
             f"there is no file {words[0]}",
             hint="a command line follows two dashes: corral import -- llama-server -m FILE.gguf",
         )
     text = words[0] if len(words) == 1 else shlex.join(words)
-    return convert(text, kind or "command", Path.cwd(), os.environ)
+    return convert(text, kind or "command", Path.cwd(), os.environ, known)
+
+
+def _without_missing_engines(converted: Converted) -> Converted:
+    """Leave out engines that are not on this machine, such as those of a container."""
+
+    def missing(table: Mapping[str, Any]) -> tuple[str, ...]:
+        engine = table.get("engine")
+        if engine is None or Path(engine).is_file():
+            return ()
+        return (f"{engine}: there is no such program here; the engine of corral doctor serves it",)
+
+    def without(table: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in table.items() if key != "engine" or not missing(table)}
+
+    models = tuple(
+        replace(model, table=without(model.table), omitted=(*model.omitted, *missing(model.table)))
+        for model in converted.models
+    )
+    omitted = (*converted.omitted, *missing(converted.tables))
+    return replace(converted, models=models, tables=without(converted.tables), omitted=omitted)
 
 
 def _notes(converted: Converted) -> tuple[str, ...]:
-    of_models = (f"{one.name}: {note}" for one in converted.models for note in one.notes)
-    return tuple(f"not taken over: {note}" for note in (*converted.notes, *of_models))
+    omitted = (f"not taken over: {one}" for one in _sentences(converted, "omitted"))
+    return (*omitted, *(f"note: {one}" for one in _sentences(converted, "notes")))
+
+
+def _sentences(converted: Converted, kind: Literal["omitted", "notes"]) -> tuple[str, ...]:
+    of_models = (f"{one.name}: {note}" for one in converted.models for note in getattr(one, kind))
+    return (*getattr(converted, kind), *of_models)
 
 
 def _problems(text: str, path: Path | None) -> tuple[str, ...]:
@@ -88,11 +133,27 @@ def _written(
     notes = _notes(converted)
     if found:
         changed = change_file(path, lambda before: _checked(_added(before, converted), path))
-        notes += (f"the file before: {changed.backup}",)
+        kept = tuple(f"not taken over: {key}" for key in _left_out(converted))
+        notes += (*kept, f"the file before: {changed.backup}")
     else:
+        _checked(text, path)
+        if converted.keys:
+            keys_file = path.parent / KEYS_FILE
+            added = add_known(converted.keys, keys_file)
+            notes += (f"{keys_file}: keys {', '.join(added)}",) if added else ()
         write_file(path, lambda _: _checked(text, path))
-    names = ", ".join(one.name for one in converted.models)
+    names = ", ".join(model.name for model in converted.models)
     return CommandResult(data | {"file": str(path)}, f"{path}: models {names}", notes)
+
+
+def _left_out(converted: Converted) -> Iterator[str]:
+    """Yield what a settings file that was there decides itself."""
+    for table, values in converted.tables.items():
+        if table != "nodes":
+            keys = ", ".join(values) if isinstance(values, Mapping) else str(values)
+            yield f"{table} ({keys}): the settings file has its own, or the default"
+    if converted.keys:
+        yield "the API key: corral key add NAME makes one"
 
 
 def _checked(text: str, path: Path) -> Edit:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Final
 
-from proxy.auth.keys_file import Key, parse_keys, render_keys
+from proxy.auth.keys_file import FILE_NAME, Key, parse_keys, render_keys
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.host.files import write_atomic
 from supervisor.host.paths import directories
@@ -23,7 +24,6 @@ from supervisor.proxy_adapter.settings import api_keys, explained
 from supervisor.settings.load import Loaded, load
 from supervisor.settings.types import CATCH_ALL
 
-_FILE_NAME: Final = "keys.toml"
 _RANDOM_BYTES: Final = 24
 
 
@@ -41,6 +41,22 @@ def add(wanted: Key, config: Path | None) -> CommandResult:
     _write(path, [*keys, replace(wanted, digest=hashlib.sha256(secret.encode()).digest())])
     data = {"name": wanted.name, "key": secret, "path": str(path)}
     return CommandResult(data, secret, tuple(_notes(wanted, loaded, path)))
+
+
+def add_known(known: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Add keys that clients have already; return the names of those that were not there."""
+    keys = list(_keys(path))
+    names = (f"imported-{number}" for number in count(1))
+    added = list[str]()
+    for secret in known:
+        digest = hashlib.sha256(secret.encode()).digest()
+        if all(key.digest != digest for key in keys):
+            taken = {key.name for key in keys}
+            keys.append(Key(next(name for name in names if name not in taken), digest))
+            added.append(keys[-1].name)
+    if added:
+        _write(path, keys)
+    return tuple(added)
 
 
 def list_keys(config: Path | None) -> CommandResult:
@@ -93,7 +109,7 @@ def _loaded(config: Path | None) -> Loaded:
 
 
 def _path(loaded: Loaded) -> Path:
-    return loaded.settings.proxy.api_keys_file or directories().config / _FILE_NAME
+    return loaded.settings.proxy.api_keys_file or directories().config / FILE_NAME
 
 
 def _keys(path: Path) -> tuple[Key, ...]:

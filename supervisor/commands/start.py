@@ -13,6 +13,7 @@ from supervisor.commands.stop import stop_daemon
 from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
 from supervisor.control.running import last_message, resolve_running
+from supervisor.control.state_text import keyless_warning
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
@@ -102,7 +103,7 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
     if not wait:
         next(messages, None)
         status = client.status()
-        return CommandResult(status, f"starting on {status['url']}/v1")
+        return CommandResult(status, f"starting on {status['url']}/v1", keyless_warning(status))
     status = last_message(messages)["done"]
     ready = [
         name for model in status["models"] if _is_meant(model, names) for name in _ready(model)
@@ -111,7 +112,7 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
         line for model in status["models"] if _is_meant(model, names) for line in reductions(model)
     ]
     text = "\n".join([*(f"ready: {name}" for name in ready), f"{status['url']}/v1"])
-    return CommandResult(status, text, tuple(given_up))
+    return CommandResult(status, text, (*given_up, *keyless_warning(status)))
 
 
 def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from supervisor.control.messages import (
     WeightStatus,
     WorkerStatus,
 )
-from supervisor.control.state_text import state_text
+from supervisor.control.state_text import keyless_warning, state_text
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored, duration, size, table
@@ -46,6 +46,7 @@ def render(status: DaemonStatus) -> str:
         f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
         + (", stopping" if status["stopping"] else ""),
         f"{status['url']}/v1",
+        *(colored(line, "yellow") for line in keyless_warning(status)),
         "",
         table(_HEAD, [_row(model, instance) for model, instance in instances]),
         *(line for model in models for line in _waiting(model)),

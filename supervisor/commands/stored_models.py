@@ -77,8 +77,5 @@ class StoredModels:
 
 def table_of(model: StoredModel) -> Mapping[str, Any]:
     """Return `[models.NAME]` for a stored model."""
-    flags = {"mmproj": str(model.projector)} if model.projector else {}
-    if model.adapters:
-        flags["lora"] = ",".join(map(str, model.adapters))
     aliases = () if model.name == model.id else (model.name,)
-    return {"path": str(model.path), "flags": flags, "aliases": aliases}
+    return {"path": str(model.path), "flags": model.flags, "aliases": aliases}

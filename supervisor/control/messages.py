@@ -184,12 +184,16 @@ class BatchQueueStatus(TypedDict):
 
 
 class DaemonStatus(TypedDict):
-    """`tls_cert`: path of the proxy's certificate; None without TLS."""
+    """`tls_cert`: path of the proxy's certificate; None without TLS.
+
+    `keyless`: the addresses that other machines reach without a key.
+    """
 
     pid: int
     version: str
     url: str
     tls_cert: str | None
+    keyless: list[str]
     up_s: float
     stopping: bool
     config: str | None

@@ -1,8 +1,12 @@
-"""The state of an instance in a few words."""
+"""Parts of a status in a few words."""
 
 from __future__ import annotations
 
-from supervisor.control.messages import InstanceStatus, ModelStatus
+from typing import Final
+
+from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
+
+ADD_KEY: Final = "corral key add NAME adds a key; then set api_keys_file under [proxy]"
 
 
 def state_text(model: ModelStatus, instance: InstanceStatus) -> str:
@@ -14,3 +18,11 @@ def state_text(model: ModelStatus, instance: InstanceStatus) -> str:
     if instance["retry_in_s"] is not None:
         return f"backoff {instance['retry_in_s']:.0f} s"
     return instance["state"]
+
+
+def keyless_warning(status: DaemonStatus) -> tuple[str, ...]:
+    """Say that other machines can send requests without a key."""
+    if not status["keyless"]:
+        return ()
+    addresses = " and ".join(status["keyless"])
+    return (f"other machines can reach {addresses}, and no key is required: {ADD_KEY}",)

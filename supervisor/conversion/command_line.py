@@ -1,109 +1,199 @@
-"""A `llama-server` command line."""
+"""Command lines of `llama-server`, alone or in a script, as models."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
+from proxy.config.address import is_loopback
 from supervisor.conversion.converted import Converted, ConvertedModel
-from supervisor.conversion.flags import ModelOptions, options_of, resolved, unique
+from supervisor.conversion.flags import ModelOptions, resolved, unique
+from supervisor.conversion.shell import Container, EngineCommand, engine_commands
+from supervisor.engines.help import Flags, newest_flags
 from supervisor.errors import SettingsInvalid
-from supervisor.hub import file_names
+from supervisor.flags.file_paths import with_paths
+from supervisor.hub import file_names, reference
+from supervisor.model_stores.references import HUB, is_reference
 
-PROGRAMS: Final = ("llama-server", "server", "llama")
+_SHELL_VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]")
 _DEFAULT_HOST: Final = "127.0.0.1"
 _DEFAULT_PORT: Final = "8080"
+_KEYLESS: Final = (
+    "without an API key every machine that reaches it could use the models; give --api-key KEY "
+    "too, or run corral key add NAME, then set listen and api_keys_file under [proxy]"
+)
 
 
-def split(text: str) -> list[str]:
-    """Split a command as a shell does, with comments and line continuations.
+def convert(text: str, base: Path, known: Flags | None = None) -> Converted:
+    """Convert the commands of a text whose relative paths begin at a directory.
 
-    Raises:
-        SettingsInvalid: A quotation mark is not closed.
-    """
-    try:
-        return shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise SettingsInvalid(f"the command cannot be read: {str(error).lower()}") from error
-
-
-def program_options(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return the program of a command and its options; None if it is not llama-server.
-
-    Variables before the program, and a program that starts another (`nice`, `numactl`), are left
-    out.
-    """
-    for index, word in enumerate(words):
-        if (name := Path(word).name.removesuffix(".exe")) and name.startswith(PROGRAMS):
-            rest = list(words[index + 1 :])
-            is_unified = name == "llama"
-            return word, rest[1:] if is_unified and rest[:1] == ["serve"] else rest
-        if word.startswith("-") and index == 0:
-            return "llama-server", list(words)
-    return None
-
-
-def read_options(words: Sequence[str]) -> ModelOptions:
-    found = ModelOptions()
-    for name, value in options_of(words):
-        if name.startswith("-"):
-            found.take(name, value)
-        else:
-            found.notes.append(f"{name}: not an option")
-    return found
-
-
-def convert(words: Sequence[str], base: Path) -> Converted:
-    """Convert a command line whose relative paths begin at a directory.
+    Args:
+        known: The options of the engine at hand; unset: those of the newest recorded build.
 
     Raises:
-        SettingsInvalid: It is not one of llama-server.
+        SettingsInvalid: It does not start llama-server.
     """
-    found = program_options(words)
-    if found is None:
+    commands = engine_commands(text)
+    if not commands:
         raise SettingsInvalid(
-            f"{words[0] if words else 'nothing'} is not llama-server",
+            f"{next(iter(text.split()), 'nothing')} is not llama-server",
             hint="corral import -- llama-server -m FILE.gguf …, or the file of another program",
         )
-    program, rest = found
-    options = read_options(rest)
-    name = next(iter(options.aliases), None)
-    models = tuple(_models(name, options, base))
-    notes = () if models else tuple(options.notes) or ("the command names no model (--model)",)
-    engine = {"engine": resolved(program, base)} if "/" in program else {}
-    return Converted("llama-server command", models, {**engine, **_proxy(options)}, notes)
+    read = [read_command(command, base, known) for command in commands]
+    models = tuple(_numbered(model for one in read if (model := one.model())))
+    omitted = [note for one in read if not one.options.source for note in one.omitted]
+    if not models and not omitted:
+        omitted = ["the command names no model (--model)"]
+    first = next((one for one in read if one.options.source), read[0])
+    proxy, refused = first.proxy()
+    engine = {"engine": first.program} if first.program else {}
+    keys = tuple(first.options.keys)
+    return Converted(
+        "llama-server command",
+        models,
+        {**engine, **proxy},
+        (*omitted, *refused),
+        keys=keys,
+    )
 
 
-def _models(name: str | None, options: ModelOptions, base: Path) -> Iterator[ConvertedModel]:
-    if options.path is not None:
-        name = name or file_names.model_name(Path(options.path).name)
-        yield converted_model(name, options, base)
+def _numbered(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
+    """Give models of the same name numbers."""
+    names = set[str]()
+    for model in models:
+        name, number = model.name, 2
+        while name in names:
+            name, number = f"{model.name}-{number}", number + 1
+        names.add(name)
+        yield ConvertedModel(name, model.table, model.omitted, model.notes)
 
 
-def converted_model(name: str, options: ModelOptions, base: Path, **more: Any) -> ConvertedModel:
-    """Make the table of a model whose options name a file."""
-    aliases = unique(one for one in (*options.aliases, *more.pop("aliases", ())) if one != name)
-    table = {
-        "path": resolved(options.path or "", base),
-        **({"aliases": list(aliases)} if aliases else {}),
-        **more,
-        **({"flags": options.flags} if options.flags else {}),
-    }
-    return ConvertedModel(name, table, (*options.notes, *_context_notes(options)))
+@dataclass(frozen=True, slots=True)
+class ReadCommand:
+    """A command as options.
+
+    Attributes:
+        base: Where its relative paths begin.
+        program: The path of the engine; empty if PATH or a container has it.
+    """
+
+    options: ModelOptions
+    base: Path
+    program: str
+    container: Container | None = None
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        return tuple(self.options.omitted)
+
+    def model(self, name: str | None = None, **more: Any) -> ConvertedModel | None:
+        """Return the model that it serves, under its alias if no name is given."""
+        source = self.options.source
+        if source is None:
+            return None
+        aliases = [*more.pop("aliases", ()), *self.options.aliases]
+        if is_reference(source):
+            aliases.append(source.partition(":")[2])
+        name = name or next(iter(self.options.aliases), None) or name_of(source)
+        notes = list(self.options.notes)
+        change = self._resolve(notes)
+        flags = with_paths(self.options.flags, lambda path: Path(change(str(path))))
+        table = {
+            "path": change(source),
+            **({"aliases": found} if (found := _others(aliases, name)) else {}),
+            **more,
+            **({"args": self.options.args} if self.options.args else {}),
+            **({"flags": flags} if flags else {}),
+        }
+        notes += _context_notes(self.options)
+        return ConvertedModel(name, table, self.omitted, unique(notes))
+
+    def _resolve(self, notes: list[str]) -> Callable[[str], str]:
+        """Return a function that makes a path of the command one of this machine."""
+
+        def change(path: str) -> str:
+            container = self.container
+            if container is None or is_reference(path):
+                return resolved(path, self.base)
+            here = container.path(path)
+            if here is None:
+                notes.append(f"{path} is a path in the container; set it to the file here")
+                return path
+            found = resolved(here, self.base)
+            notes.append(f"{path} is a path in the container, and {found} here")
+            return found
+
+        return change
+
+    def proxy(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return `[proxy]`, and why its address is another one."""
+        words, keys = self.options.words, self.options.keys
+        host, port = words.get("host"), words.get("port")
+        if self.container and self.container.has_own_network:
+            inside = port or _DEFAULT_PORT
+            host, port = self.container.ports.get(inside, (None, port))
+        wanted, omitted = host or _DEFAULT_HOST, list[str]()
+        if wanted.endswith(".sock"):
+            omitted.append(f"--host {wanted}: the proxy listens on HOST:PORT")
+            wanted = _DEFAULT_HOST
+        elif not is_loopback(wanted) and not keys:
+            omitted.append(f"listening on {wanted}: {_KEYLESS}")
+            wanted = _DEFAULT_HOST
+        shown = f"[{wanted}]" if ":" in wanted else wanted
+        listen = {"listen": f"{shown}:{port or _DEFAULT_PORT}"} if host or port else {}
+        table = {**listen, **({"api_keys_file": KEYS_FILE} if keys else {}), **self._tls()}
+        return {"proxy": table} if table else {}, tuple(omitted)
+
+    def _tls(self) -> dict[str, Any]:
+        names = {"cert": "ssl-cert-file", "key": "ssl-key-file"}
+        paths = {key: self.options.words.get(name) for key, name in names.items()}
+        files = {key: resolved(path, self.base) for key, path in paths.items() if path}
+        return {"tls": files} if files.keys() == names.keys() else {}
+
+
+def _others(names: list[str], name: str) -> list[str]:
+    return [other for other in unique(names) if other != name]
+
+
+def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ReadCommand:
+    """Read the options and variables of a command."""
+    options = ModelOptions(known or newest_flags())
+    for name, value in command.variables.items():
+        if not options.take_variable(name, value):
+            options.omitted.append(f"{name}: variables are not set for one model")
+    options.read(command.options)
+    if command.wrapper:
+        options.omitted.append(f"{command.wrapper}: llama-corral starts engines itself")
+    if command.container:
+        options.notes.append(
+            f"the engine of this machine serves it, not the image {command.container.image}"
+        )
+    for word in (options.source or "", *map(str, options.flags.values())):
+        if _SHELL_VARIABLE.search(word):
+            options.notes.append(f"{word}: a variable of a shell; write its value")
+    directory = base / command.directory
+    program = resolved(command.program, directory) if "/" in command.program else ""
+    return ReadCommand(options, directory, program, command.container)
+
+
+def name_of(source: str) -> str:
+    """Return a name to serve a path or a reference by."""
+    if not is_reference(source):
+        return file_names.model_name(Path(source).name)
+    found = reference.parse(source) if source.startswith(HUB) else None
+    if isinstance(found, reference.HubReference):
+        last = found.file or f"{found.repo.removesuffix('-GGUF')}.gguf"
+        return file_names.model_name(Path(last).name)
+    return file_names.model_name(f"{source.partition(':')[2].replace('/', '-')}.gguf")
 
 
 def _context_notes(options: ModelOptions) -> Iterator[str]:
-    if "ctx-size" in options.flags and "parallel" not in options.flags:
+    if options.flags.get("ctx-size") and "parallel" not in options.flags:
         yield (
             "slots: ctx-size is divided among them, and there are 4 unless flags.parallel says "
             "another number; batching.max_context_length gives each so many tokens"
         )
-
-
-def _proxy(options: ModelOptions) -> dict[str, Any]:
-    if options.host is None and options.port is None:
-        return {}
-    listen = f"{options.host or _DEFAULT_HOST}:{options.port or _DEFAULT_PORT}"
-    return {"proxy": {"listen": listen}}

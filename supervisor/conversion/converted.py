@@ -13,11 +13,13 @@ class ConvertedModel:
 
     Attributes:
         table: The keys of `[models.NAME]`.
-        notes: What has no equivalent, one sentence each.
+        omitted: What is not taken over, with the reason, one sentence each.
+        notes: What is to be known of what is taken over.
     """
 
     name: str
     table: Mapping[str, Any]
+    omitted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -28,21 +30,25 @@ class Converted:
     Attributes:
         source: What was read, for people: `llama-swap file`.
         tables: Other tables of `corral.toml` by name.
-        notes: What has no equivalent and belongs to no model that was taken over.
+        omitted: As of a model, but of no model that is taken over.
+        notes: As of a model.
+        keys: The API keys of its clients.
     """
 
     source: str
     models: tuple[ConvertedModel, ...]
     tables: Mapping[str, Any] = field(default_factory=dict)
+    omitted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    keys: tuple[str, ...] = field(default=(), repr=False)
 
     def document(self) -> dict[str, Any]:
         """Return everything as `corral.toml` has it."""
-        models = {one.name: dict(one.table) for one in self.models}
+        models = {model.name: dict(model.table) for model in self.models}
         return {**self.tables, **({"models": models} if models else {})}
 
 
-def without_equivalent(names: Iterable[str]) -> tuple[str, ...]:
-    """Return a note for the keys of a source that mean nothing here."""
-    found = ", ".join(names)
+def without_equivalent(names: Iterable[object]) -> tuple[str, ...]:
+    """Return a sentence for the keys of a source that mean nothing here."""
+    found = ", ".join(sorted(map(str, names)))
     return (f"no equivalent: {found}",) if found else ()

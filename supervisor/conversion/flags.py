@@ -1,137 +1,231 @@
 """Options of llama-server by name, as they become the flags and other keys of a model.
 
+An option is looked up in the help of the engine at hand, then in the recorded builds, the newest
+first: a command line may have been written for any of them.
+
 Source: llama.cpp, common/arg.cpp: an option given twice counts as it was given last, but for those
-that collect values.
+that collect values; a variable LLAMA_ARG_X counts where its option is not given.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from supervisor.engines.help import FlagValue, newest_flags, plain, recorded_flag
-from supervisor.errors import SettingsInvalid
+from supervisor.engines.help import Flag, Flags, FlagValue, newest_flags, plain, recorded_flag
+from supervisor.errors import NoSuchModel, SettingsInvalid
 from supervisor.flags.renames import ONCE_BARE
-from supervisor.flags.render import canonical
+from supervisor.flags.render import canonical, render
 from supervisor.host.files import expanded
+from supervisor.hub import reference
+from supervisor.model_stores.references import HUB, is_reference
 
 Option = tuple[str, str | None]
 
-_COLLECTED: Final = frozenset({"lora", "lora-scaled", "override-kv", "override-tensor"})
-_DIGITS_MAX: Final = 20  # TOML has 64 bits
+_COLLECTED: Final = frozenset(
+    {"lora", "lora-scaled", "override-kv", "override-tensor", "spec-draft-override-tensor"}
+    | {"control-vector", "control-vector-scaled"}
+)
+# They collect values too, but have no separator: all but the first go to `args`.
+_REPEATED: Final = frozenset({"dry-sequence-breaker", "logit-bias"})
 _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 _FALSE: Final = frozenset({"0", "false", "off", "disabled"})
-_HUB: Final = frozenset({"hf-repo", "hf-file"})
-_SECRET: Final = frozenset({"api-key", "hf-token"})
+# TOML has integers of 64 bits.
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
+)
+_SECRET: Final = re.compile(r"key|token|secret|password", re.IGNORECASE)
+_LATER: Final = "corral model get downloads it; then set"
+_DOWNLOADS: Final = {
+    "spec-draft-hf": f"{_LATER} draft to the file",
+    "mmproj-url": "corral model get downloads a model with its projector",
+    "docker-repo": "models of Docker's registry are not fetched; set path to a GGUF file",
+    "hf-token": "corral model get reads the token from HF_TOKEN",
+    "api-key-file": "corral key add NAME makes a key for each client",
+}
+# Source: llama.cpp, common/arg.cpp: what each of these options sets.
+_FIM: Final = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
+_CODER: Final = "ggml-org/Qwen2.5-Coder"
+_PRESETS: Final = {
+    "fim-qwen-1.5b-default": f"-hf {_CODER}-1.5B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-3b-default": f"-hf {_CODER}-3B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-7b-default": f"-hf {_CODER}-7B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-7b-spec": f"-hf {_CODER}-7B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-14b-spec": f"-hf {_CODER}-14B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-30b-default": f"-hf ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF {_FIM}",
+}
 
 
 @dataclass
 class ModelOptions:
-    """What the options of one engine say."""
+    """What the options of one engine say.
 
-    path: str | None = None
+    Attributes:
+        known: The options of the engine at hand.
+        words: Where the model is, and where the engine listens, by the option's long name.
+        keys: The API keys that clients must have.
+        omitted: What is not taken over, with the reason.
+        notes: What is to be known of what is taken over.
+    """
+
+    known: Flags = field(default_factory=newest_flags)
+    words: dict[str, str] = field(default_factory=dict)
     aliases: list[str] = field(default_factory=list)
-    host: str | None = None
-    port: str | None = None
+    keys: list[str] = field(default_factory=list, repr=False)
     flags: dict[str, FlagValue] = field(default_factory=dict)
+    args: list[str] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> str | None:
+        """The model: a path, or a reference such as `hf:OWNER/NAME:QUANT`."""
+        path, repository, file = map(self.words.get, ("model", "hf-repo", "hf-file"))
+        if path or not repository:
+            return path or None
+        return f"{HUB}{repository.partition(':')[0]}:{file}" if file else f"{HUB}{repository}"
+
+    def read(self, words: Sequence[str]) -> None:
+        """Take over the words of a command line after the program's name."""
+        for name, value in self._options(words):
+            if name.startswith("-"):
+                self.take(name, value)
+            else:
+                self.omitted.append(f"{name}: not an option")
 
     def take(self, name: str, value: str | None) -> None:
         """Take over one option of any build, with or without its dashes."""
-        key = _key(name)
-        match key:
-            case "model":
-                self.path = value
+        match key := self._key(name):
+            case "model" | "host" | "port" | "hf-file" | "ssl-key-file" | "ssl-cert-file":
+                self.words[key] = value or ""
+            case "hf-repo":
+                self._take_repository(name, value or "")
             case "alias":
-                self.aliases += [one for part in (value or "").split(",") if (one := part.strip())]
-            case "host":
-                self.host = value
-            case "port":
-                self.port = value
+                self.aliases += split_list(value or "")
+            case "api-key":
+                self.keys += split_list(value or "")
+            case _ if key in _PRESETS:
+                self.read(_PRESETS[key].split())
             case _:
                 self._take_flag(name, key, value)
 
-    def _take_flag(self, name: str, key: str, value: str | None) -> None:
-        if key in _HUB:
-            self.notes.append(
-                f"{name} {value}: corral model get {value} downloads it; then set path to the file"
-            )
+    def take_variable(self, name: str, value: str) -> bool:
+        """Take over a variable such as LLAMA_ARG_CTX_SIZE; return whether an option has it."""
+        positive = name.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1)
+        for wanted in (name, positive):
+            option = next((one for one in self._variables() if one.env == wanted), None)
+            if option and (wanted == name or option.hint is None):
+                self.take(option.key if wanted == name else f"no-{option.key}", value)
+                return True
+        return False
+
+    def _variables(self) -> Iterator[Flag]:
+        yield from self.known.entries
+        yield from newest_flags().entries
+
+    def _take_repository(self, name: str, value: str) -> None:
+        try:
+            found = reference.parse(value)
+        except NoSuchModel as error:
+            self.omitted.append(f"{name} {value}: {error.message}")
             return
-        shown = name if value is None or key in _SECRET else f"{name} {value}"
-        if not recorded_flag(name):
-            self.notes.append(f"{shown}: no known build of llama-server has it")
+        if isinstance(found, reference.HubReference):
+            self.words["hf-repo"] = str(found)
+
+    def _take_flag(self, name: str, key: str, value: str | None) -> None:
+        shown = name if value is None or _SECRET.search(name) else f"{name} {value}"
+        if key == "model-url":
+            self.omitted.append(f"{shown}: {_LATER} path to the file")
+            return
+        if reason := _DOWNLOADS.get(key):
+            self.omitted.append(f"{shown}: {reason}")
+            return
+        if not self._find(name):
+            self.omitted.append(f"{shown}: no known build of llama-server has it")
             return
         try:
-            key, typed = canonical(name, _typed(name, value), newest_flags())
+            key, typed = canonical(name, self._typed(name, value), self.known)
+            unused = next(iter(render({key: typed}, self.known).omitted), None)
         except SettingsInvalid as error:
-            self.notes.append(f"{shown}: {error.message.partition(': ')[2]}")
+            reason = error.message.partition(": ")[2] or error.message
+            self.omitted.append(f"{shown}: {reason}")
             return
-        if key in _COLLECTED and key in self.flags:
-            typed = f"{self.flags[key]},{typed}"
-        self.flags[key] = typed
+        if unused:
+            self.notes.append(f"{shown}: {unused.reason}")
+        self._set(key, typed)
 
+    def _set(self, key: str, value: FlagValue) -> None:
+        present = self.flags.get(key)
+        if key == "load-mode" and {present, value} == {"mmap+mlock", "none"}:
+            value = "mlock"  # --mlock and --no-mmap together
+        elif present is not None and key in _COLLECTED:
+            value = f"{present},{value}"
+        elif present is not None and key in _REPEATED:
+            self.args += [f"--{key}", str(value)]
+            return
+        self.flags[key] = value
 
-def options_of(words: Sequence[str]) -> Iterator[Option]:
-    """Read the words of a command line after the program's name."""
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        count = min(_value_count(word, rest), len(rest))
-        values, rest = rest[:count], rest[count:]
-        yield word, ":".join(values) if values else None
+    def _options(self, words: Sequence[str]) -> Iterator[Option]:
+        at = 0
+        while at < len(words):
+            name, equals, value = words[at].partition("=")
+            at += 1
+            if equals and name.startswith("-") and self._find(name):
+                yield name, value
+                continue
+            word, count = words[at - 1], self._value_count(words[at - 1], words[at:])
+            values, at = words[at : at + count], min(at + count, len(words))
+            if count > 1 and not word.endswith("-scaled"):
+                self.args += [word, *values]
+            else:
+                yield word, ":".join(values) if values else None
 
+    def _value_count(self, word: str, rest: Sequence[str]) -> int:
+        """Return how many of the next words are values of an option."""
+        flag = self._find(word) if word.startswith("-") else None
+        if flag is None or flag.kind == "unknown":
+            return int(word.startswith("-") and bool(rest) and not _is_option(rest[0]))
+        if flag.key in ONCE_BARE:
+            return int(bool(rest) and rest[0].lower() in _TRUE | _FALSE | {"auto"})
+        if flag.key.endswith("-scaled") and len(rest) > 1 and ":" not in rest[0]:
+            return 1 + bool(_NUMBER.fullmatch(rest[1]))  # FILE SCALE, as older builds have it
+        return flag.value_count
 
-def _value_count(word: str, rest: Sequence[str]) -> int:
-    """Return how many of the next words are values of an option."""
-    flag = recorded_flag(word) if word.startswith("-") else None
-    if flag is None:
-        return 0 if not word.startswith("-") else _unknown_count(rest)
-    if flag.hint is None:
-        return 0
-    if flag.key in ONCE_BARE and (not rest or _is_option(rest[0])):
-        return 0
-    return len(flag.hint.split())
+    def _find(self, name: str) -> Flag | None:
+        return self.known.find(name) or recorded_flag(name)
 
+    def _key(self, name: str) -> str:
+        flag = self._find(name)
+        return flag.key if flag else plain(name)
 
-def _unknown_count(rest: Sequence[str]) -> int:
-    return int(bool(rest) and not _is_option(rest[0]))
+    def _typed(self, name: str, value: str | None) -> FlagValue:
+        """Return a value as settings have it: a number, a word, or true for a bare option."""
+        flag = self._find(name)
+        if value is None:
+            return "on" if flag and flag.key in ONCE_BARE else True
+        word, is_switch = value.lower(), flag is not None and flag.hint is None
+        if word in _TRUE | _FALSE and (is_switch or (flag and {"on", "off"} <= {*flag.choices})):
+            return word in _TRUE if is_switch else ("on" if word in _TRUE else "off")
+        if _NUMBER.fullmatch(value) and not (flag and flag.kind in {"path", "string", "list"}):
+            return int(value) if value.lstrip("+-").isdecimal() else float(value)
+        return value
 
 
 def _is_option(word: str) -> bool:
-    return word.startswith("-") and not _is_number(word)
+    return word.startswith("-") and not _NUMBER.fullmatch(word)
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def _key(name: str) -> str:
-    flag = recorded_flag(name)
-    return flag.key if flag else plain(name)
-
-
-def _typed(name: str, value: str | None) -> FlagValue:
-    """Return a value as settings have it: a number, a word, or true for a bare option."""
-    flag = recorded_flag(name)
-    if value is None:
-        return "on" if flag and flag.key in ONCE_BARE else True
-    if flag and flag.hint is None and value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
-    if _is_number(value) and not (flag and flag.kind in {"path", "string", "list"}):
-        is_integer = value.lstrip("+-").isdecimal() and len(value) < _DIGITS_MAX
-        return int(value) if is_integer else float(value)
-    return value
+def split_list(text: str) -> list[str]:
+    """Split a list with commas."""
+    return [part for word in text.split(",") if (part := word.strip())]
 
 
 def resolved(path: str, base: Path) -> str:
     """Return a path of a source, relative to the directory that it is read from."""
-    return str(base / expanded(Path(path)))
+    return path if is_reference(path) else str(base / expanded(Path(path)))
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -15,15 +16,16 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from supervisor.conversion.command_line import (
-    converted_model,
-    program_options,
-    read_options,
-    split,
-)
+from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
+from supervisor.conversion.command_line import read_command
 from supervisor.conversion.converted import Converted, ConvertedModel, without_equivalent
+from supervisor.conversion.flags import split_list
 from supervisor.conversion.macros import expanded, from_environment
+from supervisor.conversion.shell import engine_command, split
+from supervisor.engines.help import Flags
 from supervisor.errors import SettingsInvalid
+from supervisor.model_stores.stored_model import model_id
+from supervisor.settings.types import is_model_name
 
 _NAME: Final = "llama-swap file"
 _DEFAULT_LISTEN: Final = "127.0.0.1:8080"
@@ -42,21 +44,28 @@ _GLOBAL_KEYS: Final = frozenset(
 )
 
 
-def convert(text: str, base: Path, environ: Mapping[str, str]) -> Converted:
-    """Convert settings whose relative paths begin at a directory.
+def convert(
+    text: str, base: Path, environ: Mapping[str, str], known: Flags | None = None
+) -> Converted:
+    """Convert settings whose relative paths begin at a directory; `known` as of a command line.
 
     Raises:
         SettingsInvalid: The text is no YAML, or has no models.
     """
     whole = read_yaml(from_environment(text, environ))
-    models, notes = [], list(_notes(whole))
+    models, omitted = [], list(_omitted(whole))
     for name, entry in _table(whole.get("models")).items():
-        made = _model(name, _table(entry), whole, base)
+        made = _model(name, _table(entry), whole, base, known)
         if isinstance(made, ConvertedModel):
             models.append(made)
         else:
-            notes.append(made)
-    return Converted(_NAME, tuple(models), _tables(whole), tuple(notes))
+            omitted.append(made)
+    named = _texts(whole.get("apiKeys"))
+    keys = tuple(key for key in named if key and "${env." not in key)
+    if len(keys) < len(named):
+        omitted.append("apiKeys: a variable of the environment is not set here")
+    tables = _tables(whole, has_keys=bool(keys))
+    return Converted(_NAME, tuple(models), tables, tuple(omitted), keys=keys)
 
 
 def read_yaml(text: str) -> Mapping[str, Any]:
@@ -98,21 +107,28 @@ def _plain(value: object, number: Iterator[int], depth: int) -> Any:
 
 
 def _model(
-    name: str, entry: Mapping[str, Any], whole: Mapping[str, Any], base: Path
+    name: str, entry: Mapping[str, Any], whole: Mapping[str, Any], base: Path, known: Flags | None
 ) -> ConvertedModel | str:
     """Return a model, or a sentence why there is none."""
     macros = {**_macros(whole), **_macros(entry), "MODEL_ID": name}
     entry = expanded({**entry, "macros": None}, macros)
     command = entry.get("cmd")
-    found = program_options(split(command)) if isinstance(command, str) else None
-    if found is None:
+    started = engine_command(split(command)) if isinstance(command, str) else None
+    if started is None:
         return f"{name}: its cmd does not start llama-server"
-    options = read_options(found[1])
-    if options.path is None:
-        return f"{name}: {'; '.join(options.notes) or 'its cmd names no model (--model)'}"
-    options.notes += _model_notes(entry)
-    aliases = _texts(entry.get("aliases"))
-    return converted_model(name, options, base, aliases=aliases, **_residency(name, entry, whole))
+    assigned = dict(word.partition("=")[::2] for word in _texts(entry.get("env")))
+    started = replace(started, variables={**assigned, **started.variables})
+    read = read_command(started, base, known)
+    if read.options.keys:
+        read.options.omitted.append("--api-key: llama-corral gives each engine a random key")
+    read.options.omitted += _model_omitted(entry)
+    served = name if is_model_name(name) else model_id(name).rstrip("-")
+    if served != name:
+        read.options.notes.append(f"clients call it {served}: names have no spaces and brackets")
+    engine = {"engine": read.program} if read.program else {}
+    more = {"aliases": _texts(entry.get("aliases")), **engine, **_residency(name, entry, whole)}
+    reason = "; ".join(read.options.omitted) or "its cmd names no model (--model)"
+    return read.model(served, **more) or f"{name}: {reason}"
 
 
 def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,8 +149,7 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
 
 def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request members of `setParamsByID` as variants, whose names are NAME:VARIANT."""
-    listed = ",".join(_texts(filters.get("stripParams"))).split(",")
-    strip = [stripped for word in listed if (stripped := word.strip())]
+    strip = split_list(",".join(_texts(filters.get("stripParams"))))
     members = _table(filters.get("setParams"))
     found: dict[str, dict[str, Any]] = {
         key.removeprefix(f"{name}:"): {"set": _without_null({**members, **_table(value)})}
@@ -147,7 +162,7 @@ def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
     return {"variants": found} if found else {}
 
 
-def _model_notes(entry: Mapping[str, Any]) -> Iterator[str]:
+def _model_omitted(entry: Mapping[str, Any]) -> Iterator[str]:
     filters = _table(entry.get("filters"))
     if filters.get("setParams") or filters.get("stripParams"):
         yield (
@@ -156,19 +171,20 @@ def _model_notes(entry: Mapping[str, Any]) -> Iterator[str]:
         )
     if _table(filters.get("setParamsByID")) != _without_null(_table(filters.get("setParamsByID"))):
         yield "null in setParamsByID: TOML has none"
-    if environment := _texts(entry.get("env")):
-        yield f"env is not set for one model: {', '.join(environment)}"
-    yield from without_equivalent(sorted(set(entry) - _NEEDLESS - _MODEL_KEYS))
+    yield from without_equivalent(set(entry) - _NEEDLESS - _MODEL_KEYS)
 
 
-def _tables(whole: Mapping[str, Any]) -> dict[str, Any]:
+def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
     load_timeout_s = _seconds(whole, "healthCheckTimeout", 0)
     nodes = {
         name: _node(expanded(_table(peer), _macros(whole)))
         for name, peer in _table(whole.get("peers")).items()
     }
     return {
-        "proxy": {"listen": _DEFAULT_LISTEN},
+        "proxy": {
+            "listen": _DEFAULT_LISTEN,
+            **({"api_keys_file": KEYS_FILE} if has_keys else {}),
+        },
         **({"supervisor": {"load_timeout_s": load_timeout_s}} if load_timeout_s else {}),
         **({"nodes": nodes} if nodes else {}),
     }
@@ -179,9 +195,7 @@ def _node(peer: Mapping[str, Any]) -> dict[str, Any]:
     return {"url": "".join(_texts(peer.get("proxy"))), **({"models": models} if models else {})}
 
 
-def _notes(whole: Mapping[str, Any]) -> Iterator[str]:
-    if whole.get("apiKeys"):
-        yield "apiKeys: corral key add NAME makes a new key for each client"
+def _omitted(whole: Mapping[str, Any]) -> Iterator[str]:
     for name, peer in _table(whole.get("peers")).items():
         if _table(peer).get("apiKey"):
             yield (
@@ -190,7 +204,7 @@ def _notes(whole: Mapping[str, Any]) -> Iterator[str]:
             )
     if any(_groups(whole)):
         yield "groups: models stay loaded together while memory has room; limits are not needed"
-    yield from without_equivalent(sorted(set(whole) - _NEEDLESS - _GLOBAL_KEYS))
+    yield from without_equivalent(set(whole) - _NEEDLESS - _GLOBAL_KEYS)
 
 
 def _groups(whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -11,17 +11,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from supervisor.conversion.command_line import converted_model
+from supervisor.conversion.command_line import ReadCommand
 from supervisor.conversion.converted import Converted
-from supervisor.conversion.flags import ModelOptions, resolved
+from supervisor.conversion.flags import ModelOptions
+from supervisor.engines.help import Flags, newest_flags
 from supervisor.errors import SettingsInvalid
-from supervisor.hub import file_names
+from supervisor.model_stores.references import HUB, OLLAMA
 
 _NAME: Final = "Modelfile"
 _INSTRUCTION: Final = re.compile(
     r'^[ \t]*([A-Za-z]+)[ \t]+(?:"""(.*?)"""|([^\n]*))', re.DOTALL | re.MULTILINE
 )
 _TOKENS: Final = re.compile(r"\s*\d{1,9}\s*")
+_HUB_HOSTS: Final = frozenset({"hf.co", "huggingface.co"})
 _FLAGS: Final = MappingProxyType(
     {
         "num_gpu": "gpu-layers",
@@ -47,9 +49,10 @@ _FLAGS: Final = MappingProxyType(
 )
 
 
-def convert(text: str, base: Path, name: str | None = None) -> Converted:
-    """Convert a Modelfile; its model gets a name or that of its file. Raises SettingsInvalid."""
-    options, stops, more = ModelOptions(), list[str](), dict[str, Any]()
+def convert(text: str, base: Path, known: Flags | None = None) -> Converted:
+    """Convert a Modelfile; its model gets the name of its file. Raises SettingsInvalid."""
+    options = ModelOptions(known or newest_flags())
+    stops, more = list[str](), dict[str, Any]()
     for word, value in _instructions(text):
         key, _, setting = value.partition(" ")
         if word == "PARAMETER" and key == "stop":
@@ -59,22 +62,23 @@ def convert(text: str, base: Path, name: str | None = None) -> Converted:
         elif word == "PARAMETER":
             _take_parameter(options, key, setting.strip())
         else:
-            _take(options, word, value, base)
-    if options.path is None:
+            _take(options, word, value)
+    if not options.source:
         raise SettingsInvalid("this is not a Modelfile: it has no FROM")
     if stops:
         options.notes.append("stop counts for requests of NAME:ollama, a variant of the model")
         more["variants"] = {"ollama": {"stop": stops}}
-    return _converted(options, base, name, more)
+    made = ReadCommand(options, base, "").model(**more)
+    return Converted(_NAME, (made,) if made else ())
 
 
-def _take(options: ModelOptions, word: str, value: str, base: Path) -> None:
+def _take(options: ModelOptions, word: str, value: str) -> None:
     if word == "FROM":
-        options.path = value
+        options.take("model", _source(value))
     elif word == "ADAPTER":
-        options.take("--lora", resolved(value, base))
+        options.take("--lora", value)
     elif word != "LICENSE":
-        options.notes.append(f"{word}: {_REASONS.get(word, 'no equivalent')}")
+        options.omitted.append(f"{word}: {_REASONS.get(word, 'no equivalent')}")
 
 
 _REASONS: Final = MappingProxyType(
@@ -97,15 +101,12 @@ def _take_parameter(options: ModelOptions, key: str, value: str) -> None:
     if flag := _FLAGS.get(key):
         options.take(flag, value)
     else:
-        options.notes.append(f"no equivalent: PARAMETER {key}")
+        options.omitted.append(f"no equivalent: PARAMETER {key}")
 
 
-def _converted(
-    options: ModelOptions, base: Path, name: str | None, more: dict[str, Any]
-) -> Converted:
-    path = options.path or ""
-    if not (path.endswith(".gguf") or "/" in path):
-        note = f"FROM {path}: corral model list shows models of Ollama; set path to the file"
-        return Converted(_NAME, (), {}, (note, *options.notes))
-    name = name or file_names.model_name(Path(path).name)
-    return Converted(_NAME, (converted_model(name, options, base, **more),))
+def _source(text: str) -> str:
+    """Return the path of a file, or the reference to a model of Hugging Face or Ollama."""
+    if text.startswith(("/", ".", "~")) or text.lower().endswith(".gguf"):
+        return text
+    host, _, rest = text.partition("/")
+    return f"{HUB}{rest}" if host in _HUB_HOSTS else f"{OLLAMA}{text}"

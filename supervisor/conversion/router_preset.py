@@ -7,14 +7,14 @@ long or short options or LLAMA_ARG_* variables.
 from __future__ import annotations
 
 import configparser
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from supervisor.conversion.command_line import converted_model
+from supervisor.conversion.command_line import ReadCommand, name_of
 from supervisor.conversion.converted import Converted, ConvertedModel
 from supervisor.conversion.flags import ModelOptions
-from supervisor.engines.help import newest_flags
+from supervisor.engines.help import Flags, newest_flags
 from supervisor.errors import SettingsInvalid
 
 _NAME: Final = "router preset"
@@ -25,18 +25,24 @@ _OF_THE_ROUTER: Final = frozenset({"stop-timeout", "dedup-cache-models"})
 _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 
 
-def convert(text: str, base: Path) -> Converted:
-    """Convert a preset whose relative paths begin at a directory. Raises SettingsInvalid."""
+def convert(text: str, base: Path, known: Flags | None = None) -> Converted:
+    """Convert a preset whose relative paths begin at a directory; `known` as of a command line.
+
+    Raises:
+        SettingsInvalid: It is no preset.
+    """
     sections = _read(text)
     shared = sections.get(_ALL, {})
-    models, notes = [], []
+    models, omitted = list[ConvertedModel](), list[str]()
     for name, section in sections.items():
         if name in {_ALL, _TOP}:
             continue
-        made = _model(name, {**shared, **section}, base)
-        models += [made] if made.table.get("path") else []
-        notes += [] if made.table.get("path") else [f"{name}: {'; '.join(made.notes)}"]
-    return Converted(_NAME, tuple(models), {}, tuple(notes))
+        made = _model(name, {**shared, **section}, base, known or newest_flags())
+        if isinstance(made, ConvertedModel):
+            models.append(made)
+        else:
+            omitted.append(made)
+    return Converted(_NAME, tuple(models), {}, tuple(omitted))
 
 
 def _read(text: str) -> dict[str, dict[str, str]]:
@@ -52,26 +58,18 @@ def _read(text: str) -> dict[str, dict[str, str]]:
     return {name: dict(parser[name]) for name in parser.sections()}
 
 
-def _model(name: str, section: Mapping[str, str], base: Path) -> ConvertedModel:
-    options = ModelOptions()
-    more: dict[str, Any] = {"preload": False}
+def _model(name: str, section: Mapping[str, str], base: Path, known: Flags) -> ConvertedModel | str:
+    """Return a model, or a sentence why there is none."""
+    options, is_preloaded = ModelOptions(known), False
     for key, value in section.items():
         if key == _LOAD:
-            more["preload"] = value.lower() in _TRUE
+            is_preloaded = value.lower() in _TRUE
         elif key in _OF_THE_ROUTER:
-            options.notes.append(f"no equivalent: {key}")
-        else:
-            options.take(_option(key), value)
-    if options.path is None:
-        notes = options.notes or [f"it names no file; corral model get {name} downloads it"]
-        return ConvertedModel(name, {}, tuple(notes))
-    return converted_model(name, options, base, **more)
-
-
-def _option(key: str) -> str:
-    """Return the option that a key names; a variable names it by its own name."""
-    return next(iter(_named_by(key, newest_flags().entries)), key)
-
-
-def _named_by(variable: str, flags: Iterable[Any]) -> Iterator[str]:
-    yield from (flag.key for flag in flags if flag.env == variable)
+            options.omitted.append(f"no equivalent: {key}")
+        elif not options.take_variable(key, value):
+            options.take(key, value)
+    if options.source is None:
+        options.take("hf-repo", name)  # a section may be named by the repository
+    served = name_of(options.source) if options.source and "/" in name else name
+    made = ReadCommand(options, base, "").model(served, aliases=[name], preload=is_preloaded)
+    return made or f"{name}: {'; '.join(options.omitted) or 'it names no model'}"

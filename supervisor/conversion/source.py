@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 
 from supervisor.conversion import command_line, llama_swap, modelfile, router_preset
 from supervisor.conversion.converted import Converted
+from supervisor.engines.help import Flags
 from supervisor.errors import SettingsInvalid
 from supervisor.host.files import open_regular
 
@@ -55,14 +56,23 @@ def kind_of(text: str) -> SourceKind:
     )
 
 
-def convert(text: str, kind: SourceKind, base: Path, environ: Mapping[str, str]) -> Converted:
-    """Convert a text whose relative paths begin at a directory. Raises SettingsInvalid."""
+def convert(
+    text: str, kind: SourceKind, base: Path, environ: Mapping[str, str], known: Flags | None = None
+) -> Converted:
+    """Convert a text whose relative paths begin at a directory.
+
+    Args:
+        known: The options of the engine at hand; unset: those of the newest recorded build.
+
+    Raises:
+        SettingsInvalid: It is not of that kind.
+    """
     match kind:
         case "command":
-            return command_line.convert(command_line.split(text), base)
+            return command_line.convert(text, base, known)
         case "llama-swap":
-            return llama_swap.convert(text, base, environ)
+            return llama_swap.convert(text, base, environ, known)
         case "router":
-            return router_preset.convert(text, base)
+            return router_preset.convert(text, base, known)
         case "modelfile":
-            return modelfile.convert(text, base)
+            return modelfile.convert(text, base, known)

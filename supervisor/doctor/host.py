@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from proxy.settings import ProxySettings
+from supervisor.control.state_text import ADD_KEY
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import SettingsInvalid
 from supervisor.host.lock import read_owner
 from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories
-from supervisor.proxy_adapter.settings import api_keys, checked, is_open_to_all
+from supervisor.proxy_adapter.settings import api_keys, checked, keyless_addresses
 
 # Three pipes, a pidfd and a log for each engine; two sockets for each stream; and our own.
 _FILES_OWN: Final = 64
@@ -24,7 +25,6 @@ _FILES_PER_ENGINE: Final = 8
 _FILES_PER_STREAM: Final = 2
 # An ordinary limit of 1024 has room for so many.
 _STREAMS: Final = 256
-_ADD_KEY: Final = "corral key add NAME adds a key; then set api_keys_file under [proxy]"
 _FIX_DIRECTORY: Final = (
     "make it yours and writable, or name another (corral config path lists them)"
 )
@@ -89,14 +89,13 @@ def check_clients(settings: ProxySettings) -> Finding:
         keys = api_keys(path) if path else None
     except SettingsInvalid as error:
         return failed(name, error)
-    if is_open_to_all(settings):
-        listen = " and ".join(filter(None, (settings.listen, settings.ollama.listen)))
-        text = f"other machines can reach {listen}, and no key is required"
-        return Finding(name, "warn", text, _ADD_KEY)
+    if addresses := keyless_addresses(settings):
+        text = f"other machines can reach {' and '.join(addresses)}, and no key is required"
+        return Finding(name, "warn", text, ADD_KEY)
     if keys is None:
         return Finding(name, "ok", "programs of this machine, without a key")
     if not keys:
-        return Finding(name, "warn", f"{path} has no key: all requests are rejected", _ADD_KEY)
+        return Finding(name, "warn", f"{path} has no key: all requests are rejected", ADD_KEY)
     return Finding(name, "ok", f"{len(keys)} API {'key' if len(keys) == 1 else 'keys'} in {path}")
 
 

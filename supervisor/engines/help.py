@@ -64,6 +64,13 @@ class Flag:
         return (positive or longs or self.names)[0].lstrip("-")
 
     @property
+    def value_count(self) -> int:
+        """How many words follow it: two for `START END`, one for `<a pattern>=<a type>,...`."""
+        hint = self.hint or ""
+        words = hint.split()
+        return len(words) if all(word.isupper() for word in words) else 1
+
+    @property
     def is_usable(self) -> bool:
         return not (self.deprecated or self.removed)
 

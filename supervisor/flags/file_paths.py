@@ -25,8 +25,15 @@ _CREATED: Final = frozenset({"lookup-cache-dynamic", "log-prompts-dir"})
 
 def absolute(flags: Mapping[str, FlagValue], base: Path) -> dict[str, FlagValue]:
     """Flags with `~` expanded in paths, and relative ones joined to a directory."""
+    return with_paths(flags, lambda path: base / expanded(path))
+
+
+def with_paths(
+    flags: Mapping[str, FlagValue], change: Callable[[Path], Path]
+) -> dict[str, FlagValue]:
+    """Flags with every path changed."""
     return {
-        name: _mapped(value, flag, lambda path: base / expanded(path))
+        name: _mapped(value, flag, change)
         if isinstance(value, str) and (flag := _file_flag(name))
         else value
         for name, value in flags.items()

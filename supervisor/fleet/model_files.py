@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from supervisor.engines.discover import Engine
 from supervisor.engines.help import FlagValue
-from supervisor.errors import CorralError
+from supervisor.errors import CorralError, ModelInvalid
 from supervisor.flags import draft_model, loras
 from supervisor.flags import projector as projectors
 from supervisor.flags.auto import AUTO
@@ -18,7 +18,9 @@ from supervisor.flags.plan import ModelEntry
 from supervisor.fleet.launch_id import FileVersion
 from supervisor.gguf import metadata
 from supervisor.gguf.metadata import Gguf
+from supervisor.model_stores import references
 from supervisor.model_stores.projector import Projector, beside
+from supervisor.model_stores.roots import Root
 
 Flags = Mapping[str, FlagValue]
 
@@ -26,12 +28,33 @@ Flags = Mapping[str, FlagValue]
 class ModelFiles:
     """Finds the files of models; `flags` are those of the model on its profile."""
 
-    def __init__(self, cache_dir: Path) -> None:
+    def __init__(self, cache_dir: Path, places: Sequence[Root]) -> None:
         self._cache_dir = cache_dir
+        self._places = places
+
+    def path(self, entry: ModelEntry) -> Path:
+        """Return the file of a model.
+
+        A reference stays one until the model is fetched, which may be after the settings were read.
+
+        Raises:
+            ModelInvalid: The model of a reference is not stored, or cannot be served.
+        """
+        if not references.is_reference(entry.path):
+            return entry.path
+        found = references.find(entry.path, self._places, self._cache_dir)
+        if found is None or found.problem:
+            raise references.missing(entry.path, found)
+        return found.path
+
+    def version(self, entry: ModelEntry) -> FileVersion:
+        with suppress(ModelInvalid):
+            return FileVersion.of(self.path(entry))
+        return FileVersion.of(entry.path)
 
     def gguf(self, entry: ModelEntry) -> Gguf:
         """Read the metadata of a model; raises ModelInvalid."""
-        return metadata.read(entry.path, cache_dir=self._cache_dir)
+        return metadata.read(self.path(entry), cache_dir=self._cache_dir)
 
     def draft(self, entry: ModelEntry, flags: Flags, engine: Engine, model: Gguf) -> Draft:
         return draft_model.choose(

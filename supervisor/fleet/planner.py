@@ -39,6 +39,7 @@ from supervisor.host.paths import Directories
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.memory.fit import MemoryCapacity, capacity, check_fits
 from supervisor.memory.inputs import with_free
+from supervisor.model_stores.roots import roots
 from supervisor.settings.balance import BalanceSettings
 from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
 from supervisor.shards.layer_shares import LayerShares
@@ -84,7 +85,7 @@ class LaunchPlanner:
         self.entries: Mapping[str, ModelEntry] = entries_of(settings)
         self.launches = Launches(settings, directories)
         self.places = Places(settings, self.entries, self.tuned_profiles, self._plan_unadapted)
-        self._files = ModelFiles(directories.cache)
+        self._files = ModelFiles(directories.cache, roots(directories.models, settings.models_dirs))
         self.workers = ModelWorkers(settings, known_workers or KnownWorkers())
         self._layer_shares = LayerShares(directories.layer_shares)
         self._layers: Mapping[str, Mapping[str, int]] = {}
@@ -273,7 +274,7 @@ class LaunchPlanner:
         return LaunchFingerprint(
             engine=FileVersion.of(engine.path),
             library_dirs=engine.library_dirs,
-            model=FileVersion.of(entry.path),
+            model=self._files.version(entry),
             draft=self._files.draft_version(entry, flags, engine),
             projector=self._files.projector_version(entry, flags),
             flags=flags,

@@ -69,7 +69,7 @@ def is_remote(word: str) -> bool:
 
 
 def parse(word: str, endpoint: str = "") -> HubReference | UrlReference:
-    """Read `OWNER/NAME[:QUANT]`, `hf.co/OWNER/NAME[:QUANT]` or a URL.
+    """Read `OWNER/NAME[:QUANT]`, also behind `hf:` or `hf.co/`, or a URL.
 
     Args:
         word: What the user typed.
@@ -78,7 +78,7 @@ def parse(word: str, endpoint: str = "") -> HubReference | UrlReference:
     Raises:
         NoSuchModel: It is none of these.
     """
-    hosts = _HOSTS | ({urlsplit(endpoint).netloc} - {""})
+    hosts, word = _HOSTS | ({urlsplit(endpoint).netloc} - {""}), word.removeprefix("hf:")
     if "://" not in word:
         host, _, rest = word.partition("/")
         return _repository(rest if host in hosts else word, word)

@@ -55,13 +55,14 @@ def search(
     found = (
         replace(one, name=pinned.get(one.path, one.name))
         for root in places
-        for one in _candidates(root, notes)
+        for one in candidates(root, notes)
     )
     models = [model for one in found if (model := opened(one, cache_dir))]
     return Catalogue(tuple(named(_without_copies(models), taken)), tuple(notes))
 
 
-def _candidates(root: Root, notes: list[str]) -> Iterator[Candidate]:
+def candidates(root: Root, notes: list[str]) -> Iterator[Candidate]:
+    """Yield what may be models in one place, unopened; what was not seen is noted."""
     walk = Walk(root.path, notes=notes)
     for look in _SEARCHES[root.store]:
         yield from look(root.path, walk)

@@ -57,6 +57,12 @@ class StoredModel:
     def id(self) -> str:
         return model_id(self.name)
 
+    @property
+    def flags(self) -> dict[str, str]:
+        """The flags for the files that belong to it."""
+        found = {"mmproj": str(self.projector)} if self.projector else {}
+        return found | ({"lora": ",".join(map(str, self.adapters))} if self.adapters else {})
+
 
 def model_id(name: str) -> str:
     """Return a name as `[models.NAME]` may have it: without `/`, and 64 characters at most."""

@@ -41,11 +41,12 @@ def api_keys(path: Path) -> tuple[Key, ...]:
         return read_keys(path)[0]
 
 
-def is_open_to_all(settings: ProxySettings) -> bool:
-    """Return whether other machines can send requests without a key."""
-    addresses = [settings.listen, *([settings.ollama.listen] if settings.ollama.listen else [])]
-    is_open = not all(is_loopback(host_of(address)) for address in addresses)
-    return settings.api_keys_file is None and is_open
+def keyless_addresses(settings: ProxySettings) -> tuple[str, ...]:
+    """Return the addresses at which other machines can send requests without a key."""
+    if settings.api_keys_file or (settings.tls and settings.tls.client_ca):
+        return ()
+    addresses = (settings.listen, settings.ollama.listen, settings.engine_ui)
+    return tuple(one for one in addresses if one and not is_loopback(host_of(one)))
 
 
 @contextmanager

@@ -20,7 +20,10 @@ from supervisor.flags import loras
 from supervisor.flags.file_paths import absolute
 from supervisor.flags.trial import TrialSettings
 from supervisor.host.files import NotRegular, expanded, stat_regular
+from supervisor.host.paths import directories
 from supervisor.host.toml_file import read_toml
+from supervisor.model_stores import references
+from supervisor.model_stores.roots import roots
 from supervisor.output import warn
 from supervisor.settings import trust
 from supervisor.settings.messages import (
@@ -201,12 +204,21 @@ def _environment() -> dict[str, Any]:
 
 def _resolved(settings: Settings, base: Path) -> Settings:
     """Join relative paths to a directory, and complete the models' restart policies."""
+    models_dirs = tuple(base / one for one in settings.models_dirs)
+
+    def located(path: Path) -> tuple[Path, Mapping[str, str]]:
+        if not references.is_reference(path):
+            return base / path, {}
+        where = directories()
+        found = references.find(path, roots(where.models, models_dirs), where.cache)
+        return (path, {}) if found is None or found.problem else (found.path, found.flags)
 
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
+        path, beside = located(model.path)
         update = {
-            "path": base / model.path,
+            "path": path,
             "engine": joined_engine(model.engine, base),
-            "flags": absolute(model.flags, base),
+            "flags": {**beside, **absolute(model.flags, base)},
             "trial": model.trial and _resolved_trial(model.trial, base),
             "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
@@ -224,7 +236,7 @@ def _resolved(settings: Settings, base: Path) -> Settings:
     in_supervisor = {"slots_key_file": key_file and base / key_file}
     update = {
         "engine": joined_engine(settings.engine, base),
-        "models_dir": tuple(base / one for one in settings.models_dirs),
+        "models_dir": models_dirs,
         "proxy": proxy.model_copy(update=in_proxy),
         "supervisor": settings.supervisor.model_copy(update=in_supervisor),
         "models": {name: resolve_model(name, one) for name, one in settings.models.items()},

@@ -29,6 +29,7 @@ from supervisor.settings.types import (
     Alias,
     Bytes,
     ModelName,
+    ModelPath,
     NodeName,
     VariantName,
     WorkerName,
@@ -153,7 +154,10 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
 class ModelSettings(ResidencyPolicy):
     """`[models.NAME]`: a GGUF file and how to serve it."""
 
-    path: ExpandedPath = Field(description="the GGUF file; of a split model, its first shard")
+    path: ModelPath = Field(
+        description="the GGUF file, of a split model its first shard; or hf:OWNER/NAME:QUANT, "
+        "hf:OWNER/NAME:FILE.gguf or ollama:NAME:TAG, which any store may have"
+    )
     engine: EngineField | None = Field(
         None,
         description="its own installed build or llama-server; unset: the engine of all models",

@@ -7,6 +7,9 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
+from proxy.config.types import ExpandedPath
+from supervisor.model_stores import references
+
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,63}")
 # Means every name that no model has.
 CATCH_ALL: Final = "*"
@@ -25,6 +28,11 @@ def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def is_model_name(name: str) -> bool:
+    """Whether `[models.NAME]` may have this name."""
+    return _MODEL_NAME.fullmatch(name) is not None
+
+
 def _bytes(amount: object) -> object:
     if not isinstance(amount, str) or amount.isdecimal():
         return amount
@@ -38,4 +46,6 @@ Alias = Annotated[str, _matching(_ALIAS, "an alias")]
 VariantName = Annotated[str, _matching(_SHORT_NAME, "a variant's name")]
 NodeName = Annotated[str, _matching(_SHORT_NAME, "a node's name")]
 WorkerName = Annotated[str, _matching(_SHORT_NAME, "a worker's name")]
+# A reference such as `hf:OWNER/NAME:QUANT` is one too.
+ModelPath = Annotated[ExpandedPath, AfterValidator(references.check)]
 Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]

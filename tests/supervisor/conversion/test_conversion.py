@@ -14,6 +14,7 @@ from supervisor.conversion.text import render
 from supervisor.errors import SettingsInvalid
 
 BASE = Path("/base")
+CODER = "ggml-org/Qwen2.5-Coder"
 
 LLAMA_SWAP = """\
 healthCheckTimeout: 400
@@ -98,7 +99,7 @@ def test_a_pasted_command() -> None:
     made = tomllib.loads(render(converted(text)))
     assert made == {
         "engine": "/opt/llama-server",
-        "proxy": {"listen": "0.0.0.0:9"},
+        "proxy": {"listen": "127.0.0.1:9"},
         "models": {
             "chat": {
                 "path": "/base/m.gguf",
@@ -121,8 +122,16 @@ def test_a_pasted_command() -> None:
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
-        ("--lora a.gguf --lora b.gguf", {"lora": "a.gguf,b.gguf"}),
+        ("--lora a.gguf --lora b.gguf", {"lora": "/base/a.gguf,/base/b.gguf"}),
         ("--flash-attn off", {"flash-attn": "off"}),
+        ("-ot exps=CPU -c 4096", {"override-tensor": "exps=CPU", "ctx-size": 4096}),
+        ("-ot a=CPU -ot b=CUDA0", {"override-tensor": "a=CPU,b=CUDA0"}),
+        ("-fa 1 -ctk q8_0", {"flash-attn": "on", "cache-type-k": "q8_0"}),
+        ("--flash-attn -m m.gguf", {"flash-attn": "on"}),
+        ("--ctx-size=1 --temp=0.5", {"ctx-size": 1, "temp": 0.5}),
+        ("--dry-sequence-breaker --x -s -1", {"dry-sequence-breaker": "--x", "seed": -1}),
+        ("--mlock --no-mmap", {"load-mode": "mlock"}),
+        ("-p 'a prompt' -n 3", {"p": "a prompt", "predict": 3}),
         ("-fa -np 1", {"flash-attn": "on", "parallel": 1}),
         ("-c 1 -c 2 -np 1", {"ctx-size": 2, "parallel": 1}),
         ("--chat_template chatml", {"chat-template": "chatml"}),
@@ -137,21 +146,129 @@ def test_the_unified_program_and_wrappers_are_llama_server_too() -> None:
         assert models(f"{program} -m /m/a.gguf -np 2")["a"]["flags"] == {"parallel": 2}
 
 
-def test_what_a_command_cannot_keep_is_named_without_secrets() -> None:
-    (model,) = converted("llama-server -m a.gguf --api-key sk-1 --wat 3 -c 10 stray").models
-    assert [one.partition(":")[0] for one in model.notes] == [
-        "--api-key",
-        "--wat 3",
-        "stray",
-        "slots",
+def test_what_a_command_cannot_keep_is_named_apart_from_what_is_to_be_known() -> None:
+    (model,) = converted("llama-server -m a.gguf --wat 3 -c 10 stray").models
+    assert [one.partition(":")[0] for one in model.omitted] == ["--wat 3", "stray"]
+    assert [one.partition(":")[0] for one in model.notes] == ["slots"]
+    text = render(converted("llama-server -m a.gguf -c 10"))
+    assert "# Note: slots: ctx-size is divided among them" in text
+    assert "Not taken over" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "host"),
+    [
+        ("llama-server -m a.gguf --host 0.0.0.0 --api-key sk-1,sk-2", "0.0.0.0"),  # noqa: S104 (what it says)
+        ("llama-server -m a.gguf --host :: --api-key sk-1 --api-key sk-2", "[::]"),
+        ("LLAMA_API_KEY=sk-1,sk-2 llama-server -m a.gguf --host 192.168.1.7", "192.168.1.7"),
+        ("docker run -p 8080:8080 -e LLAMA_API_KEY=sk-1,sk-2 llama.cpp:server -m a", "0.0.0.0"),  # noqa: S104
+    ],
+)
+def test_an_api_key_goes_to_the_keys_file_and_opens_the_address(command: str, host: str) -> None:
+    found = converted(command)
+    assert found.tables["proxy"] == {"listen": f"{host}:8080", "api_keys_file": "keys.toml"}
+    assert found.keys == ("sk-1", "sk-2")
+    assert "sk-1" not in render(found)
+    assert "sk-1" not in repr(found)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "llm.example.com"])  # noqa: S104 (no server)
+def test_an_address_beyond_this_machine_needs_a_key(host: str) -> None:
+    found = converted(f"llama-server -m a.gguf --host {host} --port 9")
+    assert found.tables["proxy"] == {"listen": "127.0.0.1:9"}
+    assert found.omitted[0].startswith(f"listening on {host}: without an API key")
+
+
+def test_secrets_are_nowhere_in_the_result() -> None:
+    commands = [
+        "HF_TOKEN=hf_1 llama-server -m a.gguf --hf-token hf_1 --my-secret hf_1",
+        "models:\n  a: {cmd: 'llama-server -m a --api-key hf_1', env: ['LLAMA_API_KEY=hf_1']}\n",
     ]
-    assert "sk-1" not in render(converted("llama-server -m a.gguf --api-key sk-1"))
+    for command in commands:
+        found = converted(command)
+        assert "hf_1" not in render(found)
+        assert "hf_1" not in str([(model.omitted, model.notes) for model in found.models])
 
 
-def test_a_model_of_the_hub_has_to_be_fetched() -> None:
-    found = converted("llama-server -hf ggml-org/gemma:Q4_0")
-    assert not found.models
-    assert "corral model get ggml-org/gemma:Q4_0" in found.notes[0]
+@pytest.mark.parametrize(
+    ("command", "name", "path"),
+    [
+        ("-hf ggml-org/gemma-GGUF:Q4_0", "gemma", "hf:ggml-org/gemma-GGUF:Q4_0"),
+        ("-hf Qwen/Qwen2.5-7B-GGUF", "Qwen2.5-7B", "hf:Qwen/Qwen2.5-7B-GGUF"),
+        ("-hfr a/b:Q8_0 -hff b-Q8_0.gguf", "b-Q8_0", "hf:a/b:b-Q8_0.gguf"),
+        ("--hf-repo a/b --alias c", "c", "hf:a/b"),
+        ("-hf a/b -m c.gguf", "c", "/base/c.gguf"),
+        ("--fim-qwen-7b-default", "Qwen2.5-Coder-7B-Q8_0", f"hf:{CODER}-7B-Q8_0-GGUF"),
+    ],
+)
+def test_a_model_of_the_hub(command: str, name: str, path: str) -> None:
+    ((found, table),) = models(f"llama-server {command} -np 1").items()
+    assert (found, table["path"]) == (name, path)
+    assert table["flags"]["parallel"] == 1
+    if path.startswith("hf:"):  # llama-server names it so
+        assert table["aliases"] == [path.removeprefix("hf:")]
+
+
+def test_paths_of_a_command_become_absolute() -> None:
+    options = (
+        "-m m.gguf -md d.gguf --mmproj p/p.gguf --lora a.gguf,/b.gguf --lora-scaled c.gguf 0.5"
+    )
+    assert models(f"llama-server {options}")["m"]["flags"] == {
+        "spec-draft-model": "/base/d.gguf",
+        "mmproj": "/base/p/p.gguf",
+        "lora": "/base/a.gguf,/b.gguf",
+        "lora-scaled": "/base/c.gguf:0.5",
+    }
+
+
+def test_the_paths_of_a_container_are_those_of_its_volumes() -> None:
+    found = converted(
+        "sudo docker run -d --gpus all -v /srv/models:/models:ro -v cache:/root/.cache "
+        "-p 127.0.0.1:9000:8080 --name llama-server -e LLAMA_ARG_CTX_SIZE=512 "
+        "ghcr.io/ggml-org/llama.cpp:server-cuda -m /models/a.gguf --lora /l.gguf --host 0.0.0.0"
+    )
+    (model,) = found.models
+    assert model.table == {
+        "path": "/srv/models/a.gguf",
+        "flags": {"ctx-size": 512, "lora": "/l.gguf"},
+    }
+    assert found.tables == {"proxy": {"listen": "127.0.0.1:9000"}}
+    assert "/models/a.gguf is a path in the container, and /srv/models/a.gguf here" in model.notes
+    assert "/l.gguf is a path in the container; set it to the file here" in model.notes
+    assert any("not the image ghcr.io" in note for note in model.notes)
+
+
+SCRIPT = """\
+#!/bin/bash
+# don't change
+MODEL="/m/a b.gguf"
+OPTIONS='-ngl 99 -np 2'  # both
+cd /work/llama.cpp && CUDA_VISIBLE_DEVICES=0 taskset -c 0-7 \\
+  ./build/bin/llama-server -m "$MODEL" $OPTIONS -c ${CTX:-8192} "$@" > log 2>&1 &  # go
+llama-server -m b.gguf --chat-template-kwargs '{"a": "b; c"}' 2>/dev/null | tee x; \\
+  llama serve -m b.gguf
+"""
+
+
+def test_a_script() -> None:
+    found = converted(SCRIPT)
+    made = tomllib.loads(render(found))
+    assert made["engine"] == "/work/llama.cpp/build/bin/llama-server"
+    assert made["models"] == {
+        "a-b": {
+            "path": "/m/a b.gguf",
+            "flags": {"gpu-layers": 99, "parallel": 2, "ctx-size": 8192},
+        },
+        "b": {
+            "path": "/work/llama.cpp/b.gguf",
+            "flags": {"chat-template-kwargs": '{"a": "b; c"}'},
+        },
+        "b-2": {"path": "/work/llama.cpp/b.gguf"},
+    }
+    assert [one.partition(":")[0] for one in found.models[0].omitted] == [
+        "CUDA_VISIBLE_DEVICES",
+        "taskset -c 0-7",
+    ]
 
 
 def test_llama_swap() -> None:
@@ -162,6 +279,7 @@ def test_llama_swap() -> None:
         "big": {
             "path": "/base/path/to/big.gguf",
             "aliases": ["gpt-4o-mini"],
+            "engine": "/opt/llama-server",
             "preload": False,
             "ttl_s": 60,
             "variants": {
@@ -174,6 +292,7 @@ def test_llama_swap() -> None:
         },
         "small": {
             "path": "/models/s.gguf",
+            "engine": "/opt/llama-server",
             "preload": True,
             "ttl_s": 30,
             "pinned": True,
@@ -181,9 +300,19 @@ def test_llama_swap() -> None:
         },
     }
     found = converted(LLAMA_SWAP)
-    assert "other: its cmd does not start llama-server" in found.notes
+    assert "other: its cmd does not start llama-server" in found.omitted
     assert "sk-1" not in render(found)
-    assert any("CUDA_VISIBLE_DEVICES=1" in note for note in found.models[0].notes)
+    assert any("CUDA_VISIBLE_DEVICES" in note for note in found.models[0].omitted)
+
+
+def test_the_keys_of_llama_swap_are_taken_over() -> None:
+    found = converted("apiKeys: [sk-2, '${env.NONE}']\n" + LLAMA_SWAP)
+    assert found.keys == ("sk-2",)
+    assert found.tables["proxy"]["api_keys_file"] == "keys.toml"
+
+
+def test_a_name_of_llama_swap_that_models_cannot_have() -> None:
+    assert list(models("models:\n  'Qwen 3 (8B)': {cmd: llama-server -hf a/b}\n")) == ["Qwen-3-8B"]
 
 
 def test_macros_that_grow_without_end_are_refused() -> None:
@@ -204,8 +333,13 @@ def test_a_router_preset() -> None:
             "preload": False,
             "flags": {"ctx-size": 2048, "gpu-layers": 99},
         },
+        "gemma": {
+            "path": "hf:ggml-org/gemma-GGUF:Q4_K_M",
+            "aliases": ["ggml-org/gemma-GGUF:Q4_K_M"],
+            "preload": False,
+            "flags": {"ctx-size": 8192, "gpu-layers": 99, "jinja": True},
+        },
     }
-    assert "corral model get ggml-org/gemma-GGUF:Q4_K_M" in converted(PRESET).notes[0]
 
 
 def test_a_modelfile() -> None:
@@ -217,14 +351,25 @@ def test_a_modelfile() -> None:
             "flags": {"lora": "/base/a.gguf", "temp": 0.7},
         }
     }
-    named = [one.split(":")[0] for one in converted(MODELFILE).models[0].notes]
-    assert named == ["no equivalent", "TEMPLATE", "SYSTEM", "stop counts for requests of NAME"]
+    (model,) = converted(MODELFILE).models
+    assert [one.split(":")[0] for one in model.omitted] == ["no equivalent", "TEMPLATE", "SYSTEM"]
+    assert [one.split(":")[0] for one in model.notes] == ["stop counts for requests of NAME"]
 
 
-def test_a_model_that_only_ollama_knows_has_no_file() -> None:
-    found = converted("FROM llama3.2\nPARAMETER num_ctx 10\n")
-    assert not found.models
-    assert "corral model list" in found.notes[0]
+@pytest.mark.parametrize(
+    ("source", "name", "path"),
+    [
+        ("llama3.2", "llama3.2", "ollama:llama3.2"),
+        ("qwen3:8b", "qwen3:8b", "ollama:qwen3:8b"),
+        ("me/mine:v1", "me-mine:v1", "ollama:me/mine:v1"),
+        ("hf.co/a/b-GGUF:Q8_0", "b", "hf:a/b-GGUF:Q8_0"),
+        ("./b.gguf", "b", "/base/b.gguf"),
+    ],
+)
+def test_the_source_of_a_modelfile(source: str, name: str, path: str) -> None:
+    ((found, table),) = models(f"FROM {source}\nPARAMETER num_ctx 10\n").items()
+    assert (found, table["path"]) == (name, path)
+    assert table["batching"] == {"max_context_length": 10}
 
 
 @pytest.mark.parametrize(
