@@ -62,6 +62,7 @@ class AccessRecord:
         code: Of the error that the client got, or that broke its response off.
         bytes_out: Bytes of the body sent to the client.
         timings: Reported by the instance.
+        continued: How often another engine went on with the answer after the one before had ended.
         cache: What was found of the prompt in the cache, and why not more; None where the instance
             reports nothing.
         timeline: Where its time goes.
@@ -85,6 +86,7 @@ class AccessRecord:
         self.status: int | None = None
         self.code: str | None = None
         self.bytes_out = 0
+        self.continued = 0
         self.timings: Timings | None = None
         self.cache: CacheFigures | None = None
         self.timeline = timeline
@@ -180,6 +182,7 @@ class AccessRecord:
                 status=self.status,
                 code=self.code,
                 attempts=self._attempts,
+                continued=self.continued or None,
                 first_byte_ms=self._first_byte_ms,
                 first_token_ms=self.timeline.first_token_ms,
                 bytes_out=self.bytes_out,

@@ -27,6 +27,7 @@
     ├── InternalError                500  a fault of the proxy
     ├── NotServed                    501  an endpoint of Ollama's API that is not served here
     ├── UpstreamFailed               502  an instance failed while it answered
+    │   ├── UpstreamKilled           502  SIGKILL from outside ended it; one retry, or continued
     │   ├── UpstreamCrashed          502  a signal ended it while it computed the request
     │   │   └── TrialCrashed         502  what is on trial there; one retry before the first byte
     │   ├── UpstreamShutDown         502  we stopped it; one retry is safe before the first byte
@@ -60,6 +61,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final
 
@@ -304,6 +306,20 @@ class UpstreamFailed(ProxyError):
     code = "upstream_failed"
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The text that a client has of a chat whose stream broke off.
+
+    Attributes:
+        tokens: Events with text, of a token each.
+        id: Of the completion, as the client knows it.
+    """
+
+    text: str
+    tokens: int
+    id: object
+
+
 class UpstreamCrashed(UpstreamFailed):
     code = "upstream_crashed"
     # Keeps client libraries from retrying. Source: `_should_retry` of openai-python and
@@ -312,7 +328,7 @@ class UpstreamCrashed(UpstreamFailed):
 
 
 class TrialCrashed(UpstreamCrashed):
-    """`sent`: the bytes of its response that the client has, where they are known."""
+    """`unfinished`: the answer that the client has so far, if it is plain text."""
 
     def __init__(self, instance: str) -> None:
         super().__init__(
@@ -320,7 +336,20 @@ class TrialCrashed(UpstreamCrashed):
             "(`corral logs`)"
         )
         self.instance = instance
-        self.sent: bytes | None = None
+        self.unfinished: Unfinished | None = None
+
+
+class UpstreamKilled(UpstreamFailed):
+    """`unfinished`: as of TrialCrashed."""
+
+    code = "upstream_killed"
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(
+            f"{instance} was killed from outside (SIGKILL) while it computed this request; retry"
+        )
+        self.instance = instance
+        self.unfinished: Unfinished | None = None
 
 
 class UpstreamShutDown(UpstreamFailed):

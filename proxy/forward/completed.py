@@ -13,7 +13,9 @@ from typing import Final
 import orjson
 
 from proxy.endpoints import EndpointKind
+from proxy.errors import Unfinished
 from proxy.forward.apis import Response, reader_for
+from proxy.forward.apis.chat import ChatAssembler
 from proxy.router.lease import Completion
 from proxy.upstream.sse import InvalidEvent, Splitter, objects_of
 from proxy.upstream.timings import Timings
@@ -72,6 +74,17 @@ class CompletedResponse:
             return completion_of(self._reader)
         except (LookupError, TypeError, AttributeError):
             return Completion()
+
+    def unfinished(self) -> Unfinished | None:
+        """Return the text of a chat whose stream broke off here.
+
+        None if it is not plain text, is too long, or ends within an event.
+        """
+        self._read_batch()
+        is_whole = self._total_bytes <= _TOTAL_MAX_BYTES and not self._splitter.rest()
+        if is_whole and isinstance(self._reader, ChatAssembler):
+            return self._reader.unfinished()
+        return None
 
     def _read_batch(self) -> None:
         batch, self._batch_bytes = b"".join(self._chunks), 0

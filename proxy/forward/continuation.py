@@ -1,15 +1,19 @@
-"""Goes on with a chat whose stream broke off because what is on trial crashed.
+"""Goes on with a chat whose stream broke off because its engine was killed, or crashed on trial.
 
-Another instance gets the chat with the text so far as the assistant's last message, which an engine
-continues, and the client gets the rest in the same stream. Only where the stream so far is plain
-text: a grammar or a tool call would start over.
+A chat that is greedy or has a seed is asked for again from its beginning, and the client gets what
+it lacks of that: exactly the rest that it would have got. From the text alone that cannot be had,
+which says neither how it was cut into tokens nor where the sampler was. If it begins differently,
+or without a seed, another engine gets the chat with the text so far as the assistant's last
+message, which it continues: the rest is one that could have come.
+
+Only if the stream so far is plain text: a grammar or a tool call would start over.
 
 Source: llama-server, build 10434: the first event with text has the continued message in front.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,14 +21,12 @@ import orjson
 from multidict import CIMultiDict
 
 from proxy.endpoints import EndpointKind
-from proxy.errors import UpstreamFailed
+from proxy.errors import Unfinished, UpstreamFailed
 from proxy.forward.client_response import ResponseWriter
 from proxy.forward.passed_response import PassedResponse
 from proxy.request import ProxyRequest
-from proxy.upstream.sse import InvalidEvent, Splitter, members_of, objects_of
+from proxy.upstream.sse import Splitter, members_of
 
-_SENT_MAX_BYTES: Final = 1024**2
-_PLAIN: Final = frozenset({"role", "content"})
 _BEGIN_ANEW: Final = frozenset(
     (
         "continue_final_message",
@@ -41,95 +43,54 @@ _BEGIN_ANEW: Final = frozenset(
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
-class SentResponse(PassedResponse[ResponseWriter]):
-    """Passes a response on, and keeps what was sent of it."""
+# What the engine takes for "no seed". Source: llama.cpp, LLAMA_DEFAULT_SEED.
+_NO_SEEDS: Final = frozenset({-1, 0xFFFFFFFF})
 
-    def __init__(self, writer: ResponseWriter) -> None:
-        super().__init__(writer)
-        self._sent = bytearray()
 
-    @property
-    def sent(self) -> bytes | None:
-        """None where it is too long to be kept."""
-        return bytes(self._sent) if len(self._sent) <= _SENT_MAX_BYTES else None
-
-    async def write(self, chunk: bytes) -> None:
-        self._keep(chunk)
-        await self._writer.write(chunk)
-
-    def put(self, chunk: bytes) -> bool:
-        is_put = self._writer.put(chunk)
-        if is_put:
-            self._keep(chunk)
-        return is_put
-
-    async def finish(self, last: bytes = b"") -> None:
-        await self._writer.finish(last)
-
-    def _keep(self, chunk: bytes) -> None:
-        if len(self._sent) <= _SENT_MAX_BYTES:
-            self._sent += chunk
+class AnswerDiffers(Exception):
+    """An engine that was asked again began its answer differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What is asked for the rest.
+    """How the rest is asked for.
 
     Attributes:
-        text: That the client has.
-        tokens: Events of text that it has, of a token each.
-        id: Of the completion, as the client knows it.
+        is_replay: Whether the answer begins again, not at the rest.
     """
 
     request: ProxyRequest
-    text: str
-    tokens: int
-    id: object
+    unfinished: Unfinished
+    is_replay: bool
 
 
-def continuation(request: ProxyRequest, sent: bytes | None) -> Continuation | None:
-    """Return what is asked for the rest of a stream; None where it cannot be continued."""
+def continuations(request: ProxyRequest, unfinished: Unfinished | None) -> Iterator[Continuation]:
+    """Yield the ways to get the rest of a stream, the exact one first; none if it has no rest."""
     members = request.json
     is_plain = request.kind is EndpointKind.CHAT and request.is_stream and request.slots == 1
     messages = members.get("messages")
-    if sent is None or not is_plain or _BEGIN_ANEW & members.keys():
-        return None
+    if unfinished is None or not is_plain or _BEGIN_ANEW & members.keys():
+        return
     if not isinstance(messages, list) or _is_assistant(messages[-1:]):
-        return None
-    events = _events(sent)
-    if events is None or not all(map(_is_plain, events)):
-        return None
-    texts = [text for event in events if (text := _text(event))]
-    limits = {name: members[name] - len(texts) for name in _LIMITS if _is_limit(members.get(name))}
+        return
+    limits = {
+        name: members[name] - unfinished.tokens for name in _LIMITS if _is_limit(members.get(name))
+    }
     if any(rest <= 0 for rest in limits.values()):
-        return None
-    text = "".join(texts)
-    said = [{"role": "assistant", "content": text}] if text else []
+        return
+    if _is_repeatable(members):
+        yield Continuation(request, unfinished, is_replay=True)
+    said = [{"role": "assistant", "content": unfinished.text}] if unfinished.text else []
     rest = {**members, **limits, "messages": [*messages, *said]}
     asked = replace(request, json=rest, body=orjson.dumps(rest))
-    return Continuation(asked, text, len(texts), events[0].get("id") if events else None)
+    yield Continuation(asked, unfinished, is_replay=False)
 
 
-def _events(sent: bytes) -> list[Mapping[str, Any]] | None:
-    """Return the events that were sent; None where the last one is not whole."""
-    splitter = Splitter()
-    try:
-        events = objects_of(splitter.feed(sent))
-    except InvalidEvent:
-        return None
-    return None if splitter.rest() else events
-
-
-def _is_plain(event: Mapping[str, Any]) -> bool:
-    choices = event.get("choices")
-    if not isinstance(choices, list) or len(choices) != 1 or "error" in event:
-        return False
-    delta = choices[0].get("delta")
-    return isinstance(delta, dict) and delta.keys() <= _PLAIN and not choices[0]["finish_reason"]
-
-
-def _text(event: Mapping[str, Any]) -> str:
-    return str(event["choices"][0]["delta"].get("content") or "")
+def _is_repeatable(members: Mapping[str, Any]) -> bool:
+    """Whether the same request gets the same answer again."""
+    seed, temperature = members.get("seed"), members.get("temperature")
+    is_seeded = isinstance(seed, int) and not isinstance(seed, bool) and seed not in _NO_SEEDS
+    return is_seeded or (temperature == 0 and temperature is not False)
 
 
 def _is_limit(value: object) -> bool:
@@ -140,12 +101,16 @@ def _is_assistant(last: list[object]) -> bool:
     return not last or (isinstance(last[0], dict) and last[0].get("role") == "assistant")
 
 
-class ContinuedResponse(SentResponse):
-    """Sends the rest of a stream: without its beginning, under the first one's id."""
+class ContinuedResponse(PassedResponse[ResponseWriter]):
+    """Sends the rest of a stream: without its beginning, under the first one's id.
+
+    Raises AnswerDiffers if a replay does not begin as the answer did.
+    """
 
     def __init__(self, writer: ResponseWriter, rest: Continuation) -> None:
         super().__init__(writer)
         self._rest = rest
+        self._known = rest.unfinished.text  # text that the client has and that is still to come
         self._splitter = Splitter()
         self._is_begun = False
 
@@ -173,22 +138,34 @@ class ContinuedResponse(SentResponse):
         members = members_of(event)
         if members is None:
             return event
-        changed = {**members, "id": self._rest.id or members.get("id")}
-        if isinstance(usage := members.get("usage"), dict):
+        changed = {**members, "id": self._rest.unfinished.id or members.get("id")}
+        if isinstance(usage := members.get("usage"), dict) and not self._rest.is_replay:
             changed["usage"] = self._whole_usage(usage)
         if members.get("choices"):
             choice = members["choices"][0]
             delta = dict(choice.get("delta") or {})
-            if not self._is_begun and not delta.get("content") and not choice["finish_reason"]:
-                return b""  # the client knows the role
-            if not self._is_begun:
-                self._is_begun = True
-                delta["content"] = (delta.get("content") or "").removeprefix(self._rest.text)
+            if not self._is_begun and not self._begins(delta, choice["finish_reason"]):
+                return b""  # the client knows it
             changed["choices"] = [{**choice, "delta": delta}]
         return b"data: " + orjson.dumps(changed) + b"\n\n"
 
+    def _begins(self, delta: dict[str, Any], finish_reason: str | None) -> bool:
+        """Take what the client knows out of a delta; return whether anything is left to send."""
+        text = delta.get("content") or ""
+        if not text and not finish_reason:
+            return False
+        if self._rest.is_replay and not text.startswith(self._known):
+            if not text or not self._known.startswith(text):
+                raise AnswerDiffers
+            self._known = self._known.removeprefix(text)
+            return False
+        delta["content"] = text.removeprefix(self._known)
+        self._is_begun = True
+        return bool(delta["content"] or finish_reason or not self._rest.is_replay)
+
     def _whole_usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        before = {"completion_tokens": self._rest.tokens, "prompt_tokens": -self._rest.tokens}
+        tokens = self._rest.unfinished.tokens
+        before = {"completion_tokens": tokens, "prompt_tokens": -tokens}
         counts = {
             name: usage[name] + more
             for name, more in before.items()

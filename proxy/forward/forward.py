@@ -1,11 +1,12 @@
 """Forwards a request: a lease, an exchange with the instance, one retry where that is safe.
 
-An instance that refuses the connection, still loads its model, breaks off or is stopped before
-anything of its response was sent, is replaced once: by another, or by itself where there is none.
-Never where its engine crashed, as the request may have been the cause, unless it is on trial: then
-that is suspected first, as where it answers with an error of its own. What breaks later breaks the
-response, but for a plain chat on trial, which another instance goes on with (`continuation`). A
-client that leaves closes the upstream connection at once.
+An instance that refuses the connection, still loads its model, breaks off, is stopped or is killed
+from outside before anything of its response was sent, is replaced once: by another, or by itself
+where there is none. Never where its engine crashed, as the request may have been the cause, unless
+it is on trial: then that is suspected first, as where it answers with an error of its own. What
+breaks later breaks the response, but for a plain chat whose engine was killed from outside or
+crashed on trial: another instance goes on with it (`continuation`). A client that leaves closes the
+upstream connection at once.
 
 An instance that sends no first byte and does not answer `/health` is left for another as soon as
 that has a slot free. A node that takes nothing is left for others until one does. The prompts of an
@@ -29,6 +30,7 @@ from proxy.errors import (
     TrialCrashed,
     UpstreamConnectFailed,
     UpstreamFailed,
+    UpstreamKilled,
     UpstreamShutDown,
     UpstreamSilent,
     UpstreamTimeout,
@@ -38,7 +40,7 @@ from proxy.estimator import Estimator
 from proxy.forward.array import PromptArray, array_of
 from proxy.forward.captured_response import CapturedResponse
 from proxy.forward.client_response import RequestWriter, ResponseWriter
-from proxy.forward.continuation import ContinuedResponse, SentResponse, continuation
+from proxy.forward.continuation import AnswerDiffers, ContinuedResponse, continuations
 from proxy.forward.node_request import for_node
 from proxy.forward.part import Part, PartRefused, Parts, parts_of
 from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
@@ -58,7 +60,9 @@ from proxy.upstream.upstream import Node
 # An instance is left once in two seconds; with more of them silent than this, it is a failure.
 _MOVES_MAX: Final = 4
 
-_RetriedError = UpstreamConnectFailed | UpstreamShutDown | TrialCrashed
+# The request did no harm, as far as known.
+_HARMLESS: Final = (TrialCrashed, UpstreamKilled)
+_RETRIED: Final = (UpstreamConnectFailed, UpstreamShutDown, *_HARMLESS)
 # A node has done nothing for the request.
 _REFUSALS: Final = (NodeUnconnected, UpstreamUnavailable)
 _LARGE_BYTES: Final = 1024**2
@@ -153,24 +157,32 @@ class Forward:
     ) -> None:
         try:
             await self._request(request, plan, client_response)
-        except (UpstreamConnectFailed, UpstreamShutDown, TrialCrashed) as error:
+        except _RETRIED as error:
             if isinstance(error, _REFUSALS):
                 raise
-            if client_response.is_committed:
+            if not client_response.is_committed:
+                await self._request(request, plan, client_response, avoid=(error.instance,))
+            elif isinstance(error, _HARMLESS):
                 await self._continue(request, client_response, error)
             else:
-                await self._request(request, plan, client_response, avoid=(error.instance,))
+                raise
 
     async def _continue(
-        self, request: ProxyRequest, client_response: ResponseWriter, error: _RetriedError
+        self,
+        request: ProxyRequest,
+        client_response: ResponseWriter,
+        error: TrialCrashed | UpstreamKilled,
     ) -> None:
-        """Have another instance go on with what was on trial; raises the error if none can."""
-        rest = continuation(request, error.sent) if isinstance(error, TrialCrashed) else None
-        if rest is None:
-            raise error
-        writer = ContinuedResponse(client_response, rest)
-        plan = plan_request(rest.request)
-        await self._request(rest.request, plan, writer, avoid=(error.instance,))
+        """Have another instance go on with an answer; raises the error if none can."""
+        for rest in continuations(request, error.unfinished):
+            plan, writer = plan_request(rest.request), ContinuedResponse(client_response, rest)
+            try:
+                await self._request(rest.request, plan, writer, avoid=(error.instance,))
+            except AnswerDiffers:
+                continue
+            client_response.record.continued += 1
+            return
+        raise error
 
     async def _forward_parts(self, array: PromptArray, client_response: RequestWriter) -> None:
         """Answer the prompts of an array, as many at once as slots are leased for them.
@@ -230,30 +242,27 @@ class Forward:
         client_response: ResponseWriter,
         avoid: Collection[str] = (),
     ) -> None:
-        is_leased, kept = False, None
+        lease: Lease | None = None
         record = client_response.record
         record.timeline.wait()
         try:
             loader = TimedLoader(self._loader, record.timeline)
             async with self._router.lease(request, avoid, loader) as lease:
-                is_leased = True
                 record.timeline.begin_prefill(lease.began_at_s)
                 client_response.leased(lease)
-                if lease.upstream.is_on_trial:
-                    client_response = kept = SentResponse(client_response)
                 if has_chunks(lease):
                     await PrefillChunks(lease, self._router, self._settings).compute()
                 record.slot = lease.id_slot
                 if not await self._exchange(plan, lease, client_response):
                     await self._exchange(plain(request), lease, client_response)
         except (UpstreamFailed, UpstreamTimeout) as error:
-            if is_leased and not isinstance(error, UpstreamShutDown):
+            if lease is not None and not isinstance(error, UpstreamShutDown):
                 record.emit_upstream_failure(self._emit, error)
-            if kept and isinstance(error, TrialCrashed):
-                error.sent = kept.sent
+            if lease is not None and isinstance(error, _HARMLESS):
+                error.unfinished = lease.unfinished
             raise
         finally:
-            record.timeline.end_lease() if is_leased else record.timeline.end_wait()
+            record.timeline.end_wait() if lease is None else record.timeline.end_lease()
 
     async def _exchange(
         self, plan: UpstreamRequestPlan, lease: Lease, client_response: ResponseWriter

@@ -158,7 +158,7 @@ class ResponseRelay:
         """Pass a stream on; its last piece is sent with its end."""
         progress, client_response, response = self._progress, self._client_response, self._response
         completed = CompletedResponse(self._request.kind, is_stream=True)
-        before, last = b"", await self._until_first_token(completed)
+        before = b""
 
         def pass_on(chunk: bytes) -> bool:
             nonlocal before
@@ -170,13 +170,18 @@ class ResponseRelay:
             completed.feed(chunk)
             return True
 
-        while not response.is_read:
-            await client_response.write(last)
-            progress.is_awaiting_upstream = True
-            completed.feed(last)
-            before = last
-            last = await response.read(pass_on)
-            progress.receive_token(last)
+        try:
+            last = await self._until_first_token(completed)
+            while not response.is_read:
+                await client_response.write(last)
+                progress.is_awaiting_upstream = True
+                completed.feed(last)
+                before = last
+                last = await response.read(pass_on)
+                progress.receive_token(last)
+        except UpstreamFailed:
+            self._lease.unfinished = completed.unfinished()
+            raise
         end = before + last
         if _ENDS.get(self._request.kind, b"") not in end[-_END_BYTES:]:
             error = _last_error(end)

@@ -33,6 +33,10 @@ COUNTERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "requests_cancelled": (BY_INSTANCE, "Requests whose client disconnected before the end."),
     "requests_rejected": (("model", "code"), "Requests that no instance got, by error code."),
     "retries": (BY_INSTANCE, "Retries, by the last instance."),
+    "continued_answers": (
+        BY_INSTANCE,
+        "Answers that an engine went on with after another had been killed, or crashed on trial.",
+    ),
     "fallbacks": (("model",), "Requests for a model that another one got."),
     "upstream_failures": (BY_INSTANCE, "Responses that an instance broke off or did not begin."),
     "prompt_tokens": (BY_INSTANCE, "Prompt tokens computed."),
@@ -105,6 +109,8 @@ class RequestCounters:
         self.counts[_outcome(fields["status"])][key] += 1
         if fields["attempts"] > 1:
             self.counts["retries"][key] += fields["attempts"] - 1
+        if continued := fields.get("continued"):
+            self.counts["continued_answers"][key] += continued
         if asked := fields.get("fallback_for"):
             self.counts["fallbacks"][self._models.of(asked),] += 1
         for name in _TOKENS:

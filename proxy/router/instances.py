@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from aiorwlock import RWLock
@@ -20,6 +21,15 @@ from proxy.upstream.upstream import Upstream
 if TYPE_CHECKING:
     from proxy.request import ProxyRequest
     from proxy.router.lease import Lease, LeaseStats
+
+
+class ProcessExit(Enum):
+    """How the process of an instance ended."""
+
+    CRASHED = "crashed"  # by a signal that was not ours, and a request may be to blame
+    KILLED = "killed"  # by SIGKILL from outside: no request is to blame
+    STOPPED = "stopped"  # on purpose, as to unload its model
+    FAILED = "failed"  # in another way
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from proxy.errors import (
+    Unfinished,
     UpstreamFailed,
     UpstreamLoading,
     UpstreamShutDown,
@@ -21,7 +22,7 @@ from proxy.prompt_cache.slot_file_index import SavedPrompt
 from proxy.prompt_cache.slot_map import TrackedSlot
 from proxy.request import ProxyRequest
 from proxy.router.in_flight import InFlightRequest
-from proxy.router.instances import Instance
+from proxy.router.instances import Instance, ProcessExit
 from proxy.router.prefill_admission import FEW_TOKENS
 from proxy.router.response_progress import Clock, ResponseProgress
 from proxy.slot_files.tiers import Tier
@@ -31,14 +32,8 @@ from proxy.upstream.timings import Timings
 # the last of its output is read. Two attempts must end before a stream's first comment: after that
 # an error cannot be a status any more.
 _EXIT_WAIT_S: Final = 0.75
-# With these the process lives, was stopped by us, or never received the request.
-_NO_CRASH: Final = (
-    UpstreamLoading,
-    UpstreamSilent,
-    UpstreamShutDown,
-    UpstreamUnconnected,
-    UpstreamUnavailable,
-)
+# With these the process lives, or was stopped by us.
+_NO_EXIT: Final = (UpstreamLoading, UpstreamSilent, UpstreamShutDown, UpstreamUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +104,11 @@ class Lease(InFlightRequest):
         reported: Sums of the complete responses to it.
         is_reported: Nothing was sent since the last of those.
         is_taken: Its slots are in use, and nobody was told yet what it took.
+        unfinished: What its client has of a stream that broke off; None if it is not plain text.
+        is_unsent: Whether the instance accepted no connection, so that it is not to blame for an
+            exit.
+        exit: How the instance's process ended; None while it runs.
+        exit_reason: Why, for clients.
         beside: Leases of the further slots of a request for several completions.
         is_ending: The request is over and the engine may still use the slot.
         is_diverted: Its side of a trial had no slot free.
@@ -127,8 +127,8 @@ class Lease(InFlightRequest):
         "clock",
         "conversation",
         "conversation_number",
-        "crashed",
         "ended_at_s",
+        "exit",
         "exit_reason",
         "expected_cached",
         "finding",
@@ -144,6 +144,7 @@ class Lease(InFlightRequest):
         "is_paused",
         "is_reported",
         "is_taken",
+        "is_unsent",
         "position",
         "progress",
         "queued_s",
@@ -155,6 +156,7 @@ class Lease(InFlightRequest):
         "sequences",
         "slot",
         "tier",
+        "unfinished",
         "upstream",
     )
 
@@ -202,7 +204,9 @@ class Lease(InFlightRequest):
         self.is_ending = False
         self.ended_at_s = 0.0
         self.is_overdue = False
-        self.crashed: bool | None = None
+        self.unfinished: Unfinished | None = None
+        self.is_unsent = False
+        self.exit: ProcessExit | None = None
         self.exit_reason = ""
         self._exited: asyncio.Event | None = None  # few leases wait for it
         self._first = first
@@ -252,23 +256,28 @@ class Lease(InFlightRequest):
         self.is_ending = True
         self.ended_at_s = self.clock()
 
-    def set_process_exit(self, *, is_crash: bool, reason: str = "") -> None:
+    def set_process_exit(self, process_exit: ProcessExit, reason: str = "") -> None:
         """Note how the instance's process exited; only the first call counts."""
-        if self.crashed is None:
-            self.crashed, self.exit_reason = is_crash, reason
+        if self.exit is None:
+            self.exit, self.exit_reason = process_exit, reason
             if self._exited:
                 self._exited.set()
 
-    async def wait_crash(self, error: UpstreamFailed) -> bool:
-        """Return whether a crash caused this error; waits for the process to exit."""
-        if isinstance(error, _NO_CRASH) or not self.upstream.reports_exit:
-            return False
-        if self.crashed is None:
+    async def wait_exit(self, error: UpstreamFailed) -> ProcessExit | None:
+        """Return which exit caused this error; waits for the process to exit.
+
+        None if the process goes on, and if it never received the request.
+        """
+        if isinstance(error, _NO_EXIT) or not self.upstream.reports_exit:
+            return None
+        # A process that died a moment ago is still routed to: its exit is awaited before a retry.
+        self.is_unsent = isinstance(error, UpstreamUnconnected)
+        if self.exit is None:
             self._exited = self._exited or asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_EXIT_WAIT_S):
                     await self._exited.wait()
-        return bool(self.crashed)
+        return None if self.is_unsent else self.exit
 
     def stats(self) -> LeaseStats:
         has_text = (self._first or self).progress.decoded > 0

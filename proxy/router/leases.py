@@ -12,6 +12,7 @@ from proxy.errors import (
     UpstreamConnectFailed,
     UpstreamCrashed,
     UpstreamFailed,
+    UpstreamKilled,
 )
 from proxy.prompt_cache.prompt import Prompt
 from proxy.prompt_cache.slot_map import TrackedSlot
@@ -21,7 +22,7 @@ from proxy.router.cache_findings import CacheFindings
 from proxy.router.cache_use import CacheUse
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor
-from proxy.router.instances import Instance
+from proxy.router.instances import Instance, ProcessExit
 from proxy.router.lease import Completion, Lease
 from proxy.router.listener import RouterListener
 from proxy.router.model_queues import ModelQueues
@@ -88,6 +89,7 @@ class Leases:
             UpstreamShutDown: `close` ended the block.
             UpstreamSilent: The instance does not respond; another has a slot free.
             UpstreamCrashed: In place of the error that a crash caused in the block.
+            UpstreamKilled: In place of the error that a SIGKILL from outside caused in it.
         """
         self._crash_suspects.check(request)
         lease = await self._acquire(request, avoid, loader)
@@ -101,13 +103,7 @@ class Leases:
                 try:
                     yield lease
                 except UpstreamFailed as error:
-                    if await lease.wait_crash(error):
-                        raise self._crashed(lease) from error
-                    if lease.exit_reason and not isinstance(error, UpstreamConnectFailed):
-                        raise UpstreamFailed(
-                            f"{lease.upstream.name} ended while it computed this request: "
-                            f"{lease.exit_reason}"
-                        ) from error
+                    await self._raise_exit(error, lease)
                     raise
                 self._crash_suspects.clear(request)
         except (UpstreamConnectFailed, CrashesEngine) as error:
@@ -119,10 +115,18 @@ class Leases:
         finally:
             self._end(lease)
 
-    def _crashed(self, lease: Lease) -> UpstreamCrashed:
-        if lease.restored:  # the file may be to blame
-            self._prefix_index.files.remove([lease.restored.file.name])
-        return _crashed(lease.upstream)
+    async def _raise_exit(self, error: UpstreamFailed, lease: Lease) -> None:
+        """Raise what a client is told in place of an error that the end of a process caused."""
+        name, process_exit = lease.upstream.name, await lease.wait_exit(error)
+        if process_exit is ProcessExit.KILLED:
+            raise UpstreamKilled(name) from error
+        if process_exit is ProcessExit.CRASHED:
+            if lease.restored:  # the file may be to blame
+                self._prefix_index.files.remove([lease.restored.file.name])
+            raise _crashed(lease.upstream) from error
+        if lease.exit_reason and not isinstance(error, UpstreamConnectFailed):
+            reason = f"{name} ended while it computed this request: {lease.exit_reason}"
+            raise UpstreamFailed(reason) from error
 
     def note_chunk(self, lease: Lease) -> None:
         """Note that one more request for a lease is sent now, to compute a part of its prompt."""

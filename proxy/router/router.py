@@ -34,7 +34,7 @@ from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
 from proxy.router.hand_over import HandOver
 from proxy.router.instance_registry import Instances
-from proxy.router.instances import Activity, Instance, InstanceStats
+from proxy.router.instances import Activity, Instance, InstanceStats, ProcessExit
 from proxy.router.lease import Completion, Lease
 from proxy.router.leases import Leases
 from proxy.router.listener import NO_LISTENER, RouterListener
@@ -146,30 +146,29 @@ class Router:
         instance = self._instances.get(name)
         return instance.activity if instance else Activity()
 
-    def ended(
-        self, name: str, *, is_crash: bool, reason: str = "", is_stopped: bool = False
-    ) -> int:
+    def ended(self, name: str, process_exit: ProcessExit, *, reason: str = "") -> int:
         """Note that a process ended that was admitted with `reports_exit`, before it is withdrawn.
 
         Args:
             name: The instance.
-            is_crash: Whether a signal ended it that was not ours, and a request may be to blame.
+            process_exit: How it ended.
             reason: Why it ended, where clients should be told.
-            is_stopped: Whether it was stopped on purpose, as to unload its model.
 
         Returns:
             How many requests of clients it computed, including those whose clients have left.
         """
-        self._prefix_index.note_end(name, has_failed=not is_stopped)
+        self._prefix_index.note_end(name, has_failed=process_exit is not ProcessExit.STOPPED)
         instance = self._instances.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:
-            lease.set_process_exit(is_crash=is_crash, reason=reason)
+            lease.set_process_exit(process_exit, reason)
         # One request may hold several slots.
         requests = {
-            id(lease.request): lease.request for lease in leases if not lease.request.is_background
+            id(lease.request): lease.request
+            for lease in leases
+            if not (lease.request.is_background or lease.is_unsent)
         }
-        if is_crash:
+        if process_exit is ProcessExit.CRASHED:
             self._crash_suspects.crashed(requests.values())
         return len(requests)
 

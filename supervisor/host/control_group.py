@@ -1,18 +1,25 @@
 """Limits that control groups set for this process: its own group and every one above it.
 
-Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max); for version 1,
-scheduler/sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst (memory.limit_in_bytes).
+And the processes that the kernel has killed for want of memory.
+
+Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max, memory.events); for
+version 1, scheduler/sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst
+(memory.limit_in_bytes, memory.oom_control); mm/oom_kill.c (oom_kill of /proc/vmstat).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 _MOUNT: Final = "sys/fs/cgroup"
 # Beside version 1, version 2 is mounted here. Source: systemd, hybrid hierarchy.
 _HYBRID: Final = "sys/fs/cgroup/unified"
+# Engines that one shortage killed are reaped within this time.
+_TOGETHER_S: Final = 2.0
 
 
 def cpu_quota(root: Path) -> float | None:
@@ -39,6 +46,41 @@ def pressure_file(root: Path) -> Path | None:
     files = [level / "cpu.pressure" for level in _levels(root, "")]
     # The root group of the hierarchy has none, because /proc/pressure/cpu is the same.
     return next((file for file in reversed(files) if file.exists()), None)
+
+
+def oom_kills(root: Path) -> int | None:
+    """Return how many processes the kernel has killed for want of memory.
+
+    Of our group, else of the machine; None if neither is known.
+    """
+    files = [level / "memory.events" for level in _levels(root, "")]
+    files += [level / "memory.oom_control" for level in _levels(root, "memory")]
+    for file in (*reversed(files), root / "proc/vmstat"):
+        for line in text(file).splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+    return None
+
+
+class OomKillWatch:
+    """Tells whether the kernel has just killed a process for want of memory.
+
+    Which one is not known, and one shortage may end several: the answer holds for two seconds.
+    """
+
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._clock = clock
+        self._count = oom_kills(root)
+        self._grown_at_s = -math.inf
+
+    def has_killed(self) -> bool:
+        """Return whether it has killed since the last call, or a moment ago."""
+        before, self._count = self._count, oom_kills(self._root)
+        if before is not None and self._count is not None and self._count > before:
+            self._grown_at_s = self._clock()
+        return self._clock() - self._grown_at_s < _TOGETHER_S
 
 
 def _quota(line: str) -> float | None:

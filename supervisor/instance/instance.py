@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from proxy.failures import FAILURES, persist
+from proxy.router.instances import ProcessExit
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.errors import CorralError
 from supervisor.events import Emit
@@ -405,17 +406,25 @@ class Instance:
             fault=self._lifecycle.exit_outcome is ExitOutcome.FAILURE,
         )
         found = self._find_cause(end)
-        is_external = found.code in exit_cause.EXTERNAL and self._uses_workers()
-        is_crash = self._lifecycle.stop_reason is None and end.is_crash and not is_external
-        reason = found.sentence if is_external else ""
-        is_stopped = self._lifecycle.stop_reason in {StopReason.REQUESTED, StopReason.MEASURED}
-        computed = self._traffic.ended(
-            self.name, is_crash=is_crash, reason=reason, is_stopped=is_stopped
-        )
-        if is_crash and computed:
+        is_lost = found.code in exit_cause.EXTERNAL and self._uses_workers()
+        process_exit = self._process_exit(end, found, is_lost=is_lost)
+        reason = found.sentence if is_lost else ""
+        computed = self._traffic.ended(self.name, process_exit, reason=reason)
+        if process_exit is ProcessExit.CRASHED and computed:
             self._ended(number, exit_cause.crashed(end.returncode, computed), is_own=False)
         else:
-            self._ended(number, found, is_own=not is_external)
+            is_own = not is_lost and process_exit is not ProcessExit.KILLED
+            self._ended(number, found, is_own=is_own)
+
+    def _process_exit(self, end: Exit, found: FailureCause, *, is_lost: bool) -> ProcessExit:
+        if found is exit_cause.KILLED_FROM_OUTSIDE:
+            return ProcessExit.KILLED
+        match self._lifecycle.stop_reason:
+            case StopReason.REQUESTED | StopReason.MEASURED:
+                return ProcessExit.STOPPED
+            case None if end.is_crash and not is_lost:
+                return ProcessExit.CRASHED
+        return ProcessExit.FAILED
 
     def _uses_workers(self) -> bool:
         """Whether workers compute for the latest run: a client's text in its log proves nothing."""
@@ -429,6 +438,9 @@ class Instance:
                 return exit_cause.unresponsive(round(self._clock() - self._unhealthy_at_s, 1))
             case _:
                 lines = self._run.last_lines(_LINES_TO_JUDGE) if self._run else ()
+                is_ours = self._lifecycle.state in {State.STOPPING, State.KILLING}
+                if end.is_kill and not is_ours and not exit_cause.has_aborted(lines):
+                    return exit_cause.KILLED_FROM_OUTSIDE
                 return exit_cause.diagnose(end.returncode, lines)
 
     def _ended(self, number: int, cause: FailureCause, *, is_own: bool) -> None:

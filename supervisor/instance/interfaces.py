@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from proxy.router.instances import ProcessExit
 from supervisor.engine_client.client import EngineClient
 from supervisor.warmup.prompts import WarmPrompt
 from supervisor.warmup.queue import BackgroundLeases
@@ -18,12 +19,10 @@ class Traffic(BackgroundLeases, Protocol):
     def withdraw(self, name: str, /) -> None:
         """Send no new requests; those in flight continue."""
 
-    def ended(
-        self, name: str, /, *, is_crash: bool, reason: str = "", is_stopped: bool = False
-    ) -> int:
+    def ended(self, name: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:
         """Note that the process has exited; called before `withdraw`.
 
-        `reason` is for clients whose answers it cuts; `is_stopped`: it was stopped on purpose.
+        `reason` is for clients whose answers it cuts.
 
         Returns:
             The number of client requests it was computing.

@@ -62,9 +62,15 @@ class Command(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of a process; `returncode` is minus the signal's number if one ended it."""
+    """The end of a process.
+
+    Attributes:
+        returncode: Minus the signal's number if a signal ended it.
+        is_out_of_memory: Whether the kernel killed a process of ours for its memory at that time.
+    """
 
     returncode: int
+    is_out_of_memory: bool = False
 
     @property
     def code(self) -> int | None:
@@ -76,13 +82,22 @@ class Exit:
 
     @property
     def is_crash(self) -> bool:
-        """Whether a signal ended it that does not request an exit.
+        """Whether a signal ended it that does not request an exit."""
+        return 0 < self._signal < signal.NSIG and self._signal not in _EXIT_SIGNALS
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether SIGKILL ended it that was not the kernel's, for want of memory."""
+        return self._signal == signal.SIGKILL and not self.is_out_of_memory
+
+    @property
+    def _signal(self) -> int:
+        """The signal that ended it; below 1 without one.
 
         A shell in front of the engine reports it as exit code 128 plus the signal (Source: POSIX,
         Shell Command Language, 2.8.2).
         """
-        number = self.signal or (self.code or 0) - _SHELL_SIGNAL
-        return 0 < number < signal.NSIG and number not in _EXIT_SIGNALS
+        return self.signal or (self.code or 0) - _SHELL_SIGNAL
 
 
 class Child:

@@ -53,6 +53,16 @@ class StartWarning:
 # memory of a device. They are waited for, and count neither against the engine nor a request.
 EXTERNAL: Final = frozenset({"rpc_lost", "worker_unreachable", "device_memory_short"})
 
+# An operator, or a program that watches the system. Neither the engine nor a request is to blame.
+KILLED_FROM_OUTSIDE: Final = FailureCause(
+    "killed",
+    "another program killed the engine (SIGKILL, signal 9); it did not crash",
+    "no core is written, and neither corral nor the kernel's out-of-memory killer sent it: look "
+    "for `kill -9`, earlyoom or systemd-oomd (`journalctl -u systemd-oomd`)",
+    permanent=False,
+)
+_ASSERTION: Final = "assertion"
+
 # Signals that say enough, whatever the log says.
 SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(
     {
@@ -82,7 +92,7 @@ SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(
         ),
         signal.SIGKILL: FailureCause(
             "killed",
-            "the engine was killed from outside (signal 9)",
+            "the engine was killed (signal 9)",
             "most often the kernel, out of memory: see `dmesg`; lower ctx-size or use low-memory",
             permanent=False,
         ),
@@ -99,6 +109,12 @@ def diagnose(returncode: int | None, lines: Sequence[str]) -> FailureCause:
         or _first(FAILURE_PATTERNS, lines)
         or _by_exit(returncode, _last_error(lines))
     )
+
+
+def has_aborted(lines: Sequence[str]) -> bool:
+    """Return whether the engine stopped at a check of its own."""
+    found = _first(FAILURE_PATTERNS, lines)
+    return found is not None and found.code == _ASSERTION
 
 
 def crashed(returncode: int, requests: int) -> FailureCause:

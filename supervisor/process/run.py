@@ -14,6 +14,7 @@ from proxy.failures import FAILURES
 from supervisor.engine_client.client import EngineClient
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.errors import CorralError
+from supervisor.host.control_group import OomKillWatch
 from supervisor.process import exit_cause
 from supervisor.process.child import Child, Exit
 from supervisor.process.exit_cause import FailureCause
@@ -24,6 +25,8 @@ from supervisor.process.quoted_requests import QuotedRequests
 
 # Builds differ in the words before it; the last ones are "listening on unix:///path.sock".
 _LISTENING: Final = re.compile(rb"listening on (?:(?P<scheme>\w+)://)?(?P<where>\S+)")
+
+_OOM_KILLS: Final = OomKillWatch()
 
 
 class ProcessRun:
@@ -86,7 +89,8 @@ class ProcessRun:
         self._remove_socket()
         try:
             self._child = Child.spawn(self.launch)
-            return await self._child.wait(self._on_stdout, self._on_stderr)
+            end = await self._child.wait(self._on_stdout, self._on_stderr)
+            return replace(end, is_out_of_memory=_OOM_KILLS.has_killed())
         finally:
             self._record(self._on_out.flush() + self._on_err.flush())
             self._child = None

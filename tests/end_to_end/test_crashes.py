@@ -1,12 +1,16 @@
 """Requests that crash the real engine, and what they do to other requests."""
 
+import http.client
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_gguf
 from corral_cli import CorralCli, begin_stream, until
 
 LIFTED = """
@@ -25,6 +29,13 @@ schema_values = 100_000_000
 [supervisor.restart]
 backoff_initial_s = 0.01
 """
+
+
+@pytest.fixture(scope="session")
+def slow_random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose text a seed decides; it takes a second for an answer."""
+    path = tmp_path_factory.mktemp("models") / "random.gguf"
+    return tiny_gguf.make(path, embd=256, heads=8, kv_heads=2, layers=12, ff=1024, ctx=8192)
 
 
 def parentheses(text: str = "a") -> str:
@@ -127,3 +138,56 @@ def test_crashes_by_requests_never_end_in_failed(corral: CorralCli, tiny_model: 
         until(lambda: settled(corral))
     assert post(url, {}) == (200, "")
     assert corral.instances()["m.0"]["failures"] > 0
+
+
+def ask_stream(corral: CorralCli, **members: object) -> http.client.HTTPResponse:
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": "m", "messages": messages, "stream": True, "max_tokens": 400, **members}
+    request = urllib.request.Request(
+        f"{corral.url}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=60)
+    return response
+
+
+def text_of(stream: str) -> str:
+    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line[:5] == "data:"]
+    assert lines.pop() == "[DONE]", stream[-300:]
+    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("members", [{"temperature": 0}, {"seed": 42, "temperature": 1.5}])
+def test_a_chat_whose_engine_is_killed_goes_on_as_if_it_was_not(
+    corral: CorralCli, slow_random_model: Path, replicas: int, members: dict[str, object]
+) -> None:
+    """Greedy and seeded chats are the same to the last letter."""
+    corral.configure(f'[models.m]\npath = "{slow_random_model}"\nreplicas = {replicas}\n')
+    corral.ok("start")
+    with ask_stream(corral, **members) as stream:
+        expected = text_of(stream.read().decode())
+    with ask_stream(corral, **members) as stream:
+        begun = b"".join(stream.readline() for _ in range(40))
+        name = stream.headers["X-Corral-Instance"]
+        os.kill(corral.instances()[name]["pid"] or 0, signal.SIGKILL)
+        text = text_of((begun + stream.read()).decode())
+    assert text == expected
+    until(lambda: settled(corral))
+    with urllib.request.urlopen(f"{corral.url}/metrics") as metrics:
+        lines = metrics.read().decode().splitlines()
+    counted = [line for line in lines if line.startswith("corral_continued_answers_total{")]
+    assert sum(float(line.rpartition(" ")[2]) for line in counted) == 1
+
+
+def test_a_model_that_is_killed_often_serves_again(corral: CorralCli, tiny_model: Path) -> None:
+    corral.configure(f'{LIFTED}[models.m]\npath = "{tiny_model}"\n')
+    corral.ok("start")
+    for _ in range(6):
+        until(lambda: settled(corral))
+        os.kill(corral.instances()["m.0"]["pid"] or 0, signal.SIGKILL)
+        assert post(corral.url, {}) == (200, "")
+    assert "killed" in {one["reason"] for one in corral.events("instance.state_changed")}
+    assert not corral.events("instance.failed")

@@ -14,7 +14,7 @@ import psutil
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.prompt_cache.slot_file import SlotFile
-from proxy.router.instances import Activity
+from proxy.router.instances import Activity, ProcessExit
 from proxy.upstream.slots import SlotState
 from supervisor.engine_client.endpoint import Endpoint
 from supervisor.events import EventStream
@@ -45,14 +45,14 @@ def quick(**changes: float) -> InstanceLimits:
 class RecordingTraffic:
     """Writes down what an instance requests of it; `busy` holds its drains, `now` is its pulse.
 
-    `ends` tells of each process whether it crashed; each computed `computed` requests at its end.
+    `ends` tells of each process how it ended; each computed `computed` requests at its end.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.now = Activity()
         self.computed = 0
-        self.ends: list[bool] = []
+        self.ends: list[ProcessExit] = []
         self.end_reasons: list[str] = []
         self.busy = asyncio.Event()
         self.busy.set()
@@ -91,9 +91,9 @@ class RecordingTraffic:
         assert name == "chat.0"
         yield lambda: self.now.in_flight > 0
 
-    def ended(self, name: str, /, *, is_crash: bool, reason: str = "", **_: object) -> int:
+    def ended(self, name: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:
         assert name == "chat.0"
-        self.ends.append(is_crash)
+        self.ends.append(process_exit)
         self.end_reasons.append(reason)
         return self.computed
 

@@ -14,7 +14,7 @@ from samples import engine, machine, model
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.prompt_cache.slot_file import SlotFile
-from proxy.router.instances import Activity
+from proxy.router.instances import Activity, ProcessExit
 from proxy.upstream.upstream import Upstream
 from supervisor.adaptive.values import AdaptedValues
 from supervisor.engine_client.endpoint import Endpoint
@@ -148,8 +148,8 @@ class FakeTraffic:
     async def background_lease(self, _: str, /) -> AsyncIterator[Callable[[], bool]]:
         yield lambda: False
 
-    def ended(self, _: str, /, *, is_crash: bool, **_more: object) -> int:
-        assert not is_crash
+    def ended(self, _: str, process_exit: ProcessExit, /, **_more: object) -> int:
+        assert process_exit is not ProcessExit.CRASHED
         return 0
 
     async def wait_idle(self, _: str, /) -> None:

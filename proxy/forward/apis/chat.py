@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from proxy.errors import Unfinished
 from proxy.upstream.sse import InvalidEvent
 
 # What the whole answer takes from the last piece of choice 0, besides members unknown to us.
@@ -44,6 +45,7 @@ class _Choice:
     finish_reason: str | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
+    packed: int = 0  # texts that are part of the first one
 
     def add(self, piece: Mapping[str, Any]) -> None:
         delta = piece.get("delta") or {}
@@ -61,8 +63,15 @@ class _Choice:
 
     def pack(self) -> None:
         arguments = [call.arguments for call in self.calls.values()]
-        for texts in (self.content, self.reasoning, *arguments):
+        self.packed += max(0, len(self.content) - 1)
+        for texts in filter(None, (self.content, self.reasoning, *arguments)):
             texts[:] = ["".join(texts)]
+
+    def unfinished(self) -> Unfinished | None:
+        if self.finish_reason or self.calls or self.reasoning:
+            return None
+        tokens = self.packed + len(self.content)
+        return Unfinished("".join(self.content), tokens, self.last.get("id"))
 
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
@@ -103,6 +112,11 @@ class ChatAssembler:
         for name in ("usage", "timings"):
             if name in piece:
                 self._latest.figures[name] = piece[name]
+
+    def unfinished(self) -> Unfinished | None:
+        """Return the text of a stream that broke off; None if it is more than plain text."""
+        is_plain = self._is_chat and len(self._choices) <= 1
+        return self._first().unfinished() if is_plain else None
 
     def pack(self) -> None:
         for choice in self._choices.values():

@@ -1,4 +1,4 @@
-"""A chat that was on trial goes on elsewhere: once, whole, and only where it is plain text."""
+"""A chat whose engine is gone goes on elsewhere: once, whole, and only if it is plain text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from fakes.requests import ask
 from fakes.upstream import Call, Script
 
 from proxy.endpoints import EndpointKind
-from proxy.forward.continuation import continuation
+from proxy.errors import Unfinished
+from proxy.forward.completed import CompletedResponse
+from proxy.forward.continuation import continuations
+from proxy.router.instances import ProcessExit
 
 MESSAGES = [{"role": "user", "content": "go"}]
 
@@ -41,19 +44,22 @@ def request(**members: Any) -> Any:
     return replace(ask("go"), kind=EndpointKind.CHAT, json=body, slots=slots)
 
 
-async def broken(proxy: ProxyHarness, sent: bytes) -> None:
-    """Start an instance on trial that crashes after these bytes."""
+async def broken(
+    proxy: ProxyHarness, sent: bytes, process_exit: ProcessExit = ProcessExit.KILLED
+) -> None:
+    """Start an instance, on trial if it crashes, that ends after these bytes."""
 
     async def speak(call: Call) -> None:
         await call.begin_stream()
         await call.chunk(sent)
         call.drop()
         await asyncio.sleep(0)
-        proxy.router.ended("chat.1", is_crash=True)
+        proxy.router.ended("chat.1", process_exit)
         proxy.router.withdraw("chat.1")
 
     fake = await proxy.fake(speak, "chat.1", is_admitted=False)
-    proxy.router.admit(replace(fake.upstream(), reports_exit=True, trial_share=1.0))
+    share = 1.0 if process_exit is ProcessExit.CRASHED else 0.0
+    proxy.router.admit(replace(fake.upstream(), reports_exit=True, trial_share=share))
 
 
 def saying(events: list[bytes]) -> Script:
@@ -74,8 +80,11 @@ def texts(stream: bytes) -> tuple[list[dict[str, Any]], str]:
     return found, "".join(delta.get("content") or "" for delta in deltas)
 
 
-async def test_the_client_gets_the_rest_in_the_same_stream(proxy: ProxyHarness) -> None:
-    await broken(proxy, SENT)
+@pytest.mark.parametrize("process_exit", [ProcessExit.KILLED, ProcessExit.CRASHED])
+async def test_the_client_gets_the_rest_in_the_same_stream(
+    proxy: ProxyHarness, process_exit: ProcessExit
+) -> None:
+    await broken(proxy, SENT, process_exit)
     other = await proxy.fake(saying(REST), "chat.2")
     async with proxy.ask(stream=True, messages=MESSAGES, max_tokens=6) as response:
         found, text = texts(await response.read())
@@ -87,7 +96,37 @@ async def test_the_client_gets_the_rest_in_the_same_stream(proxy: ProxyHarness) 
     assert asked["messages"] == [*MESSAGES, {"role": "assistant", "content": "abcd"}]
     assert asked["max_tokens"] == 4
     (finished,) = proxy.events("request.finished")
-    assert (finished["status"], finished["attempts"]) == (200, 2)
+    assert [finished[name] for name in ("status", "attempts", "continued")] == [200, 2, 1]
+
+
+@pytest.mark.parametrize("tokens", [["abcdef", "gh"], ["a", "bc", "d", "efgh"], ["abcd", "efgh"]])
+async def test_a_seeded_one_is_asked_for_again_and_sent_from_where_it_broke_off(
+    proxy: ProxyHarness, tokens: list[str]
+) -> None:
+    await broken(proxy, SENT)
+    again = [event("two", content=token) for token in tokens]
+    other = await proxy.fake(saying([*REST[:1], *again, *REST[3:]]), "chat.2")
+    async with proxy.ask(stream=True, messages=MESSAGES, max_tokens=6, seed=7) as response:
+        found, text = texts(await response.read())
+    assert text == "abcdefgh"
+    assert found[-1]["usage"] == {"completion_tokens": 2, "prompt_tokens": 9}
+    asked = json.loads((await other.calls.get()).body)
+    assert (asked["messages"], asked["max_tokens"]) == (MESSAGES, 6)
+
+
+async def test_a_seeded_one_that_begins_otherwise_is_continued_from_its_text(
+    proxy: ProxyHarness,
+) -> None:
+    async def speak(call: Call) -> None:
+        is_replay = b"assistant" not in call.body
+        events = [*REST[:1], event("two", content="xyz"), *REST[3:]] if is_replay else REST
+        await saying(events)(call)
+
+    await broken(proxy, SENT)
+    other = await proxy.fake(speak, "chat.2")
+    async with proxy.ask(stream=True, messages=MESSAGES, seed=7) as response:
+        assert texts(await response.read())[1] == "abcdefgh"
+    assert other.calls.qsize() == 2
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -112,31 +151,65 @@ async def test_one_that_fails_again_ends_with_an_error(proxy: ProxyHarness) -> N
         assert b"error" in await response.content.readuntil(b"\n\n")
 
 
+def unfinished(sent: bytes) -> Unfinished | None:
+    response = CompletedResponse(EndpointKind.CHAT, is_stream=True)
+    response.feed(sent)
+    return response.unfinished()
+
+
 @pytest.mark.parametrize(
-    ("members", "sent"),
+    "sent",
     [
-        ({}, SENT + b"data: {"),
-        ({}, event(reasoning_content="hm")),
-        ({}, event(tool_calls=[])),
-        ({}, event(content="a", finish="stop")),
-        ({}, b"data: broken\n\n"),
-        ({}, None),
-        ({"n": 2}, SENT),
-        ({"stream": False}, SENT),
-        ({"tools": []}, SENT),
-        ({"response_format": {"type": "json_object"}}, SENT),
-        ({"messages": [*MESSAGES, {"role": "assistant", "content": "x"}]}, SENT),
-        ({"max_tokens": 2}, SENT),
+        SENT + b"data: {",
+        event(reasoning_content="hm"),
+        event(tool_calls=[{"index": 0}]),
+        event(content="a", finish="stop"),
+        b'data: {"error":{"code":500}}\n\n',
+        b"data: broken\n\n",
+        SENT + event(content="a" * 4 * 1024**2),
     ],
 )
-def test_what_would_begin_anew_is_not_continued(
-    members: dict[str, Any], sent: bytes | None
+def test_what_is_not_plain_text_is_not_continued(sent: bytes) -> None:
+    assert unfinished(sent) is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 40, 400])
+def test_the_text_and_its_tokens_are_known_however_long_it_is(count: int) -> None:
+    assert unfinished(ROLE + count * event(content="ab")) == Unfinished("ab" * count, count, "one")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"n": 2},
+        {"stream": False},
+        {"tools": []},
+        {"response_format": {"type": "json_object"}},
+        {"messages": [*MESSAGES, {"role": "assistant", "content": "x"}]},
+        {"max_tokens": 2},
+    ],
+)
+def test_what_would_begin_anew_is_not_continued(members: dict[str, Any]) -> None:
+    assert not list(continuations(request(**members), unfinished(SENT)))
+
+
+@pytest.mark.parametrize(
+    ("members", "is_replay"),
+    [
+        ({}, [False]),
+        ({"seed": -1}, [False]),
+        ({"seed": 7}, [True, False]),
+        ({"seed": -1, "temperature": 0}, [True, False]),
+    ],
+)
+def test_only_one_that_repeats_itself_is_asked_for_again(
+    members: dict[str, Any], is_replay: list[bool]
 ) -> None:
-    assert continuation(request(**members), sent) is None
+    found = continuations(request(**members), unfinished(SENT))
+    assert [rest.is_replay for rest in found] == is_replay
 
 
 def test_one_of_which_no_text_was_sent_begins_again() -> None:
-    found = continuation(request(max_tokens=5), b": wait\n\n" + ROLE)
-    assert found
+    (found,) = continuations(request(max_tokens=5), unfinished(b": wait\n\n" + ROLE))
     assert json.loads(found.request.body) == {**request(max_tokens=5).json}
-    assert (found.text, found.tokens) == ("", 0)
+    assert (found.unfinished.text, found.unfinished.tokens) == ("", 0)

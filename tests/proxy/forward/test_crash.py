@@ -7,6 +7,7 @@ import pytest
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call, Fake, Script
 
+from proxy.router.instances import ProcessExit
 from proxy.upstream.upstream import Upstream
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -19,21 +20,23 @@ async def watched(proxy: ProxyHarness, script: Script, name: str) -> Fake:
     return fake
 
 
-def crashing(proxy: ProxyHarness, name: str, *, is_crash: bool = True) -> Script:
+def crashing(
+    proxy: ProxyHarness, name: str, process_exit: ProcessExit = ProcessExit.CRASHED
+) -> Script:
     """Return what an instance does that dies as soon as it has a request."""
 
     async def speak(call: Call) -> None:
         call.drop()
         # The connection breaks first; that the process is gone is known later.
         loop = asyncio.get_running_loop()
-        loop.call_later(0.01, end, proxy, name, is_crash)
+        loop.call_later(0.01, end, proxy, name, process_exit)
 
     return speak
 
 
-def end(proxy: ProxyHarness, name: str, is_crash: bool) -> int:  # noqa: FBT001 (for call_later)
+def end(proxy: ProxyHarness, name: str, process_exit: ProcessExit) -> int:
     """Tell that a process is gone, as whoever runs it does."""
-    computed = proxy.router.ended(name, is_crash=is_crash)
+    computed = proxy.router.ended(name, process_exit)
     proxy.router.withdraw(name)
     return computed
 
@@ -55,7 +58,7 @@ async def test_a_request_that_its_engine_crashed_with_is_not_tried_again(
 
 
 async def test_one_whose_engine_ended_otherwise_is_tried_again(proxy: ProxyHarness) -> None:
-    await watched(proxy, crashing(proxy, "chat.1", is_crash=False), "chat.1")
+    await watched(proxy, crashing(proxy, "chat.1", ProcessExit.FAILED), "chat.1")
     await proxy.fake(name="chat.2")
     async with proxy.ask() as response:
         assert response.status == 200
@@ -181,7 +184,7 @@ async def test_a_stream_whose_engine_lost_a_worker_ends_with_that_and_is_no_susp
         await call.begin_stream()
         await call.chunk(EVENT)
         call.drop()
-        proxy.router.ended("chat.1", is_crash=False, reason="an RPC worker was lost")
+        proxy.router.ended("chat.1", ProcessExit.FAILED, reason="an RPC worker was lost")
         proxy.router.withdraw("chat.1")
 
     for _ in range(3):
@@ -200,10 +203,9 @@ async def test_what_needs_no_slot_counts_as_well(proxy: ProxyHarness) -> None:
             assert response.status == expected
 
 
-@pytest.mark.parametrize("is_crash", [True, False])
+@pytest.mark.parametrize("process_exit", list(ProcessExit))
 async def test_one_whose_client_has_left_counts_as_well(
-    proxy: ProxyHarness,
-    is_crash: bool,  # noqa: FBT001 (a parameter)
+    proxy: ProxyHarness, process_exit: ProcessExit
 ) -> None:
     called = asyncio.Event()
 
@@ -219,14 +221,14 @@ async def test_one_whose_client_has_left_counts_as_well(
             await called.wait()
             asking.cancel()
         await until(lambda: proxy.router.in_flight("chat.1") == 0)
-        assert proxy.router.ended("chat.1", is_crash=is_crash) == 1
+        assert proxy.router.ended("chat.1", process_exit) == 1
         proxy.router.withdraw("chat.1")
         await watched(proxy, speak, "chat.1~2")
         proxy.router.withdraw("chat.1~2")
         await watched(proxy, speak, "chat.1")
     proxy.router.withdraw("chat.1")
     await proxy.fake(name="chat.2")
-    assert await status(proxy) == (422 if is_crash else 200)
+    assert await status(proxy) == (422 if process_exit is ProcessExit.CRASHED else 200)
 
 
 async def test_an_client_response_clears_the_suspicion(proxy: ProxyHarness) -> None:
@@ -239,3 +241,46 @@ async def test_an_client_response_clears_the_suspicion(proxy: ProxyHarness) -> N
     assert await status(proxy) == 502
     await proxy.fake(name="chat.3")
     assert await status(proxy) == 200
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_one_whose_engine_was_killed_is_answered_by_another(
+    proxy: ProxyHarness,
+    is_stream: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    await watched(proxy, crashing(proxy, "chat.1", ProcessExit.KILLED), "chat.1")
+    await proxy.fake(say_stream, "chat.2")
+    async with proxy.ask(stream=is_stream) as response:
+        assert response.status == 200
+        assert response.headers["X-Corral-Instance"] == "chat.2"
+        await response.read()
+    (finished,) = proxy.events("request.finished")
+    assert (finished["attempts"], finished["status"]) == (2, 200)
+
+
+async def test_one_whose_engines_are_killed_twice_gets_an_error_that_clients_may_retry(
+    proxy: ProxyHarness,
+) -> None:
+    for name in ("chat.1", "chat.2", "chat.3"):
+        await watched(proxy, crashing(proxy, name, ProcessExit.KILLED), name)
+    for _ in range(3):
+        proxy.router.withdraw("chat.3")
+        async with proxy.ask(seed=1) as response:
+            assert response.status in {502, 503}
+            assert "X-Should-Retry" not in response.headers
+            assert (await response.json())["error"]["code"] != "crashes_engine"
+
+
+async def test_one_that_meets_a_process_that_has_just_died_waits_for_the_next(
+    proxy: ProxyHarness,
+) -> None:
+    gone = Upstream("chat.1", "chat", 2, "/nowhere/x.sock", "", 0, "inner", reports_exit=True)
+    proxy.router.admit(gone)
+    instance = proxy.router._instances.get("chat.1")
+    assert instance
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(status(proxy))
+        await until(lambda: any(lease.is_unsent for lease in instance.in_flight))
+        assert end(proxy, "chat.1", ProcessExit.CRASHED) == 0  # it never got the request
+        await proxy.fake(name="chat.2")
+        assert await asked == 200

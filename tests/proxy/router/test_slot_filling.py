@@ -18,6 +18,7 @@ from proxy.errors import UpstreamCrashed, UpstreamFailed
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
 from proxy.prompt_cache.slot_file import SlotFile
 from proxy.request import ProxyRequest
+from proxy.router.instances import ProcessExit
 from proxy.router.lease import Completion, Lease
 from proxy.router.listener import NoListener
 from proxy.router.router import Router
@@ -117,7 +118,7 @@ async def answered(
 async def crashed(storage: Storage, request: ProxyRequest) -> None:
     """Have the engine crash while it computes a request."""
     async with storage.router.lease(request):
-        storage.router.ended("chat.0", is_crash=True)
+        storage.router.ended("chat.0", ProcessExit.CRASHED)
         raise UpstreamFailed("it is gone")
 
 
@@ -210,7 +211,7 @@ async def test_a_turn_waits_for_the_file_of_an_instance_that_drains(
     storage.router.withdraw("chat.0")
     await answered(storage, OTHER)
     if is_over:
-        storage.router.ended("chat.0", is_crash=False, is_stopped=True)
+        storage.router.ended("chat.0", ProcessExit.STOPPED)
     async with asyncio.TaskGroup() as group:
         turn = group.create_task(answered(storage, NEXT))
         for _ in range(20):  # without I/O it waits by then

@@ -1,7 +1,13 @@
 import pytest
 from host_files import HostFiles
 
-from supervisor.host.control_group import cpu_quota, memory_limit_bytes, pressure_file
+from supervisor.host.control_group import (
+    OomKillWatch,
+    cpu_quota,
+    memory_limit_bytes,
+    oom_kills,
+    pressure_file,
+)
 
 GIB = 1 << 30
 
@@ -61,3 +67,35 @@ def test_the_pressure_is_that_of_the_own_group(host: HostFiles) -> None:
     host.limit("/a", "cpu.pressure", "some")
     host.limit("/a/b", "cpu.pressure", "some")
     assert pressure_file(host.root) == host.root / "sys/fs/cgroup/a/b/cpu.pressure"
+
+
+def test_kills_for_want_of_memory_are_those_of_the_own_group_else_of_the_machine(
+    host: HostFiles,
+) -> None:
+    assert oom_kills(host.root) is None
+    host.write("proc/vmstat", "nr_free_pages 9\noom_kill 7\n")
+    assert oom_kills(host.root) == 7
+    host.write("proc/self/cgroup", "4:memory:/one\n0::/a/b")
+    host.limit("/memory/one", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3")
+    assert oom_kills(host.root) == 3
+    host.write("proc/self/cgroup", "0::/a/b")
+    host.limit("/a", "memory.events", "oom 9\noom_kill 9")
+    host.limit("/a/b", "memory.events", "low 0\noom 2\noom_kill 2\noom_group_kill 0")
+    assert oom_kills(host.root) == 2
+
+
+def test_a_kill_counts_for_all_that_end_within_two_seconds(host: HostFiles) -> None:
+    now_s = 100.0
+    host.write("proc/vmstat", "oom_kill 1")
+    watch = OomKillWatch(host.root, lambda: now_s)
+    assert not watch.has_killed()
+    host.write("proc/vmstat", "oom_kill 2")
+    assert watch.has_killed()
+    now_s = 101.9
+    assert watch.has_killed()
+    now_s = 102.1
+    assert not watch.has_killed()
+
+
+def test_where_no_kills_are_counted_none_is_known(host: HostFiles) -> None:
+    assert not OomKillWatch(host.root).has_killed()

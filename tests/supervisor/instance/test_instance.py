@@ -19,8 +19,9 @@ from fakes.instance_harness import (
     zombies,
 )
 
-from proxy.router.instances import Activity
+from proxy.router.instances import Activity, ProcessExit
 from supervisor.errors import EngineMissing
+from supervisor.host.control_group import OomKillWatch
 from supervisor.instance.backoff import RestartPolicy
 from supervisor.instance.instance import Instance
 from supervisor.instance.states import State
@@ -565,8 +566,10 @@ def test_repr_does_not_show_the_key(runtime: Path) -> None:
     assert "api_key" not in repr(harness.instance.snapshot())
 
 
-async def crashes(runtime: Path, requests: int, count: int) -> tuple[InstanceHarness, str, State]:
-    """Have an engine crash again and again, each time with so many requests.
+async def crashes(
+    runtime: Path, requests: int, count: int, by: signal.Signals = signal.SIGSEGV
+) -> tuple[InstanceHarness, str, State]:
+    """End an engine by a signal again and again, each time with so many requests.
 
     Returns:
         What happened, and the last cause and state.
@@ -583,7 +586,7 @@ async def crashes(runtime: Path, requests: int, count: int) -> tuple[InstanceHar
             facts = await instance.wait(UP)
             assert (facts.run, facts.cause) == (run, None)
             assert facts.pid
-            os.kill(facts.pid, signal.SIGSEGV)
+            os.kill(facts.pid, by)
             facts = await instance.wait(WAITING | FAILED)
             assert facts.cause
             code, state = facts.cause.code, facts.state
@@ -593,12 +596,45 @@ async def crashes(runtime: Path, requests: int, count: int) -> tuple[InstanceHar
 async def test_crashes_with_requests_never_end_in_failed(runtime: Path) -> None:
     harness, code, state = await crashes(runtime, requests=2, count=5)
     assert (code, state) == ("crashed_at_request", State.BACKOFF)
-    assert harness.traffic.ends[:5] == [True] * 5
+    assert harness.traffic.ends[:5] == [ProcessExit.CRASHED] * 5
 
 
 async def test_crashes_without_requests_end_in_failed(runtime: Path) -> None:
     _, code, state = await crashes(runtime, requests=0, count=3)
     assert (code, state) == ("memory_fault", State.FAILED)
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+async def test_kills_from_outside_never_end_in_failed(runtime: Path, requests: int) -> None:
+    harness, code, state = await crashes(runtime, requests, count=5, by=signal.SIGKILL)
+    assert (code, state) == ("killed", State.BACKOFF)
+    assert harness.traffic.ends[:5] == [ProcessExit.KILLED] * 5
+
+
+async def test_an_engine_that_is_killed_while_it_drains_harmed_no_request(runtime: Path) -> None:
+    harness = InstanceHarness(fake_launch(runtime))
+    async with asyncio.timeout(20), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        harness.traffic.busy.clear()
+        instance.restart()
+        await instance.wait(frozenset({State.DRAINING}))
+        os.kill(facts.pid, signal.SIGKILL)
+        await instance.wait(UP)
+    assert harness.traffic.ends[0] is ProcessExit.KILLED
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+async def test_kills_for_want_of_memory_count_as_before(
+    runtime: Path, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OomKillWatch, "has_killed", lambda _: True)
+    harness, code, state = await crashes(runtime, requests, count=3, by=signal.SIGKILL)
+    is_own = not requests
+    assert state is (State.FAILED if is_own else State.BACKOFF)
+    assert code == ("killed" if is_own else "crashed_at_request")
+    assert harness.traffic.ends[:3] == [ProcessExit.CRASHED] * 3
 
 
 async def test_crashes_with_requests_do_not_count_against_the_engine_itself(runtime: Path) -> None:
@@ -624,4 +660,4 @@ async def test_a_killed_engine_did_not_crash(runtime: Path) -> None:
         await instance.wait(UP)
         instance.stop()
         await instance.wait(DOWN)
-    assert harness.traffic.ends == [False]
+    assert harness.traffic.ends == [ProcessExit.STOPPED]
