@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 
@@ -40,6 +40,7 @@ from supervisor.errors import CorralError, HistoryUnavailable, NoSuchRequest, Se
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
 from supervisor.reload.reload import ReloadResult
+from supervisor.settings.load import read_models
 from supervisor.slot_store.manifest import Manifest
 from supervisor.warmup.prompts import WarmPrompt
 
@@ -71,6 +72,9 @@ class DaemonService:
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
         return self._parts.triggers.start(dry_run=dry_run)
+
+    def add_models(self, tables: Mapping[str, object]) -> asyncio.Task[ReloadResult | CorralError]:
+        return self._parts.triggers.add(read_models(tables))
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
         replicas = [self._fleet.replica(one.name) for one in self._fleet.instances(models)]

@@ -40,8 +40,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypedDict
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final, TypedDict
+
+_WORD_MAX: Final = 120
 
 
 class ErrorFields(TypedDict):
@@ -227,3 +230,9 @@ def from_json(fields: Mapping[str, Any]) -> CorralError:
     known = {kind.code: kind for kind in CorralError.__subclasses__()}
     kind = known.get(fields.get("code") or "", CorralError)
     return kind(fields.get("message") or "", hint=fields.get("hint"), log=fields.get("log"))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean NAME?` with the nearest known name, or nothing if none is near."""
+    near = difflib.get_close_matches(word, known, n=1) if len(word) <= _WORD_MAX else []
+    return f"; did you mean {near[0]}?" if near else ""

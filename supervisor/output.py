@@ -145,8 +145,8 @@ def _escape_in_json(found: re.Match[str]) -> str:
     return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
-def describe(error: CorralError, stream: TextIO) -> str:
-    lines = [f"{colored('error:', 'red', stream)} {error.message}"]
+def describe(error: CorralError, stream: TextIO, kind: str = "error") -> str:
+    lines = [f"{colored(f'{kind}:', 'red', stream)} {error.message}"]
     if error.hint:
         lines.append(f"{colored(' hint:', 'yellow', stream)} {error.hint}")
     if error.log:

@@ -25,6 +25,7 @@ from supervisor.cli import (
     slots,
     usage,
 )
+from supervisor.errors import Interrupted
 
 _HELP: Final = """Run llama.cpp's llama-server well.
 
@@ -70,7 +71,10 @@ app.add_typer(batch.commands, name="batch")
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:  # while the command line is read; commands show their own
+        raise SystemExit(Interrupted.exit_code) from None
 
 
 def _version(value: bool) -> None:  # noqa: FBT001 (Typer passes an option's value by position)

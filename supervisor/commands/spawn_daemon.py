@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from supervisor.errors import StartFailed, from_json
+from supervisor.errors import Interrupted, StartFailed, from_json
 from supervisor.host.paths import Directories
 
 
@@ -25,11 +25,12 @@ def spawn_daemon(
 
     Raises:
         CorralError: That of the daemon, or StartFailed.
+        Interrupted: Ctrl-C; the daemon was told to end.
     """
     reader, writer = os.pipe()
     argv = [sys.executable, "-m", "supervisor.cli", "serve", "--report-fd", str(writer), *options]
     try:
-        subprocess.Popen(  # it outlives us by design
+        daemon = subprocess.Popen(  # it outlives us by design
             [*argv, "--", *words],
             stdin=stdin,
             stdout=subprocess.DEVNULL,
@@ -38,8 +39,14 @@ def spawn_daemon(
         )
     finally:
         os.close(writer)
-    with os.fdopen(reader, encoding="utf-8") as reports:
-        report = json.loads(reports.readline() or "null")
+    try:
+        with os.fdopen(reader, encoding="utf-8") as reports:
+            report = json.loads(reports.readline() or "null")
+    except KeyboardInterrupt as interrupt:
+        daemon.terminate()  # no model was started, and none would be
+        raise Interrupted(
+            "stopped before the daemon answered; it ends", hint="corral start starts it again"
+        ) from interrupt
     if report is None:
         raise StartFailed("the daemon exited before it answered", log=str(where.daemon_log))
     if "error" in report:

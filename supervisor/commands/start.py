@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from supervisor.commands.spawn_daemon import settings_options, spawn_daemon
 from supervisor.commands.status import reductions
 from supervisor.commands.stop import stop_daemon
+from supervisor.commands.targets import additional_models
 from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
-from supervisor.control.running import last_message, resolve_running
+from supervisor.control.running import last_message, resolve_running, unknown_words
 from supervisor.control.state_text import keyless_warning
 from supervisor.errors import (
     CorralError,
@@ -25,7 +29,7 @@ from supervisor.errors import (
     from_json,
 )
 from supervisor.host.paths import Directories, directories
-from supervisor.output import CommandResult
+from supervisor.output import CommandResult, describe
 
 # Causes that lie in the settings and are found before a spawn keep their own exit code; any other
 # end of an engine is a failed start.
@@ -41,35 +45,54 @@ _POLL_S: Final = 0.05
 def start(
     words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
 ) -> CommandResult:
-    """Start models, in a new background daemon if none runs.
+    """Start models, in a new background daemon if none runs; a running one gets those it lacks.
 
-    It stops if no model gets ready, or will when an RPC worker answers.
+    A new daemon stops if no model gets ready, or will when an RPC worker answers.
     """
     where = directories()
     client = Client(where.control_socket)
     try:
-        names = resolve_running(words, client.status())
+        status = client.status()
     except NotRunning:
         try:
             names = spawn_daemon(words, settings_options(config, listen), where)
         except DaemonBusy:
-            names = resolve_running(words, _await_status(client))
+            status = _await_status(client)
         else:
             return _start_first(client, names, where, wait=wait)
-    return _command(client, "start", names, wait=wait)
+    return _command_adding(client, "start", words, status, wait=wait)
 
 
 def restart(words: Sequence[str]) -> CommandResult:
-    return _command_running("restart", words)
+    client = Client(directories().control_socket)
+    return _command(client, "restart", resolve_running(words, client.status()), wait=True)
 
 
 def load(words: Sequence[str]) -> CommandResult:
-    return _command_running("load", words)
-
-
-def _command_running(verb: str, words: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
-    return _command(client, verb, resolve_running(words, client.status()), wait=True)
+    return _command_adding(client, "load", words, client.status(), wait=True)
+
+
+def _command_adding(
+    client: Client, verb: str, words: Sequence[str], status: DaemonStatus, *, wait: bool
+) -> CommandResult:
+    """Run a command on models, of which the daemon gets those that it does not have."""
+    added: Mapping[str, Mapping[str, Any]] = {}
+    if unknown := unknown_words(words, status):
+        added = additional_models(unknown, status, directories())
+        last_message(client.add_models(added))
+        status = client.status()
+    result = _command(client, verb, resolve_running(words, status), wait=wait)
+    notes = tuple(_keeping_note(name, table["path"]) for name, table in added.items())
+    return replace(result, notes=(*result.notes, *notes))
+
+
+def _keeping_note(name: str, path: str) -> str:
+    # It imports tomlkit, which takes 30 ms.
+    from supervisor.settings.change import key_text
+
+    words = ["corral", "config", "set", key_text(["models", name, "path"]), path]
+    return f"{name} is served until the daemon stops; to keep it: {shlex.join(words)}"
 
 
 def _start_first(
@@ -105,14 +128,27 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
         status = client.status()
         return CommandResult(status, f"starting on {status['url']}/v1", keyless_warning(status))
     status = last_message(messages)["done"]
-    ready = [
-        name for model in status["models"] if _is_meant(model, names) for name in _ready(model)
-    ]
-    given_up = [
-        line for model in status["models"] if _is_meant(model, names) for line in reductions(model)
-    ]
-    text = "\n".join([*(f"ready: {name}" for name in ready), f"{status['url']}/v1"])
-    return CommandResult(status, text, (*given_up, *keyless_warning(status)))
+    meant = [model for model in status["models"] if _is_meant(model, names)]
+    notes = tuple(line for model in meant for line in reductions(model))
+    ready: list[str] = []
+    failures: list[CorralError] = []
+    for model in meant:
+        try:
+            ready += _ready(model)
+        except CorralError as error:
+            failures.append(error)
+    if failures and not ready:
+        raise _joined(failures)
+    failed = [describe(error, sys.stdout, "failed") for error in failures]
+    text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status['url']}/v1"])
+    return CommandResult(status, text, (*notes, *keyless_warning(status)), 1 if failures else 0)
+
+
+def _joined(failures: Sequence[CorralError]) -> CorralError:
+    """Return one error that tells of all; its hint and log are those of the first."""
+    fields = failures[0].as_json()
+    lines = dict.fromkeys(failure.message for failure in failures)
+    return from_json({**fields, "message": "\n".join(lines)})
 
 
 def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:

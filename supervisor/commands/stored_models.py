@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Final
@@ -61,7 +60,7 @@ class StoredModels:
             warn(note)
         own = {model.path for model in settings.models.values()}
         found = {
-            model.id: FoundModel(**table_of(model), restart=settings.supervisor.restart)
+            model.id: FoundModel(**table_of(model))
             for model in self.catalogue.models
             if not model.problem and model.path not in own and model.id not in settings.models
         }
@@ -71,8 +70,7 @@ class StoredModels:
                 "corral start NAME serves others"
             )
             found = dict(islice(found.items(), _SERVED_MAX))
-        models = {**settings.models, **found}
-        return replace(loaded, settings=settings.model_copy(update={"models": models}))
+        return loaded.with_models(found)
 
 
 def table_of(model: StoredModel) -> Mapping[str, Any]:

@@ -109,6 +109,10 @@ class Client:
     def reload(self, *, dry_run: bool) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/reload", {"dry_run": dry_run})
 
+    def add_models(self, tables: Mapping[str, Any]) -> Iterator[StreamMessage]:
+        """Serve further models until the daemon ends, each by `[models.NAME]`; loads none."""
+        return self._messages("POST", "/v1/models", {"models": tables})
+
     def caches(self) -> CachesStatus:
         with _response(self._socket, "GET", "/v1/slots") as response:
             return cast("CachesStatus", json.load(response))

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from supervisor.control.messages import DaemonStatus, StreamMessage, daemon_exited
-from supervisor.errors import Interrupted, NoSuchModel
+from supervisor.errors import Interrupted, NoSuchModel, did_you_mean
 from supervisor.output import ProgressMeter
+from supervisor.settings.types import CATCH_ALL
 
 
 def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
-    """Return the models of a running daemon that the words name, by name or by the file's path."""
-    by_path = {model["path"]: model["name"] for model in status["models"]}
-    names = [model["name"] for model in status["models"]]
-    found = [word if word in names else by_path.get(str(Path(word).absolute())) for word in words]
-    for word, name in zip(words, found, strict=True):
-        if name is None:
-            raise NoSuchModel(
-                f"the running daemon has no model {word!r}",
-                hint=f"available: {', '.join(names)}; to serve others, run corral stop, then start",
-            )
-    return tuple(name for name in found if name)
+    """Return the models of a running daemon that the words name; raises NoSuchModel."""
+    if unknown := unknown_words(words, status):
+        names = [model["name"] for model in status["models"]]
+        raise NoSuchModel(
+            f"the running daemon has no model {unknown[0]!r}" + did_you_mean(unknown[0], names),
+            hint=f"available: {', '.join(names) or 'none'}; corral start FILE.gguf adds a model",
+        )
+    names_by_word = _names_by_word(status)
+    return tuple(names_by_word[_key(word, names_by_word)] for word in words)
+
+
+def unknown_words(words: Sequence[str], status: DaemonStatus) -> list[str]:
+    """Return the words that name no model of a running daemon."""
+    names_by_word = _names_by_word(status)
+    return [word for word in words if _key(word, names_by_word) not in names_by_word]
+
+
+def _names_by_word(status: DaemonStatus) -> dict[str, str]:
+    """Return the models by what may name one: its name, an alias, or the path of its file."""
+    models = status["models"]
+    by_path = {model["path"]: model["name"] for model in models}
+    by_alias = {
+        alias: model["name"] for model in models for alias in model["aliases"] if alias != CATCH_ALL
+    }
+    return {**by_path, **by_alias, **{model["name"]: model["name"] for model in models}}
+
+
+def _key(word: str, names_by_word: Mapping[str, str]) -> str:
+    keys = (word, f"{word}:latest", str(Path(word).absolute()))
+    return next((key for key in keys if key in names_by_word), word)
 
 
 def last_message(messages: Iterable[StreamMessage]) -> StreamMessage:

@@ -37,7 +37,7 @@ disconnects stops no command, but its capture.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -139,6 +139,11 @@ class Service(Protocol):
     def reload(self, *, dry_run: bool) -> asyncio.Future[ReloadResult | CorralError]:
         """Begin to reload; emits an event at the end unless `dry_run`. DaemonBusy if one runs."""
 
+    def add_models(
+        self, tables: Mapping[str, object]
+    ) -> asyncio.Future[ReloadResult | CorralError]:
+        """Begin to serve further models, each by `[models.NAME]`; raises SettingsInvalid."""
+
     def save_slots(self, models: Sequence[str]) -> asyncio.Future[list[Manifest]]:
         """Begin to save idle slots; the result is everything that is saved then."""
 
@@ -179,6 +184,7 @@ async def serve(service: Service, events: EventStream, path: Path) -> AsyncItera
             web.get("/v1/events", api.events),
             web.post("/v1/{verb:start|stop|restart|load|unload}", api.command),
             web.post("/v1/reload", api.reload),
+            web.post("/v1/models", api.add_models),
             web.post("/v1/slots/save", api.save_slots),
             web.post("/v1/slots/forget", api.forget_slots),
             web.post("/v1/models/{model}/warm", api.warm),
@@ -322,6 +328,11 @@ class _Api:
             return await _send(
                 request, _events(listener, task.done), lambda: _last_message(task, _reloaded)
             )
+
+    async def add_models(self, request: web.Request) -> web.StreamResponse:
+        tables = await _member(request, "models", _is_table, '{"models": {name: table}}')
+        task = self._service.add_models(tables)
+        return await _send(request, _pauses(task), lambda: _last_message(task, _reloaded))
 
     async def save_slots(self, request: web.Request) -> web.StreamResponse:
         task = self._service.save_slots(await _models(request))
@@ -469,6 +480,10 @@ def _is_names(value: object) -> TypeGuard[list[str]]:
 
 def _is_name_or_none(value: object) -> TypeGuard[str | None]:
     return value is None or isinstance(value, str)
+
+
+def _is_table(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
 
 
 def _is_bool(value: object) -> TypeGuard[bool]:

@@ -32,9 +32,13 @@ class Catalogue:
     notes: tuple[str, ...] = ()
 
     def find(self, word: str) -> StoredModel | None:
-        """Return the model of a name, or of the name as `[models.NAME]` has it."""
+        """Return the model of a name, or of the name as `[models.NAME]` has it.
+
+        As with Ollama, a name without a tag stands for `NAME:latest`.
+        """
         by_name = {model.id: model for model in self.models}
-        return (by_name | {model.name: model for model in self.models}).get(word)
+        by_name |= {model.name: model for model in self.models}
+        return by_name.get(word) or by_name.get(f"{word}:latest")
 
 
 def search(

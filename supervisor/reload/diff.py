@@ -7,7 +7,7 @@ whose fingerprint is unchanged keeps running; its next run is planned with what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from proxy.config.types import SettingsTable
@@ -44,18 +44,18 @@ class Difference:
         """The replicas that get a new process."""
         return (*self.added, *self.changed)
 
-    def only(self, model: str) -> Difference:
-        """Return what happens to one model where all others stay as they are."""
+    def only(self, models: Collection[str]) -> Difference:
+        """Return what happens to these models while all others stay as they are."""
 
-        def of_model(places: tuple[ReplicaId, ...]) -> tuple[ReplicaId, ...]:
-            return tuple(place for place in places if place.model == model)
+        def of_models(places: tuple[ReplicaId, ...]) -> tuple[ReplicaId, ...]:
+            return tuple(place for place in places if place.model in models)
 
+        others = (place for place in (*self.kept, *self.changed) if place.model not in models)
         return Difference(
-            added=of_model(self.added),
-            removed=of_model(self.removed),
-            changed=of_model(self.changed),
-            kept=tuple(place for place in (*self.kept, *self.changed) if place.model != model)
-            + of_model(self.kept),
+            added=of_models(self.added),
+            removed=of_models(self.removed),
+            changed=of_models(self.changed),
+            kept=(*others, *of_models(self.kept)),
         )
 
     def names(self) -> dict[str, list[str]]:

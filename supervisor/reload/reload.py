@@ -16,7 +16,7 @@ Reloads run one at a time, and not while values are adapted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -29,6 +29,7 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.reload.diff import Difference, PrepareNodes, ReloadPlan, prepare, reload_notes
 from supervisor.reload.replace import Replacer, ReplicaFailure, start_failure
 from supervisor.settings.load import Loaded
+from supervisor.settings.schema import ModelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Reload:
     ) -> None:
         self.loaded = loaded
         self._began_with = loaded.settings
+        self._added: Mapping[str, ModelSettings] = {}
         self._fleet = fleet
         self._read = read
         self._make_planner = make_planner
@@ -98,7 +100,7 @@ class Reload:
             prepared = await self._prepared(lambda: self.loaded, _prepare_no_nodes)
             if isinstance(prepared, CorralError):
                 return prepared
-            prepared = replace(prepared, difference=prepared.difference.only(model))
+            prepared = replace(prepared, difference=prepared.difference.only([model]))
             return ReloadResult(prepared.difference, (), await self._perform(prepared))
 
     async def _prepared(
@@ -112,9 +114,26 @@ class Reload:
         except CorralError as error:
             return error
 
+    async def add(self, models: Mapping[str, ModelSettings]) -> ReloadResult | CorralError:
+        """Serve further models until the daemon ends; the settings are not read again.
+
+        Later reloads keep them; a model of the same name in the settings file then replaces one.
+        """
+        async with self._lock, self._replacer.lock:
+            prepared = await self._prepared(
+                lambda: self.loaded.with_models(models), _prepare_no_nodes
+            )
+            if isinstance(prepared, CorralError):
+                return prepared
+            self._added = {**self._added, **models}
+            prepared = replace(prepared, difference=prepared.difference.only(models))
+            done = ReloadResult(prepared.difference, (), await self._perform(prepared))
+            self._report(done)
+            return done
+
     def _read_again(self) -> Loaded:
         """Without a settings file they stay, and what else changed is taken up, as an engine is."""
-        return self._read() if self.loaded.path else self.loaded
+        return self._read().with_models(self._added) if self.loaded.path else self.loaded
 
     async def _perform(self, prepared: ReloadPlan) -> tuple[ReplicaFailure, ...]:
         failures = []

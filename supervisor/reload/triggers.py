@@ -7,7 +7,7 @@ for the reload that runs; several of them are one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
@@ -15,8 +15,11 @@ from proxy.failures import FAILURES, persist
 from supervisor.errors import CorralError, DaemonBusy
 from supervisor.fleet.launch_id import FileVersion
 from supervisor.reload.reload import Reload, ReloadResult
+from supervisor.settings.schema import ModelSettings
 
 _CHECK_EVERY_S: Final = 2.0
+
+Work = Callable[[], Awaitable[ReloadResult | CorralError]]
 
 
 class ReloadTriggers:
@@ -43,11 +46,13 @@ class ReloadTriggers:
         Raises:
             DaemonBusy: A reload runs already, or the daemon is stopping.
         """
-        if self._group is None:
-            raise DaemonBusy("the daemon is stopping", hint="corral start starts another")
-        if self._reload.is_busy:
+        if self._reload.is_busy and self._group:
             raise DaemonBusy("a reload is already running", hint="retry when it is over")
-        return self._group.create_task(self._run_for_command(dry_run=dry_run), name="reload")
+        return self._begin(lambda: self._run(dry_run=dry_run))
+
+    def add(self, models: Mapping[str, ModelSettings]) -> asyncio.Task[ReloadResult | CorralError]:
+        """Begin to serve further models, after a reload that runs; otherwise as `start`."""
+        return self._begin(lambda: self._reload.add(models))
 
     def schedule(self) -> None:
         """Reload as soon as no other reload runs."""
@@ -63,9 +68,14 @@ class ReloadTriggers:
             finally:
                 self._group = None
 
-    async def _run_for_command(self, *, dry_run: bool) -> ReloadResult | CorralError:
+    def _begin(self, work: Work) -> asyncio.Task[ReloadResult | CorralError]:
+        if self._group is None:
+            raise DaemonBusy("the daemon is stopping", hint="corral start starts another")
+        return self._group.create_task(self._run_for_command(work), name="reload")
+
+    async def _run_for_command(self, work: Work) -> ReloadResult | CorralError:
         try:
-            return await self._run(dry_run=dry_run)
+            return await work()
         except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
             FAILURES.note("reload", error)
             return CorralError(f"the reload failed: {error!r}", hint="corral logs shows where")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tomlkit
@@ -43,6 +43,11 @@ def _as_toml(key: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def key_text(parts: Sequence[str]) -> str:
+    """Write a dotted key as TOML does, with quotes where a part needs them."""
+    return tomlkit.key(list(parts)).as_string()
+
+
 def values_of(word: str) -> Iterator[object]:
     """Return what a word of the command line may mean: a TOML value first, then a text."""
     try:
@@ -57,12 +62,12 @@ def values_of(word: str) -> Iterator[object]:
 def with_value(text: str, key: tuple[str, ...], value: object) -> Edit:
     """Set a value. Raises SettingsInvalid: a part of the key is no table, or the text no TOML."""
     edit = _edited(text, key, functools.partial(_set, key=key, value=value))
-    return Edit(edit, (f"{tomlkit.key(list(key)).as_string()} = {toml(value)}",))
+    return Edit(edit, (f"{key_text(key)} = {toml(value)}",))
 
 
 def without_value(text: str, key: tuple[str, ...]) -> Edit:
     """Take a value or a table out. Raises SettingsInvalid: the file does not have it."""
-    name = tomlkit.key(list(key)).as_string()
+    name = key_text(key)
     if not _has(tomllib.loads(text), key):
         raise SettingsInvalid(
             f"the settings file does not set {name}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -56,6 +56,23 @@ class Loaded:
     path: Path | None
     origins: Mapping[str, str]
 
+    def with_models(self, models: Mapping[str, ModelSettings]) -> Loaded:
+        """Return these settings with further models; a name that is there already stays as it is.
+
+        Raises:
+            SettingsInvalid: An alias is another model's name.
+        """
+        known = self.settings.models
+        policy = self.settings.supervisor.restart
+        further = {
+            name: model.model_copy(update={"restart": policy})
+            for name, model in models.items()
+            if name not in known
+        }
+        both = {**known, **further}
+        check_names(both, self.path)
+        return replace(self, settings=self.settings.model_copy(update={"models": both}))
+
 
 def load(
     config: Path | None = None,
@@ -104,6 +121,18 @@ def merge(
     check_workers(settings, path)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}
     return Loaded(_resolved(settings, path.parent if path else _here()), path, origins)
+
+
+def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
+    """Check the content of `[models]` that no file has; its paths are absolute.
+
+    Raises:
+        SettingsInvalid: A name or a value is invalid.
+    """
+    try:
+        return Settings.model_validate({"models": tables}).models
+    except ValidationError as error:
+        raise SettingsInvalid(explain(error, None)) from error
 
 
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:

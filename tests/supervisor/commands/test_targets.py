@@ -74,10 +74,10 @@ def test_any_file_name_makes_a_safe_model_name(file: str, name: str) -> None:
 
 
 def test_a_model_of_a_running_daemon_is_found_by_name_or_path(tmp_path: Path) -> None:
-    model = {"name": "chat", "path": str(tmp_path / "chat.gguf")}
+    model = {"name": "chat", "path": str(tmp_path / "chat.gguf"), "aliases": ["gpt", "*"]}
     status: DaemonStatus = {"models": [model]}  # type: ignore[typeddict-item]  # all that is read
     assert resolve_running(["chat"], status) == ("chat",)
-    assert resolve_running([str(tmp_path / "chat.gguf")], status) == ("chat",)
+    assert resolve_running([str(tmp_path / "chat.gguf"), "gpt"], status) == ("chat", "chat")
     with pytest.raises(NoSuchModel):
         resolve_running(["other"], status)
 

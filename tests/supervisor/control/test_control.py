@@ -5,7 +5,7 @@ import http.client
 import socket
 import stat
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,11 @@ class Service:
             future.set_result(found)
         return future
 
+    def add_models(
+        self, tables: Mapping[str, object]
+    ) -> asyncio.Future[ReloadResult | CorralError]:
+        return self._over("add", list(tables), RELOADED)
+
     def joined_host(self, host: int) -> JoinedHost:
         return {"host": host, "api_key_file": "/run/desktop.key", "status": self.status()}
 
@@ -276,6 +281,13 @@ async def test_a_dry_run_reports_what_a_reload_would_change(service: Service, pa
     (failure,) = report["failures"]
     assert failure["code"] == "killed"
     assert failure["message"] == "chat.0: it was killed; it keeps its old settings"
+
+
+async def test_added_models_are_given_by_their_tables(service: Service, path: Path) -> None:
+    (line,) = await lines(lambda: Client(path).add_models({"chat": {"path": "/chat.gguf"}}))
+    assert service.commands == [("add", ["chat"])]
+    assert line["reloaded"]["changed"] == ["chat.0"]
+    assert (await post(path, "/v1/models", b'{"models": ["chat"]}'))[0] == 409
 
 
 async def test_a_rejected_reload_raises_the_error_of_its_class(

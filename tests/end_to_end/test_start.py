@@ -1,0 +1,152 @@
+"""`corral start` and `load`: further models, broken ones among them, and Ctrl-C."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny_gguf
+from corral_cli import PATIENCE_S, CorralCli, until
+from openai import OpenAI
+from stores_layout import Ollama
+
+
+@pytest.fixture
+def models(corral: CorralCli) -> Path:
+    """Return a directory with `a.gguf`, `b.gguf`, `c.gguf`, and `broken.gguf`, which is damaged."""
+    directory = corral.root / "models"
+    directory.mkdir()
+    for name in "abc":
+        tiny_gguf.make(directory / f"{name}.gguf")
+    (directory / "broken.gguf").write_bytes(b"GGUF")
+    corral.env["CORRAL_PROXY__LISTEN"] = "127.0.0.1:0"
+    return directory
+
+
+def ask(corral: CorralCli, model: str) -> str:
+    client = OpenAI(base_url=f"{corral.url}/v1", api_key="none", max_retries=0)
+    answer = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "hello"}], max_tokens=4
+    )
+    return answer.choices[0].message.content or ""
+
+
+def test_a_running_daemon_gets_further_models(corral: CorralCli, models: Path) -> None:
+    corral.ok("start", str(models / "a.gguf"))
+    pid = corral.instances()["a.0"]["pid"]
+    started = corral("start", "b.gguf", directory=models)
+    assert "ready: b.0" in started.stdout
+    assert f"corral config set models.b.path {models / 'b.gguf'}" in started.stderr
+    assert "ready: c.0" in corral("load", "c.gguf", directory=models).stdout
+    assert all(ask(corral, name) for name in "abc")
+    again = corral("start", "b.gguf", directory=models)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert corral.data("reload")["kept"] == ["a.0", "b.0", "c.0"]
+    assert corral.instances()["a.0"]["pid"] == pid
+
+
+def test_an_added_model_stays_after_a_reload_of_the_settings_file(
+    corral: CorralCli, models: Path
+) -> None:
+    del corral.env["CORRAL_PROXY__LISTEN"]
+    settings = f"[models.a]\npath = '{models}/a.gguf'\n"
+    corral.configure(settings)
+    corral.ok("start")
+    corral.ok("start", str(models / "b.gguf"))
+    corral.configure(f"{settings}[models.c]\npath = '{models}/c.gguf'\n")
+    report = corral.data("reload")
+    assert (report["added"], report["kept"]) == (["c.0"], ["a.0", "b.0"])
+    corral.configure(f"{settings}[models.b]\npath = '{models}/c.gguf'\n")
+    report = corral.data("reload")
+    assert (report["changed"], report["removed"]) == (["b.0"], ["c.0"])
+
+
+def test_two_files_of_one_name_are_two_models(corral: CorralCli, models: Path) -> None:
+    (models / "other").mkdir()
+    tiny_gguf.make(models / "other" / "a.gguf")
+    corral.ok("start", str(models / "a.gguf"))
+    assert "ready: other-a.0" in corral("start", "other/a.gguf", directory=models).stdout
+    corral.ok("stop")
+    corral.ok("start", str(models / "a.gguf"), str(models / "other" / "a.gguf"))
+    assert corral.model_states() == {"a": "loaded", "other-a": "loaded"}
+
+
+def test_a_name_without_a_tag_is_the_latest(corral: CorralCli, models: Path) -> None:
+    corral.env["OLLAMA_MODELS"] = str(models / "ollama")
+    store = Ollama(models / "ollama")
+    store.model("registry.ollama.ai/library/tiny/latest", model=models / "a.gguf")
+    assert "ready: tiny:latest.0" in corral.ok("start", "tiny")
+    assert corral.ok("unload", "tiny") == "unloaded: tiny:latest\n"
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "not running"])
+@pytest.mark.parametrize(
+    ("word", "said", "hint"),
+    [
+        ("a.guf", "did you mean a.gguf?", "available: "),
+        ("below", "below is a directory, not a GGUF file", "corral start below/in.gguf serves"),
+        ("./below", "below is a directory, not a GGUF file", "corral start below/in.gguf serves"),
+        ("cc.gguf", "cc.gguf not found", ""),
+    ],
+)
+def test_a_wrong_word_is_explained(  # noqa: PLR0913, PLR0917 (a table of cases)
+    corral: CorralCli, models: Path, word: str, said: str, hint: str, *, running: bool
+) -> None:
+    (models / "below").mkdir()
+    tiny_gguf.make(models / "below" / "in.gguf")
+    if running:
+        corral.ok("start", str(models / "c.gguf"))
+    failed = corral("start", word, directory=models)
+    assert failed.returncode in {4, 78}
+    assert said in failed.stderr
+    assert hint in failed.stderr
+    if running:
+        assert list(corral.model_states()) == ["c"]
+
+
+def test_a_misspelt_name_gets_the_nearest(corral: CorralCli, models: Path) -> None:
+    corral.configure(f"[models.chat]\npath = '{models}/a.gguf'\n")
+    assert "did you mean chat?" in corral("start", "caht").stderr
+    corral.ok("start")
+    for command in ("start", "load", "stop", "unload", "restart"):
+        assert "did you mean chat?" in corral(command, "caht").stderr
+
+
+def test_a_broken_model_among_others_is_told_of_with_what_serves(
+    corral: CorralCli, models: Path
+) -> None:
+    words = [str(models / f"{name}.gguf") for name in ("a", "broken", "c")]
+    started = corral("start", *words)
+    assert started.returncode == 1
+    assert "ready: a.0\nready: c.0\nfailed: broken.0 did not start: " in started.stdout
+    assert ask(corral, "c")
+
+
+def test_a_start_of_broken_models_names_them_all(corral: CorralCli, models: Path) -> None:
+    failed = corral("start", str(models / "broken.gguf"), str(models / "gone.gguf"))
+    assert failed.returncode == 78
+    assert "broken.0 did not start" in failed.stderr
+    assert "gone.0 did not start" in failed.stderr
+    assert not corral.is_running()
+
+
+def test_ctrl_c_before_the_daemon_answers_ends_it(corral: CorralCli) -> None:
+    daemon, begun = corral.root / "daemon", corral.root / "begun"
+    daemon.write_text(f"#!/bin/sh\necho $$ > {begun}\nexec sleep 60\n", "utf-8")
+    daemon.chmod(0o700)
+    code = f"import sys; sys.executable = {str(daemon)!r}; import supervisor.cli as c; c.main()"
+    start = subprocess.Popen(
+        [sys.executable, "-c", code, "start"],
+        env=corral.env,
+        cwd=corral.root,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: begun.exists() and begun.read_text())
+    start.send_signal(signal.SIGINT)
+    _, said = start.communicate(timeout=PATIENCE_S)
+    assert start.returncode == 130
+    assert "stopped before the daemon answered; it ends" in said
+    until(lambda: not psutil.pid_exists(int(begun.read_text())))
