@@ -91,7 +91,7 @@ def test_a_name_without_a_tag_is_the_latest(corral: CorralCli, models: Path) -> 
         ("cc.gguf", "cc.gguf not found", ""),
     ],
 )
-def test_a_wrong_word_is_explained(  # noqa: PLR0913, PLR0917 (a table of cases)
+def test_a_wrong_word_is_explained(
     corral: CorralCli, models: Path, word: str, said: str, hint: str, *, running: bool
 ) -> None:
     (models / "below").mkdir()
