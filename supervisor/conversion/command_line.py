@@ -18,6 +18,8 @@ from supervisor.errors import SettingsInvalid
 from supervisor.flags.file_paths import with_paths
 from supervisor.hub import file_names, reference
 from supervisor.model_stores.references import HUB, is_reference
+from supervisor.model_stores.stored_model import model_id
+from supervisor.settings.types import is_alias, is_model_name
 
 _SHELL_VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]")
 _DEFAULT_HOST: Final = "127.0.0.1"
@@ -99,12 +101,16 @@ class ReadCommand:
         if is_reference(source):
             aliases.append(source.partition(":")[2])
         name = name or next(iter(self.options.aliases), None) or name_of(source)
+        settled = self.options.settled_flags()
         notes = list(self.options.notes)
+        if not is_model_name(name):
+            aliases, name = [name, *aliases], model_id(name).rstrip("-") or "model"
+            notes.append(f"clients may call it {name}, which is a name that models can have")
         change = self._resolve(notes)
-        flags = with_paths(self.options.flags, lambda path: Path(change(str(path))))
+        flags = with_paths(settled, lambda path: Path(change(str(path))))
         table = {
             "path": change(source),
-            **({"aliases": found} if (found := _others(aliases, name)) else {}),
+            **({"aliases": others} if (others := _others(aliases, name)) else {}),
             **more,
             **({"args": self.options.args} if self.options.args else {}),
             **({"flags": flags} if flags else {}),
@@ -131,7 +137,8 @@ class ReadCommand:
 
     def proxy(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return `[proxy]`, and why its address is another one."""
-        words, keys = self.options.words, self.options.keys
+        known, keys = self.options.words, self.options.keys
+        words = {name: word for name, word in known.items() if not _SHELL_VARIABLE.search(word)}
         host, port = words.get("host"), words.get("port")
         if self.container and self.container.has_own_network:
             inside = port or _DEFAULT_PORT
@@ -156,7 +163,7 @@ class ReadCommand:
 
 
 def _others(names: list[str], name: str) -> list[str]:
-    return [other for other in unique(names) if other != name]
+    return [other for other in unique(names) if other != name and is_alias(other)]
 
 
 def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ReadCommand:
@@ -172,7 +179,7 @@ def read_command(command: EngineCommand, base: Path, known: Flags | None = None)
         options.notes.append(
             f"the engine of this machine serves it, not the image {command.container.image}"
         )
-    for word in (options.source or "", *map(str, options.flags.values())):
+    for word in (*options.words.values(), *map(str, options.flags.values())):
         if _SHELL_VARIABLE.search(word):
             options.notes.append(f"{word}: a variable of a shell; write its value")
     directory = base / command.directory

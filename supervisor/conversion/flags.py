@@ -33,6 +33,7 @@ _COLLECTED: Final = frozenset(
 _REPEATED: Final = frozenset({"dry-sequence-breaker", "logit-bias"})
 _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 _FALSE: Final = frozenset({"0", "false", "off", "disabled"})
+_SWITCH_WORDS: Final = _TRUE | _FALSE | {"auto"}
 # TOML has integers of 64 bits.
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
@@ -148,14 +149,34 @@ class ModelOptions:
             return
         try:
             key, typed = canonical(name, self._typed(name, value), self.known)
-            unused = next(iter(render({key: typed}, self.known).omitted), None)
+            render({key: typed}, self.known)
         except SettingsInvalid as error:
             reason = error.message.partition(": ")[2] or error.message
             self.omitted.append(f"{shown}: {reason}")
             return
-        if unused:
-            self.notes.append(f"{shown}: {unused.reason}")
         self._set(key, typed)
+
+    def settled_flags(self) -> dict[str, FlagValue]:
+        """Return the flags after all options are read, and note those that the engine lacks."""
+        found = {self._of_ngrams(key): value for key, value in self.flags.items()}
+        for unused in render(found, self.known).omitted:
+            self.notes.append(f"{unused.key} = {unused.value}: {unused.reason}")
+        return found
+
+    def _of_ngrams(self, key: str) -> str:
+        """Return the option of one kind of n-gram drafting that an older one for all kinds means.
+
+        Source: llama.cpp, common/arg.cpp: what the help says of removed options.
+        """
+        kind, mod = self.flags.get("spec-type"), "ngram-mod"
+        limit = key.removeprefix("spec-draft-") if kind == mod else ""
+        if limit in {"n-max", "n-min"} and "spec-draft-model" not in self.flags:
+            newer = f"spec-{mod}-{limit}"
+        elif kind == mod and key == "spec-ngram-size-n":
+            newer = f"spec-{mod}-n-match"
+        else:
+            newer = key.replace("spec-ngram-", f"spec-{kind}-", 1)
+        return newer if self.known.find(newer) else key
 
     def _set(self, key: str, value: FlagValue) -> None:
         present = self.flags.get(key)
@@ -189,7 +210,8 @@ class ModelOptions:
         if flag is None or flag.kind == "unknown":
             return int(word.startswith("-") and bool(rest) and not _is_option(rest[0]))
         if flag.key in ONCE_BARE:
-            return int(bool(rest) and rest[0].lower() in _TRUE | _FALSE | {"auto"})
+            is_value = bool(rest) and (rest[0].lower() in _SWITCH_WORDS or rest[0][:1] == "$")
+            return int(is_value)
         if flag.key.endswith("-scaled") and len(rest) > 1 and ":" not in rest[0]:
             return 1 + bool(_NUMBER.fullmatch(rest[1]))  # FILE SCALE, as older builds have it
         return flag.value_count

@@ -24,8 +24,6 @@ from supervisor.conversion.macros import expanded, from_environment
 from supervisor.conversion.shell import engine_command, split
 from supervisor.engines.help import Flags
 from supervisor.errors import SettingsInvalid
-from supervisor.model_stores.stored_model import model_id
-from supervisor.settings.types import is_model_name
 
 _NAME: Final = "llama-swap file"
 _DEFAULT_LISTEN: Final = "127.0.0.1:8080"
@@ -122,13 +120,10 @@ def _model(
     if read.options.keys:
         read.options.omitted.append("--api-key: llama-corral gives each engine a random key")
     read.options.omitted += _model_omitted(entry)
-    served = name if is_model_name(name) else model_id(name).rstrip("-")
-    if served != name:
-        read.options.notes.append(f"clients call it {served}: names have no spaces and brackets")
     engine = {"engine": read.program} if read.program else {}
     more = {"aliases": _texts(entry.get("aliases")), **engine, **_residency(name, entry, whole)}
     reason = "; ".join(read.options.omitted) or "its cmd names no model (--model)"
-    return read.model(served, **more) or f"{name}: {reason}"
+    return read.model(name, **more) or f"{name}: {reason}"
 
 
 def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,11 @@ def is_model_name(name: str) -> bool:
     return _MODEL_NAME.fullmatch(name) is not None
 
 
+def is_alias(name: str) -> bool:
+    """Whether `aliases` may have this name."""
+    return _ALIAS.fullmatch(name) is not None
+
+
 def _bytes(amount: object) -> object:
     if not isinstance(amount, str) or amount.isdecimal():
         return amount
