@@ -20,13 +20,17 @@ from proxy.config.types import SettingsTable
 #    of the process does: an engine that computes gets `batch_timeout_s`, one that does not
 #    (stopped, or waiting for a lock or a hung device) two intervals at most.
 #
+# An idle engine generates a token once a minute. Between these its process is looked at: one that
+# a signal suspended (SIGSTOP) at two looks in a row answers nobody.
+#
 # Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 (`/health` is 200 while
-# decoding hangs).
+# decoding hangs); proc(5), state T.
 
 # The share of one CPU above which a process computes. A stopped one uses none, one that waits and
 # serves our metrics a thousandth, one thread that computes on a busy machine still a good share.
 _COMPUTING: Final = 0.05
 _TICKS_PER_INTERVAL: Final = 8
+_SUSPENDED_LOOKS: Final = 2
 # Reading `/metrics` every second or more keeps the engine from noticing disconnected clients.
 _COUNTERS_EVERY_S: Final = 2.0
 
@@ -84,6 +88,7 @@ class HealthSample:
     bytes_seen: int  # of responses so far
     counters: CounterSample | None = None  # None if not read this time
     is_silent: bool = False  # whether requests were moved away because it did not answer
+    is_suspended: bool | None = None  # whether a signal stopped the process; None if not looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class HealthState:
     progress_at_s: float  # latest known progress
     computed_at_s: float  # latest known computing; at least progress_at_s
     counters: tuple[float, CounterSample] | None = None  # since owing_at_s, with their time
+    looked_at_s: float = 0.0  # its process was last looked at, or its service began
+    suspended: int = 0  # looks in a row that found it suspended
 
 
 class HealthAction(StrEnum):
@@ -103,13 +110,14 @@ class HealthAction(StrEnum):
 
     NOTHING = "nothing"
     READ_COUNTERS = "read counters"
+    LOOK_AT_PROCESS = "look at process"
     PROBE = "probe"
     WITHDRAW = "withdraw"
 
 
 def start(sample: HealthSample) -> HealthState:
     now_s = sample.at_s
-    return HealthState(sample, now_s, now_s, now_s, now_s)
+    return HealthState(sample, now_s, now_s, now_s, now_s, looked_at_s=now_s)
 
 
 def update(settings: HealthSettings, health: HealthState, sample: HealthSample) -> HealthState:
@@ -119,12 +127,19 @@ def update(settings: HealthSettings, health: HealthState, sample: HealthSample) 
     if sample.bytes_seen != health.last.bytes_seen:
         return start(sample)
     if not sample.awaited:
-        return replace(start(sample), sent_at_s=health.sent_at_s)
+        return _update_idle(health, sample)
     if sample.counters is None:
         return replace(health, last=sample)
     return _compare(
         replace(health, last=sample, counters=(now_s, sample.counters)), health.counters
     )
+
+
+def _update_idle(health: HealthState, sample: HealthSample) -> HealthState:
+    idle = replace(start(sample), sent_at_s=health.sent_at_s)
+    if sample.is_suspended is None:
+        return replace(idle, looked_at_s=health.looked_at_s, suspended=health.suspended)
+    return replace(idle, suspended=health.suspended + 1 if sample.is_suspended else 0)
 
 
 def _compare(health: HealthState, before: tuple[float, CounterSample] | None) -> HealthState:
@@ -162,8 +177,7 @@ def has_moved(before: HealthSample, now: HealthSample) -> bool:
 def next_action(settings: HealthSettings, health: HealthState) -> HealthAction:
     now_s = health.last.at_s
     if not health.last.awaited:
-        is_due = now_s - health.sent_at_s >= settings.idle_probe_s or health.last.is_silent
-        return HealthAction.PROBE if settings.idle_probe_s and is_due else HealthAction.NOTHING
+        return _next_idle_action(settings, health)
     is_at_rest = now_s - health.computed_at_s >= settings.silence_s
     batch_s = max(settings.batch_timeout_s, settings.silence_s)
     if is_at_rest or now_s - health.progress_at_s >= batch_s:
@@ -173,10 +187,24 @@ def next_action(settings: HealthSettings, health: HealthState) -> HealthAction:
     return HealthAction.READ_COUNTERS if is_worth_it and is_due else HealthAction.NOTHING
 
 
+def _next_idle_action(settings: HealthSettings, health: HealthState) -> HealthAction:
+    now_s = health.last.at_s
+    if health.suspended >= _SUSPENDED_LOOKS:
+        return HealthAction.WITHDRAW
+    is_due = now_s - health.sent_at_s >= settings.idle_probe_s or health.last.is_silent
+    if settings.idle_probe_s and is_due:
+        return HealthAction.PROBE
+    is_due = now_s - health.looked_at_s >= settings.liveness_interval_s
+    return HealthAction.LOOK_AT_PROCESS if is_due else HealthAction.NOTHING
+
+
 def recovery_timeout_s(
-    settings: HealthSettings, unhealthy_timeout_s: float, in_flight: int
+    settings: HealthSettings, unhealthy_timeout_s: float, *, is_urgent: bool
 ) -> float:
-    """Return how long an unhealthy engine may take to recover: less while requests wait for it."""
+    """Return how long an unhealthy engine may take to recover.
+
+    Less if it is urgent: requests wait for it, or its process is suspended.
+    """
     return (
-        min(unhealthy_timeout_s, settings.liveness_interval_s) if in_flight else unhealthy_timeout_s
+        min(unhealthy_timeout_s, settings.liveness_interval_s) if is_urgent else unhealthy_timeout_s
     )

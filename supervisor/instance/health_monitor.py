@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from supervisor.engine_client.client import EngineUnreachable, ErrorResponse
@@ -66,7 +67,10 @@ class HealthMonitor:
                 counters = await self._counters() if action is HealthAction.READ_COUNTERS else None
                 if counters is None:
                     await asyncio.sleep(self._settings.tick_s)
-                health = update(self._settings, health, self._sample(counters))
+                sample = self._sample(counters)
+                if action is HealthAction.LOOK_AT_PROCESS:
+                    sample = replace(sample, is_suspended=self._run.is_suspended())
+                health = update(self._settings, health, sample)
             if self._probe:
                 self._probe.cancel()
 

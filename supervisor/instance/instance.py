@@ -327,8 +327,9 @@ class Instance:
             return self._restart.delay_s
         limit_s: float = getattr(self._limits, limit)
         if self._lifecycle.state is State.UNHEALTHY:
-            in_flight = self._traffic.activity(self.name).in_flight
-            return recovery_timeout_s(self._limits, limit_s, in_flight)
+            is_waited_for = self._traffic.activity(self.name).in_flight > 0
+            is_urgent = is_waited_for or (self._run is not None and self._run.is_suspended())
+            return recovery_timeout_s(self._limits, limit_s, is_urgent=is_urgent)
         return limit_s
 
     def _set_timer(self, delay_s: float) -> None:

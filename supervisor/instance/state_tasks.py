@@ -146,6 +146,9 @@ async def stop(context: StateContext) -> None:
         emit("instance.requests_aborted", run=run.number, in_flight=in_flight)
     # First, because an engine does not exit while a connection is open.
     await context.traffic.close(context.name)
+    if run.is_suspended():  # it obeys nothing else
+        await kill(context)
+        return
     if how := run.request_exit():
         emit("instance.exit_requested", run=run.number, how=how)
     await asyncio.sleep(context.limits.stop_timeout_s / 2)

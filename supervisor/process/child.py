@@ -137,6 +137,13 @@ class Child:
             return None
         return float(used.user + used.system)
 
+    def is_suspended(self) -> bool:
+        """Whether a signal such as SIGSTOP stopped it; not one that a debugger holds."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except (psutil.Error, OSError):
+            return False
+
     async def wait(self, on_stdout: OnBytes, on_stderr: OnBytes) -> Exit:
         """Pass its output on until it exits, without limit; kill it if cancelled; reap it."""
         try:

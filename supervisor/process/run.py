@@ -67,6 +67,9 @@ class ProcessRun:
     def cpu_s(self) -> float | None:
         return self._child.cpu_s() if self._child else None
 
+    def is_suspended(self) -> bool:
+        return self._child is not None and self._child.is_suspended()
+
     def client(self) -> EngineClient:
         return EngineClient(self.endpoint, self.launch.api_key)
 

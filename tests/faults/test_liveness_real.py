@@ -166,6 +166,18 @@ def test_a_probe_finds_a_stopped_idle_engine(target: DaemonUnderTest) -> None:
     assert target.ready_again("m.0", pid) == "ready again"
 
 
+def test_a_stopped_idle_replica_is_replaced_without_a_probe_and_harms_no_request(
+    target: DaemonUnderTest,
+) -> None:
+    limits = "[supervisor]\nidle_probe_s = 0\nunhealthy_timeout_s = 3600\n"
+    target.serve({"m": target.models.tiny}, limits, "replicas = 2")
+    pid = target.pid("m.0")
+    psutil.Process(pid).send_signal(signal.SIGSTOP)
+    assert target.ready_again("m.0", pid) == "ready again"
+    assert [ask(target.corral.url, max_tokens=4).how for _ in range(4)] == ["whole"] * 4
+    assert unhealthy(target) == ["m.0"]
+
+
 def test_a_starting_daemon_kills_orphaned_engines(
     target: DaemonUnderTest,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -64,6 +65,9 @@ def watch(
             counters = CounterSample((decoded(now_s),) if answers else None, cpu_s(now_s))
             health = update(settings, health, read(now_s, counters))
             yield now_s, need
+            need = next_action(settings, health)
+        if need is HealthAction.LOOK_AT_PROCESS:
+            health = update(settings, health, replace(read(now_s), is_suspended=False))
             need = next_action(settings, health)
         yield now_s, need
         if need is HealthAction.WITHDRAW:
@@ -260,7 +264,38 @@ def test_work_has_moved_by_bytes_or_by_counters_and_not_by_silence() -> None:
     assert has_moved(before, HealthSample(1, 1, 6))
 
 
-def test_an_unwell_engine_has_little_time_while_clients_wait() -> None:
-    assert recovery_timeout_s(SETTINGS, 60, in_flight=1) == 4
-    assert recovery_timeout_s(SETTINGS, 60, in_flight=0) == 60
-    assert recovery_timeout_s(SETTINGS, 2, in_flight=1) == 2
+def test_an_unwell_engine_has_little_time_if_it_is_urgent() -> None:
+    assert recovery_timeout_s(SETTINGS, 60, is_urgent=True) == 4
+    assert recovery_timeout_s(SETTINGS, 60, is_urgent=False) == 60
+    assert recovery_timeout_s(SETTINGS, 2, is_urgent=True) == 2
+
+
+def looks(suspended: Callable[[float], bool], for_s: float = 50) -> tuple[int, float | None]:
+    """Watch an idle process; return how often it was looked at, and when it was withdrawn."""
+    now_s, count, is_suspended = 0.0, 0, None
+    health = start(HealthSample(now_s, 0, 0))
+    while now_s < for_s:
+        now_s += SETTINGS.tick_s
+        sample = HealthSample(now_s, 0, 0, is_suspended=is_suspended)
+        health = update(SETTINGS, health, sample)
+        action, is_suspended = next_action(SETTINGS, health), None
+        if action is HealthAction.WITHDRAW:
+            return count, now_s
+        if action is HealthAction.LOOK_AT_PROCESS:
+            count, is_suspended = count + 1, suspended(now_s)
+    return count, None
+
+
+@pytest.mark.parametrize("stopped_at_s", [0, 1.9, 4, 10.2])
+def test_an_idle_process_that_stays_suspended_is_found_within_three_intervals(
+    stopped_at_s: float,
+) -> None:
+    _, found_at_s = looks(lambda at_s: at_s >= stopped_at_s)
+    assert found_at_s is not None
+    assert found_at_s - stopped_at_s <= 3 * SETTINGS.liveness_interval_s
+
+
+def test_one_that_was_suspended_for_a_moment_is_left_alone_and_seldom_looked_at() -> None:
+    count, found_at_s = looks(lambda at_s: 8 <= at_s < 11)
+    assert found_at_s is None
+    assert count <= 50 / SETTINGS.liveness_interval_s

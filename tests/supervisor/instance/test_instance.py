@@ -365,7 +365,36 @@ async def test_a_silent_engine_is_withdrawn_and_replaced_while_clients_wait(
         assert waiting.cause
         assert waiting.cause.code == "unresponsive"
         assert (await instance.wait(UP)).run == 2
-    assert harness.steps[:3] == ["withdrawn 2", "requests_aborted 2", "exit line"]
+    how = "exit line" if fault else "SIGKILL"  # a stopped one reads no line
+    assert harness.steps[:3] == ["withdrawn 2", "requests_aborted 2", how]
+
+
+async def test_an_idle_engine_that_is_stopped_is_replaced_without_a_probe(runtime: Path) -> None:
+    limits = quick(liveness_interval_s=0.2, idle_probe_s=0, unhealthy_timeout_s=3600)
+    harness = InstanceHarness(fake_launch(runtime), limits=limits)
+    async with asyncio.timeout(20), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        os.kill(facts.pid, signal.SIGSTOP)
+        waiting = await instance.wait(WAITING)
+        assert waiting.cause
+        assert waiting.cause.code == "unresponsive"
+        assert (await instance.wait(UP)).run == 2
+    assert harness.steps[:2] == ["withdrawn 0", "SIGKILL"]
+
+
+async def test_an_idle_engine_that_goes_on_in_time_is_kept(runtime: Path) -> None:
+    limits = quick(liveness_interval_s=0.2, idle_probe_s=0, unhealthy_timeout_s=3600)
+    harness = InstanceHarness(fake_launch(runtime), limits=limits)
+    async with asyncio.timeout(20), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        os.kill(facts.pid, signal.SIGSTOP)
+        await instance.wait(frozenset({State.UNHEALTHY}))
+        os.kill(facts.pid, signal.SIGCONT)
+        assert (await instance.wait(UP)).run == 1
 
 
 async def test_a_drain_does_not_wait_for_an_engine_that_hangs(runtime: Path) -> None:
