@@ -188,9 +188,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
     UsageEndpoint(usage).add_routes(routes)
     if warmer:
-        WarmEndpoint(loader, warmer, server_state, bodies, admission, router.charge).add_routes(
-            routes
-        )
+        WarmEndpoint(loader, warmer, server_state, bodies, admission, router).add_routes(routes)
     if engine:
         EngineEndpoints(loader, engine, server_state, bodies).add_routes(routes)
     if control:

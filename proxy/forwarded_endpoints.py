@@ -192,6 +192,8 @@ class ForwardedEndpoints:
         """Learn a shared prefix, if that is enabled."""
         if self._warmer is None or not self._warmer.learns(request.model):
             return
+        if request.owner.is_alone:  # what is learned serves all
+            return
         if prefix := self._shared_prefixes.observe(
             request.model, request.kind, request.json, request.prompt
         ):

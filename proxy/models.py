@@ -288,6 +288,11 @@ class PrefillResult:
     tokens: int
     cached_tokens: int
 
+    def with_cached(self, most: int) -> PrefillResult:
+        """Return it as if no more had been cached."""
+        hidden = max(0, self.cached_tokens - most)
+        return PrefillResult(self.instance, self.tokens + hidden, self.cached_tokens - hidden)
+
 
 class PromptWarmer(Protocol):
     """Prefills prompts, and keeps those to prefill at the next start."""

@@ -122,8 +122,8 @@ class ProxySettings(SettingsTable):
     )
     share_caches: Literal["all", "key"] = Field(
         "all",
-        description="what a prompt leaves in caches serves the requests of all API keys, or of its "
-        "key alone",
+        description="whose requests may find what a prompt leaves in caches: those of all API "
+        "keys, or of its own key (without API keys: all)",
     )
     default_model: Text | None = Field(
         None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any, Final
@@ -11,18 +11,19 @@ from aiohttp import web
 
 from proxy.adapter import with_adapter
 from proxy.auth.admission import Admission
-from proxy.auth.api_keys import KEY
+from proxy.auth.api_keys import KEY, visible_client
 from proxy.body.bodies import Bodies, Share
 from proxy.body.read import check_complexity, members_of, read_body
 from proxy.endpoints import EndpointKind
-from proxy.errors import TooManyRequests
+from proxy.errors import Forbidden, TooManyRequests
 from proxy.json_response import json_response
 from proxy.middleware import ACCESS_RECORD
 from proxy.models import ModelLoader, PromptWarmer, ResolvedModel
-from proxy.prompt_cache.prompt import read_prompt
-from proxy.request import client_of
+from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt, read_prompt
+from proxy.request import cache_owner, client_of
 from proxy.request_limits.check import check
 from proxy.router.in_flight import InFlightRequest, ServerState
+from proxy.router.router import Router
 from proxy.router.slot_use import SlotUse, Tokens
 from proxy.routes import PATH_ID, Routes
 
@@ -30,7 +31,7 @@ _RETRY_AFTER_S: Final = 5
 
 
 class WarmEndpoint:
-    """Prefills a prompt, given as a chat request; `charge` is told what that took.
+    """Prefills a prompt, given as a chat request.
 
     It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
     prefilled for a model, while no client needs its instances; a client that leaves ends it.
@@ -43,10 +44,10 @@ class WarmEndpoint:
         server_state: ServerState,
         bodies: Bodies,
         admission: Admission,
-        charge: Callable[[SlotUse], None],
+        router: Router,
     ) -> None:
         self._admission = admission
-        self._charge = charge
+        self._router = router
         self._loader = loader
         self._warmer = warmer
         self._server_state = server_state
@@ -89,18 +90,27 @@ class WarmEndpoint:
         if model in self._prefilling:
             message = f"{model} is already prefilling a prompt; retry later"
             raise TooManyRequests(message, _RETRY_AFTER_S)
-        client, record = client_of(request), request[ACCESS_RECORD]
+        client, prompt = client_of(request), read_prompt(EndpointKind.CHAT, model, members)
+        if cache_owner(request, share.settings).is_alone:
+            raise Forbidden(
+                'keys prefill no prompts where share_caches under [proxy] is "key": all keys '
+                "could use them; send the prompt as a chat instead"
+            )
         self._prefilling.add(model)
         try:
-            with self._reserved(client, model, members):
+            with self._reserved(client, prompt, members):
                 warmed = await self._warmer.warm(model, members)
         finally:
             self._prefilling.discard(model)
         for one in warmed:
             tokens = Tokens(one.tokens, one.cached_tokens, 1)
-            self._charge(SlotUse(client, model, one.instance, tokens, 0.0))
+            self._router.charge(SlotUse(client, model, one.instance, tokens, 0.0))
+        record = request[ACCESS_RECORD]
         record.client, record.path, record.model = client, request.path, model
         record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
+        if prompt and visible_client(request) is not None:
+            most = BLOCK_TOKENS * self._router.own_blocks(model, client, prompt)
+            warmed = [one.with_cached(most) for one in warmed]
         data = [
             {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
             for one in warmed
@@ -108,12 +118,8 @@ class WarmEndpoint:
         return json_response({"data": data})
 
     def _reserved(
-        self, client: str, model: str, members: Mapping[str, Any]
+        self, client: str, prompt: Prompt | None, members: Mapping[str, Any]
     ) -> AbstractContextManager[object]:
-        key, prompt = (
-            self._admission.keys.limited.get(client),
-            read_prompt(EndpointKind.CHAT, model, members),
-        )
-        if key is None:
+        if (key := self._admission.keys.limited.get(client)) is None:
             return nullcontext()
         return self._admission.tokens.reserved(key, prompt.tokens if prompt else 0, members)

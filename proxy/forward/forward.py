@@ -48,6 +48,7 @@ from proxy.forward.relay import ResponseRelay
 from proxy.forward.timed_loader import TimedLoader
 from proxy.forward.translations import translated
 from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
+from proxy.headers import CACHE_OWNER
 from proxy.models import ModelLoader, variant_end
 from proxy.request import ProxyRequest
 from proxy.responses.stored_turn import StoredTurn
@@ -268,7 +269,9 @@ class Forward:
         self, plan: UpstreamRequestPlan, lease: Lease, client_response: ResponseWriter
     ) -> bool:
         """Send the request once; return whether the client has its answer."""
-        upstream_request = _upstream_request(lease.request, plan.with_slot(lease.id_slot))
+        is_cache_off = lease.is_cache_off and lease.request.kind.generates
+        body = plan.with_slot(lease.id_slot, is_cache_off=is_cache_off)
+        upstream_request = _upstream_request(lease.request, body)
         if node := lease.upstream.node:
             upstream_request = await _readdressed(upstream_request, node, lease.request)
         lease.sent()
@@ -286,6 +289,8 @@ async def _readdressed(
         node = replace(node, model=node.model + variant_end(request.remote_variant))
     elif request.adapter:
         node = replace(node, model=f"{node.model}{MARK}{request.adapter}")
+    if request.owner.is_alone:
+        upstream_request.headers[CACHE_OWNER] = request.owner.digest
     # The ids of adapters are those of this machine.
     omitted = () if request.adapter is None else (MEMBER,)
     options = node, request.form, request.priority, omitted, request.keep_alive_s

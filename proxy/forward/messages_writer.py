@@ -43,11 +43,13 @@ class MessagesWriter(TranslatedWriter):
 def as_chat(request: ProxyRequest) -> ProxyRequest | None:
     """Return a request for a message as one of the chat API, if only that knows its members.
 
+    So it is for an owner that shares no caches: only a chat can name its slot.
+
     Raises:
         BadRequest: It has no messages.
     """
     schema = schema_of(request.json)
-    if schema is None and not request.json.get(MEMBER):
+    if schema is None and not request.json.get(MEMBER) and not request.owner.is_alone:
         return None
     if "messages" not in request.json:
         raise BadRequest("'messages' is required")

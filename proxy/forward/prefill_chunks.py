@@ -46,6 +46,7 @@ def has_chunks(lease: Lease) -> bool:
     upstream, tps = lease.upstream, lease.instance.rates.prefill_tps
     prefers = upstream.prefer_pure_decode and not upstream.resumable_prompts
     may_name = prefers and lease.slot is not None and upstream.node is None
+    may_name = may_name and not lease.is_cache_off
     is_long = may_name and is_worth(lease.backlog_tokens, tps) and lease.instance.work.decoding > 0
     return is_long and _is_plain_text(lease.request)
 

@@ -76,11 +76,12 @@ class UpstreamRequestPlan:
     is_assembled: bool
     hides_progress: bool
 
-    def with_slot(self, slot: int | None) -> bytes:
-        """Return the body, with `id_slot` where a slot is given."""
-        if slot is None:
-            return self.body
-        return _with_members(self.body, {"id_slot": slot}, is_empty=False)
+    def with_slot(self, slot: int | None, *, is_cache_off: bool = False) -> bytes:
+        """Return the body, with `id_slot` where a slot is given; nothing of the cache is used."""
+        members: dict[str, Any] = {} if slot is None else {"id_slot": slot}
+        if is_cache_off:
+            members["cache_prompt"] = False
+        return _with_members(self.body, members, is_empty=False) if members else self.body
 
     @property
     def is_passed_stream(self) -> bool:

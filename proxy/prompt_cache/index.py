@@ -35,6 +35,7 @@ from proxy.prompt_cache.remote_prefixes import RemotePrefixes
 from proxy.prompt_cache.runs import RATIO_STEPS, Run, Runs
 from proxy.prompt_cache.slot_file_index import SlotFileIndex
 from proxy.prompt_cache.slot_map import SlotContent, SlotMap
+from proxy.prompt_cache.slot_owners import SlotOwners
 from proxy.upstream.slots import SlotState
 from proxy.upstream.timings import Timings, average
 from proxy.upstream.upstream import Upstream
@@ -75,6 +76,8 @@ class PrefixIndex:
         """Note that an instance is admitted; a new process holds what it was filled with."""
         if run := self._runs.register(upstream):
             self.digests.forget(upstream.name)
+            filled = list(filled)
+            run.slot_map.owners = SlotOwners(is_new=not filled)
             for one in sorted(filled, key=attrgetter("task")):
                 run.slot_map.add_restored(one, self._restored(upstream, run, one.fingerprint))
 

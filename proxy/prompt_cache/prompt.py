@@ -77,6 +77,11 @@ class CacheOwner:
     name: str = ""
     is_alone: bool = False
 
+    @property
+    def digest(self) -> str:
+        """A name for other machines, 32 hexadecimal digits."""
+        return _new_hasher(b"owner " + self.name.encode(), 16).hexdigest()
+
 
 ANYONE: Final = CacheOwner()
 
@@ -229,8 +234,8 @@ def _name_hash(model: str) -> int:
     return xxh3_64_intdigest(model.encode())
 
 
-def _new_hasher(seed: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(seed, digest_size=_HASH_BYTES)
+def _new_hasher(seed: bytes, size_bytes: int = _HASH_BYTES) -> hashlib.blake2b:
+    return hashlib.blake2b(seed, digest_size=size_bytes)
 
 
 def _number(hasher: hashlib.blake2b) -> int:

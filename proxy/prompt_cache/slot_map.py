@@ -29,6 +29,7 @@ from proxy.prompt_cache.host_cache import HostCache
 from proxy.prompt_cache.outline import shared_blocks
 from proxy.prompt_cache.prompt import Prompt
 from proxy.prompt_cache.prompt_match import Held
+from proxy.prompt_cache.slot_owners import SlotOwners
 from proxy.upstream.slots import SlotState
 
 # What others do to the slots of an idle engine they do after a while.
@@ -149,9 +150,14 @@ class Search(NamedTuple):
 
 
 class SlotMap:
-    """The slots of one process; `host_cache` is told what is copied there, and searched."""
+    """The slots of one process; `host_cache` is told what is copied there, and searched.
+
+    Attributes:
+        owners: Whose tokens they hold.
+    """
 
     def __init__(self, slots: int, host_cache: HostCache | None = None) -> None:
+        self.owners = SlotOwners()
         self._slots = [TrackedSlot(number, is_confirmed=True) for number in range(slots)]
         self._host_cache = host_cache
         self._turn = count(1)

@@ -88,6 +88,7 @@ class Lease(InFlightRequest):
         position: In the queue when it joined, from 1; 0 if it did not wait.
         slot: The slot that it uses, where the slots of the instance are tracked.
         id_slot: The slot that the request names, or None: the engine chooses.
+        is_cache_off: Whether the engine may reuse nothing, because it could be another owner's.
         is_continued: Whether a running process is known to have its conversation.
         has_awaited_owner: Whether it waited for the instance that has its conversation, although
             another had a slot free.
@@ -137,6 +138,7 @@ class Lease(InFlightRequest):
         "id_slot",
         "instance",
         "is_beside_own",
+        "is_cache_off",
         "is_continued",
         "is_diverted",
         "is_ending",
@@ -186,6 +188,7 @@ class Lease(InFlightRequest):
         self.is_diverted = False
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
+        self.is_cache_off = False
         self.is_continued = False
         self.is_beside_own = False
         self.has_awaited_owner = False

@@ -150,6 +150,9 @@ class Leases:
                     lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply
                 )
                 self._note_for_others(lease, prompt, completed)
+            if timings and (lease.request.owner.is_alone or lease.is_cache_off):
+                owners = self._prefix_index.slot_map(lease.upstream.name).owners
+                owners.end(lease.request.owner, lease.id_slot)
             if timings and prompt and lease.slot:
                 self._record_slot(lease, lease.slot, timings)
         for one in lease.slots:

@@ -22,7 +22,7 @@ from proxy.prompt_cache.forgotten import ForgottenConversations
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.no_file import NoFile
 from proxy.prompt_cache.prefix_digest import Digest
-from proxy.prompt_cache.prompt import unnamed
+from proxy.prompt_cache.prompt import Prompt, unnamed
 from proxy.prompt_cache.recent_prompts import client_hash
 from proxy.prompt_cache.slot_file import SlotFile
 from proxy.request import ProxyRequest
@@ -346,9 +346,12 @@ class Router:
         """Return a request to be estimated by what the requests of its own key left in caches."""
         if (prompt := request.prompt) is None or not request.owner.name:
             return request
-        client = client_hash(request.model, request.client)
-        blocks = self._prefix_index.recent.own_blocks(client, prompt)
+        blocks = self.own_blocks(request.model, request.client, prompt)
         return replace(request, prompt=prompt.known_to(blocks))
+
+    def own_blocks(self, model: str, client: str, prompt: Prompt) -> int:
+        """Return how many blocks of a prompt a client's own recent requests begin with."""
+        return self._prefix_index.recent.own_blocks(client_hash(model, client), prompt)
 
     def measures(self, model: str) -> ModelMeasures:
         """Return what is measured of a model's engines."""

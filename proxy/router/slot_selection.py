@@ -14,6 +14,7 @@ from proxy.endpoints import EndpointKind, is_single
 from proxy.errors import UpstreamTimeout
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.slot_map import Search, SlotMap, TrackedSlot
+from proxy.prompt_cache.slot_owners import SlotOwners
 from proxy.request import ProxyRequest
 from proxy.router.hand_over import HandOver
 from proxy.router.lease import Lease
@@ -76,9 +77,10 @@ class SlotSelector:
         which slots the engine gives them.
         """
         is_tracked = self._settings.policy == "affinity" and lease.upstream.can_name_slots
-        if not is_tracked or not lease.request.kind.takes_slot:
-            return
         slot_map = self._prefix_index.slot_map(lease.upstream.name)
+        if not is_tracked or not lease.request.kind.takes_slot:
+            _note_owner(lease, slot_map.owners)
+            return
         reach = targeting(lease.request)
         conversation = lease.conversation if reach is not SlotTargeting.NONE else None
         # Noted at once: a client may leave while the slot is made ready.
@@ -88,14 +90,36 @@ class SlotSelector:
                 lease.slot = slot = await self._target(lease, slot_map, slot, reach)
             if slot:
                 _note_slot(lease, slot_map, slot, reach, is_alone=is_alone)
-                if _looks_in_cache(lease.request) and slot.verifies_restore(lease.request.prompt):
+                await self._separate(lease, slot_map, slot, reach)
+                if _looks_in_cache(lease) and slot.verifies_restore(lease.request.prompt):
                     lease.restored_tokens = slot.tokens
                 await self._keep_paused(lease, slot_map)
                 slot_map.mark_sent(slot, _search(lease))
+            else:
+                _note_owner(lease, slot_map.owners)
             for one in lease.beside:
                 if tracked := slot_map.reserve(one, None, lease.clock()):
                     one.slot = tracked
                     slot_map.mark_sent(tracked, Search())
+
+    async def _separate(
+        self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting
+    ) -> None:
+        """Keep a request from what others left in the engine: it names its slot, if it can."""
+        owner, owners = lease.request.owner, slot_map.owners
+        if not owner.is_alone and not owners.has_alone:
+            owners.has_shared = True
+            return
+        if reach is SlotTargeting.BY_ID and lease.id_slot is None and owners.has_others(owner):
+            if not slot.is_confirmed:
+                await self._sync(lease, slot_map, slot)
+            if slot.is_confirmed:
+                lease.id_slot = slot.id_slot
+        # What it was filled with, now or as the process began, was found by the owner's hashes.
+        is_own = lease.conversation is not None and slot.conversation is lease.conversation
+        if lease.restored or (is_own and slot.task is not None and slot.is_confirmed):
+            owners.end(owner, lease.id_slot)
+        _note_owner(lease, owners)
 
     @asynccontextmanager
     async def _order(
@@ -236,5 +260,19 @@ def _search(lease: Lease) -> Search | None:
     return Search(lease.conversation, prompt.blocks if prompt else ())
 
 
-def _looks_in_cache(request: ProxyRequest) -> bool:
-    return request.json.get("cache_prompt") is not False
+def _looks_in_cache(lease: Lease) -> bool:
+    return not lease.is_cache_off and lease.request.json.get("cache_prompt") is not False
+
+
+def _note_owner(lease: Lease, owners: SlotOwners) -> None:
+    """Note whose request is sent, and whether it may reuse what the engine holds."""
+    request, node = lease.request, lease.upstream.node
+    if request.is_background or not request.kind.takes_slot:
+        return
+    if node:  # another llama-corral is told the owner
+        lease.is_cache_off = request.owner.is_alone and not node.takes_keep_alive
+    else:
+        lease.is_cache_off = not owners.may_reuse(request.owner, lease.id_slot)
+        owners.begin(request.owner, lease.id_slot)
+    if lease.is_cache_off:
+        lease.expected_cached = 0

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness
+from fakes.proxy_harness import ProxyHarness, until
 from fakes.requests import ask, upstream
 from fakes.upstream import Call
 
 from proxy.endpoints import EndpointKind
 from proxy.explanation.explanation import own_figures
+from proxy.headers import CACHE_OWNER
+from proxy.prompt_cache.fingerprint import RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prompt import CacheOwner, Prompt, read_prompt
+from proxy.prompt_cache.slot_owners import SlotOwners
 from supervisor.engines.discover import Engine
 
 KEYS = """
@@ -34,6 +38,7 @@ ROOT = {"Authorization": "Bearer corral-root-1234"}
 TEXT = "the cat sat on the mat and the dog saw that the code is "
 # 480 tokens, the last of them a secret.
 SECRET = TEXT * 12 + "4711"
+FEW_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +212,163 @@ def test_keys_share_blocks_of_prompts_only_where_they_share_caches(
     plain = ask(SECRET).prompt
     assert plain
     assert (set(plain.turn_hashes) == told[0]) == is_shared
+
+
+@pytest.fixture(scope="module")
+def tracked(engine: Engine, tiny_model: Path) -> Iterator[Path]:
+    """An engine as the supervisor starts it: slots are named, and it keeps copies in memory."""
+    options = ["-c", "8192", "-np", "2", "-t", "1", "--no-kv-unified", "--cache-ram", "64"]
+    options += ["--slot-prompt-similarity", "0", "--slots"]
+    with engines.running(engine, tiny_model, *options) as socket:
+        yield socket
+
+
+def body_of(path: str, text: str) -> dict[str, Any]:
+    match path:
+        case "/v1/chat/completions" | "/v1/messages":
+            return {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+        case "/v1/responses":
+            return {"input": text, "max_output_tokens": 16}
+    return {"prompt": text, "max_tokens": 2, "n_predict": 2}
+
+
+async def found(
+    proxy: ProxyHarness, path: str, text: str, headers: Mapping[str, str], **more: Any
+) -> int:
+    """Send a request; return how much of its prompt the engine found."""
+    before = len(proxy.events("request.finished"))
+    body = {"model": "chat", **body_of(path, text), **more}
+    async with proxy.http.post(path, json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        await response.read()
+    await until(lambda: len(proxy.events("request.finished")) > before)
+    tokens: int = proxy.events("request.finished")[-1]["cached_tokens"]
+    return tokens
+
+
+PATHS = (CHAT, "/v1/messages", "/v1/responses", "/v1/completions", "/completion", "/generate")
+
+
+@pytest.mark.parametrize("can_name_slots", [True, False])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_key_that_shares_nothing_finds_only_its_own_prompts(
+    proxy: ProxyHarness, tracked: Path, tmp_path: Path, path: str, *, can_name_slots: bool
+) -> None:
+    """Whatever slots hold, and the copies in main memory that the engine has beside them."""
+    await begin(proxy, tmp_path, share_caches="key")
+    whole = replace(engines.upstream(tracked, 2), can_name_slots=can_name_slots)
+    proxy.router.admit(whole, [RestoredSlot(0)])  # it has computed prompts of others before
+    own = 0
+    for at in range(6):
+        secret = f"{path} {can_name_slots} {at} {SECRET}"
+        await found(proxy, path, secret, ANNA)
+        own += await found(proxy, path, secret, ANNA)
+        for number in range(at % 3):  # then it is in main memory alone
+            await found(proxy, path, f"{number} {at} {TEXT * 9}", ANNA)
+        # No more than its own prompts have in common: the template and the first words.
+        assert await found(proxy, path, secret, BEN, stream=at % 2 == 0) < FEW_TOKENS
+    assert (own > 100) == can_name_slots
+
+
+async def test_a_request_that_failed_makes_no_slot_its_keys_own(
+    proxy: ProxyHarness, tracked: Path, tmp_path: Path
+) -> None:
+    await begin(proxy, tmp_path, share_caches="key")
+    whole = replace(engines.upstream(tracked, 2), can_name_slots=True)
+    proxy.router.admit(whole, [RestoredSlot(0)])
+    secrets = [f"failed {at} {SECRET}" for at in range(2)]
+    for secret in secrets:
+        await found(proxy, CHAT, secret, ANNA)
+    for _ in range(4):
+        async with proxy.http.post(CHAT, json=said(TEXT * 200), headers=BEN) as response:
+            assert response.status == 400
+    assert [await found(proxy, CHAT, secret, BEN) for secret in secrets] == [0, 0]
+
+
+async def test_prompts_are_not_prefilled_for_a_key_that_shares_nothing(
+    proxy: ProxyHarness, tmp_path: Path
+) -> None:
+    await begin(proxy, tmp_path, share_caches="key")
+    body, path = said(SECRET), "/corral/v1/models/chat/warm"
+    async with proxy.http.post(path, json=body, headers=BEN) as response:
+        assert (response.status, "share_caches" in await response.text()) == (403, True)
+    assert proxy.reader.asked == []
+
+
+async def test_a_prefilled_prompt_tells_nothing_of_other_keys(
+    proxy: ProxyHarness, tmp_path: Path
+) -> None:
+    await begin(proxy, tmp_path)
+    path = "/corral/v1/models/chat/warm"
+    for headers, cached_tokens in ((BEN, 0), (ROOT, 12)):  # 30 computed, and 12 cached
+        (told,) = (await post(proxy, path, SECRET, headers))["data"]
+        assert (told["cached"], told["tokens"]) == (cached_tokens, 42 - cached_tokens)
+
+
+@pytest.mark.parametrize("more", [{"n": 2}, {"id_slot": 0}, {"cache_prompt": True}], ids=str)
+async def test_no_member_of_a_request_reaches_what_another_key_left(
+    proxy: ProxyHarness, tracked: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    await begin(proxy, tmp_path, share_caches="key")
+    whole = replace(engines.upstream(tracked, 2), can_name_slots=True)
+    proxy.router.admit(whole, [RestoredSlot(0)])
+    for at in range(3):
+        secret = f"{more} {at} {SECRET}"
+        await found(proxy, CHAT, secret, ANNA)
+        assert await found(proxy, CHAT, secret, BEN, **more) < FEW_TOKENS
+
+
+async def test_without_other_keys_nothing_is_computed_again(
+    proxy: ProxyHarness, tracked: Path, tmp_path: Path
+) -> None:
+    await begin(proxy, tmp_path, share_caches="key")
+    proxy.router.admit(replace(engines.upstream(tracked, 2), can_name_slots=True))
+    secret = f"alone {SECRET}"
+    await found(proxy, CHAT, secret, ANNA)
+    assert await found(proxy, CHAT, secret, ANNA) > 100
+
+
+async def test_a_machine_that_shares_keeps_the_clients_of_others_apart(
+    proxy: ProxyHarness, tracked: Path, tmp_path: Path
+) -> None:
+    """As another llama-corral asks for them, whose keys share nothing."""
+    await begin(proxy, tmp_path)
+    proxy.router.admit(replace(engines.upstream(tracked, 2), can_name_slots=True))
+    one, other = ({**ANNA, "X-Corral-Hop": "1", CACHE_OWNER: name} for name in ("1", "2"))
+    secret = f"node {SECRET}"
+    await found(proxy, CHAT, secret, one)
+    assert await found(proxy, CHAT, secret, one) > 100
+    assert await found(proxy, CHAT, secret, other) == 0
+    assert await found(proxy, CHAT, secret, BEN) == 0
+
+
+def test_owners_of_slots() -> None:
+    anna, ben, cora = (CacheOwner(name, is_alone=True) for name in ("anna", "ben", "cora"))
+    owners = SlotOwners()
+    assert owners.may_reuse(anna, None)
+    owners.begin(anna, None)
+    assert owners.may_reuse(anna, 1)
+    assert not owners.may_reuse(ben, 0)
+    owners.begin(ben, 0)
+    assert not owners.may_reuse(anna, None)
+    assert not owners.may_reuse(ben, 0)  # the engine has not told yet what it computed
+    owners.end(ben, 0)
+    assert owners.may_reuse(ben, 0)
+    assert not owners.may_reuse(anna, 0)
+    assert not owners.may_reuse(CacheOwner("dora"), 0)
+    owners.begin(cora, 0)
+    assert not owners.may_reuse(ben, 0)
+    owners.end(cora, 0)
+    owners.begin(ben, None)  # it may have got any slot
+    assert not owners.may_reuse(cora, 0)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_owners_that_share_see_all_but_what_one_alone_left(*, is_new: bool) -> None:
+    anna, ben = ALL
+    owners = SlotOwners(is_new=is_new)
+    owners.begin(anna, 0)
+    assert owners.may_reuse(ben, 0)
+    assert not owners.may_reuse(ALONE[0], None)
+    owners.begin(ALONE[0], 1)
+    assert not owners.may_reuse(ben, None)
