@@ -48,18 +48,19 @@ def keep_alive_s(members: Mapping[str, Any]) -> float | None:
             raise _malformed()
         case int() | float() as seconds:
             return _for_ever_if_negative(float(seconds))
-        case str() as text if len(text) <= _TEXT_MAX_CHARACTERS:
-            return _for_ever_if_negative(_seconds(text.strip()))
+        case str() as text if (duration := duration_s(text)) is not None:
+            return _for_ever_if_negative(duration)
         case _:
             raise _malformed()
 
 
-def _seconds(text: str) -> float:
-    found = _DURATION.fullmatch(text)
+def duration_s(text: str) -> float | None:
+    """Read a duration such as `15m`, or a number of seconds; None if it is neither."""
+    found = _DURATION.fullmatch(text.strip()) if len(text) <= _TEXT_MAX_CHARACTERS else None
     if found is None:
-        raise _malformed()
+        return None
     sign, bare, parts = found.groups()
-    seconds = float(bare) if bare else sum(_of_part(one) for one in _PART.finditer(parts))
+    seconds = float(bare) if bare else sum(_of_part(part) for part in _PART.finditer(parts))
     return -seconds if sign == "-" else seconds
 
 

@@ -129,7 +129,13 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
         return CommandResult(status, f"starting on {status['url']}/v1", keyless_warning(status))
     status = last_message(messages)["done"]
     meant = [model for model in status["models"] if _is_meant(model, names)]
-    notes = tuple(line for model in meant for line in reductions(model))
+    notes = [line for model in meant for line in reductions(model)]
+    notes += [
+        f"{instance['name']}: {text}"
+        for model in meant
+        for instance in _instances(model)
+        for text in instance["warnings"]
+    ]
     ready: list[str] = []
     failures: list[CorralError] = []
     for model in meant:

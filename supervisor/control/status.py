@@ -124,7 +124,7 @@ def instance_status(
         "log": _text(facts.log_path),
         "error": _error(cause, cause.sentence, facts.log_path) if cause else None,
         "warnings": [
-            *(plan.lost_workers if plan and facts.pid else ()),
+            *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
         ],
         "draft": _draft(stats) if plan and spec_types(plan.memory_inputs.chosen) else None,

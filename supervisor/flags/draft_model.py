@@ -21,6 +21,8 @@ from supervisor.host.files import stat_regular
 AUTO: Final = "auto"
 # A draft model has to be much faster than its model.
 _SMALLER: Final = 4
+# Of a draft model that the user sets; a larger one hardly pays.
+_SHARE_MAX: Final = 0.5
 # Files examined, by name; a directory may hold all models of a machine.
 _FILES_MAX: Final = 64
 # Where repositories keep draft heads, such as unsloth's.
@@ -31,11 +33,11 @@ DraftSetting = Path | Literal["auto"] | None
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft model, or a clause why there is none, and sentences on unreadable files."""
+    """The draft model, or a clause why there is none, and sentences for the user."""
 
     gguf: Gguf | None = None
     reason: str = ""
-    skipped: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def choose(
@@ -56,7 +58,6 @@ def choose(
         takes_heads: Whether draft heads beside the model are taken where nothing is set.
 
     Raises:
-        ModelInvalid: The configured file cannot be read.
         SettingsInvalid: Its vocabulary differs, so that the engine would not draft with it.
     """
     if isinstance(setting, Path):
@@ -71,17 +72,28 @@ def choose(
         return Draft(_smallest(heads), "draft heads of this model beside it", tuple(skipped))
     if setting is None:
         return Draft()
-    return replace(_smaller_model(model, fitting), skipped=tuple(skipped))
+    return replace(_smaller_model(model, fitting), warnings=tuple(skipped))
 
 
 def _configured(path: Path, model: Gguf, cache_dir: Path) -> Draft:
-    found = metadata.read(path, cache_dir=cache_dir)
-    if reason := _misfit(found, model, cache_dir):
+    try:
+        found = metadata.read(path, cache_dir=cache_dir)
+    except ModelInvalid as error:
+        reason = error.message.replace("model file", "its file", 1)
+        return Draft(reason=reason, warnings=(f"the model runs without its draft model: {reason}",))
+    if misfit := _misfit(found, model, cache_dir):
         raise SettingsInvalid(
-            f"{path} cannot draft for {model.path}: {reason}",
+            f"{path} cannot draft for {model.path}: {misfit}",
             hint='use a smaller model of the same family, or none; draft = "auto" looks for one',
         )
-    return Draft(found)
+    share = found.tensor_bytes / model.tensor_bytes if model.tensor_bytes else 0
+    if found.drafts_for or share <= _SHARE_MAX:
+        return Draft(found)
+    warning = (
+        f"the draft model {path.name} has {share:.0%} of its model's size, and drafting pays "
+        "only if it is much faster: take one of a quarter or less"
+    )
+    return Draft(found, warnings=(warning,))
 
 
 def _smaller_model(model: Gguf, fitting: Sequence[Gguf]) -> Draft:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -68,6 +69,7 @@ class Plan:
     from_user: frozenset[str] = frozenset()  # the options that the model's own table decides
     # What it gave up after its engine ran out of memory.
     reduced: Settings = field(default_factory=dict)
+    missing_draft: tuple[str, ...] = ()  # why it runs without the draft model that is set
 
     @property
     def embedding(self) -> Embedding | None:
@@ -178,7 +180,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         gguf=gguf,
         lines=_lines(entry, gguf, rendered, kept),
         omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
-        warnings=(*_warnings(inputs, engine, chosen), *draft.skipped),
+        warnings=(*_warnings(inputs, engine, chosen), *draft.warnings),
         slots=slots(chosen),
         ctx_size=ctx_slot(chosen) * cache_count(chosen),
         memory_inputs=MemoryInputs(
@@ -195,6 +197,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         workers=entry.workers,
         from_user=frozenset(_from_user(kept, entry, engine.flags)),
         reduced={key: one for key, one in entry.reduced.items() if key in kept},
+        missing_draft=draft.warnings if isinstance(entry.draft, Path) and not draft.gguf else (),
     )
 
 

@@ -120,6 +120,8 @@ class HubClient:
 
 
 def _next_step(broken: Interruption, kept: str) -> str:
+    if broken.is_unresolved:
+        return f"check the network, or HF_ENDPOINT; the same command tries again{kept}"
     if broken.wait_s:
         then = "requests with HF_TOKEN have a higher limit"
         return f"run the same command again in {broken.wait_s:.0f} s{kept}; {then}"

@@ -18,12 +18,16 @@ class Interruption(Exception):
     Attributes:
         reason: A clause.
         wait_s: What the server asked to wait, if it did.
+        is_unresolved: The server's name has no address, as without a network.
     """
 
-    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+    def __init__(
+        self, reason: str, wait_s: float | None = None, *, is_unresolved: bool = False
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.wait_s = wait_s
+        self.is_unresolved = is_unresolved
 
 
 @dataclass(slots=True)
@@ -31,14 +35,18 @@ class Attempts:
     """Counts the attempts since the last progress."""
 
     failed: int = 0
+    has_progressed: bool = False
 
     def progressed(self) -> None:
         self.failed = 0
+        self.has_progressed = True
 
     def wait_s(self, broken: Interruption) -> float | None:
         """How long to wait before the next attempt; None to give up."""
         self.failed += 1
-        if self.failed >= _ATTEMPTS:
+        # A download that runs outlives a gap in the network.
+        is_offline = broken.is_unresolved and not self.has_progressed
+        if is_offline or self.failed >= _ATTEMPTS:
             return None
         if broken.wait_s is None:
             return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (self.failed - 1))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 # Read while it is imported.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -132,4 +134,13 @@ def _transport(url: str) -> Iterator[None]:
     except httpx2.TooManyRedirects as error:
         raise DownloadFailed(f"{url} redirects without an end", hint="check the URL") from error
     except httpx2.HTTPError as error:
+        if _is_unresolved(error):
+            reason = f"the name {urlsplit(url).hostname} has no address ({error})"
+            raise Interruption(reason, is_unresolved=True) from error
         raise Interruption(str(error) or type(error).__name__) from error
+
+
+def _is_unresolved(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None

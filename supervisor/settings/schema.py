@@ -31,6 +31,7 @@ from supervisor.settings.types import (
     ModelName,
     ModelPath,
     NodeName,
+    Seconds,
     VariantName,
     WorkerName,
 )
@@ -63,17 +64,17 @@ class ResidencyPolicy(SettingsTable):
         default=True, description="load it when the daemon starts, not with its first request"
     )
     pinned: bool = Field(default=False, description="never unload it for another model")
-    ttl_s: float = Field(
-        0, ge=0, le=31_536_000, description="unload after this long without a request; 0 for never"
+    ttl_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] = Field(
+        0,
+        description="unload after this long without a request, in seconds or as in 15m; "
+        "0 for never",
     )
     keep_alive: bool = Field(
         default=True,
         description="whether requests may change how long it stays, by the member keep_alive",
     )
-    keep_alive_max_s: float | None = Field(
+    keep_alive_max_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] | None = Field(
         None,
-        ge=0,
-        le=31_536_000,
         description="longest time that keep_alive may give, for ever included; unset: any",
     )
     min_residency_s: float = Field(

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator
 
 from proxy.config.types import ExpandedPath
+from proxy.keep_alive import duration_s
 from supervisor.model_stores import references
 
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,63}")
@@ -46,6 +47,14 @@ def _bytes(amount: object) -> object:
     raise ValueError("not a number of bytes, nor a size such as 12 GiB")
 
 
+def _seconds(duration: object) -> object:
+    if not isinstance(duration, str):
+        return duration
+    if (seconds := duration_s(duration)) is None:
+        raise ValueError('neither seconds nor a duration such as "15m" or "1h30m"')
+    return seconds
+
+
 ModelName = Annotated[str, _matching(_MODEL_NAME, "a model name")]
 Alias = Annotated[str, _matching(_ALIAS, "an alias")]
 VariantName = Annotated[str, _matching(_SHORT_NAME, "a variant's name")]
@@ -54,3 +63,5 @@ WorkerName = Annotated[str, _matching(_SHORT_NAME, "a worker's name")]
 # A reference such as `hf:OWNER/NAME:QUANT` is one too.
 ModelPath = Annotated[ExpandedPath, AfterValidator(references.check)]
 Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]
+# Seconds, or a duration such as `15m`.
+Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=float | str)]

@@ -132,6 +132,18 @@ def test_a_start_of_broken_models_names_them_all(corral: CorralCli, models: Path
     assert not corral.is_running()
 
 
+def test_a_model_whose_draft_is_missing_starts_with_a_warning(
+    corral: CorralCli, models: Path
+) -> None:
+    corral.configure(f"[models.a]\npath = '{models}/a.gguf'\ndraft = 'gone.gguf'\n")
+    missing = "the model runs without its draft model: "
+    assert missing in corral("config", "check").stderr + corral("plan", "a").stderr
+    started = corral("start")
+    assert (started.returncode, "ready: a.0" in started.stdout) == (0, True)
+    assert f"a.0: {missing}" in started.stderr
+    assert missing in corral.ok("status")
+
+
 def test_ctrl_c_before_the_daemon_answers_ends_it(corral: CorralCli) -> None:
     daemon, begun = corral.root / "daemon", corral.root / "begun"
     daemon.write_text(f"#!/bin/sh\necho $$ > {begun}\nexec sleep 60\n", "utf-8")

@@ -2,9 +2,11 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from supervisor.errors import SettingsInvalid
 from supervisor.settings.load import Loaded, load
+from supervisor.settings.schema import ModelSettings
 
 CHAT = '[models.chat]\npath = "chat.gguf"\n'
 
@@ -171,6 +173,20 @@ def test_a_memory_budget_is_bytes_or_a_text(value: object, bytes_: int) -> None:
     assert found.supervisor.memory_budget == bytes_
 
 
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(900, 900), ("15m", 900), ("1h30m", 5400), ("900", 900), (0, 0)]
+)
+def test_a_ttl_is_seconds_or_a_duration(value: object, seconds: float) -> None:
+    model = ModelSettings.model_validate({"path": "a", "ttl_s": value, "keep_alive_max_s": value})
+    assert (model.ttl_s, model.keep_alive_max_s) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("value", ["fifteen", "15 m", "-5m", "1m" * 60, ""])
+def test_an_invalid_ttl_is_rejected(value: object) -> None:
+    with pytest.raises(ValidationError, match="ttl_s"):
+        ModelSettings.model_validate({"path": "a", "ttl_s": value})
+
+
 @pytest.mark.parametrize("value", ["12 GB", "much", 0, -1, "1 KiB"])
 def test_an_invalid_memory_budget_is_rejected(value: object) -> None:
     with pytest.raises(SettingsInvalid, match="memory_budget"):
@@ -186,7 +202,8 @@ def test_an_invalid_memory_budget_is_rejected(value: object) -> None:
         ),
         ("draft = 7", "draft: must be 'auto' or "),
         ("flags = { 'a b' = 1 }", "flags.a b: not an option of llama-server (it is 'a b')"),
-        ("ttl_s = 'x'", "ttl_s: must be a valid number, unable to parse string as a number"),
+        ("ttl_s = 'x'", 'ttl_s: neither seconds nor a duration such as "15m" or "1h30m"'),
+        ("min_residency_s = 'x'", "min_residency_s: must be a valid number, unable to parse"),
     ],
 )
 def test_a_message_names_the_key_and_what_is_allowed(line: str, message: str) -> None:

@@ -95,6 +95,25 @@ def test_the_configured_draft_is_used(chat: Gguf, tiny_model: Path, cache: Path)
     assert choose(None, chat, cache_dir=cache) == Draft()
 
 
+def test_a_model_runs_without_a_draft_that_cannot_be_read(
+    chat: Gguf, tmp_path: Path, cache: Path
+) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF")
+    for path, reason in ((tmp_path / "gone.gguf", "not found"), (damaged, "damaged")):
+        found = choose(path, chat, cache_dir=cache)
+        assert found.gguf is None
+        assert reason in found.reason
+        (warning,) = found.warnings
+        assert warning.startswith("the model runs without its draft model: ")
+        assert str(path) in warning
+
+
+def test_a_draft_that_is_hardly_smaller_is_warned_of(chat: Gguf, cache: Path) -> None:
+    (warning,) = choose(chat.path, chat, cache_dir=cache).warnings
+    assert "has 100% of its model's size" in warning
+
+
 def test_a_draft_with_another_vocabulary_is_rejected(
     chat: Gguf, tmp_path: Path, cache: Path
 ) -> None:

@@ -115,7 +115,7 @@ def test_an_invalid_file_beside_a_model_is_skipped(tmp_path: Path) -> None:
     found = draft_model.choose("auto", model, cache_dir=tmp_path / "cache")
     assert found.gguf
     assert found.gguf.path == small
-    said = "\n".join(found.skipped)
+    said = "\n".join(found.warnings)
     assert "evil.gguf is not a valid model: llama.block_count is 100000000" in said
     assert "pipe.gguf is a pipe" in said
     assert "loop.gguf" in said

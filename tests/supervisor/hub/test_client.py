@@ -96,6 +96,13 @@ def test_a_hub_that_is_not_there_is_named(hub: FakeHub, waits: list[float]) -> N
     assert waits == [1, 2, 4, 8]
 
 
+def test_a_name_that_does_not_resolve_is_not_tried_again(hub: FakeHub, waits: list[float]) -> None:
+    with pytest.raises(DownloadFailed, match=r"the name nowhere\.invalid has no address") as caught:
+        HubClient("http://nowhere.invalid", sleep=waits.append).repository(REPO, "main")
+    assert "check the network" in (caught.value.hint or "")
+    assert waits == []
+
+
 def test_a_page_that_is_no_answer_is_named(client: HubClient, hub: FakeHub) -> None:
     hub.api_refusals = [Refusal(200, {"content-type": "text/html"})]
     with pytest.raises(DownloadFailed, match="not one of a Hugging Face hub"):
