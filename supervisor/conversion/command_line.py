@@ -22,6 +22,7 @@ from supervisor.model_stores.stored_model import model_id
 from supervisor.settings.types import is_alias, is_model_name
 
 _SHELL_VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]")
+_SWAP_PORT: Final = "${PORT}"  # llama-swap chooses it
 _DEFAULT_HOST: Final = "127.0.0.1"
 _DEFAULT_PORT: Final = "8080"
 _KEYLESS: Final = (
@@ -104,8 +105,9 @@ class ReadCommand:
         settled = self.options.settled_flags()
         notes = list(self.options.notes)
         if not is_model_name(name):
-            aliases, name = [name, *aliases], model_id(name).rstrip("-") or "model"
-            notes.append(f"clients may call it {name}, which is a name that models can have")
+            wanted, name = name, model_id(name).rstrip("-") or "model"
+            aliases.insert(0, wanted)
+            notes.append(f"no model can have the name {wanted}; clients call it {name}")
         change = self._resolve(notes)
         flags = with_paths(settled, lambda path: Path(change(str(path))))
         table = {
@@ -180,7 +182,7 @@ def read_command(command: EngineCommand, base: Path, known: Flags | None = None)
             f"the engine of this machine serves it, not the image {command.container.image}"
         )
     for word in (*options.words.values(), *map(str, options.flags.values())):
-        if _SHELL_VARIABLE.search(word):
+        if _SHELL_VARIABLE.search(word) and word != _SWAP_PORT:
             options.notes.append(f"{word}: a variable of a shell; write its value")
     directory = base / command.directory
     program = resolved(command.program, directory) if "/" in command.program else ""

@@ -49,6 +49,9 @@ _DOWNLOADS: Final = {
 }
 # Source: llama.cpp, common/arg.cpp: what each of these options sets.
 _FIM: Final = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
+_GPT_OSS: Final = (
+    "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
+)
 _CODER: Final = "ggml-org/Qwen2.5-Coder"
 _PRESETS: Final = {
     "fim-qwen-1.5b-default": f"-hf {_CODER}-1.5B-Q8_0-GGUF {_FIM}",
@@ -57,6 +60,12 @@ _PRESETS: Final = {
     "fim-qwen-7b-spec": f"-hf {_CODER}-7B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
     "fim-qwen-14b-spec": f"-hf {_CODER}-14B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
     "fim-qwen-30b-default": f"-hf ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF {_FIM}",
+    "gpt-oss-20b-default": f"-hf ggml-org/gpt-oss-20b-GGUF {_GPT_OSS} --jinja",
+    "gpt-oss-120b-default": f"-hf ggml-org/gpt-oss-120b-GGUF {_GPT_OSS} --jinja",
+    "vision-gemma-4b-default": "-hf ggml-org/gemma-3-4b-it-qat-GGUF --port 8014 -c 0 --jinja",
+    "vision-gemma-12b-default": "-hf ggml-org/gemma-3-12b-it-qat-GGUF --port 8014 -c 0 --jinja",
+    "embd-gemma-default": "-hf ggml-org/embeddinggemma-300M-qat-q4_0-GGUF --port 8011 -ub 2048 "
+    "-b 2048 -np 32 -c 65536 --embedding",
 }
 
 

@@ -1,4 +1,4 @@
-"""Finds commands that start llama-server in a text for a shell: scripts, READMEs, `docker run`.
+"""Finds commands that start llama-server in a text: scripts, units of systemd, `docker run`.
 
 Variables that the text sets are replaced where it uses them. Nothing is run, and no file is read.
 """
@@ -27,6 +27,8 @@ _ASSIGNMENT: Final = re.compile(
     re.MULTILINE,
 )
 _USE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^{}\n]*))?\}|(\w+))")
+# A command in a unit of systemd, with the prefixes that it may have. Source: systemd.service(5).
+_EXEC_START: Final = re.compile(r"^ExecStart=[-@:+!]*", re.MULTILINE)
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _COMMENT_LINE: Final = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 # They start another program and change nothing of it that llama-corral does not do itself.
@@ -97,7 +99,7 @@ def split(text: str) -> list[str]:
 def engine_commands(text: str) -> tuple[EngineCommand, ...]:
     """Return the commands of a text that start llama-server; raises SettingsInvalid as `split`."""
     found, directory = [], ""
-    for words in _commands(_with_variables(text)):
+    for words in _commands(_with_variables(_EXEC_START.sub("", text))):
         if words[0] == "cd" and len(words) > 1:
             directory = str(Path(directory) / words[1])
         elif command := engine_command(words, directory):

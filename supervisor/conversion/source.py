@@ -18,6 +18,8 @@ KINDS: Final[tuple[SourceKind, ...]] = get_args(SourceKind)
 _MAX_BYTES: Final = 1024**2
 _SECTION: Final = re.compile(r"^[ \t]*\[[^\]\n]+\][ \t]*$", re.MULTILINE)
 _MODELS: Final = re.compile(r"^models[ \t]*:", re.MULTILINE)
+_SERVICES: Final = re.compile(r"^services[ \t]*:", re.MULTILINE)
+_EXEC_START: Final = re.compile(r"^ExecStart=", re.MULTILINE)
 _FROM: Final = re.compile(r"^[ \t]*FROM[ \t]+\S", re.MULTILINE | re.IGNORECASE)
 
 
@@ -42,8 +44,16 @@ def read_file(path: Path) -> str:
 
 def kind_of(text: str) -> SourceKind:
     """Tell the kind of a text. Raises SettingsInvalid: it is of none."""
+    if _EXEC_START.search(text):
+        return "command"
     if _MODELS.search(text):
         return "llama-swap"
+    if _SERVICES.search(text):
+        raise SettingsInvalid(
+            "a compose file is not read",
+            hint="give its service as a command: "
+            "corral import -- docker run -v HERE:THERE -p PORT:8080 IMAGE COMMAND",
+        )
     if _FROM.search(text) and not _SECTION.search(text):
         return "modelfile"
     if _SECTION.search(text):

@@ -105,7 +105,7 @@ def missing(path: Path, found: StoredModel | None) -> ModelInvalid:
         )
     if text.startswith(OLLAMA):
         name = text.removeprefix(OLLAMA)
-        hint = f"ollama pull {name} fetches it; corral model search finds one of Hugging Face"
+        hint = f"ollama pull {name} fetches it; corral model search {name} finds others"
     else:
         hint = f"corral model get {text.removeprefix(HUB)} fetches it"
     return ModelInvalid(f"{text} is not stored on this machine", hint=hint)

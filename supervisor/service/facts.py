@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from supervisor.model_stores.references import is_reference
 from supervisor.settings.hooks import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
 from supervisor.settings.schema import ModelSettings, Settings
 
@@ -62,7 +63,8 @@ class ServiceFacts:
 
 
 def _model_paths(model: ModelSettings) -> Iterator[Path]:
-    yield model.path
+    if not is_reference(model.path):  # nothing is there to read
+        yield model.path
     if isinstance(model.engine, Path):
         yield model.engine
     if isinstance(model.draft, Path):

@@ -81,6 +81,23 @@ def test_an_api_key_is_taken_over_and_required(corral: CorralCli, tiny_model: Pa
     assert corral.data("status")["keyless"] == []
 
 
+def test_a_settings_file_that_is_there_keeps_its_address_and_keys(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    corral.configure("")
+    command = ["llama-server", "-m", str(tiny_model), "--api-key", "secret", "--port", "9"]
+    shown = corral("import", "--write", "--", *command)
+    assert "not taken over: proxy (listen, api_keys_file)" in shown.stderr
+    assert "not taken over: the API key: corral key add NAME makes one" in shown.stderr
+    assert not (corral.root / "config" / "keys.toml").exists()
+
+
+def test_an_engine_that_is_not_here_is_left_out(corral: CorralCli, tiny_model: Path) -> None:
+    shown = corral("import", "--", "/app/llama-server", "-m", str(tiny_model))
+    assert "engine" not in shown.stdout.replace("the engine of corral doctor", "")
+    assert "not taken over: /app/llama-server: there is no such program here" in shown.stderr
+
+
 def test_an_address_without_a_key_stays_on_this_machine(
     corral: CorralCli, tiny_model: Path
 ) -> None:

@@ -198,6 +198,7 @@ def test_secrets_are_nowhere_in_the_result() -> None:
         ("-hfr a/b:Q8_0 -hff b-Q8_0.gguf", "b-Q8_0", "hf:a/b:b-Q8_0.gguf"),
         ("--hf-repo a/b --alias c", "c", "hf:a/b"),
         ("-hf a/b -m c.gguf", "c", "/base/c.gguf"),
+        ("--gpt-oss-20b-default -np 1", "gpt-oss-20b", "hf:ggml-org/gpt-oss-20b-GGUF"),
         ("--fim-qwen-7b-default", "Qwen2.5-Coder-7B-Q8_0", f"hf:{CODER}-7B-Q8_0-GGUF"),
     ],
 )
@@ -386,6 +387,19 @@ def test_the_source_of_a_modelfile(source: str, name: str, path: str) -> None:
 def test_what_is_wrong_is_said(text: str, kind: Any, message: str) -> None:
     with pytest.raises(SettingsInvalid, match=message):
         convert(text, kind, BASE, {})
+
+
+def test_a_unit_of_systemd() -> None:
+    unit = "[Service]\nUser=llm\nExecStart=-/usr/bin/llama-server -m /m/a.gguf \\\n  -np 2\n"
+    made = tomllib.loads(render(converted(unit)))
+    assert made["engine"] == "/usr/bin/llama-server"
+    assert made["models"] == {"a": {"path": "/m/a.gguf", "flags": {"parallel": 2}}}
+
+
+def test_a_compose_file_is_refused_with_the_command_to_give() -> None:
+    with pytest.raises(SettingsInvalid, match="a compose file is not read") as caught:
+        kind_of("services:\n  a: {image: 'llama.cpp:server', command: -m /m/a.gguf}\n")
+    assert "docker run" in (caught.value.hint or "")
 
 
 def test_a_text_of_no_kind() -> None:

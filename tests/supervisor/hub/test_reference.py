@@ -12,6 +12,7 @@ from supervisor.hub.reference import HubReference, UrlReference
     [
         ("org/m-GGUF", HubReference("org/m-GGUF")),
         ("org/m-GGUF:q4_k_m", HubReference("org/m-GGUF", quantisation="Q4_K_M")),
+        ("hf:org/m:Q8_0", HubReference("org/m", quantisation="Q8_0")),
         ("hf.co/org/m:Q8_0", HubReference("org/m", quantisation="Q8_0")),
         ("huggingface.co/org/m", HubReference("org/m")),
         ("hf.co/org/m:latest", HubReference("org/m")),
