@@ -18,6 +18,7 @@ from supervisor.gguf import metadata
 from supervisor.host import machine
 from supervisor.memory.estimate import MemoryBreakdown, MemoryInputs, estimate
 from supervisor.process.launch import clean_environment
+from supervisor.process.load_progress import ROUTER_ENV
 
 PARTS: Final = ("weights", "kv", "compute", "output")
 _MIB: Final = 1024**2
@@ -27,7 +28,7 @@ _LINES: Final = {
     "compute": "compute buffer size",
     "output": "output buffer size",
 }
-_STARTED: Final = "listening on"
+_STARTED: Final = '"state":"ready"'
 
 
 @dataclass(frozen=True)
@@ -101,19 +102,20 @@ def _logged(
     )
     with subprocess.Popen(
         [*argv, *words],
-        stdin=subprocess.PIPE,  # an engine in child mode ends when it closes
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment,
+        env={**environment, ROUTER_ENV: "1"},
         encoding="utf-8",
         errors="replace",
     ) as process:
         try:
             lines = list(_until_started(process))
+            assert _STARTED in lines[-1], f"{words}: {process.returncode}: {''.join(lines[-5:])}"
+            rest, _ = process.communicate()  # its stdin closes, and it ends
         finally:
             process.kill()
-    assert _STARTED in lines[-1], f"{words}: {process.returncode}: {''.join(lines[-5:])}"
-    return logged_bytes(lines, device)
+    return logged_bytes([*lines, *rest.splitlines()], device)
 
 
 def logged_bytes(lines: Sequence[str], device: str | None = None) -> dict[str, float]:

@@ -115,8 +115,8 @@ def test_status_imports_nothing_slow(configured: CorralCli) -> None:
 
 def test_logs_show_the_engine_and_the_daemon(configured: CorralCli) -> None:
     configured.ok("start")
-    assert "listening on" in configured.ok("logs", "tiny")
-    assert "listening on" in configured.ok("logs", "tiny.0")
+    for name in ("tiny", "tiny.0"):
+        assert "[llama-corral: run 1, " in configured.ok("logs", "-n", "1000", name)
     assert "daemon.started" in configured.ok("logs")
     assert len(configured.ok("logs", "-n", "2", "tiny").splitlines()) == 2
     unknown = configured("logs", "tinny")

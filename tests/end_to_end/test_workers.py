@@ -76,8 +76,6 @@ def test_seed_000_a_model_split_over_two_workers_answers_as_one_alone(
     assert len(words[words.index("--rpc") + 1].split(",")) == 2
     assert measured(corral) == ["a", "b"]
     assert words[words.index("--tensor-split") + 1] == "1,1"
-    logs = [(corral.root / "log" / f"worker~{name}.log").read_text("utf-8") for name in "ab"]
-    assert all(one.endswith("Accepted client connection\n") for one in logs)
     plan = corral.data("plan", "split")
     assert ",".join(one["address"] for one in found.values()) in plan["argv"]
     taken = plan["memory"]["workers"]

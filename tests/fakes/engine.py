@@ -13,6 +13,7 @@ from fakes.proxy_harness import ProxyHarness
 
 from proxy.upstream.upstream import Upstream
 from supervisor.engines.discover import Engine
+from supervisor.process.load_progress import ROUTER_ENV
 
 KEY = "inner-key"
 
@@ -22,16 +23,25 @@ def running(engine: Engine, model: Path, *options: str) -> Iterator[Path]:
     """Run it until the block ends; yield its socket once the model is loaded."""
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         socket = Path(directory, "engine.sock")
-        with Popen(
-            [engine.path, "-m", model, "--host", socket, "--alias", "chat", "--no-ui", *options],
-            env=_environment(engine.library_dirs),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,
-        ) as process:
-            assert process.stdout
-            assert any(b'"state":"ready"' in line for line in process.stdout)
+        shape = ("-m", str(model), "--host", str(socket), "--alias", "chat", "--no-ui")
+        with loading(engine, [str(engine.path), *shape, *options]) as is_loaded:
+            assert is_loaded
             yield socket
+
+
+@contextmanager
+def loading(engine: Engine, argv: Sequence[str]) -> Iterator[bool]:
+    """Run a command line until the block ends; yield whether it loads its model."""
+    env = {
+        "LLAMA_API_KEY": KEY,
+        ROUTER_ENV: "1",
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, engine.library_dirs)),
+    }
+    with Popen(argv, env=env, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as process:
+        assert process.stdout
+        try:
+            yield any(b'"state":"ready"' in line for line in process.stdout)
+        finally:
             process.kill()
 
 
@@ -49,11 +59,3 @@ async def proxied(socket: Path, slots: int) -> AsyncIterator[ProxyHarness]:
 def upstream(socket: Path, slots: int) -> Upstream:
     """Return what the proxy has to know of it."""
     return Upstream("chat.1", "chat", slots, str(socket), "", 0, KEY)
-
-
-def _environment(library_dirs: Sequence[Path]) -> dict[str, str]:
-    return {
-        "LLAMA_API_KEY": KEY,
-        "LLAMA_SERVER_ROUTER_PORT": "1",
-        "LD_LIBRARY_PATH": os.pathsep.join(map(str, library_dirs)),
-    }

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tiny_gguf
+from fakes import engine as engines
 from samples import GIB, GPU, engine, machine, model
 
 from supervisor.adaptive.slots import may_change_slots
 from supervisor.engines.discover import Engine, load
 from supervisor.engines.help import FlagValue
-from supervisor.engines.probe import environment
 from supervisor.errors import SettingsInvalid
 from supervisor.flags.batching import OPTIONS, BatchingSettings
 from supervisor.flags.plan import ModelEntry, Plan, PlanLine, make_plan
@@ -197,7 +195,7 @@ def test_numbers_that_no_engine_takes_are_refused(key: str) -> None:
         BatchingSettings(**{key: -1})
 
 
-def test_the_engine_takes_what_is_planned(tmp_path: Path) -> None:
+def test_the_engine_takes_what_is_planned(tmp_path: Path, runtime: Path) -> None:
     """seed 001: BatchConfig, as the engine itself reports it."""
     real = load(None, cache_dir=tmp_path)
     tiny = metadata.read(tiny_gguf.make(tmp_path / "tiny.gguf"), cache_dir=tmp_path)
@@ -211,21 +209,15 @@ def test_the_engine_takes_what_is_planned(tmp_path: Path) -> None:
     entry = ModelEntry("tiny", tiny.path, batching=batching)
     here = host_machine.read()
     plan = make_plan(entry, load_profile("base", PROFILES), real, tiny, here, instances=1)
-    with subprocess.Popen(
-        plan.argv(host="127.0.0.1", port=0),
-        env=environment({}, real.path, real.library_dirs),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stderr
-            listening = next(one for one in process.stderr if "listening on http" in one)
-            url = listening.split()[-1]
-            with urllib.request.urlopen(f"{url}/props") as response:
-                assert json.load(response)["total_slots"] == 3
-            with urllib.request.urlopen(f"{url}/slots") as response:
-                assert [slot["n_ctx"] for slot in json.load(response)] == [512] * 3
-        finally:
-            process.kill()
+    socket = str(runtime / "e.sock")
+    with (
+        engines.loading(real, plan.argv(host=socket, port=None)) as is_loaded,
+        httpx.Client(
+            base_url="http://engine",
+            transport=httpx.HTTPTransport(uds=socket),
+            headers={"Authorization": f"Bearer {engines.KEY}"},
+        ) as http,
+    ):
+        assert is_loaded
+        assert http.get("/props").json()["total_slots"] == 3
+        assert [slot["n_ctx"] for slot in http.get("/slots").json()] == [512] * 3

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 
 import pytest
 import tiny_gguf
+from fakes import engine as engines
 
 from supervisor.engines.discover import Engine, load
 from supervisor.engines.help import FlagValue
-from supervisor.engines.probe import environment
 from supervisor.flags.draft_model import Draft
 from supervisor.flags.plan import ModelEntry, Plan, make_plan, unix_sockets
 from supervisor.flags.profile import load as load_profile
@@ -67,22 +66,10 @@ def plan_of(
     return make_plan(entry, made, engine, model, here, instances=1, draft=Draft(draft))
 
 
-def listens(plan: Plan) -> bool:
-    """Whether the engine accepts the command line, loads the model and listens."""
-    process = subprocess.Popen(
-        plan.argv(host="127.0.0.1", port=0),
-        env=environment({}, plan.engine.path, plan.engine.library_dirs),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stderr
-            return any("listening on http" in line for line in process.stderr)
-        finally:
-            process.kill()
+def serves(plan: Plan) -> bool:
+    """Whether the engine accepts the command line and loads the model."""
+    with engines.loading(plan.engine, plan.argv(host="127.0.0.1", port=0)) as is_loaded:
+        return is_loaded
 
 
 def test_the_installed_engine_is_found_and_pinned(engine: Engine) -> None:
@@ -93,12 +80,12 @@ def test_the_installed_engine_is_found_and_pinned(engine: Engine) -> None:
 
 @pytest.mark.parametrize("profile", names([PROFILES]))
 def test_it_starts_with_every_profile(engine: Engine, tiny: metadata.Gguf, profile: str) -> None:
-    assert listens(plan_of(engine, tiny, profile))
-    assert listens(plan_of(engine, tiny, profile, draft=tiny))
+    assert serves(plan_of(engine, tiny, profile))
+    assert serves(plan_of(engine, tiny, profile, draft=tiny))
 
 
 def test_it_starts_with_the_flags_of_an_older_build(engine: Engine, tiny: metadata.Gguf) -> None:
     plan = plan_of(engine, tiny, flags={**OLD_FLAGS, "model-draft": str(tiny.path)})
     assert "--defrag-thold" in [one.flag for one in plan.omitted]
     assert "--load-mode" in [one.flag for one in plan.lines]
-    assert listens(plan)
+    assert serves(plan)
