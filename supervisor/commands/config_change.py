@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from proxy.config.toml_text import parse_toml
 from supervisor.errors import SettingsInvalid
 from supervisor.host.paths import directories
+from supervisor.host.toml_file import read_toml
 from supervisor.output import CommandResult
 from supervisor.settings.change import key_parts, values_of, with_value, without_value
 from supervisor.settings.edit import Edit, write_file
-from supervisor.settings.load import FILE_NAME, find_file, merge
+from supervisor.settings.load import FILE_NAME, find_file, merge, restart_changes
+from supervisor.settings.schema import Settings
 
 
 def set_value(key: str, word: str, config: Path | None) -> CommandResult:
@@ -23,7 +25,7 @@ def set_value(key: str, word: str, config: Path | None) -> CommandResult:
     def edit(text: str) -> Edit:
         return _first_valid((with_value(text, parts, value) for value in values_of(word)), path)
 
-    return _shown(path, write_file(path, edit), parts)
+    return _write(path, edit, parts)
 
 
 def unset_value(key: str, config: Path | None) -> CommandResult:
@@ -36,7 +38,7 @@ def unset_value(key: str, config: Path | None) -> CommandResult:
     def edit(text: str) -> Edit:
         return _first_valid([without_value(text, parts)], path)
 
-    return _shown(path, write_file(path, edit), parts)
+    return _write(path, edit, parts)
 
 
 def _file(config: Path | None) -> Path | None:
@@ -58,14 +60,29 @@ def _first_valid(edits: Iterable[Edit], path: Path) -> Edit:
     )
 
 
-def _shown(path: Path, edit: Edit, parts: tuple[str, ...]) -> CommandResult:
-    data = {"file": str(path), "lines": edit.lines}
-    text = "\n".join(f"{path}: {line}" for line in edit.lines)
-    return CommandResult(data, text, tuple(_notes(path, ".".join(parts))))
+def _write(path: Path, edit: Callable[[str], Edit], parts: tuple[str, ...]) -> CommandResult:
+    before = _settings(path)
+    made = write_file(path, edit)
+    data = {"file": str(path), "lines": made.lines}
+    text = "\n".join(f"{path}: {line}" for line in made.lines)
+    return CommandResult(data, text, tuple(_notes(path, before, ".".join(parts))))
 
 
-def _notes(path: Path, key: str) -> Iterator[str]:
-    if merge(parse_toml(path.read_bytes()), path).origins.get(key) == "environment":
+def _settings(path: Path) -> Settings | None:
+    """Return what a file says now, or None if there is none or it is not valid."""
+    try:
+        return merge(read_toml(path), path).settings
+    except SettingsInvalid:
+        return None
+
+
+def _notes(path: Path, before: Settings | None, key: str) -> Iterator[str]:
+    loaded = merge(read_toml(path), path)
+    if loaded.origins.get(key) == "environment":
         yield f"the environment sets {key} too, and wins"
-    if directories().control_socket.exists():
+    if not directories().control_socket.exists():
+        return
+    if any(restart_changes(before or Settings(), loaded.settings)):
+        yield "a daemon runs: it takes a restart (corral stop, then corral start) to apply it"
+    else:
         yield "a daemon runs: corral reload applies it"

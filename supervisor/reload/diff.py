@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from proxy.config.types import SettingsTable
 from proxy.nodes.settings import NodeSettings
 from supervisor.errors import CorralError
 from supervisor.flags.plan import Plan
 from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.settings.load import Loaded
+from supervisor.settings.load import Loaded, restart_changes
 from supervisor.settings.schema import ModelSettings, Settings
 
 # Checks the nodes of new settings, raising CorralError; returns what applies them.
@@ -136,15 +135,7 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
     The proxy keeps what the daemon `began_with`, so `[proxy]` and `[jobs]` are compared with that;
     all but `default_model`, which belongs to the models, and the files of TLS.
     """
-    default = after.proxy.default_model
-    has_tls = began_with.proxy.tls and after.proxy.tls
-    tls = after.proxy.tls if has_tls else began_with.proxy.tls
-    kept = began_with.proxy.model_copy(update={"default_model": default, "tls": tls})
-    yield from _restart_notes("proxy", kept, after.proxy)
-    yield from _tls_notes(before, after) if has_tls else ()
-    if before.proxy.default_model != default:
-        yield f"the default model is now {default or 'none'}"
-    yield from _restart_notes("jobs", began_with.jobs, after.jobs)
+    yield from _proxy_notes(began_with, before, after)
     yield from _node_notes(before.nodes, after.nodes)
     if before.supervisor != after.supervisor:
         yield "[supervisor] changed: its limits apply from each instance's next state"
@@ -161,20 +152,19 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
         yield from _trial_notes(name, before.models.get(name), model)
 
 
-def _tls_notes(before: Settings, after: Settings) -> Iterator[str]:
-    if before.proxy.tls != after.proxy.tls:
+def _proxy_notes(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
+    for key, value in restart_changes(began_with, after):
+        shown = "unset" if value is None else value
+        yield f"{key} stays {shown} until the daemon is restarted"
+    if began_with.proxy.tls and after.proxy.tls and before.proxy.tls != after.proxy.tls:
         yield "[proxy.tls] changed: it applies to new connections"
+    if before.proxy.default_model != after.proxy.default_model:
+        yield f"the default model is now {after.proxy.default_model or 'none'}"
 
 
 def _hook_notes(before: Settings, after: Settings) -> Iterator[str]:
     if before.hooks != after.hooks:
         yield "[hooks] changed: they apply to what happens from now on"
-
-
-def _restart_notes(table: str, began_with: SettingsTable, after: SettingsTable) -> Iterator[str]:
-    for key in sorted(type(began_with).model_fields):
-        if (stays := getattr(began_with, key)) != getattr(after, key):
-            yield f"{table}.{key} stays {stays} until the daemon is restarted"
 
 
 def _trial_notes(name: str, before: ModelSettings | None, after: ModelSettings) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -202,6 +202,22 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
+
+
+def restart_changes(began_with: Settings, after: Settings) -> Iterator[tuple[str, object]]:
+    """Yield each dotted key that only a restart of the daemon applies, with its old value."""
+    kept: dict[str, object] = {"default_model": after.proxy.default_model}
+    if began_with.proxy.tls and after.proxy.tls:  # new connections get it
+        kept["tls"] = after.proxy.tls
+    tables = {
+        "proxy": (began_with.proxy.model_copy(update=kept), after.proxy),
+        "jobs": (began_with.jobs, after.jobs),
+    }
+    for name, (was, now) in tables.items():
+        old, new = (flatten(table.model_dump(mode="json"), f"{name}.") for table in (was, now))
+        for key in sorted(old | new):
+            if old.get(key) != new.get(key):
+                yield key, old.get(key)
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,15 @@ def test_notes_name_proxy_settings_that_need_a_restart() -> None:
     assert notes(moved, began, began_with=began) == []
 
 
+def test_notes_name_each_key_of_a_nested_table() -> None:
+    after = Settings.model_validate({"proxy": {"batch": {"preset": "high_throughput"}}})
+    expected = ["proxy.batch.preset stays default until the daemon is restarted"]
+    assert notes(Settings(), after) == expected
+    fallen = Settings.model_validate({"proxy": {"fallback": {"far": ["near"]}}})
+    (note,) = notes(Settings(), fallen)
+    assert note == "proxy.fallback.far stays unset until the daemon is restarted"
+
+
 def test_a_new_default_model_needs_no_restart() -> None:
     after = Settings(proxy=ProxySettings(default_model="chat"))
     assert notes(Settings(), after) == ["the default model is now chat"]
