@@ -289,7 +289,7 @@ async def _readdressed(
         node = replace(node, model=node.model + variant_end(request.remote_variant))
     elif request.adapter:
         node = replace(node, model=f"{node.model}{MARK}{request.adapter}")
-    if request.owner.is_alone:
+    if request.owner.is_alone and node.takes_keep_alive:  # another llama-corral
         upstream_request.headers[CACHE_OWNER] = request.owner.digest
     # The ids of adapters are those of this machine.
     omitted = () if request.adapter is None else (MEMBER,)

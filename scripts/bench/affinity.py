@@ -28,8 +28,10 @@ from corral_cli import CorralCli
 from scripts.bench.conversations import Workload, WorkloadResult
 from scripts.bench.deployment import (
     AFFINITY,
+    ALL_KEYS,
     BY_SPEED,
     DEFAULT_LEAST_BUSY,
+    EACH_KEY,
     EQUAL,
     LEAST_BUSY,
     STICKY,
@@ -107,6 +109,15 @@ def bench_w1(model: Path, seeds: int, repeats: int) -> Result:
         f"W1: at most 1.02 times those without slot files ({files:.3f})": files <= 1.02,
     }
     return _result(W1, results, goals)
+
+
+def bench_keys(model: Path, seeds: int, repeats: int) -> Result:
+    """W1, whose conversations have five API keys in turn: what it costs that they share none."""
+    results = _interleaved([EACH_KEY, ALL_KEYS], model, W1, max(seeds, repeats))
+    _show(W1, results)
+    cost = _mean_prefilled(results[EACH_KEY]) / _mean_prefilled(results[ALL_KEYS])
+    print(f"without sharing, {cost:.2f} times as many tokens are computed")
+    return _result(replace(W1, name="W1 of five keys"), results, {})
 
 
 def bench_w2(model: Path, seeds: int, repeats: int) -> Result:
@@ -217,6 +228,7 @@ BENCHES: Mapping[str, Callable[[Path, int, int], Result]] = {
     "W5": bench_w5,
     "W7": bench_w7,
     "W9": bench_w9,
+    "keys": bench_keys,
 }
 
 Results = Mapping[Deployment, Sequence[WorkloadResult]]

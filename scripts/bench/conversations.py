@@ -171,6 +171,7 @@ class Clients:
         route: Returns the model for a conversation.
         seed: Determines the conversations and their order.
         on_answer: Called after each answer with the number of answers so far.
+        keys: API keys, which conversations have in turn; none: they need none.
     """
 
     def __init__(
@@ -180,7 +181,9 @@ class Clients:
         workload: Workload,
         seed: int,
         on_answer: Callable[[int], None] = lambda _: None,
+        keys: Sequence[str] = (),
     ) -> None:
+        self._keys = keys
         self._url = url
         self._route = route
         self._workload = workload
@@ -234,10 +237,14 @@ class Clients:
             "max_tokens": self._workload.tokens,
             "temperature": 0,
         }
+        headers = {}
+        if self._keys:
+            key = self._keys[conversation.number % len(self._keys)]
+            headers["Authorization"] = f"Bearer {key}"
         for _ in range(ATTEMPTS_MAX):
             began_at_s = time.monotonic()
             try:
-                result, text = await chat(http, body, self._url())
+                result, text = await chat(http, body, self._url(), headers)
                 break
             except (aiohttp.ClientError, RuntimeError) as error:
                 self._result.failures.append(repr(error))
@@ -250,7 +257,10 @@ class Clients:
 
 
 async def chat(
-    http: aiohttp.ClientSession, body: Mapping[str, Any], url: str = ""
+    http: aiohttp.ClientSession,
+    body: Mapping[str, Any],
+    url: str = "",
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[TurnResult, str]:
     """Send one streaming chat request; return its figures and text.
 
@@ -262,7 +272,7 @@ async def chat(
     """
     began_at_s = time.monotonic()
     first_at_s, text, timings = 0.0, "", None
-    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {await response.text()}")
         instance = response.headers.get("X-Corral-Instance", "")

@@ -35,6 +35,7 @@ ENGINE_DEFAULTS: Flags = {
 }
 OURS: Flags = {"parallel": 4, "ctx-size": 16384}
 _TURN_S = 0.04
+KEYS = tuple(f"corral-bench-{number}" for number in range(5))
 ONE_THREAD: Flags = {"threads": 1, "threads-batch": 1}
 
 
@@ -50,6 +51,7 @@ class Deployment:
         route_by_speed: As in `[proxy]`.
         supervisor: Settings of `[supervisor]`.
         replicas: Engines; `sticky` has two models of one each.
+        share_caches: As in `[proxy]`, with five API keys; empty: without keys.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Deployment:
     route_by_speed: bool = True
     supervisor: Mapping[str, object] = field(default_factory=dict, hash=False)
     replicas: int = 2
+    share_caches: str = ""
 
     def with_flags(self, flags: Flags) -> Deployment:
         return replace(self, flags={**self.flags, **flags})
@@ -74,6 +77,8 @@ STICKY = Deployment("sticky sessions, our flags", "sticky", OURS, supervisor=NO_
 AFFINITY = Deployment("affinity, our flags", "affinity", OURS)
 WITHOUT_FILES = Deployment("affinity without slot files", "affinity", OURS, supervisor=NO_FILES)
 BY_SPEED = Deployment("by speed", "affinity", OURS, runs=0.25)
+ALL_KEYS = replace(AFFINITY, name="five keys share caches", share_caches="all")
+EACH_KEY = replace(AFFINITY, name="five keys share none", share_caches="key")
 EQUAL = replace(BY_SPEED, name="equal weights", route_by_speed=False)
 
 
@@ -89,7 +94,10 @@ def serving(deployment: Deployment, model: Path) -> Iterator[CorralCli]:
     """Serve for the length of the block, starting with empty caches."""
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
         corral = CorralCli(Path(home))
-        corral.configure(_settings(deployment, model))
+        keys = Path(home, "keys.toml")
+        keys.touch(0o600)
+        keys.write_text("".join(f'[keys.{key}]\nkey = "{key}"\n' for key in KEYS), "utf-8")
+        corral.configure(_settings(deployment, model, keys))
         corral.ok("start")
         try:
             yield corral
@@ -114,11 +122,17 @@ def run(
     with serving(deployment, model) as corral, _slowed(corral, deployment.runs):
         url = corral.url
         clients = Clients(
-            lambda: url, route(deployment), workload, seed, lambda count: meanwhile(corral, count)
+            lambda: url,
+            route(deployment),
+            workload,
+            seed,
+            lambda count: meanwhile(corral, count),
+            KEYS if deployment.share_caches else (),
         )
         result = asyncio.run(clients.run())
-        result.decoded = _decoded(corral.url)
-        result.new = asyncio.run(new_tokens.count(corral.url, result.turns))
+        headers = {"Authorization": f"Bearer {KEYS[0]}"} if deployment.share_caches else {}
+        result.decoded = _decoded(corral.url, headers)
+        result.new = asyncio.run(new_tokens.count(corral.url, result.turns, headers))
         return result
 
 
@@ -147,15 +161,16 @@ def _slowed(corral: CorralCli, runs: float) -> Iterator[None]:
         thread.join()
 
 
-def _decoded(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url}/metrics") as response:  # noqa: S310 (loopback)
+def _decoded(url: str, headers: Mapping[str, str]) -> dict[str, float]:
+    request = urllib.request.Request(f"{url}/metrics", headers=dict(headers))  # noqa: S310 (loopback)
+    with urllib.request.urlopen(request) as response:  # noqa: S310 (loopback)
         text = response.read().decode()
     line = r'^corral_decoded_tokens_total\{.*model_instance="([^"]+)"\} (\S+)$'
     found = re.findall(line, text, re.MULTILINE)
     return {name: float(tokens) for name, tokens in found}
 
 
-def _settings(deployment: Deployment, model: Path) -> str:
+def _settings(deployment: Deployment, model: Path, keys: Path) -> str:
     is_sticky = deployment.policy == "sticky"
     policy = "least-busy" if is_sticky else deployment.policy
     flags = {**deployment.flags, **ONE_THREAD}
@@ -163,6 +178,8 @@ def _settings(deployment: Deployment, model: Path) -> str:
     replicas = 1 if is_sticky else deployment.replicas
     text = f'[proxy]\nlisten = "127.0.0.1:0"\npolicy = "{policy}"\n'
     text += f"route_by_speed = {_toml(deployment.route_by_speed)}\n"
+    if deployment.share_caches:
+        text += f'share_caches = "{deployment.share_caches}"\napi_keys_file = "{keys}"\n'
     text += f"\n[supervisor]\n{_lines(deployment.supervisor)}\n"
     for name in "ab" if is_sticky else ["chat"]:
         text += f'\n[models.{name}]\npath = "{model}"\nreplicas = {replicas}\n'

@@ -10,7 +10,7 @@ counted while it answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -70,13 +70,13 @@ def _known(root: _Node, tokens: Sequence[int]) -> int:
     return len(tokens)
 
 
-async def count(url: str, turns: Sequence[Turn]) -> int:
+async def count(url: str, turns: Sequence[Turn], headers: Mapping[str, str] | None = None) -> int:
     """Return the new tokens of a run, whose engines still serve.
 
     Raises:
         RuntimeError: A prompt has another length than the engine counted.
     """
-    async with aiohttp.ClientSession(url) as http:
+    async with aiohttp.ClientSession(url, headers=headers) as http:
         return new_tokens([await _tokens(http, turn) for turn in turns])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from proxy.prompt_cache.fingerprint import RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prompt import CacheOwner, Prompt, read_prompt
 from proxy.prompt_cache.slot_owners import SlotOwners
+from proxy.upstream.upstream import Node
 from supervisor.engines.discover import Engine
 
 KEYS = """
@@ -372,3 +374,27 @@ def test_owners_that_share_see_all_but_what_one_alone_left(*, is_new: bool) -> N
     assert not owners.may_reuse(ALONE[0], None)
     owners.begin(ALONE[0], 1)
     assert not owners.may_reuse(ben, None)
+
+
+@pytest.mark.parametrize("is_corral", [True, False])
+async def test_a_node_is_told_the_owner_or_to_reuse_nothing(
+    proxy: ProxyHarness, tmp_path: Path, *, is_corral: bool
+) -> None:
+    await begin(proxy, tmp_path, share_caches="key")
+    fake = await proxy.fake(is_admitted=False)
+    node = Node("far", "chat", takes_keep_alive=is_corral)
+    proxy.router.admit(replace(fake.upstream(), node=node))
+    told = []
+    for headers in (ANNA, ANNA, BEN):
+        async with proxy.http.post(CHAT, json=said("hello"), headers=headers) as response:
+            assert response.status == 200
+        call = await fake.calls.get()
+        is_off = json.loads(call.body).get("cache_prompt") is False
+        told.append((call.headers.get(CACHE_OWNER), is_off))
+    if is_corral:
+        assert told[0] == told[1] != told[2]
+        assert not any(is_off for _, is_off in told)
+        assert "anna" not in str(told)
+    else:
+        assert told[0][1]
+        assert told[2][1]

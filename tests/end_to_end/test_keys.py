@@ -1,0 +1,72 @@
+"""Two keys with the same opening on a whole daemon: what one deletes, and the other has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from corral_cli import CorralCli, until
+
+SETTINGS = """
+[proxy]
+listen = "127.0.0.1:0"
+api_keys_file = "{keys}"
+share_caches = "{share}"
+[models.chat]
+path = "{model}"
+flags = {{ parallel = 2, ctx-size = 8192, threads = 1 }}
+"""
+OPENING = [{"role": "user", "content": "the river and the garden and the window " * 30}]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def ask(
+    corral: CorralCli, key: str, messages: list[dict[str, str]], request_id: str = "same"
+) -> tuple[list[dict[str, str]], int]:
+    """Return the conversation with its next turn, and how much of the prompt the engine found."""
+    body: dict[str, Any] = {"model": "chat", "messages": messages, "max_tokens": 4}
+    headers = {**bearer(key), "X-Request-Id": request_id}
+    url = f"{corral.url}/v1/chat/completions"
+    answer = httpx.post(url, json=body, headers=headers, timeout=60).json()
+    said = answer["choices"][0]["message"]["content"]
+    then = [{"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]
+    return [*messages, *then], answer["timings"]["cache_n"]
+
+
+def delete(corral: CorralCli, key: str) -> httpx.Response:
+    url = f"{corral.url}/corral/v1/requests/same/conversation"
+    return httpx.delete(url, headers=bearer(key), timeout=30)
+
+
+@pytest.mark.parametrize("share", ["all", "key"])
+def test_a_key_deletes_its_own_conversation_alone(
+    corral: CorralCli, tiny_model: Path, share: str
+) -> None:
+    keys = corral.root / "config" / "keys.toml"
+    corral.configure(SETTINGS.format(keys=keys, model=tiny_model, share=share))
+    anna, ben, cora = (corral.data("key", "add", one)["key"] for one in ("anna", "ben", "cora"))
+    corral.ok("start")
+    annas, _ = ask(corral, anna, OPENING)
+    _, bens_found = ask(corral, ben, OPENING)
+    assert (bens_found > 100) == (share == "all")
+    corral.ok("slots", "save")
+    saved = {one["name"] for one in corral.data("slots", "list")}
+    assert len(saved) == 2
+    until(lambda: delete(corral, ben).status_code == 200)
+    left = {one["name"] for one in corral.data("slots", "list")}
+    assert len(left) == 1
+    assert left < saved
+    assert delete(corral, cora).status_code == 404  # it never had a request of that id
+    annas, found = ask(corral, anna, annas)
+    assert found > 100
+    corral.ok("stop")
+    corral.ok("start")
+    _, bens_found = ask(corral, ben, annas)  # it has read all of her conversation
+    assert (bens_found > 100) == (share == "all")
+    _, found = ask(corral, anna, annas)
+    assert found > 100
