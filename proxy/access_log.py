@@ -127,6 +127,12 @@ class AccessRecord:
             self.timings = part.timings.added_to(self.timings)
             self.cache = self.cache or part.cache
 
+    def forget_answer(self) -> Timings | None:
+        """Return the timings of an answer that is discarded: another one is requested."""
+        discarded, self.timings = self.timings, None
+        self.timeline.first_token_ms = None
+        return discarded
+
     def count(self, chunk: bytes) -> None:
         """Bytes were sent to the client."""
         if chunk and not self.bytes_out:

@@ -33,6 +33,7 @@ from proxy.prompt_cache.session_id import session_id
 from proxy.request_limits.check import check
 from proxy.responses.engine_request import engine_members
 from proxy.settings import ProxySettings
+from proxy.tool_choice import with_chosen_tools
 
 Priority = Literal["interactive", "batch"]
 
@@ -295,6 +296,8 @@ def json_content(
         if not forwarded.get(LORA):
             adapter = pick.adapter
         forwarded = with_adapter(forwarded, pick.model_info.adapters, pick.adapter)
+    if isinstance(forwarded.get("tool_choice"), dict):
+        forwarded = with_chosen_tools(kind, forwarded)
     if kind is EndpointKind.RESPONSES:
         forwarded = engine_members(forwarded)
     model = pick.model_info.id

@@ -16,6 +16,7 @@ array are requests of their own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Collection
 from dataclasses import replace
@@ -38,6 +39,13 @@ from proxy.errors import (
 )
 from proxy.estimator import Estimator
 from proxy.forward.array import PromptArray, array_of
+from proxy.forward.call_or_format import (
+    AnswerBegan,
+    HeldResponse,
+    answer_request,
+    call_request,
+    requires_call,
+)
 from proxy.forward.captured_response import CapturedResponse
 from proxy.forward.client_response import RequestWriter, ResponseWriter
 from proxy.forward.continuation import AnswerDiffers, ContinuedResponse, continuations
@@ -130,11 +138,37 @@ class Forward:
         plan = plan_request(request)
         if plan.is_passed_stream:
             client_response.keep_alive(request.kind)
-        forward = self._forward_captured if self._capture.observer else self._forward_one
         try:
-            await forward(request, plan, client_response)
+            if "tools" in request.json and (call := call_request(request)):
+                await self._forward_call(request, call, client_response)
+            else:
+                await self._forward_any(request, plan, client_response)
         finally:
             await client_response.end_wait()
+
+    async def _forward_call(
+        self, request: ProxyRequest, call: ProxyRequest, client_response: ResponseWriter
+    ) -> None:
+        """Answer a request with tools and a format; `call` is the same without the format."""
+        if requires_call(request):
+            await self._forward_any(call, plan_request(call), client_response)
+            return
+        held, record = HeldResponse(client_response, call), client_response.record
+        with contextlib.suppress(AnswerBegan):
+            await self._forward_any(call, plan_request(call), held)
+        if held.is_call:
+            return
+        discarded = record.forget_answer()
+        answer = answer_request(request)
+        await self._forward_any(answer, plan_request(answer), client_response)
+        if discarded and record.timings:
+            record.timings = record.timings.with_discarded(discarded)
+
+    async def _forward_any(
+        self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
+    ) -> None:
+        forward = self._forward_captured if self._capture.observer else self._forward_one
+        await forward(request, plan, client_response)
 
     async def _forward_captured(
         self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
@@ -213,8 +247,7 @@ class Forward:
             raise failed.exceptions[0] from None  # as it is: a task group wraps it up
 
     async def _forward_part(self, request: ProxyRequest, part: Part) -> None:
-        forward = self._forward_captured if self._capture.observer else self._forward_one
-        await forward(request, plan_request(request), part)
+        await self._forward_any(request, plan_request(request), part)
         part.end()
 
     async def _request(

@@ -6,7 +6,6 @@ What the engine ignores or refuses, though clients send it, is put into its own 
 - an assistant's message without `type` gets one
 - reasoning without text (a summary, or encrypted) is left out: it tells the engine nothing
 - tools that are no functions are left out, as later builds do by themselves
-- `tool_choice` of one function leaves that one, and it must be called
 - a member that is null is one that is not given
 
 Source: tools/server/server-chat.cpp of llama.cpp, build 10434; OpenAI's API reference, "Create a
@@ -24,7 +23,7 @@ def engine_members(members: dict[str, Any]) -> dict[str, Any]:
     changes = {
         "response_format": _response_format(members),
         "input": _input(members.get("input")),
-        **_tools(members.get("tools"), members.get("tool_choice")),
+        "tools": _tools(members.get("tools")),
     }
     changed = {name: value for name, value in changes.items() if value is not None}
     if not changed and None not in members.values():
@@ -75,19 +74,12 @@ def _is_silent(item: object) -> bool:
     return False
 
 
-def _tools(tools: object, choice: object) -> dict[str, Any]:
-    """Return the tools and what is to be called, where that changes."""
+def _tools(tools: object) -> list[Any] | None:
+    """Return the tools that are functions; None where all are."""
     if not isinstance(tools, list):
-        return {}
+        return None
     functions = [tool for tool in tools if not _is_other_tool(tool)]
-    match choice:
-        case {"type": "function", "name": str(name)} if named := _named(functions, name):
-            return {"tools": named, "tool_choice": "required"}
-    return {} if len(functions) == len(tools) else {"tools": functions}
-
-
-def _named(tools: list[Any], name: str) -> list[Any]:
-    return [tool for tool in tools if isinstance(tool, dict) and tool.get("name") == name]
+    return None if len(functions) == len(tools) else functions
 
 
 def _is_other_tool(tool: object) -> bool:

@@ -64,6 +64,11 @@ class Timings:
             prompt_ms=self.prompt_ms + chunked.prompt_ms,
         )
 
+    def with_discarded(self, discarded: Timings) -> Timings:
+        """Count the tokens too that an earlier response to the same prompt generated in vain."""
+        alone = replace(discarded, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
+        return self.added_to(alone)
+
     def added_to(self, other: Timings | None) -> Timings:
         """The sums; times may overlap."""
         if other is None:

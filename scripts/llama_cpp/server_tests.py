@@ -101,8 +101,10 @@ def _report(direct: dict[str, Outcome], found: Comparison) -> int:
     print(table(("", "TESTS"), rows))
     for reason, number in Counter(found.decided.values()).most_common():
         print(f"{number:4} {reason}")
+        for name in (name for name, why in found.decided.items() if why == reason):
+            print(f"       {name}")
     for name in found.different:
-        print(f"     {name}")
+        print(f"     {name}: no decision")
     return 1 if found.different or not direct else 0
 
 

@@ -56,13 +56,3 @@ def test_what_the_engine_refuses_is_left_out_or_completed() -> None:
 
 def test_a_member_that_is_null_is_not_given() -> None:
     assert engine_members({"input": "a", "instructions": None}) == {"input": "a"}
-
-
-def test_one_function_is_called() -> None:
-    other = {**FUNCTION, "name": "g"}
-    for name, tools in (("f", [FUNCTION]), ("g", [other])):
-        choice = {"type": "function", "name": name}
-        members = {"tools": [FUNCTION, other], "tool_choice": choice}
-        assert engine_members(members) == {"tools": tools, "tool_choice": "required"}
-    unknown = {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "h"}}
-    assert engine_members(unknown) is unknown
