@@ -62,12 +62,11 @@ class PrefixIndex:
         self.recent = RecentPrompts()
         self.files = SlotFileIndex(prefix_index_max_blocks)
         self._clock = clock
-        self._prompts = PrefixTree(prefix_index_max_blocks)
-        self._ends = PromptEnds(max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH))
+        hashes_max = max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH)
+        self._prompts = PrefixTree(prefix_index_max_blocks, hashes_max)
+        self._ends = PromptEnds(hashes_max)
         self._runs = Runs(self._forget)
-        self._conversations = Conversations(
-            max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH), self._runs.is_latest
-        )
+        self._conversations = Conversations(hashes_max, self._runs.is_latest)
 
     def __len__(self) -> int:
         return len(self._prompts) + len(self._ends) + len(self._conversations)

@@ -32,10 +32,14 @@ class _Edge:
 
 
 class PrefixTree:
-    """At most `blocks_max` blocks."""
+    """At most `blocks_max` blocks, in at most `edges_max` edges.
 
-    def __init__(self, blocks_max: int) -> None:
+    An edge takes as much memory as 40 blocks: short prompts would take ten times what long ones do.
+    """
+
+    def __init__(self, blocks_max: int, edges_max: int) -> None:
         self._blocks_max = blocks_max
+        self._edges_max = edges_max
         self._edges: dict[int, _Edge] = {}  # by their first block
         # The least recently used first, so each after those that go on from it.
         self._order: OrderedDict[_Edge, None] = OrderedDict()
@@ -68,6 +72,8 @@ class PrefixTree:
             self._order.move_to_end(edge)
         while self._size > self._blocks_max:
             self._forget_oldest(self._size - self._blocks_max)
+        while len(self._order) > self._edges_max:
+            self._remove(next(iter(self._order)))
 
     def remove(self, holders: int) -> None:
         """Forget all that these hold."""

@@ -67,7 +67,7 @@ class SlotFileIndex:
         self._by_turn: dict[tuple[str, int], str] = {}
         self._byte_tokens: dict[str, float] = {}
         self._removed: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._prompts = PrefixTree(blocks_max)
+        self._prompts = PrefixTree(blocks_max, blocks_max)
 
     def __len__(self) -> int:
         return len(self._files)

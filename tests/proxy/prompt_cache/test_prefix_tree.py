@@ -53,7 +53,7 @@ steps = st.lists(st.tuples(prompts, st.sampled_from(HOLDERS), st.integers(0, 9))
 def test_it_holds_what_a_list_of_blocks_would(
     schedule: list[tuple[list[int], int, int]], most: int
 ) -> None:
-    tree, plain = PrefixTree(most), Blocks(most)
+    tree, plain = PrefixTree(most, most), Blocks(most)
     for blocks, holder, chance in schedule:
         for one in (tree, plain):
             if chance:
@@ -67,15 +67,25 @@ def test_it_holds_what_a_list_of_blocks_would(
 
 
 def test_a_conversation_that_goes_on_is_one_edge() -> None:
-    tree = PrefixTree(1000)
+    tree = PrefixTree(1000, 1000)
     for length in range(1, 8):
         tree.add(hashes("a" * length), 1)
     assert len(tree.levels(hashes("aaaaaaa"))) == 1
 
 
 def test_those_that_hold_more_are_among_those_that_hold_less() -> None:
-    tree = PrefixTree(1000)
+    tree = PrefixTree(1000, 1000)
     tree.add(hashes("aaab"), 1)
     tree.add(hashes("aaac"), 2)
     tree.add(hashes("aa"), 4)
     assert tree.levels(hashes("aaabbb")) == [(2, 7), (3, 3), (4, 1)]
+
+
+def test_the_edges_are_bounded_as_well_and_the_least_recently_used_go_first() -> None:
+    tree = PrefixTree(1000, 3)
+    for first in (10, 20, 30, 40):
+        tree.add([first, first + 1], 1)
+    assert [len(tree.levels([first])) for first in (10, 20, 30, 40)] == [0, 1, 1, 1]
+    tree.add([20, 22], 1)  # splits an edge
+    assert [tree.levels([20, last]) for last in (21, 22)] == [[(1, 1)], [(1, 1), (2, 1)]]
+    assert len(tree) == 4
