@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 class NotifyPeer:

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 class SteadyClient(threading.Thread):

@@ -10,14 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=20) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return json.load(response)
 
 
 def test_our_metrics_agree_with_the_engines(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         client.completions.create(model="smollm2", prompt="The sea is", max_tokens=5)
-    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
         samples = [one for family in parse(response.read().decode()) for one in family.samples]
     found = {
         one.name: one.value for one in samples if one.labels.get("model_instance") == "smollm2.0"
@@ -29,7 +29,7 @@ def test_our_metrics_agree_with_the_engines(url: str) -> None:
 
 
 def test_the_documented_metrics_are_those_that_are_exposed(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
         families = {one.name: one for one in parse(response.read().decode())}
     documented = {one.family: one for one in documented_metrics()}
     assert documented.keys() == families.keys()

@@ -104,7 +104,7 @@ def test_ctrl_c_leaves_the_batch_and_says_how_to_go_on(
     corral: CorralCli, slow_model: Path, tmp_path: Path
 ) -> None:
     with interrupted(corral, slow_model, tmp_path) as command:
-        assert command.wait(30) == 130
+        assert command.wait(60) == 130
     said = (tmp_path / "err").read_text()
     found = batch(corral)
     assert found["status"] == "in_progress"
@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_cancels_the_batch(
     with interrupted(corral, slow_model, tmp_path) as command:
         until(lambda: "Ctrl-C again" in (tmp_path / "err").read_text())
         command.send_signal(signal.SIGINT)
-        assert command.wait(30) == 130
+        assert command.wait(60) == 130
     until(lambda: batch(corral)["status"] == "cancelled")
 
 

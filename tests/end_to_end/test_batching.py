@@ -19,7 +19,7 @@ max_context_length = 512
 
 
 def instances(corral: CorralCli) -> Any:
-    with urllib.request.urlopen(f"{corral.url}/corral/v1/slots", timeout=10) as response:
+    with urllib.request.urlopen(f"{corral.url}/corral/v1/slots", timeout=60) as response:
         return json.load(response)["instances"]
 
 
@@ -35,7 +35,7 @@ def test_a_reload_turns_pure_decode_on(corral: CorralCli, tiny_model: Path) -> N
     until(lambda: [one["prefer_pure_decode"] for one in instances(corral)] == [True])
     (pure,) = instances(corral)
     assert (pure["num_slots"], pure["batch_type"]) == (3, "decode")
-    with urllib.request.urlopen(f"{corral.url}/slots", timeout=10) as response:
+    with urllib.request.urlopen(f"{corral.url}/slots", timeout=60) as response:
         assert [slot["n_ctx"] for slot in json.load(response)] == [512] * 3
     lines = {one["flag"]: one for one in corral.data("plan", "chat")["lines"]}
     assert {lines[flag]["origin"] for flag in ("--parallel", "--ctx-size")} == {"batching"}
@@ -51,7 +51,7 @@ def test_the_status_shows_how_batch_requests_gathered(corral: CorralCli, tiny_mo
         b'{"model": "chat", "prompt": "a", "max_tokens": 1}',
         {"Content-Type": "application/json", "X-Corral-Priority": "batch"},
     )
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=60).close()
     (found,) = corral.status()["batches"]
     assert (found["model"], found["total_queued"], found["total_single"]) == ("chat", 1, 1)
     assert found["avg_wait_ms"] > 0

@@ -108,7 +108,7 @@ def test_an_interrupt_keeps_what_was_measured(configured: CorralCli) -> None:
     # The first start, and one for each round.
     with running(configured, 3, "--json") as process:
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=30)
+        stdout, _ = process.communicate(timeout=60)
     envelope = json.loads(stdout)
     assert process.returncode == envelope["exit_code"] == 130
     assert envelope["data"]["variants"][0]["rounds"][0]["generation.decode_rate"] > 0

@@ -26,7 +26,7 @@ path = "{path}"
 """
 SILENT = 1200
 # Hangs are longer: a client that is not let in waits a minute.
-PATIENCE_S = 10
+PATIENCE_S = 120
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ backoff_initial_s = 0.01
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=120_000)
     with chromium() as browser:
         yield browser
 

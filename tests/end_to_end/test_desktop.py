@@ -176,7 +176,7 @@ def test_a_host_that_dies_and_a_daemon_that_dies_leave_no_process(
     host.until(event="progress")
     application.kill()
     application.wait()
-    until(lambda: not is_alive(corral, ready), within_s=2)
+    until(lambda: not is_alive(corral, ready), within_s=60)
 
     host = start("tiny")
     ready = host.line()
@@ -184,7 +184,7 @@ def test_a_host_that_dies_and_a_daemon_that_dies_leave_no_process(
     os.kill(ready["pid"], signal.SIGKILL)
     error = host.until(event="error")
     assert (error["code"], host.wait()) == ("daemon_exited", 1)
-    until(lambda: not is_alive(corral, ready), within_s=2)
+    until(lambda: not is_alive(corral, ready), within_s=60)
 
 
 def test_a_process_that_is_killed_before_it_joined_leaves_no_daemon(

@@ -110,7 +110,7 @@ def test_events_end_silently_when_the_reader_closes_the_pipe(
     assert listener.stdout
     listener.stdout.close()
     corral.ok("restart", "tiny")
-    assert listener.wait(10) == 141
+    assert listener.wait(60) == 141
     assert listener.stderr
     assert listener.stderr.read() == ""
     listener.stderr.close()

@@ -72,14 +72,14 @@ def fails_thrice(
 def get(url: str, **body: Any) -> Any:
     data = json.dumps(body).encode() if body else None
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return response.read().decode()
 
 
 def leave_a_stream(url: str, **body: Any) -> None:
     data = json.dumps({**body, "max_tokens": 1000, "stream": True}).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         assert response.readline()
 
 

@@ -29,7 +29,7 @@ def ask(url: str, path: str, **members: Any) -> tuple[Any, Any]:
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response), response.headers
 
 

@@ -17,7 +17,7 @@ def test_a_warm_up_loads_a_model_and_says_where_it_runs(
     )
     corral.serve(until_ready=False)
     until(corral.is_running)
-    with httpx.Client(base_url=corral.url, timeout=30) as http:
+    with httpx.Client(base_url=corral.url, timeout=60) as http:
         assert corral.model_states() == {"tiny": "unloaded"}
         warmed = http.post("/v1/gpu/warmup").json()
         assert corral.model_states() == {"tiny": "loaded"}

@@ -101,7 +101,7 @@ def test_a_request_may_give_scales_and_models_of_its_own_are_listed(adapted: Cor
     half = chat(adapted, "chat", lora=[{"id": 0, "scale": 0.5}])
     assert half[0] != legal
     assert half[1] == 0
-    with urllib.request.urlopen(f"{adapted.url}/v1/models", timeout=10) as listed:
+    with urllib.request.urlopen(f"{adapted.url}/v1/models", timeout=60) as listed:
         entries = {one["id"]: one for one in json.load(listed)["data"]}
     assert list(entries) == ["chat", "chat+legal", "chat+poet", "fixed"]
     assert entries["chat+legal"]["variant_of"] == "chat"

@@ -69,7 +69,7 @@ class NodeSetup:
         return response
 
     def busy(self) -> int:
-        with urllib.request.urlopen(f"{self.url}/corral/v1/slots", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/corral/v1/slots", timeout=60) as response:
             count: int = json.load(response)["totals"]["num_active_slots"]
         return count
 

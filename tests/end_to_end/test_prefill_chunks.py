@@ -29,7 +29,7 @@ def open_answer(corral: CorralCli, path: str, **members: Any) -> Any:
     body = {"model": "chat", "temperature": 0, **members}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(corral.url + path, json.dumps(body).encode(), headers)
-    return urllib.request.urlopen(request, timeout=30)
+    return urllib.request.urlopen(request, timeout=60)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_what_ended_is_shown_with_and_without_a_daemon_and_has_no_text(
     }
     assert "r0: 200 after" in corral.ok("requests", "show", "r0")
     assert [one["id"] for one in corral.data("requests", "--failed", "-n", "1")] == ["r3"]
-    metrics = urllib.request.urlopen(f"{corral.url}/metrics", timeout=20).read()
+    metrics = urllib.request.urlopen(f"{corral.url}/metrics", timeout=60).read()
     shown = corral.ok("requests", "--since", "1h", "--json")
     corral.ok("stop")
     assert corral.data("requests", "--last", "50") == found

@@ -27,7 +27,7 @@ def test_nothing_is_left_of_an_ended_search(
     )
     until(lambda: len(corral.engines()) > 1)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     until(lambda: len(corral.engines()) == 1)
     assert corral.instances()["tiny.0"]["pid"] == before
     assert not (corral.root / "config" / "profiles.d").exists()

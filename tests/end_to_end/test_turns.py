@@ -49,7 +49,7 @@ def turn(page: str, url: str, messages: Messages, question: str) -> tuple[int, i
     request = urllib.request.Request(
         f"{url}{page}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         said, computed, cached = read(json.load(answer))
     messages.append(said)
     return computed, cached

@@ -30,7 +30,7 @@ def ask(url: str, model: str, **members: Any) -> Any:
         data=json.dumps({"model": model, "messages": messages, **members}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 
 
@@ -46,7 +46,7 @@ def test_a_variant_changes_requests_and_nothing_else(corral: CorralCli, tiny_mod
     assert ask(url, "talk:short", max_tokens=4)["usage"]["completion_tokens"] == 4
     assert ask(url, "chat:seven", max_tokens=4)["usage"]["completion_tokens"] == 7
     assert corral.engines() == [engine]
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
         listed = {entry["id"]: entry for entry in json.load(response)["data"]}
     assert list(listed) == ["chat", "chat:short", "chat:seven"]
     assert listed["chat:short"]["status"]["value"] == "loaded"

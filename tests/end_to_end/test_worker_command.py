@@ -18,7 +18,7 @@ def test_seed_000_a_worker_prints_its_address_and_ends_at_a_signal(
         assert worker.address.startswith("127.0.0.1:")
         server = worker.server.pid
         worker.process.send_signal(how)
-        assert worker.process.wait(20) == 0
+        assert worker.process.wait(60) == 0
         assert is_gone(server)
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import QUICK, RecordingTraffic
 
 from supervisor.engine_client.client import EngineClient
@@ -86,7 +87,7 @@ class FleetHarness:
     async def up(self) -> AsyncIterator[None]:
         """Serve until the block ends; then stop, drain and all."""
         instance = self.replica.instance
-        async with asyncio.timeout(40), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             serving = group.create_task(self.fleet.serve())
             instance.start()
             await instance.wait(UP)

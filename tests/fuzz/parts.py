@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fuzz import files
+from fuzz import files, properties
 from fuzz.connections import COUNT, FILES_MAX, Connections
 from fuzz.daemon import Daemon
 from fuzz.finding import Findings, Limits, Report
@@ -64,6 +64,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "gguf": Part(_files("gguf"), 2),
     "reload": Part(_reload, 2),
     "connections": Part(_connections, 1),
+    "properties": Part(properties.run, 4),
 }
 
 

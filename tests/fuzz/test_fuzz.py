@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from fuzz import finding, observer, parts, verdict
+from fuzz import finding, observer, parts, properties, verdict
 from fuzz.attacks import attack
 from fuzz.child import is_control_character
 from fuzz.client import Answer
@@ -39,6 +39,28 @@ def test_some_requests_cause_no_finding(tmp_path: Path) -> None:
     assert not findings.reports
     assert report.inputs == 40
     assert report.figures["deaths of the daemon"] == "0"
+
+
+PROPERTY = """
+from hypothesis import given
+from hypothesis import strategies as st
+
+@given(st.integers(0, 9))
+def test_no_number_is_7(number):
+    assert number != 7
+"""
+
+
+def test_a_property_that_fails_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(PROPERTY, "utf-8")
+    profile = 'import hypothesis\nhypothesis.settings.register_profile("search", database=None)\n'
+    (tmp_path / "conftest.py").write_text(profile, "utf-8")
+    findings, limits = finding.Findings(tmp_path, 1), finding.Limits(150, 1)
+    report = properties.run(1, limits, findings, tmp_path / "h", root=tmp_path)
+    assert report.inputs == 1
+    ((cause, text),) = findings.reports.items()
+    assert "test_no_number_is_7 fails" in cause
+    assert "number=7" in text
 
 
 ASKED = Input("members", (post("/v1/chat/completions", b"{}", (f"X-Api-Key: {KEY}",)),))

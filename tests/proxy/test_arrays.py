@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
+from corral_cli import PATIENCE_S
 from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
@@ -196,7 +197,7 @@ async def test_a_client_that_leaves_cancels_all_prompts(
         async with proxy.http.post("/v1/completions", json=body) as response:
             await response.read()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         asking = asyncio.get_running_loop().create_task(ask())
         await until(lambda: proxy.router.in_flight("chat.1") == 2)
         asking.cancel()
@@ -253,7 +254,7 @@ async def test_who_asks_beside_an_array_waits_for_one_prompt_and_not_for_all(
             await response.read()
             return response.status
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         asked = [group.create_task(ask(many))]
         await until(lambda: len(order) == 1 and proxy.router.demand("chat").waiting == 1)
         asked.append(group.create_task(ask({"prompt": "one", "n_probs": 1})))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.requests import ask, upstream
@@ -160,7 +161,7 @@ async def test_an_id_is_a_name_within_its_key(proxy: ProxyHarness, tmp_path: Pat
                         found: dict[str, Any] = one
                         return found
 
-    async with asyncio.TaskGroup() as group, asyncio.timeout(20):
+    async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE_S):
         annas = group.create_task(send(ANNA))
         await shown(ANNA, "prefill")
         bens = group.create_task(send(BEN))

@@ -16,7 +16,7 @@ from proxy.router.lease import LeaseStats
 from supervisor.engines.discover import Engine
 
 # The engine needs far less; only a slot that is never given back takes this long.
-PATIENCE_S = 30
+PATIENCE_S = 120
 LONG = {"model": "chat", "max_tokens": 4000, "ignore_eos": True}
 
 

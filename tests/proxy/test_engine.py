@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 import tiny_gguf
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import ProxyHarness, free_port
 
 from proxy.control_endpoint import PATH
@@ -219,7 +220,7 @@ async def test_a_client_that_leaves_mid_stream_frees_its_slot(client: openai.Asy
     await anext(aiter(stream))
     await stream.close()
     # The engine has one slot: an answer to the next is the proof that it is free.
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         await client.chat.completions.create(model="chat", messages=HELLO, max_tokens=1)
 
 

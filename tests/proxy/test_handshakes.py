@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from corral_cli import PATIENCE_S
 from fakes.certificates import trusting, write
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call, say_ok
@@ -166,7 +167,7 @@ async def test_handshakes_end_with_the_server(
     await speak_well(proxy, client)
     opened = [await silent(proxy, crowd) for _ in range(LIMIT)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         await proxy.server.close()
         for one in opened:
             with contextlib.suppress(ConnectionError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import CHAT, ProxyHarness, free_port, model_info
 from fakes.upstream import Call, say_ok
 
@@ -306,7 +307,7 @@ async def test_a_slow_model_times_out(proxy: ProxyHarness) -> None:
     await proxy.open(ollama=ON, queue_timeout_s=0.01)
     proxy.loader.may_go_on.clear()
     await proxy.fake(say_ok)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         status, answer = await status_of(proxy, "POST", "/api/generate", json={"model": "chat"})
     assert status == 503
     assert "chat to load" in answer["error"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call
 
@@ -26,7 +27,7 @@ class Connected:
 
     async def read(self) -> bytes:
         """Read until the server closes the connection."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read()
 
 
@@ -42,7 +43,7 @@ async def connected(address: tuple[str, int], request: bytes = b"") -> AsyncIter
 
 async def status(connection: Connected) -> int:
     """Read one response without closing its connection."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         head = await connection.reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0])
         await connection.reader.readexactly(length)
@@ -166,7 +167,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(proxy: Proxy
     await proxy.fake(flood)
     async with proxy.ask(stream=True):
         await proxy.server.drain(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await proxy.server.close()
 
 
@@ -174,7 +175,7 @@ async def test_an_idle_server_is_gone_at_once_idle_connections_and_all(proxy: Pr
     async with proxy.http.get("/health") as response:
         await response.read()
     async with proxy.raw() as (reader, _):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await proxy.server.drain(60)
             await proxy.server.close()
         assert await reader.read() == b""
@@ -251,7 +252,7 @@ async def test_a_drain_waits_for_no_client_that_says_nothing(
     proxy.sockets = [kept.dup()]
     await proxy.open()
     async with connected(kept.getsockname()) as silent:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await proxy.server.drain(60)
             await proxy.server.close()
         assert await silent.read() == b""

@@ -1,7 +1,6 @@
 """One part of the comparison cannot lose the others."""
 
 import os
-import time
 from pathlib import Path
 
 import psutil
@@ -49,10 +48,8 @@ def test_a_part_that_fails_is_named_with_its_error(
 
 def test_a_part_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
     script = f"trap 'exit 130' INT; setsid sleep 600 & echo $! > {tmp_path}/pid; wait"
-    began_at_s = time.monotonic()
     done = outcome(part(tmp_path, script, limit_s=0.5), 60, is_quick=True)
     assert done.problem == "it took longer than 0 s"
-    assert time.monotonic() - began_at_s < 15
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 

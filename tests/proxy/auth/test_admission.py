@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import CHAT, ProxyHarness, until
 from fakes.upstream import Call
 
@@ -68,7 +69,7 @@ async def test_a_part_may_wait_until_another_one_ends(tmp_path: Path) -> None:
         async with found.part("anna", wait_s=60):
             ended.append("second")
 
-    async with asyncio.TaskGroup() as group, asyncio.timeout(20), found.part("anna"):
+    async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE_S), found.part("anna"):
         group.create_task(wait())
         for _ in range(5):
             await asyncio.sleep(0)

@@ -63,13 +63,13 @@ async def test_one_large_body_is_parsed_at_a_time() -> None:
 
     def work() -> None:
         begun.release()
-        may_end.wait(10)
+        may_end.wait(60)
 
     with bodies.share("a") as share:
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
                 group.create_task(share.run(1_000_000, work))
-            assert await asyncio.to_thread(begun.acquire, timeout=10)
+            assert await asyncio.to_thread(begun.acquire, timeout=60)
             assert not await asyncio.to_thread(begun.acquire, timeout=0.1)
             may_end.set()
     bodies.close()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import ProxyHarness, model_info
 from fakes.upstream import Call
 
@@ -120,7 +121,7 @@ async def test_a_page_without_end_is_not_kept(proxy: ProxyHarness) -> None:
             await call.chunk(b"x" * 65536)
 
     await proxy.fake(flood)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert (await props(proxy))[0] == 502
 
 

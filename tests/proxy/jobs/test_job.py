@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.jobs_harness import OK, JobsHarness, failure, request
 
 from proxy.batch.requests import OwnAnswer
@@ -311,7 +312,7 @@ async def test_a_batch_whose_key_is_limited_waits_alone(jobs: JobsHarness) -> No
     jobs.requests.say = say
     limited = await jobs.batch(*[request(f"a{i}", n=0) for i in range(50)], owner="anna")
     other = await jobs.batch(*[request(f"b{i}", n=1) for i in range(5)], owner="ben")
-    async with asyncio.TaskGroup() as group, asyncio.timeout(20):
+    async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE_S):
         waits = group.create_task(jobs.run(limited))
         while not jobs.slept_s:
             await jobs.state(limited)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.dns_server import FakeDns
 from fakes.node import FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import until
@@ -48,7 +49,7 @@ async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     monkeypatch.setattr(monitor, "_FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(monitor, "_RETRY_MAX_S", 0.02)
     monkeypatch.setattr(dns_resolver, "_LIFETIME_S", 0.2)
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         names = await stack.enter_async_context(FakeDns().running())
         yield Network(names, stack)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trustme
+from corral_cli import PATIENCE_S
 from fakes.node import SETTINGS, FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import model_info, until
 from fakes.upstream import Call, Fake, say_ok
@@ -62,7 +63,7 @@ class Place:
 async def place(socket_directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
     monkeypatch.setattr(monitor, "_FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(monitor, "_RETRY_MAX_S", 0.02)
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Place(socket_directory, stack)
 
 

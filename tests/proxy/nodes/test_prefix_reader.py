@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.node import NodesProxy, configured_node
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
@@ -77,7 +78,7 @@ async def machines(
     monkeypatch.setattr(prefix_reader, "_PAUSE_MIN_S", 0.001)
     monkeypatch.setattr(prefix_reader, "_PAUSE_MAX_S", 0.001)
     monkeypatch.setattr(prefix_reader, "_READS_PER_S", 1e6)
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Machines(socket_directory, stack)
 
 

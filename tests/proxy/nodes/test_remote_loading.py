@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.node import FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import until
 from fakes.upstream import Call, say_ok
@@ -80,7 +81,7 @@ class Place:
 async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
     monkeypatch.setattr(remote_loading, "_POLL_S", 0.01)
     monkeypatch.setattr(remote_loading, "_LOOK_S", 0.01)
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Place(stack)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
 
@@ -52,7 +53,7 @@ async def shows(
     proxy: ProxyHarness, is_so: Callable[[dict[str, Any]], bool], request_id: str = "a"
 ) -> dict[str, Any]:
     """Wait until a request is shown so; return it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             for one in await requests(proxy):
                 if one["id"] == request_id and is_so(one):

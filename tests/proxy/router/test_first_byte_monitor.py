@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from corral_cli import PATIENCE_S
 from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.requests import ask, upstream
@@ -252,7 +253,7 @@ async def test_a_client_is_answered_by_the_other_instance(proxy: ProxyHarness) -
         await proxy.fake(script, name)
     for _ in range(2):
         async with (
-            asyncio.timeout(15),
+            asyncio.timeout(PATIENCE_S),
             proxy.http.post("/completion", json={"prompt": "a", "n_probs": 1}) as response,
         ):
             assert response.status == 200
@@ -298,7 +299,7 @@ async def test_an_engine_stopped_while_idle_costs_the_next_request_seconds_and_n
 ) -> None:
     for name, socket in pair.items():
         proxy.router.admit(replace(engines.upstream(socket, 2), name=name))
-    async with stopped(pair["chat.1"]), asyncio.timeout(18):  # one took 20 s and failed
+    async with stopped(pair["chat.1"]), asyncio.timeout(PATIENCE_S):  # one took 20 s and failed
         for _ in range(4):
             async with proxy.ask(stream=stream, max_tokens=4) as response:
                 assert response.status == 200

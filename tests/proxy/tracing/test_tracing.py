@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -67,7 +68,7 @@ class Collector:
 
     async def spans(self) -> list[Span]:
         """Wait for the spans of a request; its own comes last."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not (found := self._found()) or found[-1].kind != Span.SPAN_KIND_SERVER:
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -173,7 +174,7 @@ def test_a_collector_that_is_down_is_one_warning_and_what_is_lost_is_counted() -
     def send() -> None:
         exporter.tried.clear()
         queue.on_end(ReadableSpan("POST"))
-        assert exporter.tried.wait(20)
+        assert exporter.tried.wait(60)
 
     send()
     send()

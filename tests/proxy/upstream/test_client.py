@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.upstream import Call, Fake, Script
 from fakes.virtual_time import run_in_virtual_time
 from multidict import CIMultiDict
@@ -170,7 +171,7 @@ async def test_an_answer_ends_where_it_ends_though_the_connection_does_not(bench
     async with bench.ask() as response:
         assert await response.read() == b"ok"
         assert await response.read() == b""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await left.wait()  # a complete answer has closed the connection already
 
 
@@ -228,7 +229,7 @@ async def test_an_exchange_that_is_left_closes_the_connection(bench: Bench) -> N
     await bench.play(speak)
     async with bench.ask() as response:
         assert await response.read() == b"one"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await left.wait()
 
 

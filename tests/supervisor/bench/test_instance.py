@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from corral_cli import until
+from corral_cli import PATIENCE_S, until
 
 from supervisor.bench.instance import private_instance
 from supervisor.engine_client.client import EngineUnreachable
@@ -118,7 +118,7 @@ async def test_a_cancelled_start_leaves_no_engine(plan: Plan, where: Directories
         async with private_instance(plan, where):
             await asyncio.Event().wait()
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         starting = group.create_task(start())
         while psutil.Process().children() == before:  # noqa: ASYNC110 (a process tells no one)
             await asyncio.sleep(0.001)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, fake_launch
 from samples import engine, machine, model
 
@@ -150,7 +151,7 @@ async def test_an_instance_that_is_measured_starts_again_and_counts_no_restart(
             return run == 1
 
     harness = InstanceHarness(fake_launch(runtime), calibrator=Once())
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(frozenset({State.READY}))
     assert harness.story[:6] == [

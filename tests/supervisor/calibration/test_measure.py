@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
 
 from supervisor.calibration.measure import measure
@@ -20,7 +21,7 @@ from supervisor.process.launch import Launch
 @asynccontextmanager
 async def ready(launch: Launch) -> AsyncIterator[EngineClient]:
     harness = InstanceHarness(launch)
-    async with asyncio.timeout(30), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(frozenset({State.READY}))
         async with EngineClient(facts.endpoint, "k") as client:

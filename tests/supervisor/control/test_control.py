@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.slot_files import manifest
 
 from proxy.models import PrefillResult
@@ -430,7 +431,7 @@ async def test_a_host_that_disconnects_has_left(service: Service, path: Path) ->
     await asyncio.to_thread(next, messages)
     service.hosts.leave(STARTER)
     await asyncio.to_thread(messages.close)  # type: ignore[attr-defined]  # a generator
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await left.wait()
 
 

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+from corral_cli import PATIENCE_S
+
 from supervisor.desktop.starter import exit_with_starter, starter_watched
 
 _PROGRAM = """
@@ -21,7 +23,7 @@ async def test_the_end_of_the_starter_is_noticed() -> None:
     closed = asyncio.Event()
     with starter_watched(reader, closed.set):
         os.close(writer)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await closed.wait()
     os.close(reader)
 
@@ -33,7 +35,7 @@ def test_a_process_that_is_starting_ends_with_its_starter() -> None:
         assert process.stdout
         process.stdout.readline()
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_starter_that_stays_ends_nothing() -> None:

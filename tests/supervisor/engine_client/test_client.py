@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, fake_launch
 
 from supervisor.engine_client.client import (
@@ -20,7 +21,7 @@ from supervisor.warmup.prefill import Warmup, warm
 async def engine(runtime: Path, *failures: str, api_key: str = "k") -> AsyncIterator[EngineClient]:
     """Run a fake engine, and connect a client."""
     harness = InstanceHarness(fake_launch(runtime, *failures))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(frozenset({State.WARMING}))
         async with EngineClient(facts.endpoint, api_key) as client:

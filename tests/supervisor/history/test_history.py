@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.proxy_harness import until
 
 from proxy.requests.history import HistoryQuery, StoredRequest
@@ -114,7 +115,7 @@ async def test_what_was_observed_is_written_in_a_while_and_at_the_end(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "_BATCH_S", 0.0)
-    async with kept.running(), asyncio.timeout(10):
+    async with kept.running(), asyncio.timeout(PATIENCE_S):
         kept.finish("a")
         await until(kept.path.exists)
     monkeypatch.setattr(history_module, "_BATCH_S", 3600)

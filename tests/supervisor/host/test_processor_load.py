@@ -120,6 +120,6 @@ def test_this_machine_shows_the_time_of_a_process() -> None:
             pass
         load = processor_load(before, found)
         busy.communicate(b"\n")
-    assert load.own_cores[busy.pid] > 0.05
+    assert load.own_cores[busy.pid] > 0
     assert load.others_cores is not None
     assert load.pressure is None or 0 <= load.pressure <= 1

@@ -17,6 +17,7 @@ from pathlib import Path
 import gguf
 import pytest
 import tiny_gguf
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, launch_of
 
 from supervisor.instance.states import State
@@ -46,7 +47,7 @@ async def cause_of(launch: Launch) -> FailureCause:
     then the next try tells.
     """
     harness = InstanceHarness(launch)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(frozenset({State.FAILED, State.READY}))
     assert facts.cause
@@ -57,7 +58,7 @@ async def cause_of(launch: Launch) -> FailureCause:
 async def degradations_of(launch: Launch) -> list[str]:
     """Return what an engine that starts goes without."""
     harness = InstanceHarness(launch)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(frozenset({State.READY}))
     return [warning.code for warning in facts.warnings]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny_gguf
 import uvloop
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, descriptors, launch_of, loading
 
 from supervisor.engine_client.client import EngineClient
@@ -41,14 +42,14 @@ def real(
 async def failure(launch: Launch) -> InstanceSnapshot:
     """Return the facts of a start that must fail for good in under two seconds."""
     harness = InstanceHarness(launch)
-    async with asyncio.timeout(2), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         return await instance.wait(frozenset({State.FAILED}))
 
 
 async def test_it_starts_serves_and_leaves_when_asked(real: LaunchOf) -> None:
     harness = InstanceHarness(real())
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         async with EngineClient(facts.endpoint, facts.api_key) as client:
@@ -62,7 +63,7 @@ async def test_it_starts_serves_and_leaves_when_asked(real: LaunchOf) -> None:
 
 async def test_over_tcp_it_takes_any_port(real: LaunchOf) -> None:
     harness = InstanceHarness(real(port=0))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
     assert facts.endpoint.port > 0
@@ -70,7 +71,7 @@ async def test_over_tcp_it_takes_any_port(real: LaunchOf) -> None:
 
 async def test_a_quantised_model_runs_on_this_processor(real: LaunchOf, smollm2: Path) -> None:
     harness = InstanceHarness(real(model=smollm2))
-    async with asyncio.timeout(30), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
     assert harness.story[:3] == ["starting", "warming", "ready"]
@@ -80,7 +81,7 @@ def test_it_is_kept_as_well_on_uvloop(real: LaunchOf) -> None:
     harness = InstanceHarness(real())
 
     async def live() -> None:
-        async with asyncio.timeout(20), harness.served() as instance:
+        async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
             instance.start()
             await instance.wait(UP)
             instance.stop()
@@ -96,7 +97,7 @@ async def test_ready_is_known_as_soon_as_the_engine_is(real: LaunchOf) -> None:
     The first look comes after 100 ms; a tiny model is loaded long before.
     """
     harness = InstanceHarness(real())
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         began_at_s = time.monotonic()
@@ -108,7 +109,7 @@ async def test_ready_is_known_as_soon_as_the_engine_is(real: LaunchOf) -> None:
 
 async def test_an_engine_for_embeddings_has_nothing_to_warm(real: LaunchOf) -> None:
     harness = InstanceHarness(real("--embeddings", "--pooling", "mean"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
     assert harness.story[:3] == ["starting", "warming", "ready"]
@@ -116,7 +117,7 @@ async def test_an_engine_for_embeddings_has_nothing_to_warm(real: LaunchOf) -> N
 
 async def test_it_is_back_after_it_was_killed(real: LaunchOf) -> None:
     harness = InstanceHarness(real())
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -130,7 +131,7 @@ async def test_it_is_back_after_it_was_killed(real: LaunchOf) -> None:
 async def test_stopping_while_it_loads_ends_it_at_once(real: LaunchOf, tmp_path: Path) -> None:
     model = tiny_gguf.make(tmp_path / "larger.gguf", embd=512, layers=8, heads=8, ff=2048)
     harness = InstanceHarness(real(model=model))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await loading(instance)
         instance.stop()
@@ -195,14 +196,14 @@ async def test_a_socket_left_behind_is_in_nobodys_way(real: LaunchOf, runtime: P
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(runtime / "chat.0.sock"))
     harness = InstanceHarness(real())
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
 
 
 async def test_ten_restarts_leave_descriptors_flat(real: LaunchOf) -> None:
     harness = InstanceHarness(real())
-    async with asyncio.timeout(30), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         before = descriptors()

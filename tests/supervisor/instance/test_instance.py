@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import (
     InstanceHarness,
     descriptors,
@@ -38,7 +39,7 @@ EAGER = RestartPolicy(backoff_initial_s=1e-6, backoff_max_s=1e-6, max_failures=1
 async def test_an_instance_starts_warms_serves_and_stops(runtime: Path) -> None:
     """Seed 002: a warm-up request before it is ready."""
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert (facts.run, facts.wanted, facts.load_progress) == (1, True, None)
@@ -52,7 +53,7 @@ async def test_an_instance_starts_warms_serves_and_stops(runtime: Path) -> None:
 
 async def test_load_progress_is_reported(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "slow-load=0.4"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
     emitted = [
@@ -63,7 +64,7 @@ async def test_load_progress_is_reported(runtime: Path) -> None:
 
 async def test_load_progress_is_reset_on_restart(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "slow-load=0.4"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -75,7 +76,7 @@ async def test_load_progress_is_reset_on_restart(runtime: Path) -> None:
 
 async def test_an_old_build_without_child_mode_is_found_ready_and_stopped(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "no-child-mode"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         instance.stop()
@@ -86,7 +87,7 @@ async def test_an_old_build_without_child_mode_is_found_ready_and_stopped(runtim
 
 async def test_over_tcp_the_port_is_learnt_from_the_engine(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, port=0))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
     assert facts.endpoint.port > 0
@@ -95,7 +96,7 @@ async def test_over_tcp_the_port_is_learnt_from_the_engine(runtime: Path) -> Non
 async def test_a_foreign_server_without_a_key_is_not_accepted(runtime: Path) -> None:
     limits = quick(load_timeout_s=0.5)
     harness = InstanceHarness(fake_launch(runtime, "no-key"), limits=limits, policy=ONCE)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(FAILED)
     assert facts.cause
@@ -105,7 +106,7 @@ async def test_a_foreign_server_without_a_key_is_not_accepted(runtime: Path) -> 
 
 async def test_commands_without_effect_emit_no_event(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.stop()
         instance.start()
         await instance.wait(UP)
@@ -115,7 +116,7 @@ async def test_commands_without_effect_emit_no_event(runtime: Path) -> None:
 
 async def test_a_stop_before_the_spawn_is_clean(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         await asyncio.sleep(0)
         instance.start()
         instance.stop()
@@ -126,13 +127,13 @@ async def test_a_stop_before_the_spawn_is_clean(runtime: Path) -> None:
 async def test_a_command_before_serve_is_applied(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     harness.instance.start()
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         await instance.wait(UP)
 
 
 async def test_cancelling_leaves_no_process_and_a_stopped_instance(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
     assert facts.pid
@@ -144,7 +145,7 @@ async def test_cancelling_leaves_no_process_and_a_stopped_instance(runtime: Path
 
 async def test_a_drain_waits_for_requests_and_can_be_cancelled(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -159,7 +160,7 @@ async def test_a_drain_waits_for_requests_and_can_be_cancelled(runtime: Path) ->
 
 async def test_a_drain_beyond_its_limit_is_aborted(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -170,7 +171,7 @@ async def test_a_drain_beyond_its_limit_is_aborted(runtime: Path) -> None:
 
 async def test_restart_starts_a_new_process(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         before = await instance.wait(UP)
         instance.restart()
@@ -182,7 +183,7 @@ async def test_restart_starts_a_new_process(runtime: Path) -> None:
 
 async def test_a_crash_while_serving_is_followed_by_a_restart(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -197,7 +198,7 @@ async def test_a_crash_while_serving_is_followed_by_a_restart(runtime: Path) -> 
 async def test_crashes_close_together_end_in_failed_and_start_forgets_them(runtime: Path) -> None:
     policy = RestartPolicy(backoff_initial_s=0.001, backoff_max_s=0.001, max_failures=2)
     harness = InstanceHarness(fake_launch(runtime, "exit-after-ready"), policy=policy)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(FAILED)
         assert (facts.run, facts.failures) == (2, 2)
@@ -210,7 +211,7 @@ async def test_crashes_close_together_end_in_failed_and_start_forgets_them(runti
 
 async def test_a_permanent_cause_fails_at_once_and_is_in_the_log(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "crash-at-start"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(FAILED)
     assert (facts.run, facts.cause and facts.cause.code) == (1, "model_missing")
@@ -224,7 +225,7 @@ async def test_silence_while_loading_is_a_failure(runtime: Path) -> None:
     """Seed 002: not ready in time."""
     limits = quick(load_timeout_s=0.3)
     harness = InstanceHarness(fake_launch(runtime, "silent-load"), limits=limits, policy=ONCE)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(FAILED)
     assert facts.cause
@@ -235,7 +236,7 @@ async def test_silence_while_loading_is_a_failure(runtime: Path) -> None:
 async def test_slow_loading_with_output_is_not_a_failure(runtime: Path) -> None:
     limits = quick(load_timeout_s=0.6)
     harness = InstanceHarness(fake_launch(runtime, "slow-load=1.5"), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         assert (await instance.wait(UP | FAILED | WAITING)).state is State.READY
 
@@ -243,7 +244,7 @@ async def test_slow_loading_with_output_is_not_a_failure(runtime: Path) -> None:
 @pytest.mark.parametrize("fault", ["slow-load=600", "silent-load"])
 async def test_stopping_while_it_loads_takes_no_time(runtime: Path, fault: str) -> None:
     harness = InstanceHarness(fake_launch(runtime, fault))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await loading(instance)
         instance.stop()
@@ -254,7 +255,7 @@ async def test_an_engine_that_ignores_signals_is_killed(runtime: Path) -> None:
     """Seed 002: shutdown: SIGTERM, then SIGKILL."""
     limits = quick(stop_timeout_s=0.2)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         instance.stop()
@@ -265,7 +266,7 @@ async def test_an_engine_that_ignores_signals_is_killed(runtime: Path) -> None:
 
 async def test_an_engine_without_completions_becomes_ready(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "no-completion"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
     assert harness.story[:3] == ["starting", "warming", "ready"]
@@ -276,7 +277,7 @@ async def test_an_engine_that_fails_its_warm_up_gets_no_requests_until_healthy(
 ) -> None:
     """Seed 002: a failed warm-up."""
     harness = InstanceHarness(fake_launch(runtime, "sick"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
     assert harness.story[:4] == ["starting", "warming", "unhealthy", "ready"]
@@ -286,7 +287,7 @@ async def test_an_engine_that_fails_its_warm_up_gets_no_requests_until_healthy(
 async def test_an_unhealthy_instance_is_out_of_service_until_it_answers(runtime: Path) -> None:
     """Seed 002: health."""
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         mark_unhealthy(instance, facts.run - 1)
@@ -301,7 +302,7 @@ async def test_an_overdue_instance_is_replaced_without_a_failure(
     runtime: Path,
 ) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -321,7 +322,7 @@ async def test_requests_of_an_overdue_engine_are_aborted_when_only_its_cpu_time_
     harness = InstanceHarness(
         fake_launch(runtime, "spins"), limits=quick(liveness_interval_s=0.4, idle_probe_s=0)
     )
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -334,7 +335,7 @@ async def test_requests_of_an_overdue_engine_are_aborted_when_only_its_cpu_time_
 async def test_an_instance_that_stays_unhealthy_is_replaced(runtime: Path) -> None:
     limits = quick(unhealthy_timeout_s=0.2, stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -353,7 +354,7 @@ async def test_a_silent_engine_is_withdrawn_and_replaced_while_clients_wait(
     """Stopped by a signal, or answering that all is well: nothing moves in either."""
     limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, *filter(None, [fault])), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -372,7 +373,7 @@ async def test_a_silent_engine_is_withdrawn_and_replaced_while_clients_wait(
 async def test_an_idle_engine_that_is_stopped_is_replaced_without_a_probe(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0, unhealthy_timeout_s=3600)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -387,7 +388,7 @@ async def test_an_idle_engine_that_is_stopped_is_replaced_without_a_probe(runtim
 async def test_an_idle_engine_that_goes_on_in_time_is_kept(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0, unhealthy_timeout_s=3600)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -400,7 +401,7 @@ async def test_an_idle_engine_that_goes_on_in_time_is_kept(runtime: Path) -> Non
 async def test_a_drain_does_not_wait_for_an_engine_that_hangs(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
-    async with asyncio.timeout(5), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -412,7 +413,7 @@ async def test_a_drain_does_not_wait_for_an_engine_that_hangs(runtime: Path) -> 
 
 async def test_an_unhealthy_engine_that_progresses_is_ready_again(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1)
@@ -431,7 +432,7 @@ async def test_a_probe_finds_an_idle_engine_that_hangs(runtime: Path) -> None:
         idle_probe_s=0.1,
     )
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         await instance.wait(WAITING)
@@ -441,7 +442,7 @@ async def test_a_probe_finds_an_idle_engine_that_hangs(runtime: Path) -> None:
 async def test_an_idle_engine_that_answers_probes_stays_in_service(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.log_path
@@ -455,7 +456,7 @@ async def test_an_idle_engine_that_answers_probes_stays_in_service(runtime: Path
 async def test_a_refused_probe_makes_the_engine_unhealthy(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0.05)
     harness = InstanceHarness(fake_launch(runtime, "fails-once"), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         await instance.wait(frozenset({State.UNHEALTHY}))
@@ -466,7 +467,7 @@ async def test_a_refused_probe_makes_the_engine_unhealthy(runtime: Path) -> None
 async def test_the_steps_of_a_stop_are_logged_in_order(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.2)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         instance.stop()
@@ -476,7 +477,7 @@ async def test_the_steps_of_a_stop_are_logged_in_order(runtime: Path) -> None:
 
 async def test_a_requested_exit_is_not_a_failure(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "slow-load=600"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await loading(instance)
         instance.stop()
@@ -488,7 +489,7 @@ async def test_a_requested_exit_is_not_a_failure(runtime: Path) -> None:
 async def test_a_deadline_missed_while_the_loop_was_blocked_is_not_a_failure(runtime: Path) -> None:
     limits = quick(load_timeout_s=0.5)
     harness = InstanceHarness(fake_launch(runtime, "slow-load=2"), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await loading(instance)
         time.sleep(1.7)  # noqa: ASYNC251 (the loop standing still is what is tested)
@@ -498,7 +499,7 @@ async def test_a_deadline_missed_while_the_loop_was_blocked_is_not_a_failure(run
 async def test_the_delay_before_the_next_start_is_reported(runtime: Path) -> None:
     policy = RestartPolicy(backoff_initial_s=1000, backoff_max_s=1000)
     harness = InstanceHarness(fake_launch(runtime, "exit-after-ready"), policy=policy)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         assert (await instance.wait(UP)).retry_in_s is None
         facts = await instance.wait(WAITING)
@@ -508,7 +509,7 @@ async def test_the_delay_before_the_next_start_is_reported(runtime: Path) -> Non
 
 async def test_forty_restarts_leave_no_zombie_and_no_open_file(runtime: Path) -> None:
     harness = InstanceHarness(launch_of("/bin/false", runtime=runtime), policy=EAGER)
-    async with asyncio.timeout(30), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await run_of(instance, 5)
         before = descriptors()
@@ -522,7 +523,7 @@ async def test_much_output_neither_blocks_the_engine_nor_fills_the_disk(
     runtime: Path, fault: str
 ) -> None:
     harness = InstanceHarness(fake_launch(runtime, fault))
-    async with asyncio.timeout(30), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
     assert sum(file.stat().st_size for file in runtime.glob("*.log*")) < 64 * 1024**2
@@ -530,7 +531,7 @@ async def test_much_output_neither_blocks_the_engine_nor_fills_the_disk(
 
 async def test_a_grandchild_is_killed_with_the_engine(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "grandchild"))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         instance.stop()
@@ -564,7 +565,7 @@ async def test_an_error_of_the_planner_is_a_cause(runtime: Path) -> None:
         raise EngineMissing(f"no llama-server for run {run}")
 
     harness.instance._launch = launch
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(FAILED)
     assert facts.cause
@@ -581,7 +582,7 @@ async def run_of(instance: Instance, number: int) -> None:
 async def cause_of(launch: Launch) -> str:
     """Return the code of the permanent cause that a launch fails with."""
     harness = InstanceHarness(launch)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(FAILED)
     assert facts.cause
@@ -609,7 +610,7 @@ async def crashes(
         policy=RestartPolicy(backoff_initial_s=0.01, backoff_max_s=0.01, max_failures=3),
     )
     harness.traffic.computed = requests
-    async with asyncio.timeout(40), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         for run in range(1, count + 1):
             facts = await instance.wait(UP)
@@ -642,7 +643,7 @@ async def test_kills_from_outside_never_end_in_failed(runtime: Path, requests: i
 
 async def test_an_engine_that_is_killed_while_it_drains_harmed_no_request(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -671,7 +672,7 @@ async def test_crashes_with_requests_do_not_count_against_the_engine_itself(runt
         fake_launch(runtime),
         policy=RestartPolicy(backoff_initial_s=0.01, backoff_max_s=0.01, max_failures=3),
     )
-    async with asyncio.timeout(40), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         for requests in (1, 1, 1, 0, 0):
             facts = await instance.wait(UP)
@@ -684,7 +685,7 @@ async def test_crashes_with_requests_do_not_count_against_the_engine_itself(runt
 async def test_a_killed_engine_did_not_crash(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime, "ignore-sigterm"), limits=limits)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         instance.stop()

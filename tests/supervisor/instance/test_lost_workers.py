@@ -6,6 +6,7 @@ import asyncio
 import signal
 from pathlib import Path
 
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
 
 from proxy.router.instances import ProcessExit
@@ -35,7 +36,7 @@ class Door:
 async def test_seed_000_a_worker_is_waited_for_without_limit(runtime: Path) -> None:
     door = Door(20)
     harness = InstanceHarness(fake_launch(runtime), policy=ONCE, prepare=door.ask)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         waiting = await instance.wait(frozenset({State.BACKOFF}))
         assert waiting.cause
@@ -49,7 +50,7 @@ async def test_seed_000_another_version_of_the_protocol_is_final(runtime: Path) 
         raise WorkerMismatch("worker a speaks RPC protocol 9.0.0")
 
     harness = InstanceHarness(fake_launch(runtime), prepare=refuse)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(ENDED)
     assert facts.state is State.FAILED
@@ -64,7 +65,7 @@ async def test_an_instance_that_is_stopped_while_it_prepares_runs_nothing(runtim
         await go_on.wait()
 
     harness = InstanceHarness(fake_launch(runtime), prepare=prepare)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await begun.wait()
         instance.stop()
@@ -79,7 +80,7 @@ async def test_an_error_in_the_preparation_is_a_failure_like_others(runtime: Pat
         raise ZeroDivisionError
 
     harness = InstanceHarness(fake_launch(runtime), policy=ONCE, prepare=fail)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(ENDED)
     assert facts.cause
@@ -90,7 +91,7 @@ async def test_seed_000_a_lost_worker_blames_no_request_and_not_the_engine(runti
     lost = launch_of("/bin/sh", "-c", ABORT, "sh", "--rpc", "10.0.0.1:1", runtime=runtime)
     harness = InstanceHarness(lost, policy=ONCE)
     harness.traffic.computed = 1
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(ENDED)
         assert facts.state is State.BACKOFF
@@ -105,7 +106,7 @@ async def test_seed_000_a_lost_worker_blames_no_request_and_not_the_engine(runti
 async def test_an_engine_without_workers_cannot_blame_one(runtime: Path) -> None:
     harness = InstanceHarness(launch_of("/bin/sh", "-c", ABORT, runtime=runtime), policy=ONCE)
     harness.traffic.computed = 1
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(ENDED)
     assert facts.cause

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
 
 from supervisor.errors import DeviceMemoryShort
@@ -29,7 +30,7 @@ async def test_it_starts_again_at_once_while_less_can_be_tried(runtime: Path) ->
 
     full = launch_of("/bin/sh", "-c", FULL, runtime=runtime)
     harness = InstanceHarness(full, policy=ONCE, reduce=reduce)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP | ENDED)
     assert [one.code for one in seen] == ["device_memory"] * 2
@@ -40,7 +41,7 @@ async def test_it_starts_again_at_once_while_less_can_be_tried(runtime: Path) ->
 async def test_where_nothing_is_left_to_give_up_it_fails_as_any_other(runtime: Path) -> None:
     full = launch_of("/bin/sh", "-c", FULL, runtime=runtime)
     harness = InstanceHarness(full, policy=ONCE, reduce=lambda _: False)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(ENDED)
     assert facts.state is State.FAILED
@@ -58,7 +59,7 @@ async def test_memory_that_others_hold_is_waited_for_without_limit(runtime: Path
             raise DeviceMemoryShort("chat does not fit now")
 
     harness = InstanceHarness(fake_launch(runtime), policy=ONCE, prepare=prepare)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(frozenset({State.BACKOFF}))
         facts = await instance.wait(UP)

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, fake_launch, mark_unhealthy, quick
 
 from proxy.router.instances import Activity
@@ -46,7 +47,7 @@ class Recorder:
 async def test_slots_are_restored_before_service_and_saved_after_the_drain(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     recorder = Recorder(harness)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         assert recorder.calls == [("restore", "warming")]
@@ -62,7 +63,7 @@ async def test_slots_are_restored_before_service_and_saved_after_the_drain(runti
 async def test_an_engine_without_completions_restores_nothing(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime, "no-completion"))
     recorder = Recorder(harness)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         assert recorder.calls == []
@@ -72,7 +73,7 @@ async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     recorder = Recorder(harness)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
@@ -86,7 +87,7 @@ async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
 async def test_slots_are_saved_as_requests_end_while_others_go_on(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
     recorder = Recorder(harness)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -104,7 +105,7 @@ async def test_of_an_engine_that_hangs_nothing_is_saved_at_the_end(runtime: Path
     limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
     harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
     recorder = Recorder(harness)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -118,7 +119,7 @@ async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> N
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     recorder = Recorder(harness)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         recorder.called.clear()
@@ -131,7 +132,7 @@ async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> N
 async def test_a_drain_that_takes_too_long_saves_what_was_idle_as_it_began(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
     recorder = Recorder(harness)
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
         harness.traffic.busy.clear()
@@ -143,7 +144,7 @@ async def test_a_drain_that_takes_too_long_saves_what_was_idle_as_it_began(runti
 
 async def test_without_persistence_nothing_is_restored(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(20), harness.served() as instance:
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         async with EngineClient(facts.endpoint, facts.api_key) as client:

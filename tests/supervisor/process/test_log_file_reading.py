@@ -4,6 +4,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from corral_cli import PATIENCE_S
 
 from supervisor.process.log_file import LINE_MAX_BYTES, LogFile, follow, tail
 
@@ -91,6 +92,6 @@ async def hearing(
     path: Path, write: Callable[[bytes], object], first: bytes
 ) -> AsyncIterator[AsyncGenerator[str, None]]:
     """Follow a log to which something is written as soon as the follower has begun."""
-    async with asyncio.timeout(10), aclosing(follow(path, interval_s=OFTEN_S)) as lines:
+    async with asyncio.timeout(PATIENCE_S), aclosing(follow(path, interval_s=OFTEN_S)) as lines:
         asyncio.get_running_loop().call_soon(write, first)
         yield lines

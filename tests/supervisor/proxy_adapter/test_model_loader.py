@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from corral_cli import PATIENCE_S
 
 from proxy.errors import UnknownModel
 from supervisor.events import EventStream
@@ -42,7 +43,7 @@ async def test_a_wait_ends_when_its_model_is_removed(monkeypatch: pytest.MonkeyP
     proxy = cast("Any", FakeAdmission(model))
     found = ModelLoaderAdapter(proxy, proxy, events)
     monkeypatch.setattr(found, "models", list)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         waiting = group.create_task(refusal(found))
         await asyncio.sleep(0)  # it waits now
         model.is_configured = False

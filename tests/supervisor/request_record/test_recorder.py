@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corral_cli import PATIENCE_S
 
 from supervisor.events import EVENTS, Event, EventStream
 from supervisor.request_record import recorder as recorder_module
@@ -68,7 +69,7 @@ class Recording:
 
     async def written(self) -> None:
         """Wait until one more batch is written or lost."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self.attempts.get()
 
 

@@ -62,7 +62,7 @@ async def head(
 
 def is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as found:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as found:
             return bool(found.status == 200)
     except OSError:
         return False

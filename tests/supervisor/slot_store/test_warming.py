@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from corral_cli import PATIENCE_S
 from fakes.fleet_harness import LONG, UP, FleetHarness
 
 from proxy.prompt_cache.fingerprint import ConversationFingerprint
@@ -107,7 +108,7 @@ async def test_a_prompt_that_is_not_there_is_reason_a_start_fails(
 ) -> None:
     harness = FleetHarness(runtime, tiny_model, prompts=(runtime / "none.txt",))
     instance = harness.replica.instance
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         serving = group.create_task(harness.fleet.serve())
         instance.start()
         facts = await instance.wait(frozenset({State.FAILED}))

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from corral_cli import PATIENCE_S
 from fakes.instance_harness import PATIENT, is_gone
 
 from supervisor.engines.discover import Device, Engine
@@ -52,7 +53,7 @@ class Served:
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[Worker]:
-        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             task = group.create_task(self.worker.serve())
             yield self.worker
             task.cancel()
@@ -101,7 +102,7 @@ async def test_a_worker_that_an_engine_uses_is_ready_although_our_question_waits
     is_over = threading.Event()
 
     def wait() -> tuple[Device, ...]:
-        is_over.wait(20)
+        is_over.wait(60)
         raise WorkerUnreachable("another engine uses it")
 
     served = Served(engine, tmp_path, ask=wait)
