@@ -31,7 +31,8 @@ class Daemon:
         self._errors = [AccessDenied("read-only"), *errors]
 
     def status(self) -> dict[str, Any]:
-        return {"config": str(self._config), "models": [{"name": "chat", "path": "/m/chat.gguf"}]}
+        model = {"name": "chat", "aliases": [], "path": "/m/chat.gguf"}
+        return {"config": str(self._config), "models": [model]}
 
     def canaries(self) -> dict[str, Any]:
         return {"running": [{"model": "chat", "engine": "b11000-cpu"}], "ended": []}
