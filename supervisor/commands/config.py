@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from supervisor.commands.certificate_notes import certificate_notes
-from supervisor.errors import SettingsInvalid
+from supervisor.errors import CorralError, SettingsInvalid, from_json
 from supervisor.flags.plan import Plan
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.gguf.embedding import embedding
@@ -25,7 +25,7 @@ def check(config: Path | None) -> CommandResult:
     read_nodes(loaded.settings.nodes, _emit_nothing)
     notes = tuple(certificate_notes(loaded.settings, datetime.now(UTC)))
     planner = LaunchPlanner(loaded.settings, where)
-    plans = [plan for name in planner.entries for plan in _plans(planner, name)]
+    plans = list(_all_plans(planner))
     _check_fallbacks(loaded.settings, plans)
     omitted = [
         f"{plan.model}: {line.flag} is omitted: {line.reason}"
@@ -63,6 +63,19 @@ def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:
 def _generates_nothing(plan: Plan) -> bool:
     found = embedding(plan.gguf, plan.memory_inputs.chosen)
     return found is not None and found.is_only
+
+
+def _all_plans(planner: LaunchPlanner) -> Iterator[Plan]:
+    """Yield the plans of all models; raises CorralError with what is wrong with each model."""
+    errors: list[CorralError] = []
+    for name in planner.entries:
+        try:
+            yield from _plans(planner, name)
+        except CorralError as error:
+            errors.append(error)
+    if errors:
+        lines = dict.fromkeys(error.message for error in errors)
+        raise from_json({**errors[0].as_json(), "message": "\n".join(lines)})
 
 
 def _plans(planner: LaunchPlanner, model: str) -> Iterator[Plan]:

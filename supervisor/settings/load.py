@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,20 +22,17 @@ from supervisor.flags.file_paths import absolute
 from supervisor.flags.trial import TrialSettings
 from supervisor.host.files import NotRegular, expanded, stat_regular
 from supervisor.host.paths import directories
-from supervisor.host.toml_file import read_toml
+from supervisor.host.toml_file import line_of, read_toml
 from supervisor.model_stores import references
 from supervisor.model_stores.roots import roots
 from supervisor.output import warn
 from supervisor.settings import trust
 from supervisor.settings.messages import (
-    check_batching,
-    check_default_model,
-    check_fallbacks,
-    check_fallbacks_of_nodes,
-    check_names,
-    check_tables,
-    check_workers,
+    conflicts,
     explain,
+    refusal,
+    shared_names,
+    unknown_tables,
 )
 from supervisor.settings.schema import ModelSettings, Settings
 
@@ -70,7 +68,8 @@ class Loaded:
             if name not in known
         }
         both = {**known, **further}
-        check_names(both, self.path)
+        if problems := list(shared_names(both)):
+            raise refusal(problems, lambda _: "")
         return replace(self, settings=self.settings.model_copy(update={"models": both}))
 
 
@@ -106,21 +105,38 @@ def merge(
         "command line": dict(overrides or {}),
     }
     merged: dict[str, Any] = functools.reduce(_merged, sources.values(), {})
-    check_tables(merged, path)
+    place = functools.partial(_place, sources, path)
+    problems = list(unknown_tables(merged))
     try:
-        settings = Settings(**merged)
+        settings = Settings(**{key: merged[key] for key in merged.keys() & Settings.model_fields})
     except ValidationError as error:
-        raise SettingsInvalid(
-            explain(error, path), hint="corral config check reads it again"
-        ) from error
-    check_names(settings.models, path)
-    check_default_model(settings, path)
-    check_fallbacks(settings, path)
-    check_fallbacks_of_nodes(settings, path)
-    check_batching(settings.models, path)
-    check_workers(settings, path)
+        raise refusal([*problems, *explain(error)], place) from error
+    if problems := [*problems, *conflicts(settings)]:
+        raise refusal(problems, place)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}
     return Loaded(_resolved(settings, path.parent if path else _here()), path, origins)
+
+
+def _place(sources: Mapping[str, Mapping[str, Any]], path: Path | None, key: Sequence[str]) -> str:
+    """Return `FILE:LINE: ` or `the variable NAME: ` for where a key is set, or should be."""
+    if _has(sources["command line"], key):
+        return ""
+    names = {name.upper() for name in os.environ}
+    if _has(sources["environment"], key):
+        variables = ("CORRAL_" + "__".join(key[:end]).upper() for end in range(len(key), 0, -1))
+        return next((f"the variable {name}: " for name in variables if name in names), "")
+    if path is None:
+        return ""
+    line = line_of(path, key)
+    return f"{path}:{line}: " if line else f"{path}: "
+
+
+def _has(table: object, key: Sequence[str]) -> bool:
+    for part in key:
+        if not isinstance(table, Mapping) or part not in table:
+            return False
+        table = table[part]
+    return True
 
 
 def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
@@ -132,7 +148,7 @@ def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
     try:
         return Settings.model_validate({"models": tables}).models
     except ValidationError as error:
-        raise SettingsInvalid(explain(error, None)) from error
+        raise refusal(list(explain(error)), lambda _: "") from error
 
 
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
@@ -238,8 +254,11 @@ def _environment() -> dict[str, Any]:
     try:
         found = EnvSettingsSource(Settings)()
     except (SettingsError, ValueError, RecursionError) as error:
+        # Source: pydantic-settings, sources/base.py: error parsing value for field "proxy" from …
+        field = re.search(r'field "(\w+)"', str(error))
+        name = f"CORRAL_{field[1].upper()}" if field else "CORRAL_…"
         raise SettingsInvalid(
-            f"a variable CORRAL_… cannot be read: {error}",
+            f"the variable {name} cannot be read: {error.__cause__ or error}",
             hint="a table is set by JSON, or key by key: CORRAL_PROXY__LISTEN=HOST:PORT",
         ) from error
     if is_deeper(found, DEPTH_MAX):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from proxy.adapter import MARK
-from supervisor.errors import SettingsInvalid
+from supervisor.errors import SettingsInvalid, did_you_mean
 from supervisor.flags.loras import LoraSettings
-from supervisor.host.toml_file import QUOTED_MAX, brief
+from supervisor.host.toml_file import brief
 from supervisor.settings.renamed import new_name
 from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.settings.types import CATCH_ALL
@@ -24,15 +22,33 @@ _LINES_MAX: Final = 20
 _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
 
 
-def explain(error: ValidationError, path: Path | None) -> str:
-    """Return a line for each wrong key, twenty at most."""
-    where = f"{path}: " if path else ""
+class Problem(NamedTuple):
+    """Something wrong at a key; `text` begins with the key, `hint` says what to do."""
+
+    key: tuple[str, ...]
+    text: str
+    hint: str = "corral config check reads it again"
+
+
+def explain(error: ValidationError) -> Iterator[Problem]:
+    """Yield each wrong key."""
     by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False, include_context=False):
         by_key.setdefault(_key(detail), []).append(detail)
-    lines = [f"{where}{_sentence(key, by_key[key])}" for key in list(by_key)[:_LINES_MAX]]
-    more = len(by_key) - len(lines)
-    return "\n".join([*lines, *([f"… and {more} more"] if more else [])])
+    for number, (key, details) in enumerate(by_key.items()):
+        # The nearest known key takes time to find, and no more lines are shown.
+        yield Problem(key, _sentence(key, details) if number < _LINES_MAX else "")
+
+
+def refusal(
+    problems: Sequence[Problem], place: Callable[[tuple[str, ...]], str]
+) -> SettingsInvalid:
+    """Return an error with a line for each problem, twenty at most; `place` is put before it."""
+    lines = [f"{place(problem.key)}{problem.text}" for problem in problems[:_LINES_MAX]]
+    more = [f"… and {len(problems) - _LINES_MAX} more"] if len(problems) > _LINES_MAX else []
+    hints = {problem.hint for problem in problems}
+    hint = hints.pop() if len(hints) == 1 else "corral config check reads it again"
+    return SettingsInvalid("\n".join([*lines, *more]), hint=hint)
 
 
 def _key(detail: ErrorDetails) -> tuple[str, ...]:
@@ -43,133 +59,113 @@ def _key(detail: ErrorDetails) -> tuple[str, ...]:
     return tuple(parts) or ("settings",)
 
 
-def check_tables(merged: Mapping[str, object], path: Path | None) -> None:
-    """Reject an unknown table.
-
-    Raises:
-        SettingsInvalid: There is one.
-    """
+def unknown_tables(merged: Iterable[str]) -> Iterator[Problem]:
     # Settings(**merged) would take names with an underscore as options of pydantic-settings.
-    for name in merged.keys() - Settings.model_fields.keys():
-        where = f"{path}: " if path else ""
-        raise SettingsInvalid(
-            where + _unknown(brief(name, quoted=False), list(Settings.model_fields), name),
-            hint="corral config check reads it again",
-        )
+    for name in merged:
+        if name not in Settings.model_fields:
+            known = list(Settings.model_fields)
+            yield Problem((name,), _unknown(brief(name, quoted=False), known, name))
 
 
-def check_names(models: Mapping[str, ModelSettings], path: Path | None) -> None:
-    """Reject a name of two models.
+def conflicts(settings: Settings) -> Iterator[Problem]:
+    """Yield what is wrong between settings that are valid each alone."""
+    yield from shared_names(settings.models)
+    yield from _default_model(settings)
+    yield from _fallbacks(settings)
+    yield from _fallbacks_of_nodes(settings)
+    yield from batching_conflicts(settings.models)
+    yield from _workers(settings)
 
-    Raises:
-        SettingsInvalid: An alias or a variant has another model's name, or both have the same.
-    """
+
+def shared_names(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
+    """Yield the aliases and variants that have another model's name, or the same one twice."""
     owners = {name: name for name in models}
-    where = f"{path}: " if path else ""
     for name, model in models.items():
         further = list(_further_names(name, model))
         for other in further:
             if (owner := owners.setdefault(other, name)) != name:
-                raise SettingsInvalid(
-                    f"{where}models.{name}: the name {other} belongs to the model {owner}",
-                    hint="give the alias or the variant a name that no other model has",
+                yield Problem(
+                    ("models", name),
+                    f"models.{name}: the name {other} belongs to the model {owner}",
+                    "give the alias or the variant a name that no other model has",
                 )
-            if further.count(other) > 1:
-                raise SettingsInvalid(
-                    f"{where}models.{name}: the name {other} is given twice",
-                    hint="remove one of the aliases, or the alias that is a variant's name",
-                )
+        for other in {other for other in further if further.count(other) > 1}:
+            yield Problem(
+                ("models", name),
+                f"models.{name}: the name {other} is given twice",
+                "remove one of the aliases, or the alias that is a variant's name",
+            )
 
 
-def check_default_model(settings: Settings, path: Path | None) -> None:
-    """Reject a default model that there is not; a node may have it.
-
-    Raises:
-        SettingsInvalid: No model here has the name, and there are no nodes.
-    """
+def _default_model(settings: Settings) -> Iterator[Problem]:
+    """Yield a default model that there is not; a node may have it."""
     default, models = settings.proxy.default_model, settings.models
     known = all_names(models)
-    if default is None or default in known or settings.nodes:
-        return
-    near = difflib.get_close_matches(default, known, n=1)
-    raise SettingsInvalid(
-        f"{f'{path}: ' if path else ''}proxy.default_model: no model is named "
-        f"{brief(default, quoted=False)}" + (f"; did you mean {near[0]}?" if near else ""),
-        hint=f"models: {', '.join(models) or 'none'}; an alias or a variant will do as well",
-    )
+    if not (default is None or default in known or settings.nodes):
+        yield Problem(
+            ("proxy", "default_model"),
+            f"proxy.default_model: no model is named {brief(default, quoted=False)}"
+            + did_you_mean(default, known),
+            f"models: {', '.join(models) or 'none'}; an alias or a variant will do as well",
+        )
 
 
-def check_fallbacks(settings: Settings, path: Path | None) -> None:
-    """Reject a fallback to a model that there is not; a node may have it.
-
-    Raises:
-        SettingsInvalid: No model here has the name, and there are no nodes.
-    """
+def _fallbacks(settings: Settings) -> Iterator[Problem]:
+    """Yield the fallbacks to models that there are not; a node may have them."""
     known = all_names(settings.models)
     for name, model in settings.models.items():
         for other in () if settings.nodes else model.fallback:
             if other not in known:
-                near = difflib.get_close_matches(other, known, n=1)
-                raise SettingsInvalid(
-                    f"{f'{path}: ' if path else ''}models.{name}.fallback: no model is named "
-                    f"{brief(other, quoted=False)}"
-                    + (f"; did you mean {near[0]}?" if near else ""),
-                    hint=f"models: {', '.join(settings.models)}; an alias or a variant will do "
-                    "as well",
+                yield Problem(
+                    ("models", name, "fallback"),
+                    f"models.{name}.fallback: no model is named {brief(other, quoted=False)}"
+                    + did_you_mean(other, known),
+                    f"models: {', '.join(settings.models)}; an alias or a variant will do as well",
                 )
 
 
-def check_fallbacks_of_nodes(settings: Settings, path: Path | None) -> None:
-    """Reject a fallback under `[proxy.fallback]` of a model that is not a node's.
-
-    Raises:
-        SettingsInvalid: The model is one of this machine, or there are no nodes.
-    """
+def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:
+    """Yield the fallbacks under `[proxy.fallback]` of models that are not a node's."""
     known = all_names(settings.models)
     for name in settings.proxy.fallback:
-        at = f"{f'{path}: ' if path else ''}proxy.fallback.{brief(name, quoted=False)}"
+        key, shown = ("proxy", "fallback", name), f"proxy.fallback.{brief(name, quoted=False)}"
         if name in known:
-            raise SettingsInvalid(
-                f"{at}: this machine has a model of that name",
-                hint="set fallback of that model under [models.NAME]",
+            yield Problem(
+                key,
+                f"{shown}: this machine has a model of that name",
+                "set fallback of that model under [models.NAME]",
             )
-        if not settings.nodes:
-            raise SettingsInvalid(
-                f"{at}: there are no nodes, and no model is named so",
-                hint="add the node that has it as [nodes.NAME], or remove the line",
+        elif not settings.nodes:
+            yield Problem(
+                key,
+                f"{shown}: there are no nodes, and no model is named so",
+                "add the node that has it as [nodes.NAME], or remove the line",
             )
 
 
-def check_batching(models: Mapping[str, ModelSettings], path: Path | None) -> None:
-    """Reject an option that `batching` and `flags` of a model both set.
-
-    Raises:
-        SettingsInvalid: There is one.
-    """
+def batching_conflicts(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
+    """Yield the options that `batching` and `flags` of a model both set."""
     for name, model in models.items():
         for key, flag in model.batching.conflicts(model.flags):
-            raise SettingsInvalid(
-                f"{f'{path}: ' if path else ''}models.{name}: batching.{key} and "
-                f"flags.{brief(flag, quoted=False)} set the same option of llama-server",
-                hint="keep one of them; max_context_length counts tokens of one slot, ctx-size "
-                "those of all slots together",
+            yield Problem(
+                ("models", name, "batching", key),
+                f"models.{name}: batching.{key} and flags.{brief(flag, quoted=False)} set the "
+                "same option of llama-server",
+                "keep one of them; max_context_length counts tokens of one slot, ctx-size those "
+                "of all slots together",
             )
 
 
-def check_workers(settings: Settings, path: Path | None) -> None:
-    """Reject a model with a worker that there is not.
-
-    Raises:
-        SettingsInvalid: There is one.
-    """
+def _workers(settings: Settings) -> Iterator[Problem]:
+    """Yield the workers of models that there are not."""
     for name, model in settings.models.items():
         for worker in model.workers:
             if worker not in settings.workers:
-                near = difflib.get_close_matches(worker, settings.workers, n=1)
-                raise SettingsInvalid(
-                    f"{f'{path}: ' if path else ''}models.{name}.workers: no worker is named "
-                    f"{worker}" + (f"; did you mean {near[0]}?" if near else ""),
-                    hint=f'write [workers.{worker}] with address = "HOST:PORT" or local = true',
+                yield Problem(
+                    ("models", name, "workers"),
+                    f"models.{name}.workers: no worker is named {worker}"
+                    + did_you_mean(worker, settings.workers),
+                    f'write [workers.{worker}] with address = "HOST:PORT" or local = true',
                 )
 
 
@@ -207,8 +203,7 @@ def _reason(detail: ErrorDetails) -> str:
 
 
 def _unknown(name: str, known: list[str], key: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1) if len(key) <= QUOTED_MAX else []
-    return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{name} is unknown" + did_you_mean(key, known)
 
 
 def _known_keys(table: list[str]) -> list[str]:

@@ -115,7 +115,48 @@ def test_all_errors_are_reported_at_once_with_the_file() -> None:
     assert "models.chat.path is missing" in message
     assert "models.chat.replicas" in message
     assert "proxy.listen" in message
-    assert all("corral.toml: " in line for line in message.splitlines())
+    assert all(re.search(r"corral.toml:\d+: ", line) for line in message.splitlines())
+
+
+def test_each_error_has_its_line() -> None:
+    text = """\
+lisen = 1
+
+[proxy]
+allowed_hosts = [
+    "a",
+    "b",
+]
+listen = "8080"
+
+[models.chat]
+# no path
+args = '''
+x
+'''
+"""
+    lines = [line.partition("corral.toml:")[2] for line in refusal(text).splitlines()]
+    places = {line.split(": ")[1].split()[0]: int(line.split(":")[0]) for line in lines}
+    assert places == {"lisen": 1, "proxy.listen": 8, "models.chat.path": 10, "models.chat.args": 12}
+
+
+def test_conflicts_are_reported_at_once_with_their_lines() -> None:
+    text = f"{CHAT}fallback = ['cat']\nworkers = ['w']\n[proxy]\ndefault_model = 'chta'\n"
+    message = refusal(text)
+    assert len(message.splitlines()) == 3
+    assert "corral.toml:6: proxy.default_model: no model is named chta; did you mean" in message
+    assert "corral.toml:3: models.chat.fallback: no model is named cat" in message
+    assert "corral.toml:4: models.chat.workers: no worker is named w" in message
+
+
+def test_an_error_of_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORRAL_PROXY__LISTEN", "8080")
+    assert refusal(CHAT).startswith("the variable CORRAL_PROXY__LISTEN: proxy.listen: ")
+    monkeypatch.delenv("CORRAL_PROXY__LISTEN")
+    monkeypatch.setenv("CORRAL_MODELS", '{"chat": {"ttl_s": "x"}}')
+    assert refusal(CHAT).startswith("the variable CORRAL_MODELS: models.chat.ttl_s: ")
+    monkeypatch.setenv("CORRAL_MODELS", "{")
+    assert refusal(CHAT).startswith("the variable CORRAL_MODELS cannot be read: ")
 
 
 @pytest.mark.parametrize("name", ["../up", "-rf", ".hidden", "a/b", "a b", "", "x" * 65, "é"])

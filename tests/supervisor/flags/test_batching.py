@@ -15,7 +15,6 @@ from samples import GIB, GPU, engine, machine, model
 from supervisor.adaptive.slots import may_change_slots
 from supervisor.engines.discover import Engine, load
 from supervisor.engines.help import FlagValue
-from supervisor.errors import SettingsInvalid
 from supervisor.flags.batching import OPTIONS, BatchingSettings
 from supervisor.flags.plan import ModelEntry, Plan, PlanLine, make_plan
 from supervisor.flags.profile import load as load_profile
@@ -25,7 +24,7 @@ from supervisor.gguf import metadata
 from supervisor.gguf.metadata import Gguf
 from supervisor.host import machine as host_machine
 from supervisor.host.paths import shipped
-from supervisor.settings.messages import check_batching
+from supervisor.settings.messages import batching_conflicts
 from supervisor.settings.schema import ModelSettings
 
 PROFILES = [shipped("profiles")]
@@ -178,15 +177,13 @@ def test_the_same_option_in_flags_is_an_error(
 ) -> None:
     other = {"batch-size": 64}
     both = ModelSettings(path=CHAT, batching={key: value}, flags={flag: given, **other})
-    with pytest.raises(SettingsInvalid) as caught:
-        check_batching({"chat": both}, Path("/etc/corral.toml"))
-    assert caught.value.message == (
-        f"/etc/corral.toml: models.chat: batching.{key} and flags.{flag} set the same option of "
-        "llama-server"
+    (conflict,) = batching_conflicts({"chat": both})
+    assert conflict.text == (
+        f"models.chat: batching.{key} and flags.{flag} set the same option of llama-server"
     )
     apart = ModelSettings(path=CHAT, batching={key: value}, flags={"no-such": 1, **other})
-    check_batching({"chat": apart}, None)
-    check_batching({"chat": ModelSettings(path=CHAT, flags={flag: given})}, None)
+    assert not list(batching_conflicts({"chat": apart}))
+    assert not list(batching_conflicts({"chat": ModelSettings(path=CHAT, flags={flag: given})}))
 
 
 @pytest.mark.parametrize("key", OPTIONS)
