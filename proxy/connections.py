@@ -8,11 +8,15 @@ one with a request in flight is never closed.
 
 from __future__ import annotations
 
-import resource
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from proxy.errors import Unavailable
 
+_resource: Final = import_module("resource") if find_spec("resource") else None  # not on Windows
+# Descriptors on a system without a limit of them.
+_NO_LIMIT: Final = 2**20
 # Queues are shorter than that.
 _DEFAULT_MAX: Final = 1024
 _LEAST: Final = 8
@@ -105,5 +109,7 @@ def limit_of(wanted: int | None, descriptors: int) -> int:
 
 def descriptors_max() -> int:
     """The limit of open files of this process."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**20 if soft == resource.RLIM_INFINITY else soft
+    if _resource is None:
+        return _NO_LIMIT
+    soft, _ = _resource.getrlimit(_resource.RLIMIT_NOFILE)
+    return _NO_LIMIT if soft == _resource.RLIM_INFINITY else int(soft)

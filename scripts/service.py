@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +98,9 @@ def _running(root: Path) -> Iterator[Container]:
     words = f"systemd-nspawn --directory={root} --register=no --keep-unit --quiet --link-journal=no"
     argv = [*words.split(), "--console=pipe", "--boot", "systemd.unit=basic.target"]
     quiet = subprocess.DEVNULL
-    nspawn = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet)
+    # This checkout may be below /tmp, which nspawn would hide.
+    environ = {**os.environ, "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+    nspawn = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, env=environ)
     found: list[psutil.Process] = []
     try:
         until(lambda: _leaders(nspawn.pid))
@@ -107,14 +109,20 @@ def _running(root: Path) -> Iterator[Container]:
         until(lambda: container.try_("systemctl", "is-system-running").returncode == 0)
         yield container
     finally:
-        for one in found:
-            one.kill()
+        for leader in found:
+            leader.kill()
+        if not found:
+            nspawn.kill()
         nspawn.wait()
 
 
 def _leaders(nspawn: int) -> list[psutil.Process]:
-    below = psutil.Process(nspawn).children(recursive=True)
-    return [one for one in below if one.cmdline()[:1] and one.cmdline()[0].endswith("/systemd")]
+    leaders = []
+    for process in psutil.Process(nspawn).children(recursive=True):
+        with suppress(psutil.Error):  # it may have ended, as a zombie too
+            if "".join(process.cmdline()[:1]).endswith("/systemd"):
+                leaders.append(process)
+    return leaders
 
 
 def _let_in(root: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from supervisor.commands.targets import Targets, choose, settings_reader
 from supervisor.desktop.starter import exit_with_starter
 from supervisor.errors import CorralError
-from supervisor.host.descriptors import raise_descriptor_limit
+from supervisor.host.limits import raise_file_limit
 from supervisor.host.paths import Directories, directories, make_private
 from supervisor.output import CommandResult, warn
 from supervisor.service.environment import ServiceEnvironment, take_service_environment
@@ -45,7 +45,7 @@ def serve(
     daemon answers, or `{"error": …}`. The daemon then loads nothing by itself and logs to a file.
     A desktop backend needs an API key, and ends when its last host leaves.
     """
-    raise_descriptor_limit()
+    raise_file_limit()
     where = directories()
     report = _Report(report_fd)
     try:

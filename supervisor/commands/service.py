@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import grp
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Final, Literal
 
 from supervisor.commands.targets import choose
 from supervisor.errors import AccessDenied, DaemonBusy, SettingsInvalid
+from supervisor.host.accounts import has_group
 from supervisor.host.lock import read_owner
 from supervisor.host.paths import Directories, directories, shipped
 from supervisor.output import CommandResult, warn
@@ -96,7 +96,7 @@ def _facts(scope: Scope, config: Path | None) -> ServiceFacts:
         loaded.settings,
         program_paths=(Path(sys.prefix), Path(sys.base_prefix), shipped("profiles")),
         environment=_environment() if scope == "user" else {},
-        groups=tuple(name for name in GPU_GROUPS if _has_group(name)),
+        groups=tuple(name for name in GPU_GROUPS if has_group(name)),
     )
 
 
@@ -119,14 +119,6 @@ def _environment() -> dict[str, str]:
     """Return what a user's manager does not have of the user's shell, and the daemon needs."""
     names = ("PATH", *_DIRECTORY_VARIABLES)
     return {name: value for name in names if (value := os.environ.get(name))}
-
-
-def _has_group(name: str) -> bool:
-    try:
-        grp.getgrnam(name)
-    except KeyError:
-        return False
-    return True
 
 
 def _paths(scope: Scope) -> ServicePaths:

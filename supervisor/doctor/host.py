@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from proxy.settings import ProxySettings
 from supervisor.control.state_text import ADD_KEY
 from supervisor.doctor.finding import Finding, failed
 from supervisor.errors import SettingsInvalid
+from supervisor.host.limits import limit
 from supervisor.host.lock import read_owner
 from supervisor.host.machine import Machine
 from supervisor.host.paths import Directories
@@ -32,17 +32,17 @@ _FIX_DIRECTORY: Final = (
 
 def check_files(instances: int) -> Finding:
     """Compare the limit of open files with what engines and clients need."""
-    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limit("RLIMIT_NOFILE")
     least = _FILES_OWN + _FILES_PER_ENGINE * instances
     wanted = least + _FILES_PER_STREAM * _STREAMS
-    if limit == resource.RLIM_INFINITY:
+    if soft is None:
         return Finding("open files", "ok", "no limit")
-    if limit >= wanted:
-        return Finding("open files", "ok", str(limit))
+    if soft >= wanted:
+        return Finding("open files", "ok", str(soft))
     fix = f"raise it: ulimit -n {wanted}"
-    fix += f" (the hard limit is {hard})" if hard < wanted else ""
-    text = f"the limit is {limit}; {instances} engines and {_STREAMS} clients need {wanted}"
-    return Finding("open files", "fail" if limit < least else "warn", text, fix)
+    fix += f" (the hard limit is {hard})" if hard is not None and hard < wanted else ""
+    text = f"the limit is {soft}; {instances} engines and {_STREAMS} clients need {wanted}"
+    return Finding("open files", "fail" if soft < least else "warn", text, fix)
 
 
 def check_memlock(machine: Machine, wanted_bytes: int) -> Finding:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from supervisor.host.control_group import cpu_quota, memory_limit_bytes
+from supervisor.host.limits import has_limit, limit
 from supervisor.host.topology import Topology, read_topology
 
 _ROOT: Final = Path("/")
@@ -124,15 +124,14 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _memlock_bytes() -> int | None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if limit == resource.RLIM_INFINITY or _has_capability(_CAP_IPC_LOCK) else limit
+    return None if _has_capability(_CAP_IPC_LOCK) else limit("RLIMIT_MEMLOCK").soft
 
 
 def _may_renice() -> bool:
-    if not hasattr(resource, "RLIMIT_NICE"):
+    if not has_limit("RLIMIT_NICE"):
         return os.geteuid() == 0
-    limit, _ = resource.getrlimit(resource.RLIMIT_NICE)
-    return limit == resource.RLIM_INFINITY or limit >= _NICE_LIMIT or _has_capability(_CAP_SYS_NICE)
+    soft, _ = limit("RLIMIT_NICE")
+    return soft is None or soft >= _NICE_LIMIT or _has_capability(_CAP_SYS_NICE)
 
 
 def _has_capability(bit: int) -> bool:

@@ -6,10 +6,11 @@ A GGUF is parsed by code in C++, and a file that shrinks while it is mapped kill
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 from pathlib import Path
 from typing import Final
+
+from supervisor.host.accounts import user_name
 
 # Accounts of services, such as Ollama's own, have lower numbers. Source: login.defs(5), UID_MIN.
 _PEOPLE_FROM: Final = 1000
@@ -25,14 +26,7 @@ def foreign_owner(path: Path) -> str | None:
     except OSError:
         return None
     if found.st_uid != os.geteuid() and found.st_uid >= _PEOPLE_FROM:
-        return f"it belongs to another user ({_user_name(found.st_uid)}); serve it by its path"
+        return f"it belongs to another user ({user_name(found.st_uid)}); serve it by its path"
     if found.st_mode & stat.S_IWOTH:
         return f"every user can write it (mode {stat.S_IMODE(found.st_mode):o})"
     return None
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"

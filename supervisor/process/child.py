@@ -7,7 +7,7 @@
 - It does not outlive the daemon, for three reasons: the end of `wait`; the end of stdin, at which a
   loaded engine in child mode exits; and the parent-death signal, which also works while it loads.
 
-Source: prctl(2) PR_SET_PDEATHSIG, pidfd_open(2) (Linux 5.3), setsid(2), kill(2).
+Source: prctl(2) PR_SET_PDEATHSIG, setsid(2), kill(2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from typing import IO, Final, Protocol
 
 import psutil
 
+from supervisor.host.limits import set_soft_limit
+from supervisor.host.process_end import ChildExit, readable
 from supervisor.host.spawn_options import creation_flags
 from supervisor.process.group_tether import GroupTether
 
@@ -106,7 +107,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], tether: GroupTether | None = None) -> None:
         self._process = process
         self._tether = tether
-        self._pidfd = os.pidfd_open(process.pid)
+        self._exit = ChildExit(process.pid)
 
     @classmethod
     def spawn(cls, command: Command, tether: GroupTether | None = None) -> Child:
@@ -152,7 +153,7 @@ class Child:
                     pumps.create_task(_pump(self._process.stdout, on_stdout)),
                     pumps.create_task(_pump(self._process.stderr, on_stderr)),
                 }
-                await _readable(self._pidfd)
+                await self._exit.wait()
                 self.signal(signal.SIGKILL)  # the rest of its group
                 _, open_pumps = await asyncio.wait(tasks, timeout=_REST_TIMEOUT_S)
                 for task in open_pumps:
@@ -180,10 +181,10 @@ class Child:
         try:
             self.signal(signal.SIGKILL)
             async with asyncio.timeout(_REAP_TIMEOUT_S):
-                await _readable(self._pidfd)
+                await self._exit.wait()
             self._process.wait()
         finally:
-            os.close(self._pidfd)
+            self._exit.close()
             if self._tether:
                 self._tether.close()
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -192,8 +193,7 @@ class Child:
 
 
 def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[bytes]:
-    ours, (_, core_max) = os.getpid(), resource.getrlimit(resource.RLIMIT_CORE)
-    core = (_NO_CORE if core_max == resource.RLIM_INFINITY else min(_NO_CORE, core_max), core_max)
+    ours = os.getpid()
     try:
         return subprocess.Popen(
             command.argv,
@@ -206,7 +206,7 @@ def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[byt
             start_new_session=True,
             creationflags=creation_flags(),
             pass_fds=[tether.reader] if tether else [],
-            preexec_fn=lambda: _prepare(ours, core, tether),  # noqa: PLW1509 (see _die_with)
+            preexec_fn=lambda: _prepare(ours, tether),  # noqa: PLW1509 (see _die_with)
         )
     finally:
         if tether:
@@ -219,9 +219,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _prepare(  # pragma: no cover (runs between fork and exec)
-    parent_pid: int, core: tuple[int, int], tether: GroupTether | None
+    parent_pid: int, tether: GroupTether | None
 ) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, core)
+    set_soft_limit("RLIMIT_CORE", _NO_CORE)
     if tether:
         tether.attach()
     else:
@@ -247,20 +247,9 @@ async def _pump(pipe: IO[bytes] | None, on_bytes: OnBytes) -> None:
     fd = pipe.fileno()
     os.set_blocking(fd, False)
     while True:
-        await _readable(fd)
+        await readable(fd)
         with suppress(BlockingIOError):
             chunk = os.read(fd, _CHUNK_BYTES)
             if not chunk:
                 return
             on_bytes(chunk)
-
-
-async def _readable(fd: int) -> None:
-    """Wait until a descriptor is readable; a pidfd is after the end of its process."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(fd)

@@ -24,7 +24,7 @@ class GroupTether:
 
     def attach(self) -> None:  # pragma: no cover (runs between fork and exec)
         """Call it in the child, which leads its group."""
-        with suppress(OSError):  # a sandbox without such signals
+        with suppress(OSError, AttributeError):  # a sandbox, or a system, without such signals
             fcntl.fcntl(self.reader, fcntl.F_SETOWN, -os.getpid())
             fcntl.fcntl(self.reader, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(self.reader, fcntl.F_SETFL, os.O_ASYNC)

@@ -6,19 +6,17 @@ and the socket.
 
 A process is killed only if it is our user's, leads its own session, is not our child, carries this
 runtime directory (whose lock we hold, so its daemon is dead) in its environment, and runs the
-program named there. A pidfd is held from the check to the signal, so that a reused process number
-is never signalled.
+program named there. It is held from the check to the signal, so that a reused process number is
+never signalled.
 
-Source: proc(5) /proc/PID/environ, pidfd_open(2), pidfd_send_signal(2), setsid(2).
+Source: proc(5) /proc/PID/environ, setsid(2).
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import Final
 import psutil
 
 from supervisor.events import Emit
+from supervisor.host.process_end import held
 from supervisor.process.launch import PROCESS_TAG_ENV, ProcessTag
 
 # A killed process ends at once, unless it is stuck in a driver.
@@ -56,12 +55,15 @@ def kill_orphans(runtime: Path, emit: Emit) -> tuple[OrphanEngine, ...]:
 def _kill_orphan(pid: int, runtime: Path, emit: Emit) -> OrphanEngine | None:
     if prove(pid, runtime) is None:
         return None
-    with _held(pid) as pidfd:
+    with held(pid) as kill:
         # Checked again: only now its number cannot be reused.
-        orphan = prove(pid, runtime) if pidfd is not None else None
-        if orphan is None or pidfd is None:
+        orphan = prove(pid, runtime) if kill else None
+        if orphan is None or kill is None:
             return None
-        _kill(pid, pidfd)
+        with suppress(ProcessLookupError):
+            # Its group first: while the leader lives, the group's number is not reused.
+            os.killpg(pid, signal.SIGKILL)
+        kill(_END_TIMEOUT_S)
     emit(
         "engine.orphan_killed",
         instance=orphan.instance,
@@ -85,25 +87,3 @@ def prove(pid: int, runtime: Path) -> OrphanEngine | None:
         return OrphanEngine(pid, marker.instance, since) if runs_program else None
     except (psutil.Error, OSError):
         return None  # gone or inaccessible
-
-
-@contextmanager
-def _held(pid: int) -> Iterator[int | None]:
-    """Hold a pidfd during the block; None if the process is gone."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        yield None
-        return
-    try:
-        yield pidfd
-    finally:
-        os.close(pidfd)
-
-
-def _kill(pid: int, pidfd: int) -> None:
-    with suppress(ProcessLookupError):
-        # Its group first: while the leader lives, the group's number is not reused.
-        os.killpg(pid, signal.SIGKILL)
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    select.select([pidfd], [], [], _END_TIMEOUT_S)

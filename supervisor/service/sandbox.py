@@ -35,7 +35,6 @@ _PRIVILEGED: Final = (
     "ProtectKernelLogs=yes",
     "ProtectKernelModules=yes",
     "ProtectKernelTunables=yes",
-    "PrivateTmp=yes",
     "RemoveIPC=yes",
     "KeyringMode=private",
     "DevicePolicy=closed",
@@ -43,11 +42,21 @@ _PRIVILEGED: Final = (
     "DeviceAllow=char-kfd rw",
     "DeviceAllow=char-nvidia* rw",
 )
-# What `ProtectHome=` hides.
+# The directories that `ProtectHome=` and `PrivateTmp=` hide. Source: systemd.exec(5).
 _HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))
+_TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 (nothing is written there)
 
 
 def system_sandbox(read_paths: Iterable[Path]) -> list[str]:
     """Return the lines of a system service that reads these paths."""
-    is_home = any(path.is_relative_to(home) for path in read_paths for home in _HOMES)
-    return [*UNPRIVILEGED, *_PRIVILEGED, f"ProtectHome={'read-only' if is_home else 'yes'}"]
+    paths = tuple(read_paths)
+
+    def has_path_below(directories: Iterable[Path]) -> bool:
+        return any(path.is_relative_to(parent) for path in paths for parent in directories)
+
+    return [
+        *UNPRIVILEGED,
+        *_PRIVILEGED,
+        f"ProtectHome={'read-only' if has_path_below(_HOMES) else 'yes'}",
+        f"PrivateTmp={'no' if has_path_below(_TEMPORARY) else 'yes'}",
+    ]

@@ -6,13 +6,13 @@ where no one but the user and root can have written it; one that is named is rea
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from supervisor.host.accounts import private_gid
 
 _ROOT = 0
 
@@ -70,14 +70,4 @@ def _access(path: Path, what: str) -> Access:
 
 def this_user() -> User:
     uid = os.geteuid()
-    return User(uid, _private_gid(uid) if uid != _ROOT else None)
-
-
-def _private_gid(uid: int) -> int | None:
-    try:
-        account = pwd.getpwuid(uid)
-        group = grp.getgrgid(account.pw_gid)
-    except KeyError:
-        return None
-    is_private = group.gr_name == account.pw_name and set(group.gr_mem) <= {account.pw_name}
-    return group.gr_gid if is_private else None
+    return User(uid, private_gid(uid) if uid != _ROOT else None)

@@ -66,12 +66,16 @@ def reaped(runtime: Path) -> tuple[list[int], list[Event]]:
     return [stray.pid for stray in found], events
 
 
+@pytest.mark.parametrize("has_pidfd", [True, False])
 @pytest.mark.parametrize("fault", ["no-child-mode", "ignore-sigterm"])
 def test_an_engine_of_a_dead_daemon_is_ended_and_told(
-    runtime: Path, orphan: Orphan, fault: str
+    runtime: Path, orphan: Orphan, fault: str, *, has_pidfd: bool
 ) -> None:
     pid = orphan(fault, marker=ours(runtime))
-    pids, events = reaped(runtime)
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_pidfd:
+            patch.delattr(os, "pidfd_open")
+        pids, events = reaped(runtime)
     assert pids == [pid]
     assert is_gone(pid)
     assert [(one.name, one.fields["instance"], one.fields["pid"]) for one in events] == [

@@ -67,6 +67,14 @@ def test_homes_are_hidden_unless_something_of_it_is_read(model: str, protection:
     assert f"ProtectHome={protection}" in unit
 
 
+@pytest.mark.parametrize(
+    ("model", "protection"),
+    [("/srv/a.gguf", "yes"), ("/tmp/a.gguf", "no"), ("/var/tmp/a", "no")],  # noqa: S108 (not written)
+)
+def test_temporary_files_are_hidden_unless_one_is_read(model: str, protection: str) -> None:
+    assert f"PrivateTmp={protection}" in lines(facts(models={"a": {"path": model}}))
+
+
 def test_a_shell_variable_is_passed_to_a_user_service() -> None:
     service = replace(facts("user"), environment={"PATH": "/opt/50% more/bin"})
     assert 'Environment="PATH=/opt/50%% more/bin"' in lines(service)
