@@ -123,10 +123,12 @@ class ModelNames:
         self._by_name: dict[str, ResolvedModel] = {}
         self._visible: dict[frozenset[str], ModelNames] = {}
         for info in self.model_infos:
+            resolved = ResolvedModel(info)
             for name in info.own_names:
-                self._by_name.setdefault(name, ResolvedModel(info))
+                self._by_name.setdefault(name, resolved)
         for info in self.model_infos:
-            self._add_further_names(info)
+            if info.variants or info.remote_variants or info.adapters:
+                self._add_further_names(info)
 
     def _add_further_names(self, info: ModelInfo) -> None:
         for name in info.own_names:

@@ -8,7 +8,7 @@ nodes is up; those that have a fallback are listed as failed also before any nod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -20,25 +20,47 @@ NO_NODE: Final = "no node has it"
 _BEST_FIRST: Final[Sequence[RemoteState]] = ("loaded", "loading", "unloaded")
 
 
-def merged(
-    local: Sequence[ModelInfo],
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteModels:
+    """What nodes offer, by the id under which it is served here.
+
+    Attributes:
+        local: The local names that it was built with.
+        by_local_id: What is offered of local models.
+        others: The models that are not local, and those that only have a fallback.
+    """
+
+    local: ModelNames
+    by_local_id: Mapping[str, Sequence[OfferedModel]] = field(default_factory=dict)
+    others: tuple[ModelInfo, ...] = ()
+
+
+def remote_models(
+    local: ModelNames,
     offered: Iterable[OfferedModel],
     created: int,
     fallback: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> list[ModelInfo]:
-    """All models, local ones first; `created` (Unix time) and `fallback` are of those of nodes."""
+) -> RemoteModels:
+    """Group what nodes offer; `created` (Unix time) and `fallback` are of models of nodes."""
     by_id: dict[str, list[OfferedModel]] = {}
-    names = ModelNames(local)
-    for one in offered:
-        if model := served_id(one.remote_model, names):
-            by_id.setdefault(model, []).append(one)
-    ours = [_with_nodes(model_info, by_id.pop(model_info.id, [])) for model_info in local]
-    remote = [_remote_only(model, found, created, fallback) for model, found in by_id.items()]
-    known = ModelNames((*ours, *remote))
-    gone = (
-        _gone(name, created, others) for name, others in fallback.items() if not known.get(name)
-    )
-    return [*ours, *remote, *gone]
+    for offer in offered:
+        if model := served_id(offer.remote_model, local):
+            by_id.setdefault(model, []).append(offer)
+    own = {model_info.id for model_info in local.model_infos}
+    by_local_id = {model: by_id.pop(model) for model in own & by_id.keys()}
+    others = [_remote_only(model, found, created, fallback) for model, found in by_id.items()]
+    if fallback:
+        known = ModelNames((*local.model_infos, *others))
+        others += [
+            _gone(name, created, names) for name, names in fallback.items() if not known.get(name)
+        ]
+    return RemoteModels(local, by_local_id, tuple(others))
+
+
+def merged(local: Iterable[ModelInfo], remote: RemoteModels) -> list[ModelInfo]:
+    """All models, local ones first."""
+    offers = remote.by_local_id
+    return [*(_with_nodes(info, offers.get(info.id, ())) for info in local), *remote.others]
 
 
 def _with_nodes(model_info: ModelInfo, offered: Sequence[OfferedModel]) -> ModelInfo:

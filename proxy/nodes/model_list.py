@@ -18,9 +18,12 @@ from proxy.adapter import MARK
 from proxy.models import ModelNames
 from proxy.variant import SEPARATOR
 
-_MODELS_MAX: Final = 1024
+# More than any machine serves. All names of all nodes are merged whenever one of them changes.
+_MODELS_MAX: Final = 512
+_NAMES_MAX: Final = 2048
 _NAME_MAX_CHARACTERS: Final = 256
 _SLOTS_MAX: Final = 1024
+_CHOOSE: Final = "choose some with `models` in its table of the settings"
 # Of `meta` in llama-server's list.
 _META_NUMBERS: Final = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")
 
@@ -72,20 +75,32 @@ def read_remote_models(
 
     `only` these ids unless empty.
 
-    Raises Unreadable if it is not a list of models, or has more than 1024.
+    Raises Unreadable if it is not a list of models, or has more than 512 of them or 2048 names.
     """
     entries = _entries(body)
-    if len(entries) > _MODELS_MAX:
-        raise Unreadable(f"its list of models has more than {_MODELS_MAX} entries")
     states = _LOADABLE if with_loadable else _LOADED
-    found = {entry["id"]: entry for entry in entries if _state(entry) in states}
-    served = {model: entry for model, entry in found.items() if not only or model in only}
-    bases = {model: _base_of(entry) for model, entry in served.items()}
-    return tuple(
-        _remote_model(entry, [one for one, base in bases.items() if base == model])
+    loaded = {entry["id"]: entry for entry in entries if _state(entry) in states}
+    served = {model: entry for model, entry in loaded.items() if not only or model in only}
+    if len(served) > _MODELS_MAX:
+        raise Unreadable(f"it lists more than {_MODELS_MAX} models; {_CHOOSE}")
+    variants: dict[str, list[str]] = {}
+    for model, entry in served.items():
+        if (base := _base_of(entry)) and base in served:
+            variants.setdefault(base, []).append(model)
+    among = {variant for names in variants.values() for variant in names}
+    found = tuple(
+        _remote_model(entry, variants.get(model, ()))
         for model, entry in served.items()
-        if bases[model] not in served
+        if model not in among
     )
+    if sum(map(names_of, found)) > _NAMES_MAX:
+        raise Unreadable(f"its models have more than {_NAMES_MAX} names; {_CHOOSE}")
+    return found
+
+
+def names_of(remote_model: RemoteModel) -> int:
+    """The number of names by which a model can be requested, with its variants'."""
+    return (1 + len(remote_model.aliases)) * (1 + len(remote_model.variants))
 
 
 def count_slots(body: bytes) -> int | None:

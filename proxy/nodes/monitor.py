@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from proxy.access_log import Emit
@@ -48,8 +48,9 @@ class MonitorContext:
     """What the monitors of all nodes share.
 
     Attributes:
-        on_change: Called when the models of a node have changed.
+        on_change: Called when the models of a node, or its state, have changed.
         nodes: Returns how many nodes there are.
+        takes_over: Held while the models of a node are taken over.
     """
 
     router: Router
@@ -60,6 +61,7 @@ class MonitorContext:
     on_change: Callable[[], None]
     nodes: Callable[[], int]
     chance: Callable[[], float] = random.random
+    takes_over: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class NodeMonitor:
@@ -137,7 +139,10 @@ class NodeMonitor:
             is_new = bool(upstreams.keys() - self._admitted.keys())
             if is_new and self.state != "same":
                 await self.prefixes.read_first(upstreams)
-            self._answered(polled)
+            # Long lists of several nodes are taken over one after the other, with a turn between.
+            async with self._context.takes_over:
+                self._answered(polled)
+                await asyncio.sleep(0)
 
     # No method below awaits.
 
@@ -166,6 +171,7 @@ class NodeMonitor:
         self._set_models(polled.remote_models)
         if not self.is_up:
             self.state = "up"
+            self._context.on_change()
             models = [one.id for one in polled.remote_models if one.is_loaded]
             self._context.emit("node.up", node=self.node.name, models=models)
         self._is_llama_corral = bool(polled.process)
@@ -210,7 +216,9 @@ class NodeMonitor:
         """Route no more requests to it."""
         self._withdraw_all()
         self._context.processes.release(self.node.name)
-        self.state, self.problem = state, reason
+        if (state, reason) != (self.state, self.problem):
+            self.state, self.problem = state, reason
+            self._context.on_change()
 
     def _withdraw_all(self) -> None:
         for name in self._admitted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from proxy.access_log import Emit
 from proxy.errors import (
@@ -22,8 +22,8 @@ from proxy.failures import persist
 from proxy.models import ModelInfo, ModelLoader, ModelNames, OnLoad, nothing
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.discoveries import Discoveries
-from proxy.nodes.merged_models import NO_NODE, merged
-from proxy.nodes.model_list import RemoteModel, served_id
+from proxy.nodes.merged_models import NO_NODE, RemoteModels, merged, remote_models
+from proxy.nodes.model_list import OfferedModel, RemoteModel, names_of, served_id
 from proxy.nodes.monitor import MonitorContext, NodeMonitor
 from proxy.nodes.monitors import NodeMonitors
 from proxy.nodes.processes import NodeProcesses
@@ -34,6 +34,8 @@ from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 
 _RETRY_AFTER_S: Final = 10
+# So many names of nodes are merged at once, in 2 ms; more of them in a thread.
+_NAMES_AT_ONCE: Final = 256
 _REMOVED: Final = "it is no longer configured"
 
 
@@ -63,15 +65,19 @@ class Nodes:
             settings,
             self._processes,
             emit,
-            self._forget_names,
+            self._note_change,
             lambda: len(self._monitors),
         )
         self._configured: dict[str, ConfiguredNode] = {}
         self._monitors = NodeMonitors(context)
         self._discoveries = Discoveries(self._monitors, emit)
         self._loading = RemoteLoading(router, settings, self._offers, emit)
-        self._names: ModelNames | None = None
-        self._named_local = ModelNames(())
+        self._merged = RemoteModels(ModelNames(()))
+        self._names = ModelNames(())
+        self._named = self._merged, self._names  # what `_names` is of
+        # What `_merged` is of: counted up when a node's models have changed.
+        self._version = self._merged_version = 0
+        self._is_stale = asyncio.Event()
         self.set_nodes(nodes)
 
     @property
@@ -85,6 +91,7 @@ class Nodes:
             group.create_task(self._monitors.serve())
             group.create_task(self._discoveries.serve())
             group.create_task(persist("node", self._loading.serve))
+            group.create_task(persist("node", self._merge_in_thread))
 
     def set_nodes(self, nodes: Sequence[ConfiguredNode]) -> None:
         """Replace the nodes; unchanged ones keep their state.
@@ -127,28 +134,58 @@ class Nodes:
 
     def models(self) -> Sequence[ModelInfo]:
         """Local models, then those that only nodes have."""
-        local = self._local.models()
-        offered = [one for monitor in self._monitors for one in monitor.offered()]
-        fallback = self._settings.fallback
-        return merged(local, offered, self._created, fallback) if offered or fallback else local
+        return merged(self._local.models(), self._remote_models())
 
     def names(self) -> ModelNames:
-        local = self._local.names()
-        if self._names is None or local is not self._named_local:
-            has_more = self._settings.fallback or any(one.remote_models for one in self._monitors)
-            names = ModelNames(self.models(), local.default) if has_more else local
-            self._named_local, self._names = local, names
+        local, remote = self._local.names(), self._remote_models()
+        if not (remote.by_local_id or remote.others):
+            return local
+        if self._named != (remote, local):
+            self._names = ModelNames(merged(self._local.models(), remote), local.default)
+            self._named = remote, local
         return self._names
+
+    def _remote_models(self) -> RemoteModels:
+        """What nodes offer now; if that is much, what a thread has merged last."""
+        local = self._local.names()
+        if self._merged.local is local and self._merged_version == self._version:
+            return self._merged
+        if self._count_names() > _NAMES_AT_ONCE:
+            self._is_stale.set()
+        else:
+            self._merged = self._merge(local, self._offered())
+            self._merged_version = self._version
+        return self._merged
+
+    def _count_names(self) -> int:
+        return sum(names_of(found) for monitor in self._monitors for found in monitor.remote_models)
+
+    def _offered(self) -> list[OfferedModel]:
+        return [offer for monitor in self._monitors for offer in monitor.offered()]
+
+    def _merge(self, local: ModelNames, offered: Sequence[OfferedModel]) -> RemoteModels:
+        return remote_models(local, offered, self._created, self._settings.fallback)
+
+    async def _merge_in_thread(self) -> NoReturn:
+        """Merge long lists when they have changed; what was merged before is served meanwhile."""
+        while True:
+            await self._is_stale.wait()
+            self._is_stale.clear()
+            version = self._version
+            self._merged = await asyncio.to_thread(
+                self._merge, self._local.names(), self._offered()
+            )
+            self._merged_version = version
 
     def _offers(self) -> Iterator[tuple[NodeMonitor, RemoteModel, str]]:
         local = self._local.names()
         for monitor in self._monitors:
             for remote_model in monitor.remote_models:
-                if model := served_id(remote_model, local):
+                if not remote_model.is_loaded and (model := served_id(remote_model, local)):
                     yield monitor, remote_model, model
 
-    def _forget_names(self) -> None:
-        self._names = None
+    def _note_change(self) -> None:
+        self._version += 1
 
     async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
         """Return once an instance of the model is admitted; the caller has a deadline.

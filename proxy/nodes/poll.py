@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +16,8 @@ from proxy.settings import ProxySettings
 from proxy.upstream.client import FetchedBody, fetch, get_request
 
 _TIMEOUT_S: Final = 5.0
-_MAX_BYTES: Final = 4 * 1024**2
+_LARGE_BYTES: Final = 64 * 1024
+_MAX_BYTES: Final = 2 * 1024**2
 _PROCESS_MAX_CHARACTERS: Final = 64
 
 
@@ -49,9 +52,12 @@ class NodePoller:
         if answer.status != 200:
             raise Unreadable(f"it answers {answer.status} to /v1/models, and lists no models there")
         settings = self._node.settings
-        remote_models = read_remote_models(
-            answer.body, settings.models, with_loadable=settings.load == "idle"
+        with_loadable = settings.load == "idle"
+        read = functools.partial(
+            read_remote_models, answer.body, settings.models, with_loadable=with_loadable
         )
+        is_large = len(answer.body) > _LARGE_BYTES
+        remote_models = await asyncio.to_thread(read) if is_large else read()
         await self._read_slots(remote_models)
         process = answer.headers.get(PROCESS, "")[:_PROCESS_MAX_CHARACTERS]
         return Polled(remote_models, process)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -40,7 +40,7 @@ _REASON_MAX_CHARACTERS: Final = 256
 _RETRY_AFTER_S: Final = 30
 
 
-# The models of all nodes, each with its node and its id here.
+# The models that nodes have not loaded, each with its node and its id here.
 Offers = Callable[[], Iterable[tuple[NodeMonitor, RemoteModel, str]]]
 
 
@@ -155,14 +155,13 @@ class RemoteLoading:
         )
 
     def _loadable(self, model: str) -> list[_Loadable]:
-        return [
-            _Loadable(monitor, remote_model)
-            for monitor, remote_model, here in self._offers()
-            if here == model
-            and monitor.is_up
-            and not remote_model.is_loaded
-            and monitor.node.settings.load == "idle"
-        ]
+        return [loadable for here, loadable in self._all_loadable() if here == model]
+
+    def _all_loadable(self) -> Iterator[tuple[str, _Loadable]]:
+        for monitor, remote_model, here in self._offers():
+            is_asked = monitor.is_up and monitor.node.settings.load == "idle"
+            if is_asked and not remote_model.is_loaded:
+                yield here, _Loadable(monitor, remote_model)
 
     def _allowed(self, model: str) -> list[_Loadable]:
         """Return those that may be asked now, the least busy first."""
@@ -178,7 +177,7 @@ class RemoteLoading:
 
     def _waited_for(self) -> set[str]:
         """Return the models for which requests wait although an instance serves them."""
-        models = {here for *_, here in self._offers() if self._loadable(here)}
+        models = {here for here, _ in self._all_loadable()}
         demands = {model: self._router.demand(model) for model in models}
         return {
             model

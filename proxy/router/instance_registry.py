@@ -23,6 +23,7 @@ class Instances:
         self._route_by_speed = route_by_speed
         self._instances: dict[str, Instance] = {}
         self.local: list[Instance] = []
+        self._by_model: dict[str, dict[str, Instance]] = {}
         self._of_model: dict[str, ModelInstances] = {}
         self._rates: dict[str, Rates] = {}  # of those that are out of service
 
@@ -52,7 +53,10 @@ class Instances:
         instance = self._instances.setdefault(upstream.name, Instance(upstream, rates))
         before, instance.upstream = instance.upstream, upstream
         instance.in_service, instance.bit = True, bit
-        self._collect_local()
+        self._by_model.get(before.model, {}).pop(upstream.name, None)
+        self._by_model.setdefault(upstream.model, {})[upstream.name] = instance
+        if before.node is None or upstream.node is None:
+            self._collect_local()
         for model in {before.model, upstream.model}:
             self._collect(model)
         return instance
@@ -70,13 +74,16 @@ class Instances:
         if not (instance.in_service or instance.in_flight or instance.leases):
             self._rates[instance.upstream.name] = instance.rates
             if self._instances.pop(instance.upstream.name, None):
-                self._collect_local()
+                self._by_model[instance.upstream.model].pop(instance.upstream.name)
+                if instance.upstream.node is None:
+                    self._collect_local()
 
     def _collect_local(self) -> None:
         self.local = [one for one in self if one.upstream.node is None]
 
     def _collect(self, model: str) -> None:
-        members = [one for one in self if one.in_service and one.upstream.model == model]
+        found = self._by_model.get(model, {}).values()
+        members = [instance for instance in found if instance.in_service]
         self._of_model[model] = ModelInstances(
             members, self._clock, route_by_speed=self._route_by_speed
         )

@@ -10,8 +10,9 @@ import pytest
 from fakes.proxy_harness import model_info
 
 from proxy.adapter import Adapter
-from proxy.models import ModelNames, with_variants, without_nodes
-from proxy.nodes.merged_models import merged
+from proxy.models import ModelInfo, ModelNames, with_variants, without_nodes
+from proxy.nodes import merged_models
+from proxy.nodes.merged_models import remote_models
 from proxy.nodes.model_list import (
     OfferedModel,
     RemoteModel,
@@ -29,6 +30,16 @@ def offered(
     name: str, *aliases: str, node: str = "far", problem: str | None = None
 ) -> OfferedModel:
     return OfferedModel(RemoteModel(name, aliases, context_length=1024), 3, node, problem)
+
+
+def merged(
+    local: list[ModelInfo],
+    offers: list[OfferedModel],
+    created: int,
+    fallback: dict[str, list[str]] | None = None,
+) -> list[ModelInfo]:
+    remote = remote_models(ModelNames(local), offers, created, fallback or {})
+    return merged_models.merged(local, remote)
 
 
 def page(*entries: Any) -> bytes:
@@ -96,9 +107,18 @@ def test_a_response_that_is_not_a_list_of_models_is_unreadable(body: bytes) -> N
         read_remote_models(body)
 
 
-def test_a_list_that_is_too_long_is_unreadable() -> None:
-    with pytest.raises(Unreadable, match="more than 1024"):
-        read_remote_models(page(*({"id": str(number)} for number in range(1025))))
+def test_more_models_or_names_than_a_machine_has_are_refused_unless_some_are_chosen() -> None:
+    many = page(*({"id": str(number)} for number in range(513)))
+    with pytest.raises(Unreadable, match="more than 512 models; choose some with `models`"):
+        read_remote_models(many)
+    assert len(read_remote_models(many, ["7", "8"])) == 2
+    aliases = [f"alias {number}" for number in range(300)]
+    named = page(*({"id": str(number), "aliases": aliases} for number in range(7)))
+    with pytest.raises(Unreadable, match="more than 2048 names"):
+        read_remote_models(named)
+    high = [{"id": f"a:{number}", "variant_of": "a"} for number in range(200)]
+    with pytest.raises(Unreadable, match="more than 2048 names"):
+        read_remote_models(page({"id": "a", "aliases": aliases[:20]}, *high))
 
 
 @pytest.mark.parametrize(

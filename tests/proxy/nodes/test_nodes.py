@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -424,3 +425,36 @@ async def test_the_weight_of_a_node_comes_from_its_settings(place: Place) -> Non
     near = await place.near(await place.node(LOADED), weight=0.5)
     (instance,) = near.router.instances()
     assert instance.weight == Weight(0.5, "set")
+
+
+async def test_the_event_loop_never_works_long_on_the_lists_of_nodes(place: Place) -> None:
+    """Work is counted in calls and returns between two turns of the loop, in its thread alone."""
+    many = [[f"{node}-{model}" for model in range(512)] for node in range(10)]
+    nodes = [
+        await place.node(
+            *({"id": name, "aliases": [f"{name}-{alias}" for alias in range(3)]} for name in names)
+        )
+        for names in many
+    ]
+    near = NodesProxy(*(configured_node(f"n{at}", node.url) for at, node in enumerate(nodes)))
+    calls = last = longest = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    def turn() -> None:
+        nonlocal last, longest
+        longest, last = max(longest, calls - last), calls
+        loop.call_soon(turn)
+
+    loop = asyncio.get_running_loop()
+    async with near.running():
+        loop.call_soon(turn)
+        sys.setprofile(count)
+        try:
+            await until(lambda: near.nodes.names().get("9-511-2") is not None)
+        finally:
+            sys.setprofile(None)
+    assert len(near.nodes.models()) == 5120
+    assert longest < 1_500_000  # 500 million when all names were compared with all
