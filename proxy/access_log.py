@@ -19,6 +19,8 @@ from proxy.timeline import Timeline
 from proxy.upstream.timings import Timings
 
 CLIENT_GONE: Final = 499
+# Of a message in the log; it may quote what a client sent.
+_QUOTABLE_MAX_CHARACTERS: Final = 400
 
 
 class Emit(Protocol):
@@ -29,6 +31,13 @@ class Emit(Protocol):
 
 def discard(_name: str, /, **_fields: object) -> None:
     """An `Emit` that ignores events."""
+
+
+def quotable(text: str) -> str:
+    """Return text of a client for one line of the log: shortened, control characters escaped."""
+    shown = text[:_QUOTABLE_MAX_CHARACTERS]
+    escaped = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in shown)
+    return escaped + ("…" if shown != text else "")
 
 
 class CacheFigures(Protocol):
@@ -161,12 +170,12 @@ class AccessRecord:
             emit(
                 "request.rejected",
                 request=self.request_id,
-                model=self.model,
+                model=quotable(self.model) if self.model else None,
                 client=self.client,
                 path=self.path,
                 status=rejected_by.status,
                 code=rejected_by.code,
-                reason=rejected_by.message,
+                reason=quotable(rejected_by.message),
                 cancelled=self._cancelled_by(),
                 **times_ms,
             )
@@ -208,7 +217,7 @@ class AccessRecord:
             model=self.model,
             instance=self.instance,
             phase="request" if self.status is None else "response",
-            error=error.message,
+            error=quotable(error.message),
         )
 
     def _cancelled_by(self) -> Literal["client", "operator"] | None:

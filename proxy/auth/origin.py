@@ -37,6 +37,7 @@ _ORIGIN: Final = re.compile(
     rf"[a-z][a-z0-9+.-]{{0,63}}://(?:[A-Za-z0-9._*-]{{1,253}}|\[[0-9A-Fa-f:]{{2,39}}\]){_PORT}"
 )
 _HOST: Final = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]){_PORT}")
+_SHOWN_MAX_CHARACTERS: Final = 80
 _PREFLIGHT_AGE_S: Final = 600
 _FIELD_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{0,4096}")
 
@@ -176,6 +177,8 @@ def _how_to_allow(origin: str) -> str:
     if origin not in _OPAQUE and ("*" in origin or not _ORIGIN.fullmatch(origin)):
         return ""
     shared = "; pages of any site can send it" if origin in _OPAQUE else ""
+    if len(origin) > _SHOWN_MAX_CHARACTERS:
+        return shared
     line = f'allowed_origins = ["{origin}"]'
     return f"{shared}; to allow it, write {line} under [proxy] and restart the daemon"
 

@@ -44,12 +44,13 @@ class SessionEndpoint:
             ProxyError: As `read_members` and `check_same_origin` do.
         """
         check_same_origin(request)
-        address = request.remote or ""
-        self._limit.check(address)
         members = await read_members(request, self._bodies)
         try:
             session_id = self._opened(members)
         except Unauthorized:
+            # A right one always signs in: who guesses must not lock out others behind one address.
+            address = request.remote or ""
+            self._limit.check(address)
             self._limit.note_failure(address)
             raise
         response = self._answer(self._sessions.use(session_id))

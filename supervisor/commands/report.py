@@ -35,6 +35,8 @@ _REQUESTS_MAX: Final = 500
 _UNSAFE: Final = re.compile(r"[^\w.-]")
 _SENTENCES: Final = frozenset({"hint", "message", "not_persisted_reason", "reason"})
 _PERSONAL: Final = frozenset({"client"})
+# A value that is refused stands in quotes in the error; it may be a key at a wrong place.
+_REFUSED: Final = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _SECRET_VARIABLE: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$")
 
 
@@ -148,7 +150,10 @@ def _anonymizer(loaded: Loaded | CorralError) -> Anonymizer:
     user = ""
     with suppress(OSError, KeyError):  # a user without a name
         user = getpass.getuser()
-    secrets = [] if isinstance(loaded, CorralError) else [*secrets_of(loaded.settings)]
+    if isinstance(loaded, CorralError):
+        secrets = [value[1:-1] for value in _REFUSED.findall(_error_text(loaded))]
+    else:
+        secrets = [*secrets_of(loaded.settings)]
     secrets += [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)]
     home = os.path.expanduser("~")  # noqa: PTH111 (a text, and no error without a home)
     return Anonymizer(home, user, socket.gethostname(), secrets)

@@ -7,6 +7,7 @@ wheel: it may have more sources.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import ssl
@@ -22,12 +23,13 @@ from supervisor.errors import DownloadFailed
 from supervisor.host import resumed_download
 from supervisor.host.resumed_download import Progress, RemoteFile
 
-_PYPI: Final = "https://pypi.org/simple"
+# In the help of pip, of `--index-url`: no other option has an address as its default.
+_DEFAULT_INDEX: Final = re.compile(r"\(default (https?://[^\s()]{1,500})\)")
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
 _PAGE_MAX_BYTES: Final = 16 * 1024**2
-_PIP_TIMEOUT_S: Final = 3600
-_PIP_CONFIG_TIMEOUT_S: Final = 30
+_PIP_DOWNLOAD_TIMEOUT_S: Final = 3600
+_PIP_TIMEOUT_S: Final = 30
 _PIP_LINES_SHOWN: Final = 3
 _RETRY: Final = "run the same command again"
 
@@ -48,7 +50,8 @@ def download(requirement: str, directory: Path, size_max_bytes: int, progress: P
     pip = _pip_settings()
     context = ssl.create_default_context(cafile=pip["cert"]) if "cert" in pip else True
     with httpx.Client(timeout=_TIMEOUT, follow_redirects=True, verify=context) as client:
-        wheel = _find(client, pip.get("index-url", _PYPI), requirement)
+        index = pip.get("index-url") or _default_index()
+        wheel = _find(client, index, requirement) if index else None
         if wheel is None:
             pip_download(requirement, directory)
             return
@@ -86,16 +89,27 @@ def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | No
 
 def _pip_settings() -> Mapping[str, str]:
     """Return pip's own settings, those of the environment first; none where pip does not answer."""
-    argv = [sys.executable, "-m", "pip", "config", "list"]
-    try:
-        listed = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_PIP_CONFIG_TIMEOUT_S, check=False
-        ).stdout
-    except subprocess.TimeoutExpired:
-        return {}
-    pairs = [line.partition("=") for line in listed.splitlines()]
+    pairs = [line.partition("=") for line in _pip("config", "list").splitlines()]
     ranked = sorted(pairs, key=lambda pair: pair[0].startswith(":env:"))
     return {key.rpartition(".")[2]: "".join(shlex.split(value)) for key, _, value in ranked}
+
+
+def _default_index() -> str | None:
+    """Return the index that pip uses without a setting; None where pip does not say."""
+    found = _DEFAULT_INDEX.search(_pip("download", "--help"))
+    return found[1] if found else None
+
+
+def _pip(*arguments: str) -> str:
+    """Return what pip prints; nothing where it does not answer."""
+    argv = [sys.executable, "-m", "pip", *arguments]
+    wide = {**os.environ, "COLUMNS": "1000"}  # lines are not broken
+    try:
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False, env=wide
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return ""
 
 
 def pip_download(requirement: str, directory: Path) -> None:
@@ -110,7 +124,7 @@ def pip_download(requirement: str, directory: Path) -> None:
     argv += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
+            argv, capture_output=True, text=True, timeout=_PIP_DOWNLOAD_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise DownloadFailed(

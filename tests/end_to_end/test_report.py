@@ -79,3 +79,14 @@ def test_a_word_of_prompts_is_in_no_report(corral: CorralCli, tiny_model: Path) 
     found = texts(later)
     assert word in found["logs/loud.0.log"]
     assert "not running" in found["status.txt"]
+
+
+def test_a_value_that_the_settings_refuse_is_in_no_report(
+    corral: CorralCli, tmp_path: Path
+) -> None:
+    corral.configure('[proxy]\napi_keys_file = 7\n[models.a]\npath = "a"\nreplicas = "hunter2-x"\n')
+    path = tmp_path / "report.tar.gz"
+    corral.ok("report", "--output", str(path))
+    found = texts(path)
+    assert "models.a.replicas" in found["settings.txt"]
+    assert "hunter2-x" not in "".join(found.values())

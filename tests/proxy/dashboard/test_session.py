@@ -104,6 +104,15 @@ async def test_wrong_tokens_are_limited(proxy: ProxyHarness) -> None:
     assert statuses == [401] * 10 + [429]
 
 
+async def test_a_guesser_does_not_lock_out_who_has_a_token(
+    proxy: ProxyHarness, tmp_path: Path
+) -> None:
+    await with_keys(proxy, tmp_path)
+    statuses = [(await sign_in(proxy, token="guess"))[0] for _ in range(20)]
+    assert statuses[-1] == 429
+    assert (await sign_in(proxy, api_key="corral-admin-123"))[0] == 200
+
+
 async def test_with_keys_an_admin_signs_in_and_others_are_refused(
     proxy: ProxyHarness, tmp_path: Path
 ) -> None:

@@ -1,6 +1,8 @@
 import hashlib
 import json
+import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -132,3 +134,23 @@ def test_pip_that_hangs_has_no_settings(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert package_index._pip_settings() == {}
+    assert package_index._default_index() is None
+
+
+def test_without_a_setting_the_index_is_the_one_that_pip_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(package_index, "_pip_settings", dict)
+    monkeypatch.setattr(package_index, "_find", lambda _client, index, _: asked.append(index))
+    monkeypatch.setattr(package_index, "pip_download", lambda *_: None)
+    download("tiny-model==9", Path(), SIZE_MAX, lambda *_: None)
+    help_text = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "1000"},
+    ).stdout
+    assert asked
+    assert f"(default {asked[0]})" in help_text
