@@ -1,12 +1,15 @@
 """Commands that change nothing, run as a user types them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from corral_cli import CorralCli, until
+
+from supervisor.host import machine
 
 KEYS = {"schema", "command", "status", "exit_code", "data", "notes", "error"}
 
@@ -152,3 +155,15 @@ def test_a_closed_pipe_is_not_a_failure(configured: CorralCli) -> None:
     command.stdout.close()
     _, said = command.communicate()
     assert (command.returncode, said) == (141, b"")
+
+
+def test_an_engine_has_the_priority_of_its_profile(configured: CorralCli) -> None:
+    """Seed 002: prio 2, if this user may raise priorities.
+
+    Source: llama.cpp, set_process_priority: `--prio 2` is a nice value of -10.
+    """
+    configured.ok("start")
+    (engine,) = configured.engines()
+    given = {line["flag"]: line["value"] for line in configured.data("plan", "tiny")["lines"]}
+    assert ("--prio" in given) is machine.read().may_renice
+    assert engine.nice() == (-10 if "--prio" in given else os.nice(0))
