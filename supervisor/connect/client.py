@@ -56,6 +56,7 @@ class Client:
         key_variable: The variable in which it looks for the API key.
         ca_variable: The variable that names a file of certificates which it trusts.
         writes_ca: Whether its settings hold that.
+        context_least: Tokens that its own prompt and some turns take; 0 if any context will do.
     """
 
     name: str
@@ -68,3 +69,4 @@ class Client:
     key_variable: str
     ca_variable: str
     writes_ca: bool = False
+    context_least: int = 0

@@ -18,8 +18,15 @@ def text_of(settings: FileSettings) -> str:
 
 
 def notes_of(client: Client, facts: Facts) -> Sequence[str]:
-    """What its user has to do besides."""
+    """Return what else the user has to do, a sentence each."""
     notes = []
+    model = facts.model
+    if model.context_tokens is not None and model.context_tokens < client.context_least:
+        notes.append(
+            f"{model.name} has a context of {model.context_tokens} tokens, and the prompt of "
+            f"{client.title} takes some 10000: choose a model with {client.context_least} or more, "
+            f"or raise ctx-size under [models.{model.name}.flags] if the model was trained for it"
+        )
     if facts.needs_key:
         same = client.key_variable == KEY_VARIABLE
         source = "" if same else f' (export {client.key_variable}="${KEY_VARIABLE}")'

@@ -60,4 +60,5 @@ CLAUDE: Final = Client(
     key_variable=KEY_VARIABLE,
     ca_variable="NODE_EXTRA_CA_CERTS",
     writes_ca=True,
+    context_least=16_384,
 )

@@ -44,4 +44,5 @@ CODEX: Final = Client(
     run=lambda _: "codex",
     key_variable=KEY_VARIABLE,
     ca_variable="CODEX_CA_CERTIFICATE",
+    context_least=16_384,
 )

@@ -64,4 +64,5 @@ OPENCODE: Final = Client(
     run=lambda _: "opencode",
     key_variable=KEY_VARIABLE,
     ca_variable="NODE_EXTRA_CA_CERTS",
+    context_least=16_384,
 )

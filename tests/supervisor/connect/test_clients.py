@@ -13,6 +13,7 @@ from supervisor.connect.clients import CLIENTS
 from supervisor.connect.facts import Facts, Places, ServedModel
 from supervisor.connect.place import Item
 from supervisor.connect.probe import body, headers, is_complete
+from supervisor.connect.shown import notes_of
 
 CHAT = ServedModel("chat", 16_384, sees_images=True)
 SMALL = ServedModel("small")
@@ -127,3 +128,18 @@ def test_a_probe_is_a_request_of_its_api(api: Api) -> None:
     assert (sent["model"], sent["stream"]) == ("chat", True)
     assert not is_complete(api, "data: {}\n\n")
     assert ("anthropic-version" in headers(api)) == (api is Api.MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("context_tokens", "is_told"), [(8192, True), (16_384, False), (None, False)]
+)
+def test_a_context_too_small_for_an_agent_is_told(
+    context_tokens: int | None, *, is_told: bool
+) -> None:
+    model = ServedModel("chat", context_tokens)
+    facts = Facts("http://127.0.0.1:8080", (model,), model, model)
+    notes = [note for note in notes_of(BY_NAME["claude"], facts) if "context" in note]
+    assert [note.startswith("chat has a context of 8192 tokens") for note in notes] == (
+        [True] if is_told else []
+    )
+    assert notes_of(BY_NAME["llm"], facts) == []
