@@ -18,6 +18,7 @@ from proxy.slot_files.tiers import Tier
 TICK_S: Final = 0.25
 _CACHES: Final[Mapping[str, str]] = {
     "expected_tokens": "expected_cached_tokens",
+    "expected_tokens_found": "expected_tokens_found",
     "found_tokens": "cached_tokens",
     "computed_tokens": "prompt_tokens",
 }

@@ -37,7 +37,8 @@ class Observed:
     Attributes:
         now_s: Monotonic, as `started_at_s`.
         served: All instances that get requests, those of nodes included.
-        caches: Prompt tokens `expected`, `found`, of those from `disk`, and `computed`, by model.
+        caches: Prompt tokens `expected`, of these `found`; all that were found, of those from
+            `disk`, and `computed`; by model.
     """
 
     now_s: float

@@ -42,6 +42,7 @@ COUNTERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
     "prompt_tokens": (BY_INSTANCE, "Prompt tokens computed."),
     "cached_tokens": (BY_INSTANCE, "Prompt tokens taken from a cache."),
     "expected_cached_tokens": (BY_INSTANCE, "Prompt tokens that routing expected in a cache."),
+    "expected_tokens_found": (BY_INSTANCE, "Of the expected prompt tokens, those found there."),
     "decoded_tokens": (BY_INSTANCE, "Tokens generated."),
     "drafted_tokens": (BY_INSTANCE, "Tokens drafted."),
     "accepted_tokens": (BY_INSTANCE, "Drafted tokens that were accepted."),
@@ -116,6 +117,9 @@ class RequestCounters:
         for name in _TOKENS:
             if count := fields[name]:
                 self.counts[name][key] += count
+        # For each request: more than expected of one prompt does not make up for another.
+        found = min(fields["expected_cached_tokens"] or 0, fields["cached_tokens"] or 0)
+        self.counts["expected_tokens_found"][key] += found
         for name, ms in _times(fields).items():
             if ms is not None:
                 self._histogram(name, key).add(ms / 1000)

@@ -119,7 +119,7 @@ def _outcome(comparison: Comparison, to_go: int | None) -> str:
     if comparison.is_different:
         return comparison.verdict
     if to_go is None:
-        return "no difference seen yet, too few conversations under equal load"
+        return "too few conversations under equal load to compare"
     interval = f"{comparison.low:.2f}–{comparison.high:.2f} ×"
     if to_go == 0:
         return f"no difference of 5 % or more ({interval})"

@@ -8,6 +8,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 
 from supervisor import __version__, output
+from supervisor.bench.comparison import NO_DIFFERENCE, TOO_FEW
 from supervisor.bench.findings import Finding, findings
 from supervisor.bench.report.command_line import shell
 from supervisor.bench.report.markup import Child, document, element
@@ -114,16 +115,25 @@ def _overviews(found: Sequence[Finding]) -> Iterator[Element]:
 
 
 def _overview(found: Sequence[Finding], place: int, base: str) -> Element:
-    kinds = [verdict_class(one, one.variants[place]) for one in found]
-    counts = [f"{kind} in {kinds.count(kind)}" for kind in ("better", "worse") if kind in kinds]
     heading = element(
         "figcaption",
         element("strong", found[0].variants[place].name),
         f" against {base}: ",
-        f"{' and '.join(counts)} of {len(kinds)} figures" if counts else "no difference seen",
+        _headline(found, place),
     )
     drawn = overview(found, place, f"overview-{place}")
     return element("figure", heading, *([] if drawn is None else [drawn]))
+
+
+def _headline(found: Sequence[Finding], place: int) -> str:
+    variants = [finding.variants[place] for finding in found]
+    kinds = [verdict_class(*pair) for pair in zip(found, variants, strict=True)]
+    if counts := [
+        f"{kind} in {kinds.count(kind)}" for kind in ("better", "worse") if kind in kinds
+    ]:
+        return f"{' and '.join(counts)} of {len(kinds)} figures"
+    verdicts = {one.comparison.verdict for one in variants if one.comparison}
+    return TOO_FEW if verdicts <= {TOO_FEW} else NO_DIFFERENCE
 
 
 def _plots(found: Sequence[Finding]) -> Element:

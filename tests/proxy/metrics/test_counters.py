@@ -66,6 +66,17 @@ def test_tokens_are_summed() -> None:
     assert counters.counts["accepted_tokens"][LABELS] == 12
 
 
+def test_what_is_found_of_the_expected_tokens_is_never_more_than_these() -> None:
+    counters = after(
+        ("request.finished", {"expected_cached_tokens": 30, "cached_tokens": 800}),
+        ("request.finished", {"expected_cached_tokens": 100, "cached_tokens": 40}),
+        ("request.finished", {"expected_cached_tokens": 0, "cached_tokens": 500}),
+        ("request.finished", {"expected_cached_tokens": None, "cached_tokens": None}),
+    )
+    assert counters.counts["expected_cached_tokens"][LABELS] == 130
+    assert counters.counts["expected_tokens_found"][LABELS] == 70
+
+
 def test_times_are_in_seconds_and_the_time_per_token_is_a_mean() -> None:
     histograms = after(("request.finished", {})).histograms
     totals = {name: histogram[LABELS].total for name, histogram in histograms.items()}

@@ -62,7 +62,7 @@ def test_turns_of_few_conversations_prove_nothing() -> None:
             figures.finished("trial" if number == 2 else "base", fields, 0)
     found = verdict(figures).tokens_per_second
     assert not found.comparison.is_different
-    assert found.outcome == "no difference seen yet, too few conversations under equal load"
+    assert found.outcome == "too few conversations under equal load to compare"
     assert verdict(TrialFigures()).first_token_s.base is None
 
 

@@ -12,7 +12,7 @@ const COLUMNS = [
   { title: "Found", figure: true, cell: (row) => whole(row.found_tokens) },
   { title: "From disk", figure: true, cell: (row) => whole(row.disk_tokens) },
   { title: "Computed", figure: true, cell: (row) => whole(row.computed_tokens) },
-  { title: "Found of expected", cell: (row) => part(row.name, row.found_tokens, row.expected_tokens) },
+  { title: "Found of expected", cell: (row) => part(row.name, row.expected_tokens_found, row.expected_tokens) },
   { title: "Found of all", wide: true, cell: (row) => part(row.name, row.found_tokens, row.found_tokens + row.computed_tokens) },
 ];
 

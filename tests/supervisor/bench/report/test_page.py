@@ -160,6 +160,12 @@ def test_an_interrupted_bench_and_a_failed_variant_say_so() -> None:
     assert "Not measured to the end: it did not start: no memory" in texts
 
 
+def test_the_headline_of_too_few_rounds_says_so() -> None:
+    headlines = {rounds: _page(result(1, 1, rounds=rounds)).text("figcaption") for rounds in (1, 5)}
+    assert " against engine: too few values to compare" in headlines[1]
+    assert " against engine: no difference seen" in headlines[5]
+
+
 def test_names_from_outside_are_text() -> None:
     hostile = "</style><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\x1b[31m\x00"
     of = result(1, 1.4, names=(hostile, hostile))
