@@ -37,7 +37,7 @@ def check_tracing(settings: TracingSettings) -> None:
     if settings.endpoint and endpoint_of(settings) and not _is_installed():
         raise ConfigError(
             "traces are on, but OpenTelemetry is not installed",
-            hint="pip install 'llama-corral[otel]', or unset proxy.tracing.endpoint",
+            hint="pip install '.[otel]' in the clone, or unset proxy.tracing.endpoint",
         )
 
 

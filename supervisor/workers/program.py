@@ -61,7 +61,7 @@ def find(engine: Engine) -> WorkerProgram:
     if not found:
         raise EngineMissing(
             f"the engine {engine.path} has no {_NAMES[0]} beside it",
-            hint='pip install "llama-corral[engine]" has one; a build of llama.cpp needs '
+            hint='pip install ".[engine]" in the clone has one; a build of llama.cpp needs '
             "-DGGML_RPC=ON",
         )
     text = _help(found[0], engine.library_dirs)
