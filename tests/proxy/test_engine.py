@@ -17,13 +17,14 @@ from fakes.proxy_harness import ProxyHarness, free_port
 
 from proxy.control_endpoint import PATH
 from proxy.upstream.upstream import Upstream
+from supervisor.host.spawn_options import library_path
 
 KEY = "inner-key"
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
-def socket(engine_path: Path) -> Iterator[Path]:
+def socket(engine_path: Path, engine_library_dirs: tuple[Path, ...]) -> Iterator[Path]:
     """Run the engine on one slot, with a model slow enough to be left while it speaks."""
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         model = Path(directory, "slow.gguf")
@@ -32,7 +33,11 @@ def socket(engine_path: Path) -> Iterator[Path]:
         options = ["--alias", "chat", "-c", "8192", "-np", "1", "-t", "1"]
         with Popen(
             [engine_path, "-m", model, "--host", path, *options],
-            env={"LLAMA_API_KEY": KEY, "LLAMA_SERVER_ROUTER_PORT": "1"},
+            env={
+                "LLAMA_API_KEY": KEY,
+                "LLAMA_SERVER_ROUTER_PORT": "1",
+                **library_path({}, engine_path, engine_library_dirs),
+            },
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,

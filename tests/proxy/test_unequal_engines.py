@@ -14,13 +14,14 @@ import tiny_gguf
 from fakes.proxy_harness import ProxyHarness
 
 from proxy.upstream.upstream import Upstream
+from supervisor.host.spawn_options import library_path
 
 KEY = "inner-key"
 OPTIONS = ("--alias", "chat", "-c", "2048", "-np", "2", "-t", "1", "--no-ui")
 
 
 @pytest.fixture(scope="module")
-def sockets(engine_path: Path) -> Iterator[dict[str, Path]]:
+def sockets(engine_path: Path, engine_library_dirs: tuple[Path, ...]) -> Iterator[dict[str, Path]]:
     """Run one engine with a model of two layers, and one with a model of many."""
     with tempfile.TemporaryDirectory(prefix="corral-") as directory, ExitStack() as stack:
         home = Path(directory)
@@ -38,7 +39,11 @@ def sockets(engine_path: Path) -> Iterator[dict[str, Path]]:
                         home / f"{name}.sock",
                         *OPTIONS,
                     ],
-                    env={"LLAMA_API_KEY": KEY, "LLAMA_SERVER_ROUTER_PORT": "1"},
+                    env={
+                        "LLAMA_API_KEY": KEY,
+                        "LLAMA_SERVER_ROUTER_PORT": "1",
+                        **library_path({}, engine_path, engine_library_dirs),
+                    },
                     stdin=PIPE,
                     stdout=PIPE,
                     stderr=DEVNULL,
