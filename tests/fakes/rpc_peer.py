@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
+from corral_cli import PATIENCE_S
+
 PeerFault = Literal["other version", "not rpc", "silent"]
 
 # Source: ggml-rpc.cpp: u8 command, u64 size, payload; a response has u64 size, payload.
@@ -23,7 +25,7 @@ def peer(fault: PeerFault) -> Iterator[int]:
         thread.start()
         yield int(server.getsockname()[1])
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(PATIENCE_S)
 
 
 def _serve(server: socket.socket, fault: PeerFault) -> None:

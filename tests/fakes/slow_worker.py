@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from corral_cli import until
+from corral_cli import PATIENCE_S, until
 
 from supervisor.engines.discover import Engine
 from supervisor.engines.probe import environment
 from supervisor.shards.rpc_requests import RequestReader
 
 _CHUNK_BYTES = 65536
-_LIMIT_S = 10
 
 
 @contextmanager
@@ -52,10 +51,10 @@ def slow_worker(engine: Engine, late_s: float) -> Iterator[int]:
         thread = threading.Thread(target=_run, args=(loop, serving))
         thread.start()
         try:
-            yield ports.get(timeout=_LIMIT_S)
+            yield ports.get(timeout=PATIENCE_S)
         finally:
             loop.call_soon_threadsafe(serving.cancel)
-            thread.join(_LIMIT_S)
+            thread.join(PATIENCE_S)
 
 
 def _listens(port: int) -> bool:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from corral_cli import PATIENCE_S
 from fakes.instance_harness import InstanceHarness, descriptors, launch_of, loading
 
 from supervisor.engine_client.client import EngineClient
+from supervisor.instance import readiness
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 from supervisor.process.launch import Launch
@@ -40,7 +40,7 @@ def real(
 
 
 async def failure(launch: Launch) -> InstanceSnapshot:
-    """Return the facts of a start that must fail for good in under two seconds."""
+    """Return the facts of a start that must fail for good."""
     harness = InstanceHarness(launch)
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
@@ -91,20 +91,18 @@ def test_it_is_kept_as_well_on_uvloop(real: LaunchOf) -> None:
     assert harness.story[-2:] == ["stopping", "stopped"]
 
 
-async def test_ready_is_known_as_soon_as_the_engine_is(real: LaunchOf) -> None:
-    """Seed 002: ready as soon as the engine is.
-
-    The first look comes after 100 ms; a tiny model is loaded long before.
-    """
+async def test_ready_is_known_as_soon_as_the_engine_is(
+    real: LaunchOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 002: ready as soon as the engine is: it says so, and no probe comes in time."""
+    monkeypatch.setattr(readiness, "_FIRST_PROBE_S", 10 * PATIENCE_S)
     harness = InstanceHarness(real())
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
-        began_at_s = time.monotonic()
         instance.restart()
         await instance.wait(frozenset({State.STARTING}))
         await instance.wait(UP)
-        assert time.monotonic() - began_at_s < 1
 
 
 async def test_an_engine_for_embeddings_has_nothing_to_warm(real: LaunchOf) -> None:
