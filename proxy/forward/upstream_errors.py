@@ -57,6 +57,12 @@ _CLIENT_MISTAKES: Final = re.compile(
 _TOO_LONG: Final = re.compile(
     r"input \((\d{1,18}) tokens\) is too large to process.*size: (\d{1,18})"
 )
+# What an engine says of a prompt for a model that has no output for the next token, as a BERT.
+_NO_TEXT: Final = "the current context does not logits computation"
+_GENERATES_NOTHING: Final = (
+    "this model is for embeddings or ranks and generates no text; "
+    "use /v1/embeddings or /v1/rerank, or name another model"
+)
 
 
 def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
@@ -75,7 +81,9 @@ def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
         return status, body
     if found := _TOO_LONG.match(message):
         return 400, orjson.dumps({"error": _too_long(*map(int, found.groups()))})
-    if _CLIENT_MISTAKES.match(message):
+    if is_encoder := message.startswith(_NO_TEXT):
+        error = {**error, "message": _GENERATES_NOTHING}
+    if is_encoder or _CLIENT_MISTAKES.match(message):
         mistake = {**error, "code": 400, "type": "invalid_request_error"}
         return 400, orjson.dumps({"error": mistake})
     return status, body

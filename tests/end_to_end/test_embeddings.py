@@ -104,3 +104,21 @@ def test_a_model_for_embeddings_by_its_flag_still_chats(url: str) -> None:
     messages = [{"role": "user", "content": "hello"}]
     answer = ask(url, "/v1/chat/completions", model="mean", messages=messages, max_tokens=3)
     assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_model_that_generates_no_text_refuses_a_chat(url: str, *, is_stream: bool) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    requests: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": messages},
+        "/v1/completions": {"prompt": "hello"},
+        "/v1/messages": {"messages": messages, "max_tokens": 3},
+        "/v1/responses": {"input": "hello"},
+    }
+    for model in ("cls", "ranker"):
+        for page, body in requests.items():
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                ask(url, page, model=model, stream=is_stream, **body)
+            error = json.load(refused.value)["error"]
+            assert (refused.value.code, error["type"]) == (400, "invalid_request_error"), page
+            assert "/v1/embeddings" in error["message"]

@@ -84,6 +84,17 @@ def test_every_form_of_a_mistake_is_known(message: str) -> None:
     assert (status, json.loads(body_sent)["error"]["message"]) == (400, message)
 
 
+def test_a_model_without_text_says_what_it_is_for() -> None:
+    message = "the current context does not logits computation. skipping"
+    status, body_sent = reclassified(
+        500, body({"code": 500, "message": message, "type": "server_error"})
+    )
+    error = parse_error(body_sent)
+    assert error
+    assert (status, error["code"], error["type"]) == (400, 400, "invalid_request_error")
+    assert "generates no text" in error["message"]
+
+
 def test_what_a_model_does_not_do_is_not_asked_again() -> None:
     said = {"code": 501, "message": "no embeddings", "type": "not_supported_error"}
     status, body_sent = reclassified(501, body(said))
