@@ -102,18 +102,18 @@ class WarmEndpoint:
                 warmed = await self._warmer.warm(model, members)
         finally:
             self._prefilling.discard(model)
-        for one in warmed:
-            tokens = Tokens(one.tokens, one.cached_tokens, 1)
-            self._router.charge(SlotUse(client, model, one.instance, tokens, 0.0))
+        for result in warmed:
+            tokens = Tokens(result.tokens, result.cached_tokens, 1)
+            self._router.charge(SlotUse(client, model, result.instance, tokens, 0.0))
         record = request[ACCESS_RECORD]
         record.client, record.path, record.model = client, request.path, model
         record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
         if prompt and visible_client(request) is not None:
             most = BLOCK_TOKENS * self._router.own_blocks(model, client, prompt)
-            warmed = [one.with_cached(most) for one in warmed]
+            warmed = [result.with_cached(most) for result in warmed]
         data = [
-            {"instance": one.instance, "tokens": one.tokens, "cached": one.cached_tokens}
-            for one in warmed
+            {"instance": result.instance, "tokens": result.tokens, "cached": result.cached_tokens}
+            for result in warmed
         ]
         return json_response({"data": data})
 

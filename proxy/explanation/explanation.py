@@ -143,7 +143,7 @@ def _error(fields: Mapping[str, Any]) -> Iterator[Finding]:
 def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
     code = fields.get("code")
     if code is not None and fields.get("instance") is None and code not in _OF_SLOTS:
-        return  # it waited in vain: its phases tell how long, and the error why
+        return  # its phases tell how long it waited, and the error why
     for cause, (_, sentence) in _WAITS.items():
         cost_ms = _sum_ms(fields, cause)
         is_told = cache is not None and cause in _waits_of(cache)

@@ -117,8 +117,8 @@ class RecentPrompts:
 
     def own_blocks(self, client: int, prompt: Prompt) -> int:
         """Return how many blocks of a prompt a client's own recent prompts begin with."""
-        own = (one.hashes.blocks for one in self._prompts.values() if one.client == client)
-        return max((shared_blocks(one, prompt.blocks) for one in own), default=0)
+        own = (recent.hashes.blocks for recent in self._prompts.values() if recent.client == client)
+        return max((shared_blocks(blocks, prompt.blocks) for blocks in own), default=0)
 
     def conversation_of(self, request_id: str) -> Conversation | None:
         """Return the conversation whose latest request this was."""

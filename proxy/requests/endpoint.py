@@ -64,7 +64,7 @@ class RequestsEndpoint:
             )
         query = past_query(request.query, client)
         found = await self._history.requests(query) if self._history else ()
-        return json_response({"requests": [self._shown(one, client) for one in found]})
+        return json_response({"requests": [self._shown(past, client) for past in found]})
 
     async def one(self, request: web.BaseRequest) -> web.Response:
         """Answer with the figures of a request; of several with its id, the latest.

@@ -76,10 +76,10 @@ def snapshot(
         for lease in instance.leases:
             held[lease.client, lease.request_id].append(_Held(instance.upstream.name, lease))
     oldest_first = sorted(requests, key=lambda one: one.began_at_s)
-    names = [(one.client, one.record.request_id) for one in oldest_first]
+    names = [(request.client, request.record.request_id) for request in oldest_first]
     return [
-        _stats(one, held[name], positions.get(name), now_s)
-        for name, one in zip(names, oldest_first, strict=True)
+        _stats(request, held[name], positions.get(name), now_s)
+        for name, request in zip(names, oldest_first, strict=True)
     ]
 
 

@@ -244,7 +244,7 @@ SCRIPT = """\
 # don't change
 MODEL="/m/a b.gguf"
 OPTIONS='-ngl 99 -np 2'  # both
-cd /work/llama.cpp && CUDA_VISIBLE_DEVICES=0 taskset -c 0-7 \\
+cd /srv/llama.cpp && CUDA_VISIBLE_DEVICES=0 taskset -c 0-7 \\
   ./build/bin/llama-server -m "$MODEL" $OPTIONS -c ${CTX:-8192} "$@" > log 2>&1 &  # go
 llama-server -m b.gguf --chat-template-kwargs '{"a": "b; c"}' 2>/dev/null | tee x; \\
   llama serve -m b.gguf
@@ -254,17 +254,17 @@ llama-server -m b.gguf --chat-template-kwargs '{"a": "b; c"}' 2>/dev/null | tee 
 def test_a_script() -> None:
     found = converted(SCRIPT)
     made = tomllib.loads(render(found))
-    assert made["engine"] == "/work/llama.cpp/build/bin/llama-server"
+    assert made["engine"] == "/srv/llama.cpp/build/bin/llama-server"
     assert made["models"] == {
         "a-b": {
             "path": "/m/a b.gguf",
             "flags": {"gpu-layers": 99, "parallel": 2, "ctx-size": 8192},
         },
         "b": {
-            "path": "/work/llama.cpp/b.gguf",
+            "path": "/srv/llama.cpp/b.gguf",
             "flags": {"chat-template-kwargs": '{"a": "b; c"}'},
         },
-        "b-2": {"path": "/work/llama.cpp/b.gguf"},
+        "b-2": {"path": "/srv/llama.cpp/b.gguf"},
     }
     assert [one.partition(":")[0] for one in found.models[0].omitted] == [
         "CUDA_VISIBLE_DEVICES",
