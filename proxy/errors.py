@@ -165,6 +165,15 @@ class SessionRequired(Unauthorized):
         )
 
 
+class SessionTokenRequired(SessionRequired):
+    def __init__(self) -> None:
+        Unauthorized.__init__(
+            self,
+            "the cookie of a session counts only with the header X-Corral-Session, which the "
+            "dashboard's page sends; `corral ui` on the daemon's machine signs this page in",
+        )
+
+
 class InvalidToken(Unauthorized):
     code = "invalid_token"
 

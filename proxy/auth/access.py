@@ -1,8 +1,8 @@
 """What a request may do: by its API key, or by a session of the dashboard.
 
 A session counts below `/corral/v1/` alone, for requests of the page itself: their origin must be
-the address that they are sent to. `SameSite` does not say so much: all ports of a host are one
-site.
+the address that they are sent to, and they have the page token beside the cookie. `SameSite` does
+not say so much: all ports of a host are one site, and get one cookie.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiohttp import web
 from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.origin import is_same_origin
-from proxy.auth.session_cookie import session_id_of
+from proxy.auth.session_cookie import PAGE_TOKEN, session_id_of
 from proxy.auth.sessions import Sessions, SignedIn
 from proxy.errors import Forbidden, SessionRequired, UnsupportedMediaType
 from proxy.prompt_cache.prefix_digest import PREFIXES
@@ -58,7 +58,7 @@ class Access:
         """The key that the request has, or its session stands for; None if none is needed.
 
         Raises:
-            Unauthorized: It has none that is valid.
+            Unauthorized: It has none that is valid, or a session's cookie without its page token.
             Forbidden: Another page makes use of the session.
             UnsupportedMediaType: It changes something, and its body is not JSON.
         """
@@ -71,7 +71,7 @@ class Access:
     def _signed_in(self, request: web.BaseRequest) -> SignedIn | None:
         if self._sessions is None or (session_id := session_id_of(request)) is None:
             return None
-        return self._sessions.use(session_id)
+        return self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
 
 
 def is_page(request: web.BaseRequest) -> bool:

@@ -1,4 +1,7 @@
-"""Signing in and out: a one-time token, or an admin's API key, for a session in a cookie."""
+"""Signing in and out: a one-time token, or an admin's API key, for a session.
+
+Its id is in a cookie, its page token in the answer.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from aiohttp import web
 from proxy.auth.access import END_SESSION, SESSION, SIGNED_IN, check_same_origin
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
-from proxy.auth.session_cookie import delete_cookie, session_id_of, set_cookie
-from proxy.auth.sessions import Sessions, SignedIn
+from proxy.auth.session_cookie import PAGE_TOKEN, delete_cookie, session_id_of, set_cookie
+from proxy.auth.sessions import NewSession, Sessions, SignedIn
 from proxy.auth.sign_in_limit import SignInLimit
 from proxy.body.bodies import Bodies
 from proxy.dashboard.small_body import read_members
@@ -31,6 +34,9 @@ class SessionEndpoint:
         routes.add(END_SESSION, post=self.end)
 
     async def show(self, request: web.BaseRequest) -> web.Response:
+        """Raises SessionTokenRequired for a session's cookie without its page token."""
+        if session_id := session_id_of(request):
+            self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
         return self._answer(request[SIGNED_IN])
 
     async def begin(self, request: web.BaseRequest) -> web.Response:
@@ -46,31 +52,34 @@ class SessionEndpoint:
         check_same_origin(request)
         members = await read_members(request, self._bodies)
         try:
-            session_id = self._opened(members)
+            new = self._opened(members)
         except Unauthorized:
             # A right one always signs in: who guesses must not lock out others behind one address.
             address = request.remote or ""
             self._limit.check(address)
             self._limit.note_failure(address)
             raise
-        response = self._answer(self._sessions.use(session_id))
-        set_cookie(request, response, session_id)
+        signed_in = self._sessions.use(new.session_id, new.page_token)
+        response = self._answer(signed_in, page_token=new.page_token)
+        set_cookie(request, response, new.session_id)
         return response
 
     async def end(self, request: web.BaseRequest) -> web.Response:
+        """Raises SessionTokenRequired for a session's cookie without its page token."""
         check_same_origin(request)
         if session_id := session_id_of(request):
+            self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
             self._sessions.end(session_id)
         response = self._answer(None)
         delete_cookie(request, response)
         return response
 
-    def _opened(self, members: dict[str, Any]) -> str:
+    def _opened(self, members: dict[str, Any]) -> NewSession:
         match members:
             case {"token": str(token)}:
-                if (session_id := self._sessions.redeem(token)) is None:
+                if (new := self._sessions.redeem(token)) is None:
                     raise InvalidToken
-                return session_id
+                return new
             case {"api_key": str(api_key)}:
                 return self._sessions.open_for(self._admin(api_key))
         raise BadRequest('send {"token": TOKEN} or {"api_key": KEY}')
@@ -83,10 +92,11 @@ class SessionEndpoint:
             raise Forbidden(f"API key {key.name!r} is not an admin's (admin = true in its file)")
         return key
 
-    def _answer(self, signed_in: SignedIn | None) -> web.Response:
+    def _answer(self, signed_in: SignedIn | None, **more: str) -> web.Response:
         content: dict[str, object] = {
             "signed_in": signed_in is not None,
             "has_keys": self._keys.are_needed,
+            **more,
         }
         if signed_in:
             content |= {

@@ -118,6 +118,7 @@ async def _signed_in(corral: CorralCli) -> AsyncIterator[aiohttp.ClientSession]:
         body, headers = {"token": link.partition("=")[2]}, {"Origin": corral.url}
         async with http.post("/corral/v1/session", json=body, headers=headers) as response:
             response.raise_for_status()
+            http.headers["X-Corral-Session"] = (await response.json())["page_token"]
         yield http
 
 

@@ -190,9 +190,14 @@ def test_strangers_are_refused(browser: Browser, daemon: CorralCli) -> None:
     (cookie,) = dashboard.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     session = f"{cookie['name']}={cookie['value']}"
-    assert post(daemon, session) == 200
-    assert post(daemon, session, Origin="https://example.com") == 403
-    assert post(daemon, session, Host="example.com") == 403
+    dashboard.page.reload()
+    dashboard.page.get_by_role("heading", name="Overview").wait_for()
+    assert post(daemon, session) == 401
+    page_token = dashboard.page.evaluate("sessionStorage.getItem('corral.session')")
+    token = {"X-Corral-Session": page_token}
+    assert post(daemon, session, **token) == 200
+    assert post(daemon, session, **token, Origin="https://example.com") == 403
+    assert post(daemon, session, **token, Host="example.com") == 403
     assert post(daemon, "") == 401
     for one in (dashboard, old):
         one.context.close()

@@ -10,6 +10,8 @@ import aiohttp
 import orjson
 from fakes.proxy_harness import ProxyHarness
 
+from proxy.auth.session_cookie import PAGE_TOKEN
+
 SESSION: Final = "/corral/v1/session"
 LIVE: Final = "/corral/v1/live"
 
@@ -24,10 +26,15 @@ async def sign_in(proxy: ProxyHarness, **members: str) -> tuple[int, dict[str, A
 
 
 async def signed_in(proxy: ProxyHarness) -> None:
-    """Sign in with a token; the client keeps its cookie."""
+    """Sign in with a token; the client keeps its cookie and page token."""
     assert proxy.sessions
-    status, _ = await sign_in(proxy, token=proxy.sessions.new_token())
+    status, answer = await sign_in(proxy, token=proxy.sessions.new_token())
     assert status == 200
+    keep(proxy, answer)
+
+
+def keep(proxy: ProxyHarness, answer: dict[str, Any]) -> None:
+    proxy.http.headers[PAGE_TOKEN] = answer["page_token"]
 
 
 def applied(target: object, patch: object) -> object:

@@ -1,6 +1,6 @@
-// The session of this browser.
+// The session of this tab.
 
-import { post } from "./api.js";
+import { keepSessionToken, post } from "./api.js";
 
 const TOKEN = /^#token=([\w-]+)$/;
 
@@ -14,7 +14,7 @@ export async function signInByAddress() {
   if (!token) return null;
   history.replaceState(null, "", location.pathname);
   try {
-    await post("/corral/v1/session", { token });
+    await begin({ token });
     return null;
   } catch (error) {
     return error;
@@ -22,9 +22,15 @@ export async function signInByAddress() {
 }
 
 export async function signInByKey(key) {
-  await post("/corral/v1/session", { api_key: key });
+  await begin({ api_key: key });
 }
 
 export async function signOut() {
   await post("/corral/v1/session/end");
+  keepSessionToken(null);
+}
+
+async function begin(secret) {
+  const { page_token } = await post("/corral/v1/session", secret);
+  keepSessionToken(page_token);
 }

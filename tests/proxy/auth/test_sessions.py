@@ -10,7 +10,7 @@ from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import IDLE_MAX_S, LIFE_MAX_S, TOKEN_LIFE_S, Sessions
 from proxy.auth.sign_in_limit import SignInLimit
-from proxy.errors import TooManyRequests
+from proxy.errors import SessionTokenRequired, TooManyRequests
 
 ADMIN = Key("root", hashlib.sha256(b"corral-admin").digest(), admin=True)
 
@@ -32,17 +32,25 @@ def sessions(clock: Clock) -> Sessions:
     return Sessions(ApiKeys(None, discard), clock)
 
 
+def new_session(sessions: Sessions) -> tuple[str, str]:
+    new = sessions.redeem(sessions.new_token())
+    assert new is not None
+    return new.session_id, new.page_token
+
+
 def test_a_token_opens_one_session(sessions: Sessions) -> None:
     token = sessions.new_token()
-    session_id = sessions.redeem(token)
-    assert session_id is not None
+    new = sessions.redeem(token)
+    assert new is not None
     assert sessions.redeem(token) is None
-    found = sessions.use(session_id)
+    found = sessions.use(new.session_id, new.page_token)
     assert found is not None
     assert (found.client.name, found.client.admin) == ("(dashboard)", True)
-    assert sessions.use(token) is None
-    sessions.end(session_id)
-    assert sessions.use(session_id) is None
+    assert sessions.use(token, new.page_token) is None
+    with pytest.raises(SessionTokenRequired):
+        sessions.use(new.session_id, "guess")
+    sessions.end(new.session_id)
+    assert sessions.use(new.session_id, new.page_token) is None
 
 
 def test_an_old_token_opens_none(sessions: Sessions, clock: Clock) -> None:
@@ -54,25 +62,25 @@ def test_an_old_token_opens_none(sessions: Sessions, clock: Clock) -> None:
 def test_tokens_and_sessions_are_bounded(sessions: Sessions) -> None:
     tokens = [sessions.new_token() for _ in range(17)]
     assert sessions.redeem(tokens[0]) is None
-    ids = [str(sessions.redeem(sessions.new_token())) for _ in range(65)]
-    assert sessions.use(ids[0]) is None
-    assert sessions.use(ids[1])
+    opened = [new_session(sessions) for _ in range(65)]
+    assert sessions.use(*opened[0]) is None
+    assert sessions.use(*opened[1])
 
 
 def test_a_session_ends_when_it_is_idle_and_after_its_life(
     sessions: Sessions, clock: Clock
 ) -> None:
-    idle, used = (str(sessions.redeem(sessions.new_token())) for _ in range(2))
+    idle, used = (new_session(sessions) for _ in range(2))
     clock.now_s = IDLE_MAX_S - 1
-    assert sessions.use(used)
+    assert sessions.use(*used)
     clock.now_s += 1
-    assert sessions.use(idle) is None
+    assert sessions.use(*idle) is None
     while clock.now_s < LIFE_MAX_S - IDLE_MAX_S:
-        assert sessions.use(used)
+        assert sessions.use(*used)
         clock.now_s += IDLE_MAX_S - 1
-    assert sessions.use(used)
+    assert sessions.use(*used)
     clock.now_s = LIFE_MAX_S
-    assert sessions.use(used) is None
+    assert sessions.use(*used) is None
 
 
 def test_a_session_of_a_key_ends_with_it(clock: Clock, tmp_path: Path) -> None:
@@ -82,12 +90,12 @@ def test_a_session_of_a_key_ends_with_it(clock: Clock, tmp_path: Path) -> None:
     keys = ApiKeys(path, discard, clock)
     sessions = Sessions(keys, clock)
     assert keys.with_text("corral-admin") == ADMIN
-    session_id = sessions.open_for(ADMIN)
-    assert (found := sessions.use(session_id))
+    new = sessions.open_for(ADMIN)
+    assert (found := sessions.use(new.session_id, new.page_token))
     assert found.client == ADMIN
     path.write_text('[keys.root]\nkey = "corral-admin"\n', "utf-8")
     clock.now_s += 2
-    assert sessions.use(session_id) is None
+    assert sessions.use(new.session_id, new.page_token) is None
 
 
 def test_wrong_tokens_are_limited_by_address(clock: Clock) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from fakes.dashboard_page import SESSION as URL
-from fakes.dashboard_page import origin, sign_in, signed_in
+from fakes.dashboard_page import keep, origin, sign_in, signed_in
 from fakes.proxy_harness import CHAT, ProxyHarness
+
+from proxy.auth.session_cookie import PAGE_TOKEN
 
 KEYS = (
     '[keys.root]\nkey = "corral-admin-123"\nadmin = true\n[keys.laptop]\nkey = "corral-laptop-12"\n'
@@ -31,7 +33,10 @@ async def test_a_token_signs_one_browser_in_and_out(proxy: ProxyHarness) -> None
     assert proxy.sessions
     token = proxy.sessions.new_token()
     async with proxy.http.post(URL, json={"token": token}, headers=origin(proxy)) as response:
-        assert await response.json() == {
+        answer = await response.json()
+        keep(proxy, answer)
+        page_token = answer.pop("page_token")
+        assert answer == {
             "signed_in": True,
             "client": "(dashboard)",
             "expires_in_s": 43_200,
@@ -42,6 +47,7 @@ async def test_a_token_signs_one_browser_in_and_out(proxy: ProxyHarness) -> None
     name, _, rest = cookie.partition("=")
     assert name == f"corral_session_{proxy.server.port}"
     assert token not in cookie
+    assert page_token not in cookie
     assert all(one in rest for one in ("HttpOnly", "SameSite=Strict", "Path=/corral"))
     assert (await sign_in(proxy, token=token))[1]["error"]["code"] == "invalid_token"
     async with proxy.http.get(URL) as response:
@@ -49,6 +55,22 @@ async def test_a_token_signs_one_browser_in_and_out(proxy: ProxyHarness) -> None
     assert await post(proxy, f"{URL}/end", **origin(proxy)) == 200
     async with proxy.http.get(URL) as response:
         assert await response.json() == {"signed_in": False, "has_keys": False}
+
+
+async def test_a_cookie_without_the_page_token_is_refused(proxy: ProxyHarness) -> None:
+    await signed_in(proxy)
+    page_token = proxy.http.headers.pop(PAGE_TOKEN)
+    for given in ({}, {PAGE_TOKEN: "guess"}):
+        for path in (URL, "/corral/v1/logs", "/corral/v1/live", "/corral/v1/requests"):
+            async with proxy.http.get(path, headers=given) as response:
+                assert response.status == 401, path
+                assert (await response.json())["error"]["code"] == "session_required"
+        assert await post(proxy, f"{URL}/end", **origin(proxy), **given) == 401
+        assert await post(proxy, "/corral/v1/models/chat/load", **origin(proxy), **given) == 401
+    async with proxy.http.get("/corral/v1/logs", headers={PAGE_TOKEN: page_token}) as response:
+        assert response.status == 200
+    async with proxy.http.get("/corral/") as response:
+        assert response.status == 200
 
 
 async def test_only_the_page_itself_uses_a_session(proxy: ProxyHarness) -> None:
@@ -89,8 +111,9 @@ async def test_behind_a_reverse_proxy_with_tls_the_cookie_is_for_tls(proxy: Prox
     async with proxy.http.post(URL, json=body, headers=headers) as response:
         assert response.status == 200
         cookie = response.headers["Set-Cookie"]
-    assert cookie.startswith("corral_session=")
+    assert cookie.startswith("__Host-corral_session=")
     assert "; Secure" in cookie
+    assert "Path=/;" in cookie
 
 
 @pytest.mark.parametrize("members", [{}, {"token": "x", "more": "y"}, {"key": "x"}])
@@ -127,6 +150,7 @@ async def test_with_keys_an_admin_signs_in_and_others_are_refused(
             assert response.status == status
     status, body = await sign_in(proxy, api_key="corral-admin-123")
     assert (status, body["client"], body["has_keys"]) == (200, "root", True)
+    keep(proxy, body)
     async with proxy.http.get("/corral/v1/requests") as response:
         assert response.status == 200
 

@@ -1,7 +1,7 @@
 // One conversation with one model; it stays while other views are shown.
 
-import { ApiError, check } from "../api.js";
-import { events } from "./event_lines.js";
+import { ApiError, request } from "../api.js";
+import { events } from "../event_lines.js";
 
 const REDRAW_MS = 100;
 const PATH = "/corral/v1/chat/completions";
@@ -55,15 +55,14 @@ export class Chat {
   async _receive(sent, answer, signal) {
     const began = performance.now();
     const messages = sent.map(({ role, content }) => ({ role, content }));
-    const response = await check(await fetch(PATH, {
+    const response = await request(PATH, {
       method: "POST",
-      credentials: "same-origin",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ model: this.model, messages, stream: true }),
       signal,
-    }));
+    });
     answer.request = response.headers.get("X-Request-Id");
-    for await (const event of events(response.body)) this._take(event, answer, began);
+    for await (const { data } of events(response.body)) this._take(data, answer, began);
   }
 
   _take(event, answer, began) {

@@ -1,6 +1,7 @@
 // The connection that brings what the daemon sends; opened again when it is lost.
 
-import { get } from "../api.js";
+import { get, request, sessionToken } from "../api.js";
+import { events } from "../event_lines.js";
 
 const FIRST_WAIT_S = 1;
 const LONGEST_WAIT_S = 30;
@@ -14,7 +15,7 @@ export class LiveStream {
 
   // Without a session the daemon would count a refused request.
   async start() {
-    this._source?.close();
+    this._running?.abort();
     if (await knowsOfNoSession()) this._store.setConnection({ phase: "signed out" });
     else this.open();
   }
@@ -32,14 +33,23 @@ export class LiveStream {
 
   open() {
     clearTimeout(this._timer);
-    this._source?.close();
-    const source = new EventSource(this._address());
-    this._source = source;
-    this._on("snapshot", (snapshot) => this._begin(snapshot));
-    this._on("patch", (patch) => this._store.takePatch(patch));
-    this._on("event", (event) => this._store.takeEvent(event));
-    this._on("log", (log) => this._logs?.onLines(log));
-    source.onerror = () => this._lose(source);
+    this._running?.abort();
+    this._running = new AbortController();
+    this._follow(this._running);
+  }
+
+  // Not an EventSource, which sends no header of ours.
+  async _follow(running) {
+    try {
+      const { body } = await request(this._address(), { signal: running.signal });
+      for await (const { name, data } of events(body)) {
+        if (running !== this._running) return;
+        this._take(name, data);
+      }
+    } catch {
+      // How it ended is the same to `_lose`, which finds out why.
+    }
+    await this._lose(running);
   }
 
   _address() {
@@ -47,8 +57,11 @@ export class LiveStream {
     return this._logs ? `${path}?logs=${encodeURIComponent(this._logs.source)}&lines=1000` : path;
   }
 
-  _on(name, take) {
-    this._source.addEventListener(name, (message) => take(JSON.parse(message.data)));
+  _take(name, data) {
+    if (name === "snapshot") this._begin(data);
+    else if (name === "patch") this._store.takePatch(data);
+    else if (name === "event") this._store.takeEvent(data);
+    else if (name === "log") this._logs?.onLines(data);
   }
 
   _begin(snapshot) {
@@ -57,11 +70,10 @@ export class LiveStream {
     this._store.setConnection({ phase: "open" });
   }
 
-  // The browser's own reconnection tells neither why it failed nor when it tries again.
-  async _lose(source) {
-    source.close();
+  async _lose(running) {
+    if (running.signal.aborted) return;
     const isSignedOut = await knowsOfNoSession();
-    if (source !== this._source) return;
+    if (running !== this._running || running.signal.aborted) return;
     if (isSignedOut) this._store.setConnection({ phase: "signed out" });
     else this._retry();
   }
@@ -75,9 +87,10 @@ export class LiveStream {
 }
 
 async function knowsOfNoSession() {
+  if (!sessionToken()) return true;
   try {
     return !(await get("/corral/v1/session")).signed_in;
-  } catch {
-    return false; // it does not answer at all
+  } catch (error) {
+    return error.status === 401; // with another status it does not answer at all
   }
 }

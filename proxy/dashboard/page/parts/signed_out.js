@@ -1,4 +1,4 @@
-// Shown instead of everything else to a browser without a session.
+// Shown instead of everything else to a tab without a session.
 
 import { Component, html } from "../html.js";
 import { Copy } from "./copy.js";
@@ -20,7 +20,7 @@ export class SignedOut extends Component {
   render({ refusal }, { error, isBusy }) {
     return html`<main class="signed-out">
       <h1><img src="page/icon.svg" alt="" width="28" height="28" /> llama-corral</h1>
-      ${refusal ? html`<${Problem} error=${refusal} />` : html`<p>This browser is not signed in.</p>`}
+      ${refusal ? html`<${Problem} error=${refusal} />` : html`<p>This tab is not signed in.</p>`}
       <section>
         <h2>On the machine of the daemon</h2>
         <p>Run this command; it opens the dashboard with a token that works once.</p>
