@@ -117,6 +117,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 # has neither defaults nor descriptions; a flag whose kind it does not show is of kind `unknown`.
 
 
+@functools.lru_cache(maxsize=4)  # each plan of a model asks for those of its engine
 def parse(text: str) -> Flags:
     """The options of a help text; other lines are skipped."""
     is_derived = text.startswith("#")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from supervisor.errors import CorralError
 from supervisor.flags.plan import ModelEntry, Plan
@@ -37,7 +38,7 @@ class Places:
         self._plan = plan
         self._replicas: dict[str, Replicas] = {}
 
-    @property
+    @cached_property  # each plan asks for it, so counting anew would take time with their square
     def instances(self) -> int:
         """The number of processes that share the machine if all models are loaded.
 
@@ -46,7 +47,7 @@ class Places:
         """
         table = self._settings.models
         found = [name for name in self._entries if isinstance(table[name], FoundModel)]
-        own = [name for name in self._entries if name not in found]
+        own = [name for name in self._entries if not isinstance(table[name], FoundModel)]
         canaries = sum(isinstance(self.trial(name), CanaryTrial) for name in own)
         return sum(len(self.of(name)) for name in own) - canaries + bool(found)
 

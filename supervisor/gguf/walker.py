@@ -27,6 +27,9 @@ _MIB: Final = 1024**2
 _HEADER_MAX_BYTES: Final = 64 * _MIB
 # Strings in all arrays together: Gemma 3 has 777 000.
 _STRINGS_MAX: Final = 1 << 21
+# Strings of the array that is kept, a vocabulary, and their bytes: each costs some 80 in memory.
+_STRINGS_KEPT_MAX: Final = 1 << 19
+_STRINGS_KEPT_BYTES: Final = 16 * _MIB
 # The longest string kept (a chat template has some 20 KiB), and all strings together.
 _TEXT_KEPT_BYTES: Final = _MIB
 _TEXTS_MAX_BYTES: Final = 8 * _MIB
@@ -108,15 +111,22 @@ class Walker:
         self._strings_left -= count
         if self._strings_left < 0:
             raise Damaged(f"its arrays have more than {_STRINGS_MAX:,} strings")
+        if keep and count > _STRINGS_KEPT_MAX:
+            raise Damaged(f"its vocabulary has {count:,} tokens, more than {_STRINGS_KEPT_MAX:,}")
         read, unpack, left, found = self._read, _U64.unpack, self._left_bytes, []
+        kept_left_bytes = _STRINGS_KEPT_BYTES
         for _ in range(count):
             head = read(8)
             if len(head) < 8 or (size := unpack(head)[0]) > (left := left - 8):
                 raise self._ends("a string")
-            text = read(size)
             left -= size
-            if keep:
-                found.append(text)
+            if not keep:
+                for at in range(0, size, _MIB):  # never all of a long one
+                    read(min(_MIB, size - at))
+            elif (kept_left_bytes := kept_left_bytes - size) < 0:
+                raise Damaged(f"its vocabulary has more than {_STRINGS_KEPT_BYTES // _MIB} MiB")
+            else:
+                found.append(read(size))
         self._left_bytes = left
         return tuple(found)
 

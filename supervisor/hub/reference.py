@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from supervisor.errors import NoSuchModel
 from supervisor.hub import file_names
@@ -113,19 +113,28 @@ def _elsewhere(word: str) -> UrlReference:
     is_safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
     if not is_safe:
         raise NoSuchModel(
-            f"{word} is not an https URL", hint="anyone on the way could change the file; use https"
+            f"{without_secrets(word)} is not an https URL",
+            hint="anyone on the way could change the file; use https",
         )
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,199}\.gguf", name, re.ASCII | re.IGNORECASE):
         raise NoSuchModel(
-            f"{word} does not end with the name of a GGUF file",
+            f"{without_secrets(word)} does not end with the name of a GGUF file",
             hint="give the URL of a .gguf file, or a repository as OWNER/NAME",
         )
     return UrlReference(word, name)
 
 
+def without_secrets(word: str) -> str:
+    """Return a word to show: a URL without its user, password, query and fragment."""
+    if "://" not in word:
+        return word
+    scheme, netloc, path, _, _ = urlsplit(word)
+    return urlunsplit((scheme, netloc.rpartition("@")[2], path, "", ""))
+
+
 def _unreadable(word: str) -> NoSuchModel:
     return NoSuchModel(
-        f"{word!r} names no repository",
+        f"{without_secrets(word)!r} names no repository",
         hint="write OWNER/NAME, OWNER/NAME:QUANT such as :Q4_K_M, or the URL of a .gguf file",
     )
 

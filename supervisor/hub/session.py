@@ -26,6 +26,7 @@ from huggingface_hub.utils import build_hf_headers, get_session
 
 from supervisor import __version__
 from supervisor.errors import AccessDenied, CorralError, DownloadFailed, HubAccessDenied
+from supervisor.hub.reference import without_secrets
 from supervisor.hub.refusal import Asked, refusal
 from supervisor.hub.retry import Interruption
 
@@ -105,7 +106,8 @@ def _refusal(
 ) -> CorralError | Interruption:
     first, last = str(answer.history[0].url if answer.history else answer.url), str(answer.url)
     if not first.startswith(f"{endpoint}/"):
-        return refusal(answer.status_code, answer.headers, Asked("", name, first, has_token))
+        asked = Asked("", name, without_secrets(first), has_token)
+        return refusal(answer.status_code, answer.headers, asked)
     if not last.startswith(f"{endpoint}/"):
         # The link to the download server has expired; the hub gives another.
         return Interruption(f"the download server answered {answer.status_code}")

@@ -5,6 +5,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import hostile_gguf
@@ -14,7 +15,7 @@ import tiny_gguf
 
 from supervisor.errors import ModelInvalid
 from supervisor.flags import draft_model
-from supervisor.gguf import metadata
+from supervisor.gguf import metadata, vocabulary
 from supervisor.memory.fit import MemoryCapacity, suggestions
 from supervisor.memory.inputs import MemoryInputs
 
@@ -131,3 +132,32 @@ def test_extreme_slots_and_layers_are_planned_quickly() -> None:
         MemoryInputs(found, chosen, engine), MemoryCapacity(2**34, {"Vulkan0": 2**34})
     )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - began < 5
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(2**19 + 1, 0), (17, 2**20)])
+def test_a_vocabulary_too_large_to_keep_is_refused(tokens: int, size: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    words = hostile_gguf.text("x" * size) * tokens
+    strings = hostile_gguf.array("tokenizer.ggml.tokens", hostile_gguf.STRING, tokens, words)
+    path.write_bytes(hostile_gguf.file(hostile_gguf.client(strings)))
+    with pytest.raises(ModelInvalid, match="its vocabulary has"):
+        vocabulary.read(path, cache_dir=tmp_path / "cache")
+
+
+def test_the_vocabulary_of_gemma_3_is_read(tmp_path: Path) -> None:
+    path, count = tmp_path / "m.gguf", 262_144
+    words = b"".join(hostile_gguf.text(f"token {number}") for number in range(count))
+    strings = hostile_gguf.array("tokenizer.ggml.tokens", hostile_gguf.STRING, count, words)
+    path.write_bytes(hostile_gguf.file(hostile_gguf.client(strings)))
+    assert vocabulary.read(path, cache_dir=tmp_path / "cache").size == count
+
+
+def test_a_long_string_of_an_array_is_not_held_whole(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    strings = hostile_gguf.array("a", hostile_gguf.STRING, 1, hostile_gguf.text("x" * 48 * 2**20))
+    path.write_bytes(hostile_gguf.file(hostile_gguf.client(strings)))
+    tracemalloc.start()
+    metadata.read(path, cache_dir=tmp_path / "cache")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 8 * 2**20

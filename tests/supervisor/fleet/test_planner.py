@@ -11,9 +11,11 @@ from pydantic import ValidationError
 from samples import GIB, GPU, engine, machine
 
 from supervisor.engines.discover import Device, Engine
+from supervisor.engines.help import parse
 from supervisor.errors import NoSuchModel, OutOfMemory, SettingsInvalid
 from supervisor.flags.setting import Setting
 from supervisor.fleet.launch_id import ReplicaId
+from supervisor.fleet.places import Places
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings
@@ -229,3 +231,24 @@ def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> Non
     huge = {"parallel": Setting(1024, "demand", "requests waited")}
     assert shop.places.replicas("chat").count == 2
     assert shop.adapting("chat", huge).places.replicas("chat").count == 2
+
+
+def test_plans_of_many_models_do_not_count_all_replicas_again(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, replicas_of = [], Places.of
+
+    def count(places: Places, model: str) -> tuple[ReplicaId, ...]:
+        counted.append(model)
+        return replicas_of(places, model)
+
+    monkeypatch.setattr(Places, "of", count)
+    settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(40)})
+    planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
+    assert all(planner.plan(model).model == model for model in planner.entries)
+    assert counted == list(planner.entries)
+
+
+def test_the_help_of_an_engine_is_parsed_once() -> None:
+    text = "-c, --ctx-size N   size of the context (default: 0)\n"
+    assert parse(text) is parse(text)

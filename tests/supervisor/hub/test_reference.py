@@ -70,3 +70,18 @@ def test_a_url_of_a_shard_means_all_of_them() -> None:
     ]
     alone = UrlReference("https://x.test/a.gguf", "a.gguf")
     assert alone.shards == (alone,)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "http://anna:geheim@host.example/m.gguf?token=geheim",
+        "https://anna:geheim@host.example/m.bin?token=geheim#geheim",
+        "https://anna:geheim@hub.example/a/b/c?token=geheim",
+    ],
+)
+def test_errors_quote_no_passwords_and_tokens_of_urls(word: str) -> None:
+    with pytest.raises(NoSuchModel) as caught:
+        reference.parse(word, "https://anna:geheim@hub.example")
+    assert "geheim" not in caught.value.message
+    assert "m.gguf" in caught.value.message or ".example/" in caught.value.message
