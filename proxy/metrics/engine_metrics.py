@@ -1,8 +1,8 @@
 """The engines' own metrics, relabelled by model and instance.
 
-Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of clients that left, and
-each read resets its averages for all other readers. So an engine is read only on request and at
-most once in two seconds, and averages are left out.
+Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of clients that left. So
+an engine is read only on request and at most once in two seconds. Each read resets its throughputs
+for all readers, the supervisor's health checks and usage too: they are averages since the last read.
 
 Source: llama-server builds 10434 and 11434, measured.
 """
@@ -27,7 +27,6 @@ from proxy.upstream.upstream import Upstream
 _AGE_MIN_S: Final = 2.0
 _TIMEOUT_S: Final = 1.0
 _MAX_BYTES: Final = 256 * 1024
-_GAUGES: Final = frozenset({f"{PREFIX}requests_processing", f"{PREFIX}requests_deferred"})
 _COMPUTED: Final = ("prompt_tokens_total", "tokens_predicted_total")
 _MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is the largest value so far
 
@@ -120,12 +119,14 @@ def passes_of(scraped: Scraped) -> Passes | None:
 
 
 def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
-    """Yield the metrics that no reader resets, with the labels of the instance."""
+    """Yield the counters and gauges, with the labels of the instance."""
     labels = dict(zip(BY_INSTANCE, (upstream.model, upstream.name), strict=True))
     for metric in parse_metrics(text):
-        if metric.name in _GAUGES:
+        if metric.name == _MAXIMUM:
+            metric.type = "gauge"
+        if metric.type == "gauge":
             yield _family(metric, metric.name, metric.name, labels)
-        elif metric.type == "counter" and metric.name != _MAXIMUM:
+        elif metric.type == "counter":
             # The encoder adds `_total` to the name of the family, not to those of its samples.
             name = metric.name.removesuffix("_total")
             yield _family(metric, name, f"{name}_total", labels)

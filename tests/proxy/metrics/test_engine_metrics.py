@@ -59,12 +59,15 @@ async def send_metrics(call: Call) -> None:
     await call.send(PAGE.encode())
 
 
-def test_totals_and_current_values_are_exported_and_averages_are_not() -> None:
-    samples = [one for family in relabelled_metrics(PAGE, upstream()) for one in family.samples]
-    assert {one.name for one in samples} == {
-        "llamacpp:prompt_tokens_total",
-        "llamacpp:requests_deferred",
-        "llamacpp:accepted_per_pos_total",
+def test_totals_current_values_and_averages_are_exported() -> None:
+    families = list(relabelled_metrics(PAGE, upstream()))
+    samples = [sample for family in families for sample in family.samples]
+    assert {(sample.name, family.type) for family in families for sample in family.samples} == {
+        ("llamacpp:prompt_tokens_total", "counter"),
+        ("llamacpp:n_tokens_max", "gauge"),
+        ("llamacpp:predicted_tokens_seconds", "gauge"),
+        ("llamacpp:requests_deferred", "gauge"),
+        ("llamacpp:accepted_per_pos_total", "counter"),
     }
     assert all(one.labels["model_instance"] == "chat.1" for one in samples)
     assert samples[-1].labels == {"position": "0", "model": "chat", "model_instance": "chat.1"}
@@ -78,7 +81,7 @@ def test_text_that_is_not_metrics_has_none(text: str) -> None:
 def test_families_of_several_engines_are_merged() -> None:
     pages = [relabelled_metrics(PAGE, upstream(name)) for name in ("chat.1", "chat.2")]
     families = merged(family for page in pages for family in page)
-    assert len({family.name for family in families}) == len(families) == 3
+    assert len({family.name for family in families}) == len(families) == 5
     assert [one.labels["model_instance"] for one in families[0].samples] == ["chat.1", "chat.2"]
 
 
@@ -88,7 +91,7 @@ async def test_an_engine_is_read_once_in_two_seconds(proxy: ProxyHarness) -> Non
     for later_s, asked in ((0.0, 1), (1.9, 1), (2.0, 2)):
         clock.now_s = 50.0 + later_s
         (reading,) = await scrape.read([fake.upstream()])
-        assert len(reading.families) == 3
+        assert len(reading.families) == 5
         assert fake.calls.qsize() == asked
     call = await fake.calls.get()
     assert call.line == "GET /metrics HTTP/1.1"
