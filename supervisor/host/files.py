@@ -69,16 +69,18 @@ def stat_regular(path: Path) -> os.stat_result:
     return found
 
 
-def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace a file, mode 0600, as a whole; unless `durable`, a crash of the machine may lose it.
+
+    Text is written in UTF-8, with its line ends.
 
     Raises:
         OSError: Nothing was written; a file of that name is unchanged.
     """
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -91,16 +93,19 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace a file as `write_atomic`, and keep its mode."""
+    """Replace a file as `write_atomic`, and keep its mode and CRLF line ends."""
     mode = path.stat().st_mode
+    before = path.read_bytes()
+    if before.count(b"\n") == before.count(b"\r\n") > 0:
+        text = text.replace("\r\n", "\n").replace("\n", "\r\n")
     write_atomic(path, text)
     path.chmod(mode)
 
 
 def back_up(path: Path) -> Path:
-    """Copy a text file to one beside it, mode 0600, that is named after the time; return that."""
+    """Copy a file to one beside it, mode 0600, that is named after the time; return that."""
     backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
-    write_atomic(backup, path.read_text("utf-8"))
+    write_atomic(backup, path.read_bytes())
     return backup
 
 
