@@ -45,12 +45,15 @@ class StoredTurn:
         """Return the request with the whole conversation; the same object where it has it.
 
         Raises:
-            BadRequest: Stored responses are off, an item is unknown, or a conversation is named.
+            BadRequest: Stored responses are off, an item is unknown, a conversation is named, or
+                the response is to be computed in the background.
             PreviousResponseNotFound: No response of the owner has the id.
             LimitExceeded: The conversation is too long.
         """
         if members.get("conversation") is not None:
             raise BadRequest("conversation is not supported; name a previous_response_id instead")
+        if members.get("background"):
+            raise BadRequest("background is not supported; leave it out, or use /v1/batches")
         given = members.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not isinstance(items, list):

@@ -106,6 +106,16 @@ async def test_a_response_is_shown_and_deleted(storing: ProxyHarness) -> None:
             assert "not found" in (await response.json())["error"]["message"]
 
 
+async def test_a_response_in_the_background_is_refused(storing: ProxyHarness) -> None:
+    await storing.fake(stream_of(*STREAMS["text"]))
+    status, body = await post(storing, background=True)
+    error = json.loads(body)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert "background" in error["message"]
+    status, body = await post(storing, background=False)
+    assert (status, json.loads(body)["background"]) == (200, False)
+
+
 async def test_another_key_sees_nothing(proxy: ProxyHarness, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.touch(0o600)
