@@ -2,7 +2,7 @@
 
 Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of clients that left. So
 an engine is read only on request and at most once in two seconds. Each read resets its throughputs
-for all readers, the supervisor's health checks and usage too: they are averages since the last read.
+for all readers, the supervisor too: they are averages since the last read.
 
 Source: llama-server builds 10434 and 11434, measured.
 """
