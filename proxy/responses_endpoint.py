@@ -1,6 +1,7 @@
 """`/v1/responses`: requests that continue a stored response; showing and deleting one.
 
-Source: OpenAI's API reference, "Get a model response" and "Delete a model response".
+Source: OpenAI's API reference, "Get a model response", "Delete a model response", "List input
+items".
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from proxy.endpoints import EndpointKind, endpoint_kind
 from proxy.errors import BadRequest, NotFound, quoted
 from proxy.forward.client_response import ClientResponse
 from proxy.forwarded_endpoints import ForwardedEndpoints
+from proxy.jobs.objects import page_object
+from proxy.jobs.queries import limit_of, order_of
 from proxy.json_response import json_response
 from proxy.models import ModelNames
 from proxy.request import Translation
@@ -26,6 +29,8 @@ from proxy.routes import PATH_ID, Routes
 
 PATHS: Final = ("/v1/responses", "/responses")
 _COUNTED: Final = "/input_tokens"
+_ITEMS_DEFAULT: Final = 20
+_ITEMS_MAX: Final = 100
 
 
 class ResponsesEndpoint:
@@ -39,6 +44,7 @@ class ResponsesEndpoint:
         for path in PATHS:
             for posted in (path, path + _COUNTED):
                 routes.add(posted, post=self.create)
+            routes.add(path + "/{id}/input_items", get=self.list_input_items)
             routes.add(path + "/{id}", get=self.show, delete=self.delete)
 
     async def create(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -49,6 +55,18 @@ class ResponsesEndpoint:
             raise BadRequest("a stored response cannot be streamed again; leave out stream")
         response = self._find(request).turn.response
         return web.Response(body=response, content_type="application/json")
+
+    async def list_input_items(self, request: web.BaseRequest) -> web.Response:
+        limit = limit_of(request.query, _ITEMS_DEFAULT, _ITEMS_MAX)
+        items = self._find(request).input_items()
+        if order_of(request.query) == "desc":
+            items.reverse()
+        if after := request.query.get("after"):
+            ids = [item.get("id") for item in items]
+            if after not in ids:
+                raise BadRequest(f"after: no input item of this response has id {quoted(after)}")
+            items = items[ids.index(after) + 1 :]
+        return json_response(page_object(items, items[:limit]))
 
     async def delete(self, request: web.BaseRequest) -> web.Response:
         stored = self._find(request)

@@ -6,7 +6,7 @@ Source: OpenAI's API reference; openai-python, `types/file_object.py` and `types
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import orjson
 
@@ -16,14 +16,6 @@ _TIMES = (
     *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at"),
     *("expired_at", "cancelling_at", "cancelled_at"),
 )
-
-
-class _HasId(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-T = TypeVar("T", bound=_HasId)
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
@@ -63,7 +55,7 @@ def batch_object(batch: Batch, paused: str | None) -> dict[str, Any]:
     }
 
 
-def page_object(found: Sequence[T], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def page_object(found: Sequence[object], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A page of a list; `found` has one object more where the list goes on."""
     return {
         "object": "list",

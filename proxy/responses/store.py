@@ -65,6 +65,22 @@ class StoredResponse:
                 return found[::-1]
             turn = turn.previous
 
+    def input_items(self) -> list[dict[str, Any]]:
+        """What it answers, with the turns before it, the oldest first, as OpenAI shows items.
+
+        Items that a client sent without an id get one that stays the same.
+        """
+        found: list[Any] = []
+        for turn in self.turns():
+            response = orjson.loads(turn.response)
+            given = [item for item in orjson.loads(turn.input) if isinstance(item, dict)]
+            found += [
+                _shown(item, f"item_{response['id']}_{number}") for number, item in enumerate(given)
+            ]
+            if turn is not self.turn:
+                found += response["output"]
+        return found
+
 
 _Key = tuple[str, str]
 
@@ -152,6 +168,18 @@ class ResponseStore:
         if stored is None or self._clock() - stored.stored_at_s > self.settings.keep_s:
             return None
         return stored
+
+
+def _shown(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+    shown = {"id": item_id, "status": "completed", **item}
+    if "role" not in item:
+        return shown
+    shown["type"] = "message"
+    if isinstance(text := item.get("content"), str):
+        is_output = item["role"] == "assistant"
+        part = {"type": "output_text", "annotations": []} if is_output else {"type": "input_text"}
+        shown["content"] = [{**part, "text": text}]
+    return shown
 
 
 def _id_of(item: object) -> str | None:

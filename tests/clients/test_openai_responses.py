@@ -158,6 +158,28 @@ def test_a_conversation_is_stored(client: openai.OpenAI) -> None:
     assert failure.value.param == "previous_response_id"
 
 
+def test_the_input_items_of_a_stored_conversation_are_listed(client: openai.OpenAI) -> None:
+    first = client.responses.create(input=CAPITAL, **COLD)
+    asked: Any = [*calling("Rome"), {"role": "user", "content": "And of Spain?"}]
+    second = client.responses.create(input=asked, previous_response_id=first.id, **COLD)
+    listed: Any = client.responses.input_items.list
+    items = list(listed(second.id, order="asc", limit=2))  # the client asks for all pages
+    types = ("message", "message", "message", "function_call", "function_call_output", "message")
+    assert tuple(item.type for item in items) == types
+    assert items[0].content[0].text == CAPITAL
+    assert items[1].id == first.output[0].id
+    assert len({item.id for item in items}) == len(items)
+    page = listed(second.id, after=items[-1].id)
+    assert [item.id for item in page.data] == [item.id for item in items[-2::-1]]
+    assert not page.has_more
+    with pytest.raises(openai.BadRequestError):
+        listed(second.id, after="x")
+    with pytest.raises(openai.BadRequestError):
+        listed(second.id, limit=101)
+    with pytest.raises(openai.NotFoundError):
+        listed("resp_9")
+
+
 def test_the_tokens_of_a_stored_conversation_are_counted(client: openai.OpenAI) -> None:
     first = client.responses.create(input=CAPITAL, **COLD)
     count = client.responses.input_tokens.count
