@@ -14,6 +14,11 @@ from supervisor.shards.run import ShardRun
 
 _LABELS: Final = (*BY_INSTANCE, "worker")
 _US_PER_S: Final = 1_000_000
+_TIMES: Final = (
+    ("min_latency_us", "min", "Time of the shortest of these passes."),
+    ("max_latency_us", "max", "Time of the longest of these passes."),
+    ("last_latency_us", "last", "Time of the latest of these passes."),
+)
 
 
 def shard_metrics(runs: Iterable[tuple[Replica, ShardRun]]) -> Iterator[Metric]:
@@ -24,6 +29,10 @@ def shard_metrics(runs: Iterable[tuple[Replica, ShardRun]]) -> Iterator[Metric]:
     seconds = CounterMetricFamily(
         "corral_shard_compute_seconds", "Time that these passes took.", labels=_LABELS
     )
+    times = {
+        field: GaugeMetricFamily(f"corral_shard_compute_{word}_seconds", text, labels=_LABELS)
+        for field, word, text in _TIMES
+    }
     layers = GaugeMetricFamily("corral_shard_layers", "Layers of a worker.", labels=_LABELS)
     for replica, run in runs:
         for name, found in run.balancer.metrics.items():
@@ -31,4 +40,7 @@ def shard_metrics(runs: Iterable[tuple[Replica, ShardRun]]) -> Iterator[Metric]:
             forwards.add_metric(labels, found.total_forwards)
             seconds.add_metric(labels, found.total_latency_us / _US_PER_S)
             layers.add_metric(labels, found.layer_count)
-    yield from (forwards, seconds, layers)
+            if found.total_forwards:
+                for field, family in times.items():
+                    family.add_metric(labels, getattr(found, field) / _US_PER_S)
+    yield from (forwards, seconds, *times.values(), layers)

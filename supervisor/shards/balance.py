@@ -1,7 +1,8 @@
 """Decides how many layers each shard of a split model should have. Pure.
 
 Latencies per layer are those of `ShardMetrics`, and layers are given in inverse proportion to them.
-A shard that also computes the output does more than its layers: `Shard.more_layers` says how much.
+A shard that also computes the output does more than its layers: `ShardMetrics.more_layers` says how
+much.
 """
 
 from __future__ import annotations
@@ -26,12 +27,10 @@ class Shard:
     """The measurements of a shard, and what limits it.
 
     Attributes:
-        more_layers: What it computes besides its layers, in layers.
         layers_max: How many its memory holds.
     """
 
     metrics: ShardMetrics
-    more_layers: float = 0.0
     layers_max: int = _UNLIMITED
 
     @property
@@ -44,13 +43,11 @@ class Shard:
 
     @property
     def per_layer_us(self) -> int:
-        """As `avg_latency_per_layer_us`, for all that it computes."""
-        work = self.layers + self.more_layers
-        return int(self.metrics.avg_latency_us / work) if work else 0
+        return self.metrics.avg_latency_per_layer_us
 
     def latency_us(self, layers: int) -> float:
         """The expected latency with this number of layers."""
-        return self.per_layer_us * (layers + self.more_layers)
+        return self.per_layer_us * (layers + self.metrics.more_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +145,13 @@ def suggested_layers(shards: Sequence[Shard]) -> tuple[int, ...]:
     unless it has them already.
     """
     timed = [one for one in shards if one.per_layer_us > 0]
-    work = sum(one.layers + one.more_layers for one in timed)
+    work = sum(one.layers + one.metrics.more_layers for one in timed)
     rate = work / sum(1 / one.per_layer_us for one in timed)
 
     def share(one: Shard) -> Share:
         if one.per_layer_us == 0:
             return Share(one.layers, one.layers, one.layers)
-        quota = rate / one.per_layer_us - one.more_layers
+        quota = rate / one.per_layer_us - one.metrics.more_layers
         return Share(quota, min(1, one.layers), max(one.layers, one.layers_max))
 
     return apportion(sum(one.layers for one in shards), [share(one) for one in shards])

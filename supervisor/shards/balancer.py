@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from supervisor.settings.balance import LoadBalanceConfig
 from supervisor.shards.balance import (
@@ -37,10 +38,15 @@ class LoadBalancer:
         self._metrics: dict[str, ShardMetrics] = {}
         self._last_eval_s: float | None = None
 
-    def register_shards(self, shards: Iterable[tuple[str, int]]) -> None:
-        """Add shards by name, each with its number of layers."""
+    def register_shards(
+        self,
+        shards: Iterable[tuple[str, int]],
+        more_layers: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Add shards by name, each with its number of layers; `more_layers` as in ShardMetrics."""
         for name, layer_count in shards:
-            self._metrics[name] = ShardMetrics(name, layer_count)
+            found = ShardMetrics(name, layer_count, more_layers=more_layers.get(name, 0.0))
+            self._metrics[name] = found
 
     def record(self, shard_name: str, latency_us: int) -> None:
         if found := self._metrics.get(shard_name):
@@ -70,7 +76,11 @@ class LoadBalancer:
 
     def reset(self) -> None:
         """Forget all measurements, as after layers were moved."""
-        self.register_shards([(one.shard_name, one.layer_count) for one in self._metrics.values()])
+        measured = [*self._metrics.values()]
+        self.register_shards(
+            [(shard.shard_name, shard.layer_count) for shard in measured],
+            {shard.shard_name: shard.more_layers for shard in measured},
+        )
         self._last_eval_s = None
 
 

@@ -11,7 +11,11 @@ _NONE_YET: Final = 2**64 - 1
 
 @dataclass(slots=True)
 class ShardMetrics:
-    """Latencies of one shard; a forward is one pass of a batch of tokens through its layers."""
+    """Latencies of one shard; a forward is one pass of a batch of tokens through its layers.
+
+    Attributes:
+        more_layers: What it computes besides its layers, in layers.
+    """
 
     shard_name: str
     layer_count: int
@@ -21,6 +25,7 @@ class ShardMetrics:
     max_latency_us: int = 0
     last_latency_us: int = 0
     last_update: float | None = None  # monotonic seconds
+    more_layers: float = 0.0
 
     def record(self, latency_us: int) -> None:
         self.total_forwards += 1
@@ -36,4 +41,6 @@ class ShardMetrics:
 
     @property
     def avg_latency_per_layer_us(self) -> int:
-        return self.avg_latency_us // self.layer_count if self.layer_count else 0
+        """Of all that it computes."""
+        work = self.layer_count + self.more_layers
+        return int(self.avg_latency_us / work) if work else 0

@@ -80,13 +80,15 @@ class EngineSide(_Side):
             self._connecting.cancel()
 
     def data_received(self, data: bytes) -> None:
+        # Before the worker has them: it may take the processor from us until it has computed. And
+        # not by the clock of uvloop, which counts whole milliseconds.
+        at_s = time.monotonic()
         if self.other:
             self.other.write(data)
         else:
             self._wait_for_worker(data)
-        # The clock of uvloop counts whole milliseconds.
         for _ in range(self._requests.feed(data)):
-            self._timer.asked(time.monotonic())
+            self._timer.asked(at_s)
 
     def _wait_for_worker(self, data: bytes) -> None:
         # Not paused in connection_made, after which uvloop begins to read all the same.

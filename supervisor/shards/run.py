@@ -21,7 +21,10 @@ class ShardRun:
     def __init__(self, plans: Sequence[ShardPlan], config: LoadBalanceConfig) -> None:
         self.plans = tuple(plans)
         self.balancer = LoadBalancer(config, shards=self._shards)
-        self.balancer.register_shards((one.worker.name, one.layers) for one in plans)
+        self.balancer.register_shards(
+            [(plan.worker.name, plan.layers) for plan in plans],
+            {plan.worker.name: plan.more_layers for plan in plans},
+        )
         self._relays = [self._relay(one.worker) for one in plans]
 
     @property
@@ -54,6 +57,5 @@ class ShardRun:
 
     def _shards(self, metrics: Sequence[ShardMetrics]) -> list[Shard]:
         return [
-            Shard(found, plan.more_layers, plan.layers_max)
-            for found, plan in zip(metrics, self.plans, strict=True)
+            Shard(found, plan.layers_max) for found, plan in zip(metrics, self.plans, strict=True)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,13 @@ def layers(corral: CorralCli) -> list[int]:
     return [one["layer_count"] for balance in corral.client.balances() for one in balance["shards"]]
 
 
+def figures_of(metrics: str) -> dict[str, float]:
+    """Return the metrics of worker b, by name."""
+    labels = 'model="chat",model_instance="chat.0",worker="b"'
+    found = re.findall(rf"^corral_shard_(\w+){{{labels}}} (\S+)", metrics, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
 def test_layers_move_to_the_faster_worker(corral: CorralCli, engine: Engine, model: Path) -> None:
     """seed 000: metrics, advice, and what --apply does with it"""
     with split(corral, engine, model):
@@ -76,8 +84,11 @@ def test_layers_move_to_the_faster_worker(corral: CorralCli, engine: Engine, mod
         assert b["min_latency_us"] >= LATE_S * 1_000_000 > a["avg_latency_us"]
         assert [a["suggested_layers"], b["suggested_layers"]] == [5, 1]
         with urllib.request.urlopen(f"{corral.url}/metrics", timeout=PATIENCE_S) as metrics:
-            line = 'corral_shard_forwards_total{model="chat",model_instance="chat.0",worker="b"}'
-            assert line in metrics.read().decode()
+            figures = figures_of(metrics.read().decode())
+        assert figures["forwards_total"] == b["total_forwards"]
+        assert figures["compute_min_seconds"] == b["min_latency_us"] / 1_000_000
+        assert figures["compute_max_seconds"] == b["max_latency_us"] / 1_000_000
+        assert figures["compute_last_seconds"] == b["last_latency_us"] / 1_000_000
         moved = corral.data("balance", "chat", "--apply")
         assert moved["after"] == {"a": 5, "b": 1}
         assert layers(corral) == [5, 1]
@@ -99,7 +110,8 @@ def test_layers_move_by_themselves_if_enabled(
     """seed 000: automatic only when enabled"""
     with split(corral, engine, model, "automatic = true\neval_interval_secs = 0"):
         say(corral)
-        until(lambda: layers(corral) == [5, 1])
+        until(lambda: corral.events("model.adapted"))
+        assert layers(corral) == [5, 1]
         (event,) = corral.events("model.adapted")
         assert event["key"] == "tensor-split"
 

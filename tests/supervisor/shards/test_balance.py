@@ -25,9 +25,9 @@ CONFIG = LoadBalanceConfig(min_samples=1)
 def shard(
     name: str, layers: int, latency_us: int, more_layers: float = 0.0, most: int = 2**31
 ) -> Shard:
-    metrics = ShardMetrics(name, layers)
+    metrics = ShardMetrics(name, layers, more_layers=more_layers)
     metrics.record(latency_us)
-    return Shard(metrics, more_layers, most)
+    return Shard(metrics, most)
 
 
 def suggested(*shards: Shard) -> tuple[int, ...]:

@@ -6,11 +6,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 import uvloop
 from corral_cli import PATIENCE_S
 
+from supervisor.shards import relay_connection
 from supervisor.shards.relay import Address, Relay
 from supervisor.shards.relay_connection import _WorkerSide
 
@@ -116,6 +118,25 @@ async def test_a_pass_is_timed_until_the_next_response() -> None:
         assert await reader.readexactly(6) == b"answer"
     assert len(found) == 1
     assert found[0] >= 45_000
+
+
+def test_a_pass_is_timed_from_before_it_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker may have the processor until it has computed; the relay goes on after that."""
+    now_s, found = [100.0], list[int]()
+    monkeypatch.setattr(relay_connection, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    class Worker(relay_connection._Side):
+        def write(self, _chunk: bytes) -> None:
+            now_s[0] += 0.005
+
+    async def connect(_make: Callable[[], asyncio.Protocol]) -> None:
+        raise AssertionError
+
+    engine = relay_connection.EngineSide(connect, found.append, set())
+    engine.begin(Worker())
+    engine.data_received(COMPUTE + GET_TENSOR)
+    engine.answered()
+    assert found == [5000]
 
 
 async def test_a_response_without_a_pass_is_not_timed() -> None:

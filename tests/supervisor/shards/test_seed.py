@@ -119,6 +119,22 @@ def test_a_shard_without_layers_has_no_latency_per_layer() -> None:
     assert found.avg_latency_per_layer_us == 0
 
 
+def test_the_output_counts_as_layers_in_all_figures() -> None:
+    """`corral balance` shows the latency per layer that decides."""
+    found = ShardMetrics("s1", 8, more_layers=2.0)
+    found.record(1000)
+    assert found.avg_latency_per_layer_us == 100
+
+
+def test_measurements_that_are_forgotten_leave_what_a_shard_computes() -> None:
+    """seed 000: reset"""
+    found = balancer(1)
+    found.register_shards([("a", 8)], {"a": 2.0})
+    found.reset()
+    found.record("a", 1000)
+    assert found.metrics["a"].avg_latency_per_layer_us == 100
+
+
 def test_without_shards_there_is_not_enough_data() -> None:
     """seed 000: evaluate"""
     assert isinstance(balancer(10).evaluate(), InsufficientData)
