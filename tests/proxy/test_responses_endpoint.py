@@ -130,6 +130,9 @@ async def test_another_key_sees_nothing(proxy: ProxyHarness, tmp_path: Path) -> 
     for send in (proxy.http.get, proxy.http.delete):
         async with send(path, headers=you) as response:
             assert response.status == 404
+    for headers, status in ((you, 404), (me, 200)):
+        async with proxy.http.get(f"{path}/input_items", headers=headers) as response:
+            assert response.status == status
     more = {**asked, "previous_response_id": path.rpartition("/")[2]}
     for headers, status in ((you, 400), (me, 200)):
         async with proxy.http.post(PATH, json=more, headers=headers) as response:
