@@ -171,7 +171,8 @@ class ResponseStore:
 
 
 def _shown(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
-    shown = {"id": item_id, "status": "completed", **item}
+    status = item.get("status") or "completed"
+    shown = {**item, "id": _id_of(item) or item_id, "status": status}
     if "role" not in item:
         return shown
     shown["type"] = "message"

@@ -160,7 +160,8 @@ def test_a_conversation_is_stored(client: openai.OpenAI) -> None:
 
 def test_the_input_items_of_a_stored_conversation_are_listed(client: openai.OpenAI) -> None:
     first = client.responses.create(input=CAPITAL, **COLD)
-    asked: Any = [*calling("Rome"), {"role": "user", "content": "And of Spain?"}]
+    last = {"role": "user", "content": "And of Spain?", "id": None, "status": None}
+    asked: Any = [*calling("Rome"), last]
     second = client.responses.create(input=asked, previous_response_id=first.id, **COLD)
     listed: Any = client.responses.input_items.list
     items = list(listed(second.id, order="asc", limit=2))  # the client asks for all pages
