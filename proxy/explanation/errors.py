@@ -122,6 +122,10 @@ _MEANINGS: Final[Mapping[str, tuple[str, str | None]]] = MappingProxyType(
             f"{_ENGINE}; it is restarted",
         ),
         "upstream_failed": ("{instance} failed while it answered", _ENGINE),
+        "upstream_killed": (
+            "another program killed the engine of {instance} while it computed this request",
+            "send it again; corral logs {model} has the signal, and the system's log may say whose",
+        ),
         "upstream_timeout": (
             "{instance} sent nothing for too long",
             f"{_ENGINE}; upstream_read_timeout_s under [proxy] is the limit",

@@ -36,6 +36,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "code": "TEXT",
     "cancelled": "TEXT",
     "attempts": "INTEGER",
+    "continued": "INTEGER",
     "duration_ms": "REAL",
     "queued_ms": "REAL",
     "evict_ms": "REAL",

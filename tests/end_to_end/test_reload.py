@@ -168,7 +168,7 @@ WRONG = {
     "flags = { ctx-size = 4096": "is not TOML",
     "replica = 2": "did you mean replicas?",
     "flags = { ctx-sise = 4096 }": "ctx-size",
-    'draft = "gone.gguf"': "gone.gguf",
+    'flags = { mmproj = "gone.gguf" }': "gone.gguf",
     'profile = "low-latncy"': "low-latency",
 }
 

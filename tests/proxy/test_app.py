@@ -347,6 +347,7 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "code": None,
         "cancelled": None,
         "attempts": 1,
+        "continued": None,
         "evict_ms": 0,
         "load_ms": 0,
         "decode_ms": 0,
