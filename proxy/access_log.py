@@ -172,7 +172,7 @@ class AccessRecord:
                 request=self.request_id,
                 model=quotable(self.model) if self.model else None,
                 client=self.client,
-                path=self.path,
+                path=quotable(self.path) if self.path else None,
                 status=rejected_by.status,
                 code=rejected_by.code,
                 reason=quotable(rejected_by.message),
@@ -214,7 +214,7 @@ class AccessRecord:
         emit(
             "upstream.failed",
             request=self.request_id,
-            model=self.model,
+            model=quotable(self.model) if self.model else None,
             instance=self.instance,
             phase="request" if self.status is None else "response",
             error=quotable(error.message),

@@ -80,12 +80,15 @@ def test_the_first_byte_is_timed_once_and_all_bytes_are_counted(
 def test_a_clients_text_is_bounded_and_escaped_in_the_log() -> None:
     emitted: Told = {}
     record = AccessRecord("r", Timeline())
-    record.model = "chat\n" + "x" * 10_000
+    record.model = record.path = "chat\n" + "x" * 10_000
     text = "there is no \x1b[31mmodel\r\n" + "y" * 10_000
     record.emit(hear(emitted), QueueFull(text))
     record.emit_upstream_failure(hear(emitted), UpstreamFailed(text))
     rejected, failed = emitted["request.rejected"], emitted["upstream.failed"]
-    for shown in (rejected["model"], rejected["reason"], failed["error"]):
+    for shown in (
+        *(rejected[name] for name in ("model", "path", "reason")),
+        *(failed[name] for name in ("model", "error")),
+    ):
         assert len(shown) < 500
         assert shown.isprintable()
         assert shown.endswith("…")
