@@ -230,7 +230,7 @@ def traced_daemon() -> int:
 
     def write(*_: object) -> None:
         statistics = tracemalloc.take_snapshot().statistics("lineno")
-        lines = [f"    {one}" for one in statistics[:HOLDERS]]
+        lines = [f"    {holder}" for holder in statistics[:HOLDERS]]
         partial = path.with_suffix(".partial")
         partial.write_text("\n".join(lines), "utf-8")
         partial.replace(path)

@@ -65,7 +65,7 @@ class Timings:
         )
 
     def with_discarded(self, discarded: Timings) -> Timings:
-        """Count the tokens too that an earlier response to the same prompt generated in vain."""
+        """Add the tokens that a discarded earlier response to the same prompt generated."""
         alone = replace(discarded, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
         return self.added_to(alone)
 

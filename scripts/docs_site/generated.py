@@ -50,7 +50,7 @@ def main() -> None:
             print(f"written: {path.relative_to(ROOT)}")
     elif stale:
         names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
-        sys.exit(f"not as the code has it: {names}; scripts/docs --write writes it anew")
+        sys.exit(f"generated parts differ from the code: {names}; run scripts/docs --write")
 
 
 def files() -> list[Path]:

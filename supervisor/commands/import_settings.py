@@ -107,7 +107,9 @@ def _notes(converted: Converted) -> tuple[str, ...]:
 
 
 def _sentences(converted: Converted, kind: Literal["omitted", "notes"]) -> tuple[str, ...]:
-    of_models = (f"{one.name}: {note}" for one in converted.models for note in getattr(one, kind))
+    of_models = (
+        f"{model.name}: {note}" for model in converted.models for note in getattr(model, kind)
+    )
     return (*getattr(converted, kind), *of_models)
 
 

@@ -38,7 +38,7 @@ class Places:
         self._plan = plan
         self._replicas: dict[str, Replicas] = {}
 
-    @cached_property  # each plan asks for it, so counting anew would take time with their square
+    @cached_property  # every plan reads it: counting each time would be quadratic in the models
     def instances(self) -> int:
         """The number of processes that share the machine if all models are loaded.
 

@@ -20,8 +20,8 @@ from proxy.config.types import SettingsTable
 #    of the process does: an engine that computes gets `batch_timeout_s`, one that does not
 #    (stopped, or waiting for a lock or a hung device) two intervals at most.
 #
-# An idle engine generates a token once a minute. Between these its process is looked at: one that
-# a signal suspended (SIGSTOP) at two looks in a row answers nobody.
+# An idle engine generates a token once a minute. Between these the state of its process is read: if
+# a signal (SIGSTOP) has suspended it at two readings in a row, it cannot answer.
 #
 # Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 (`/health` is 200 while
 # decoding hangs); proc(5), state T.

@@ -11,7 +11,7 @@ def test_the_generated_parts_of_the_documentation_are_those_of_the_code() -> Non
     stale = [
         path.name for path in generated["files"]() if path.read_text() != generated["current"](path)
     ]
-    assert stale == [], "scripts/docs --write writes them anew"
+    assert stale == [], "run scripts/docs --write"
 
 
 def test_the_architecture_says_what_each_folder_contains() -> None:

@@ -132,7 +132,7 @@ def _headline(found: Sequence[Finding], place: int) -> str:
         f"{kind} in {kinds.count(kind)}" for kind in ("better", "worse") if kind in kinds
     ]:
         return f"{' and '.join(counts)} of {len(kinds)} figures"
-    verdicts = {one.comparison.verdict for one in variants if one.comparison}
+    verdicts = {row.comparison.verdict for row in variants if row.comparison}
     return TOO_FEW if verdicts <= {TOO_FEW} else NO_DIFFERENCE
 
 
