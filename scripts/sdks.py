@@ -30,10 +30,17 @@ from supervisor.host.paths import directories  # noqa: E402
 
 CHECKS: Final = ROOT / "scripts" / "sdk_checks"
 NODE_PACKAGES: Final = ("openai", "ai", "@ai-sdk/openai", "zod", "ollama")
-PYTHON_PACKAGES: Final = ("pydantic-ai-slim[openai]", "openai-agents")
-FEATURES: Final = ("whole", "stream", "parse", "tools", "turns", "stored")
+# By environment: instructor wants an older openai.
+PYTHON_PACKAGES: Final = {
+    "python": ("pydantic-ai-slim[openai]", "openai-agents"),
+    "instructor": ("instructor",),
+}
+# `combined` is a request with tools and a format.
+FEATURES: Final = ("whole", "stream", "parse", "tools", "combined", "turns", "stored")
 OLLAMA_FEATURES: Final = (*FEATURES[:-1], "generate", "embed", "models")
+INSTRUCTOR_FEATURES: Final = ("whole", "stream", "items")  # each is `combined`
 OLLAMA: Final = "ollama-js"
+INSTRUCTOR: Final = "instructor"
 TIMEOUT_S: Final = 300
 SETTINGS: Final = """
 [models.smollm2]
@@ -76,11 +83,11 @@ def main() -> int:
             if options.only in {None, name}
         }
     _print(found)
-    return int(any(one != "ok" for results in found.values() for one in results.values()))
+    return int(any(set(results.values()) != {"ok"} for results in found.values()))
 
 
 def _programs(cache: Path) -> Mapping[str, Sequence[str]]:
-    python = str(cache / "python" / "bin" / "python")
+    python, instructor = (str(cache / name / "bin" / "python") for name in PYTHON_PACKAGES)
     return {
         "openai-python": (sys.executable, "-m", "scripts.sdk_checks.check_openai_python"),
         "openai-node": ("node", str(cache / "node" / "openai_node.mjs")),
@@ -88,20 +95,23 @@ def _programs(cache: Path) -> Mapping[str, Sequence[str]]:
         OLLAMA: ("node", str(cache / "node" / "ollama_node.mjs")),
         "pydantic-ai": (python, "-m", "scripts.sdk_checks.check_pydantic_ai"),
         "openai-agents": (python, "-m", "scripts.sdk_checks.check_openai_agents"),
+        INSTRUCTOR: (instructor, "-m", "scripts.sdk_checks.check_instructor"),
     }
 
 
 def _install(cache: Path) -> None:
-    node, python = cache / "node", cache / "python"
+    node = cache / "node"
     node.mkdir(parents=True, exist_ok=True)
     npm = ["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(node)]
     subprocess.run([*npm, *NODE_PACKAGES], check=True)
     for program in CHECKS.glob("*.mjs"):  # node looks for packages beside the program
         (node / program.name).write_bytes(program.read_bytes())
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(python)], check=True)
-    pip = [str(python / "bin" / "pip"), "install", "--quiet", "--upgrade"]
-    subprocess.run([*pip, *PYTHON_PACKAGES], check=True)
+    for name, packages in PYTHON_PACKAGES.items():
+        environment = cache / name
+        if not environment.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--upgrade"]
+        subprocess.run([*pip, *packages], check=True)
 
 
 @contextmanager
@@ -120,7 +130,7 @@ def _served() -> Iterator[str]:
 
 
 def _features(name: str) -> Sequence[str]:
-    return OLLAMA_FEATURES if name == OLLAMA else FEATURES
+    return {OLLAMA: OLLAMA_FEATURES, INSTRUCTOR: INSTRUCTOR_FEATURES}.get(name, FEATURES)
 
 
 def _run(
@@ -146,7 +156,7 @@ def _print(found: Mapping[str, Mapping[str, str]]) -> None:
     for features in dict.fromkeys(map(_features, found)):
         rows: list[tuple[str, ...]] = [("client", *features)]
         named = [name for name in found if _features(name) == features]
-        rows += [(name, *(found[name][one] for one in features)) for name in named]
+        rows += [(name, *(found[name][feature] for feature in features)) for name in named]
         for name, *cells in rows:
             print(f"{name:<15}", *(f"{'failed' if len(cell) > 8 else cell:<8}" for cell in cells))
     for name, results in found.items():

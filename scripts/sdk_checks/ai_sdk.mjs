@@ -50,6 +50,18 @@ const features = {
     assert.equal(steps[0].finishReason, 'tool-calls')
     assert.equal(await stream.text, 'It is warm in Paris.')
   },
+  // With tools and a format, the model calls the tool, then answers in the format.
+  async combined() {
+    const output = Output.object({ schema: z.object({ sky: z.enum(['cold', 'warm']) }) })
+    const options = { tools: { get_weather }, stopWhen: stepCountIs(2), output }
+    const whole = await generateText({ ...COLD, ...options, prompt: 'Weather in Paris?' })
+    assert.deepEqual(whole.steps[0].toolCalls[0].input, { city: 'Paris' })
+    assert.deepEqual(whole.output, { sky: 'warm' })
+    const stream = streamText({ ...COLD, ...options, prompt: 'Weather in Paris?' })
+    const steps = await stream.steps
+    assert.equal(steps[0].finishReason, 'tool-calls')
+    assert.deepEqual(await stream.output, { sky: 'warm' })
+  },
   turns: () => talked(KEEPS_NOTHING),
   stored: () => talked({}),
 }

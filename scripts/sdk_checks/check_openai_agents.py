@@ -18,6 +18,10 @@ class City(pydantic.BaseModel):
     name: str
 
 
+class Weather(pydantic.BaseModel):
+    sky: Literal["cold", "warm"]
+
+
 @function_tool  # type: ignore[untyped-decorator]
 def get_weather(city: Literal["Paris"]) -> str:
     """Tell the weather in a city."""
@@ -56,6 +60,18 @@ async def tools() -> None:
     assert streamed.final_output == "It is warm in Paris."
 
 
+async def combined() -> None:
+    """With tools and a format, the model calls the tool, then answers in the format."""
+    caller = agent(tools=[get_weather], output_type=Weather)
+    whole = await Runner.run(caller, "Weather in Paris?")
+    assert "tool_call_output_item" in [item.type for item in whole.new_items]
+    assert whole.final_output == Weather(sky="warm")
+    streamed = Runner.run_streamed(caller, "Weather in Paris?")
+    names = [event.name async for event in streamed.stream_events() if hasattr(event, "name")]
+    assert "tool_output" in names
+    assert streamed.final_output == Weather(sky="warm")
+
+
 async def turns() -> None:
     first = await Runner.run(agent(), CAPITAL)
     more = [*first.to_input_list(), {"role": "user", "content": "And of Spain?"}]
@@ -70,9 +86,9 @@ async def stored() -> None:
 
 async def main() -> None:
     set_tracing_disabled(disabled=True)
-    for one in (whole, stream, parse, tools, turns, stored):
-        with reported(one.__name__):
-            await one()
+    for check in (whole, stream, parse, tools, combined, turns, stored):
+        with reported(check.__name__):
+            await check()
 
 
 asyncio.run(main())

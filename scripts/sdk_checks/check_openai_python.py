@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pydantic
@@ -24,6 +24,10 @@ TOOL: Any = {
 
 class City(pydantic.BaseModel):
     name: str
+
+
+class Weather(pydantic.BaseModel):
+    sky: Literal["cold", "warm"]
 
 
 def whole() -> None:
@@ -54,6 +58,22 @@ def tools() -> None:
     assert answer.output_text == "It is warm in Paris."
 
 
+def combined() -> None:
+    """With tools and a format, the model calls the tool, then answers in the format."""
+    asked: Any = [{"role": "user", "content": "Weather in Paris?"}]
+    options: Any = {"tools": [TOOL], "text_format": Weather, **COLD}
+    (call,) = client.responses.parse(input=asked, **options).output
+    assert call.type == "function_call"
+    with client.responses.stream(input=asked, **options) as events:
+        (streamed,) = events.get_final_response().output
+    assert (streamed.type, streamed.arguments) == (call.type, call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
+    more: Any = [*asked, call, result]
+    assert client.responses.parse(input=more, **options).output_parsed == Weather(sky="warm")
+    with client.responses.stream(input=more, **options) as events:
+        assert events.get_final_response().output_parsed == Weather(sky="warm")
+
+
 def turns() -> None:
     first = client.responses.create(input=CAPITAL, store=False, **COLD)
     more: Any = [
@@ -71,6 +91,6 @@ def stored() -> None:
     client.responses.delete(second.id)
 
 
-for one in (whole, stream, parse, tools, turns, stored):
-    with reported(one.__name__):
-        one()
+for check in (whole, stream, parse, tools, combined, turns, stored):
+    with reported(check.__name__):
+        check()

@@ -20,6 +20,10 @@ class City(pydantic.BaseModel):
     name: str
 
 
+class Weather(pydantic.BaseModel):
+    sky: Literal["cold", "warm"]
+
+
 def get_weather(city: Literal["Paris"]) -> str:
     """Tell the weather in a city."""
     return {"Paris": "warm"}[city]
@@ -47,6 +51,23 @@ async def tools() -> None:
         assert await response.get_output() == "It is warm in Paris."
 
 
+async def combined() -> None:
+    """With tools and a format, the model calls the tool, then answers in the format."""
+    output = NativeOutput(Weather)
+    agent = Agent(MODEL, model_settings=COLD, tools=[get_weather], output_type=output)
+    whole = await agent.run("Weather in Paris?")
+    assert _called(whole) == ["get_weather"]
+    assert whole.output == Weather(sky="warm")
+    async with agent.run_stream("Weather in Paris?") as streamed:
+        assert await streamed.get_output() == Weather(sky="warm")
+    assert _called(streamed) == ["get_weather"]
+
+
+def _called(result: Any) -> list[str]:
+    parts = [part for message in result.all_messages() for part in message.parts]
+    return [part.tool_name for part in parts if part.part_kind == "tool-call"]
+
+
 async def turns() -> None:
     await _talk(COLD)
 
@@ -70,9 +91,9 @@ def _tokens(result: Any) -> int:
 
 
 async def main() -> None:
-    for one in (whole, stream, parse, tools, turns, stored):
-        with reported(one.__name__):
-            await one()
+    for check in (whole, stream, parse, tools, combined, turns, stored):
+        with reported(check.__name__):
+            await check()
 
 
 asyncio.run(main())

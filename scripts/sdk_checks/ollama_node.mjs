@@ -54,6 +54,20 @@ const features = {
     const answer = await client.chat({ ...COLD, messages, tools: [TOOL] })
     assert.equal(answer.message.content, 'It is warm in Paris.')
   },
+  // With tools and a format, the model calls the tool, then answers in the format.
+  async combined() {
+    const sky = { type: 'string', enum: ['cold', 'warm'] }
+    const format = { type: 'object', properties: { sky }, required: ['sky'] }
+    const messages = [{ role: 'user', content: 'Weather in Paris?' }]
+    const { message } = await client.chat({ ...COLD, messages, tools: [TOOL], format })
+    assert.deepEqual(message.tool_calls[0].function.arguments, { city: 'Paris' })
+    messages.push(message, { role: 'tool', tool_name: 'get_weather', content: 'warm' })
+    const whole = await client.chat({ ...COLD, messages, tools: [TOOL], format })
+    assert.deepEqual(JSON.parse(whole.message.content), { sky: 'warm' })
+    const stream = await client.chat({ ...COLD, messages, tools: [TOOL], format, stream: true })
+    const text = await textOf(stream, (part) => part.message.content)
+    assert.deepEqual(JSON.parse(text), { sky: 'warm' })
+  },
   async turns() {
     const { message } = await client.chat({ ...COLD, messages: CAPITAL })
     const messages = [...CAPITAL, message, { role: 'user', content: 'And of Spain?' }]

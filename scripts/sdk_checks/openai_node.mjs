@@ -50,6 +50,22 @@ const features = {
     const answer = await client.responses.create({ ...COLD, input, tools: [TOOL] })
     assert.equal(answer.output_text, 'It is warm in Paris.')
   },
+  // With tools and a format, the model calls the tool, then answers in the format.
+  async combined() {
+    const format = zodTextFormat(z.object({ sky: z.enum(['cold', 'warm']) }), 'weather')
+    const input = [{ role: 'user', content: 'Weather in Paris?' }]
+    const options = { ...COLD, input, tools: [TOOL], text: { format } }
+    const [call] = (await client.responses.parse(options)).output
+    assert.equal(call.type, 'function_call')
+    const [streamed] = (await client.responses.stream(options).finalResponse()).output
+    assert.equal(streamed.arguments, call.arguments)
+    input.push({ type: 'function_call', call_id: call.call_id, name: call.name, arguments: call.arguments })
+    input.push({ type: 'function_call_output', call_id: call.call_id, output: 'warm' })
+    const whole = await client.responses.parse(options)
+    assert.deepEqual(whole.output_parsed, { sky: 'warm' })
+    const answer = await client.responses.stream(options).finalResponse()
+    assert.deepEqual(answer.output_parsed, { sky: 'warm' })
+  },
   async turns() {
     const input = [{ role: 'user', content: CAPITAL }]
     const first = await client.responses.create({ ...COLD, input, store: false })
