@@ -66,7 +66,8 @@ def combined() -> None:
     assert call.type == "function_call"
     with client.responses.stream(input=asked, **options) as events:
         (streamed,) = events.get_final_response().output
-    assert (streamed.type, streamed.arguments) == (call.type, call.arguments)
+    assert streamed.type == "function_call"
+    assert streamed.arguments == call.arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "warm"}
     more: Any = [*asked, call, result]
     assert client.responses.parse(input=more, **options).output_parsed == Weather(sky="warm")
