@@ -42,6 +42,7 @@ _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNOR
 _PREFER_MAX_CHARACTERS: Final = 1024
 _OWNER_MAX_CHARACTERS: Final = 64
 _OURS: Final = frozenset({"id_slot", MEMBER})
+_WITH_FORMAT: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +301,8 @@ def json_content(
         forwarded = with_chosen_tools(kind, forwarded)
     if kind is EndpointKind.RESPONSES:
         forwarded = engine_members(forwarded)
+    if kind in _WITH_FORMAT and isinstance(forwarded.get("response_format"), dict):
+        forwarded = _with_object_schema(forwarded)
     model = pick.model_info.id
     return Content(
         model,
@@ -311,6 +314,22 @@ def json_content(
         adapter=adapter,
         owner=owner,
     )
+
+
+def _with_object_schema(members: dict[str, Any]) -> dict[str, Any]:
+    """Return the members with a schema for `json_object`; the same object where nothing changes.
+
+    Without one the engine lets any text pass: in OpenAI's API the response is a JSON object. It
+    means the same to builds that enforce `json_object` by themselves.
+
+    Source: measured on build 10434; OpenAI's API reference, "Create chat completion".
+    """
+    match members["response_format"]:
+        case {"type": "json_object", **rest} if not rest.get("schema"):
+            if not (members.get("json_schema") or members.get("grammar")):
+                wanted = {"type": "json_object", **rest, "schema": {"type": "object"}}
+                return {**members, "response_format": wanted}
+    return members
 
 
 def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:

@@ -1,8 +1,8 @@
 """The engines' own metrics, relabelled by model and instance.
 
 Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of clients that left. So
-an engine is read only on request and at most once in two seconds. Each read resets its throughputs
-for all readers, the supervisor too: they are averages since the last read.
+an engine is read only on request and at most once in two seconds. Each read resets the engine's own
+averages of throughput, whoever reads; so they are computed here, from its totals at our last read.
 
 Source: llama-server builds 10434 and 11434, measured.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import Metric
@@ -21,23 +22,34 @@ from proxy.errors import ProxyError
 from proxy.metrics.counters import BY_INSTANCE
 from proxy.settings import ProxySettings
 from proxy.upstream.client import fetch, get_request
-from proxy.upstream.metrics_text import PREFIX, EngineMetric, parse_metrics
+from proxy.upstream.metrics_text import PREFIX, EngineMetric, parse_metrics, plain_values
 from proxy.upstream.upstream import Upstream
 
 _AGE_MIN_S: Final = 2.0
 _TIMEOUT_S: Final = 1.0
 _MAX_BYTES: Final = 256 * 1024
 _COMPUTED: Final = ("prompt_tokens_total", "tokens_predicted_total")
+# Averages since our last read: of which tokens, and in which seconds.
+_AVERAGES: Final = {
+    "prompt_tokens_seconds": ("prompt_tokens_total", "prompt_seconds_total"),
+    "predicted_tokens_seconds": ("tokens_predicted_total", "tokens_predicted_seconds_total"),
+}
 _MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is the largest value so far
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """One read of one engine; without families if it failed."""
+    """One read of one engine.
+
+    Attributes:
+        families: Empty if it failed.
+        values: Those without labels, by name without `llamacpp:`, of the last read that did not.
+    """
 
     upstream: Upstream
     at_s: float
     families: tuple[Metric, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +98,18 @@ class Scrape:
             is_same = last is not None and last.upstream == upstream
             if last and is_same and now_s - last.at_s < age_max_s:
                 continue
-            families = last.families if last and is_same else ()
-            self._readings[upstream.name] = Scraped(upstream, now_s, families)
+            self._readings[upstream.name] = (
+                replace(last, at_s=now_s) if last and is_same else Scraped(upstream, now_s)
+            )
             yield upstream
 
     async def _read(self, upstream: Upstream) -> None:
         text = await self._fetch(upstream)
         latest = self._readings.get(upstream.name)
         if latest and latest.upstream == upstream:
-            families = tuple(relabelled_metrics(text, upstream))
-            self._readings[upstream.name] = Scraped(upstream, latest.at_s, families)
+            values = plain_values(text) or latest.values
+            families = tuple(relabelled_metrics(text, upstream, averages(latest.values, values)))
+            self._readings[upstream.name] = Scraped(upstream, latest.at_s, families, values)
 
     async def _fetch(self, upstream: Upstream) -> str:
         request = get_request("/metrics")
@@ -118,12 +132,31 @@ def passes_of(scraped: Scraped) -> Passes | None:
     return Passes(count, prompt, decode) if count else None
 
 
-def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
-    """Yield the counters and gauges, with the labels of the instance."""
+def averages(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Return the tokens per second that an engine computed between two reads, by its own names.
+
+    They are 0 where no request ended in between, and left out where it has no totals.
+    """
+    found: dict[str, float] = {}
+    for name, (tokens, seconds) in _AVERAGES.items():
+        if tokens in now and seconds in now:
+            took_s = now[seconds] - before.get(seconds, 0.0)
+            count = now[tokens] - before.get(tokens, 0.0)
+            found[name] = round(count / took_s, 4) if took_s > 0 else 0.0
+    return found
+
+
+def relabelled_metrics(
+    text: str, upstream: Upstream, gauges: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[Metric]:
+    """Yield the counters and gauges, with the labels of the instance; `gauges` replace its own."""
     labels = dict(zip(BY_INSTANCE, (upstream.model, upstream.name), strict=True))
     for metric in parse_metrics(text):
         if metric.name == _MAXIMUM:
             metric.type = "gauge"
+        own = metric.name.removeprefix(PREFIX)
+        if own in gauges:
+            metric.samples = [({}, gauges[own])]
         if metric.type == "gauge":
             yield _family(metric, metric.name, metric.name, labels)
         elif metric.type == "counter":

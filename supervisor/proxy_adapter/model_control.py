@@ -13,6 +13,7 @@ from supervisor.errors import NoSuchModel
 from supervisor.events import LOAD_PROGRESS, Event, EventStream
 from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
+from supervisor.proxy_adapter.model_loader import failure
 from supervisor.proxy_adapter.redact import without_directories
 
 _RETRY_AFTER_S: Final = 60
@@ -38,27 +39,28 @@ class ModelControlAdapter:
         """Begin to load a model.
 
         Raises:
-            Unavailable: It was stopped by command.
+            ModelFailed: It was stopped by command.
             UnknownModel: It is no longer configured.
         """
         found = self._fleet.models.get(model)
         if found and not found.is_open:
-            raise Unavailable(
-                f"{model} is stopped; `corral start {model}` on this machine ends that"
-            )
+            raise failure(found, f"it is stopped (corral start {model})")
         self._command("load", model)
 
     async def load_for_others(self, model: str) -> None:
         """Begin to load a model for another machine.
 
         Raises:
-            Unavailable: It was stopped or failed, or something in use had to go for it.
+            ModelFailed: It was stopped or failed.
+            Unavailable: Something in use had to go for it.
             UnknownModel: It is no longer configured.
         """
         found = self._fleet.models.get(model)
         if found is None or not found.is_configured:
             raise UnknownModel(model, list(self._fleet.models))
         state, reason = availability(found)
+        if state == "failed":
+            raise failure(found, reason)
         if state == "unloaded":
             reason = await self._admission.load_for_others(model)
         if reason:

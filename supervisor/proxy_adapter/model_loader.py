@@ -58,8 +58,7 @@ class ModelLoaderAdapter:
                 found = self._find(model)
         state, reason = availability(found)
         if state != "loaded":
-            shown = _redacted(found, reason)
-            raise ModelFailed(f"{model} is unavailable: {shown}")
+            raise failure(found, reason)
 
     def _find(self, name: str) -> Model:
         found = self._fleet.models.get(name)  # a reload may have removed it
@@ -92,6 +91,11 @@ class ModelLoaderAdapter:
     def _modalities(self, model: Model) -> tuple[str, ...]:
         reads_images = self._metas.reads_images(model, self._fleet.planner)
         return ("text", "image") if reads_images else ("text",)
+
+
+def failure(model: Model, reason: str | None) -> ModelFailed:
+    """Return what clients are told of a model that is stopped, failed, or has no memory."""
+    return ModelFailed(f"{model.entry.name} is unavailable: {_redacted(model, reason)}")
 
 
 def _redacted(model: Model, reason: str | None) -> str | None:

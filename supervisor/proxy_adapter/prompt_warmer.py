@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from proxy.errors import BadRequest, Unavailable
+from proxy.errors import BadRequest, ModelLoading, NotLoaded, Unavailable
 from proxy.models import PrefillResult
 from proxy.prompt_cache.shared_prefixes import SharedPrefix
 from proxy.router.router import Router
 from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet import cache_commands
+from supervisor.fleet.availability import availability
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
+from supervisor.proxy_adapter.model_loader import failure
 from supervisor.proxy_adapter.prefix_files import PrefixFiles
 from supervisor.proxy_adapter.redact import without_directories
 from supervisor.warmup import prompts
@@ -46,8 +48,9 @@ class PromptWarmerAdapter:
 
         Raises:
             BadRequest: The body is not a chat request, or an instance rejected it.
-            Unavailable: No instance serves, or one was busy for too long.
+            Unavailable: The model does not serve, or an instance was busy for too long.
         """
+        self._check_serving(model)
         try:
             prompt = prompts.of_request("in the body", body)
             found = await cache_commands.warm(self._replicas(model), prompt, self._router)
@@ -59,6 +62,18 @@ class PromptWarmerAdapter:
             message = without_directories(f"{found.message}; {found.hint}")
             raise Unavailable(message, retry_after_s=10)
         return found
+
+    def _check_serving(self, name: str) -> None:
+        """Raise what other endpoints say of a model that does not serve."""
+        if (model := self._fleet.models.get(name)) is None:
+            return
+        state, reason = availability(model)
+        if state == "failed":
+            raise failure(model, reason)
+        if state == "loading":
+            raise ModelLoading(f"{name} is still loading; retry later", retry_after_s=10)
+        if state == "unloaded":
+            raise NotLoaded(f"{name} is not loaded; run `corral load {name}` first")
 
     def _replicas(self, name: str) -> tuple[Replica, ...]:
         model = self._fleet.models.get(name)  # a reload may have removed it

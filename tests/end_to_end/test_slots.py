@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 from corral_cli import CorralCli, until
 
 WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
@@ -44,6 +45,20 @@ def warm_by_page(corral: CorralCli, system: str) -> tuple[int, Any]:
         connection.request("POST", "/corral/v1/models/chat/warm", json.dumps(body))
         response = connection.getresponse()
         return response.status, json.load(response)
+
+
+def test_a_stopped_model_has_one_code_whoever_asks(corral: CorralCli, tiny_model: Path) -> None:
+    configure(corral, tiny_model)
+    corral.ok("start")
+    corral.ok("stop", "chat")
+    paths = ("/v1/chat/completions", "/corral/v1/models/chat/warm", "/models/load")
+    body = {"model": "chat", "messages": [{"role": "system", "content": "Be kind."}]}
+    for path in paths:
+        response = httpx.post(f"{corral.url}{path}", json=body, timeout=60)
+        assert (path, response.status_code) == (path, 503)
+        assert (path, response.json()["error"]["code"]) == (path, "model_failed")
+    corral.ok("start", "chat")
+    assert httpx.post(f"{corral.url}{paths[1]}", json=body, timeout=60).status_code == 200
 
 
 def story(words: int) -> list[dict[str, str]]:

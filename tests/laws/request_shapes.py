@@ -113,7 +113,9 @@ def _chats() -> st.SearchStrategy[Shape]:
         chat_template_kwargs=_one_of({"thinks": True}, {"thinks": False}),
         continue_final_message=st.one_of(st.booleans(), _one_of("content", "reasoning_content")),
         add_generation_prompt=st.booleans(),
-        response_format=_one_of({"type": "json_object"}, {"type": "text"}),
+        response_format=_one_of(
+            {"type": "json_object", "schema": {"type": "object"}}, {"type": "text"}
+        ),
     )
     figures = maybe(
         n=_one_of(1, 2), logprobs=st.booleans(), top_logprobs=_one_of(0, 2), n_probs=_one_of(0, 2)

@@ -126,6 +126,7 @@ RESPONDING: Final[dict[str, Any]] = {
 }
 WISH: Final[dict[str, Any]] = {"input": "Say hello"}
 SCHEMA: Final = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+JSON_OBJECT: Final = {"type": "json_object", "schema": {"type": "object"}}
 JSON_SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -141,7 +142,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "tool call": (CHAT, CALLING),
     "tool call cut": (CHAT, {**CALLING, "max_tokens": 22}),
     "json schema": (CHAT, {**HELLO, "response_format": JSON_SCHEMA}),
-    "json object": (CHAT, {**HELLO, "response_format": {"type": "json_object"}, "max_tokens": 9}),
+    "json object": (CHAT, {**HELLO, "response_format": JSON_OBJECT, "max_tokens": 9}),
     "choices": (CHAT, {**HELLO, "n": 2, "max_tokens": 5}),
     "logprobs": (CHAT, {**HELLO, "logprobs": True, "top_logprobs": 2, "max_tokens": 5}),
     "timings": (CHAT, {**HELLO, "timings_per_token": True, "max_tokens": 5}),

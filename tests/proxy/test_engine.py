@@ -13,10 +13,12 @@ import openai
 import pytest
 import tiny_gguf
 from corral_cli import PATIENCE_S
+from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, free_port
 
 from proxy.control_endpoint import PATH
 from proxy.upstream.upstream import Upstream
+from supervisor.engines.discover import Engine
 from supervisor.host.spawn_options import library_path
 
 KEY = "inner-key"
@@ -46,6 +48,18 @@ def socket(engine_path: Path, engine_library_dirs: tuple[Path, ...]) -> Iterator
             assert any(b'"state":"ready"' in line for line in engine.stdout)
             yield path
             engine.kill()
+
+
+@pytest.fixture(scope="module")
+def formatting(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run it with a chat template whose words the tiny vocabulary has, as a grammar needs."""
+    template = (
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}{{ '<|im_start|>' }}"
+    )
+    path = tmp_path_factory.mktemp("models") / "formatting.gguf"
+    model = tiny_gguf.make(path, chat_template=template)
+    with engines.running(engine, model, "-c", "2048", "-np", "1", "-t", "1") as socket:
+        yield socket
 
 
 @pytest.fixture
@@ -112,6 +126,40 @@ async def test_a_chat_is_streamed_to_its_end(client: openai.AsyncOpenAI) -> None
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert chunks[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("more", [{}, {"schema": {}}])
+async def test_json_mode_gives_an_object_without_a_schema_too(
+    proxy: ProxyHarness, formatting: Path, more: dict[str, Any]
+) -> None:
+    """The engine alone lets any text pass."""
+    proxy.router.admit(engines.upstream(formatting, 1))
+    json_mode = {"type": "json_object", **more}
+    chat = {"messages": HELLO, "max_tokens": 8, "response_format": json_mode}
+    response = {"input": "hello", "max_output_tokens": 16, "text": {"format": json_mode}}
+    async with proxy.http.post("/v1/chat/completions", json=chat) as answer:
+        assert answer.status == 200, await answer.text()
+        said = (await answer.json())["choices"][0]["message"]["content"]
+    async with proxy.http.post("/v1/responses", json=response) as answer:
+        written = (await answer.json())["output"][-1]["content"][0]["text"]
+    assert (said[:1], written[:1]) == ("{", "{")
+
+
+async def test_json_mode_leaves_a_schema_and_a_grammar_as_they_are(
+    proxy: ProxyHarness, formatting: Path
+) -> None:
+    proxy.router.admit(engines.upstream(formatting, 1))
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+    json_mode = {"type": "json_object"}
+    for more in (
+        {"response_format": {**json_mode, "schema": schema}},
+        {"response_format": json_mode, "json_schema": schema},
+        {"response_format": json_mode, "grammar": 'root ::= "[" "1"'},
+    ):
+        body = {"messages": HELLO, "max_tokens": 8, **more}
+        async with proxy.http.post("/v1/chat/completions", json=body) as answer:
+            content = (await answer.json())["choices"][0]["message"]["content"]
+        assert content.startswith("[")
 
 
 async def test_a_text_is_completed(client: openai.AsyncOpenAI) -> None:

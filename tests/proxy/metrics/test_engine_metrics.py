@@ -1,8 +1,11 @@
 """The engines' own metrics: which are exported, their labels, how rarely they are read."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from corral_cli import PATIENCE_S
+from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call, Fake
 
@@ -10,11 +13,15 @@ from proxy.metrics.engine_metrics import (
     Passes,
     Scrape,
     Scraped,
+    averages,
     merged,
     passes_of,
     relabelled_metrics,
 )
+from proxy.upstream.client import fetch, get_request
+from proxy.upstream.metrics_text import plain_values
 from proxy.upstream.upstream import Upstream
+from supervisor.engines.discover import Engine
 
 PAGE = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -177,3 +184,46 @@ def test_the_tokens_of_each_pass(text: str, expected: Passes | None) -> None:
     """seed 001: MicroBatch.len, n_prompt_tokens, n_decode_tokens, on average."""
     families = tuple(relabelled_metrics(text, upstream()))
     assert passes_of(Scraped(upstream(), 50.0, families)) == expected
+
+
+TOTALS = """\
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total {tokens}
+# TYPE llamacpp:tokens_predicted_seconds_total counter
+llamacpp:tokens_predicted_seconds_total {seconds}
+# TYPE llamacpp:predicted_tokens_seconds gauge
+llamacpp:predicted_tokens_seconds 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "expected"), [(120, 3.0, 20.0), (100, 2.0, 0.0), (130, 2.5, 60.0)]
+)
+def test_an_average_is_that_since_our_last_read(
+    tokens: int, seconds: float, expected: float
+) -> None:
+    """Whoever has read the engine in between, and reset its own."""
+    before = {"tokens_predicted_total": 100.0, "tokens_predicted_seconds_total": 2.0}
+    text = TOTALS.format(tokens=tokens, seconds=seconds)
+    found = averages(before, plain_values(text))
+    assert found == {"predicted_tokens_seconds": expected}
+    *_, average = relabelled_metrics(text, upstream(), found)
+    assert [one.value for one in average.samples] == [expected]
+
+
+async def test_another_reader_of_an_engine_changes_no_average(
+    proxy: ProxyHarness, engine: Engine, tiny_model: Path
+) -> None:
+    with engines.running(engine, tiny_model, "-c", "2048", "-np", "1", "--metrics") as socket:
+        own, clock = engines.upstream(socket, 1), Clock()
+        proxy.router.admit(own)
+        scrape, names = Scrape(proxy.settings, clock), ("predicted", "prompt")
+        for _ in range(2):
+            body = {"model": "chat", "prompt": "the cat", "n_predict": 64, "cache_prompt": False}
+            async with proxy.http.post("/completion", json=body) as response:
+                assert response.status == 200
+            await fetch(own, get_request("/metrics"), proxy.settings, PATIENCE_S, 1_000_000)
+            clock.now_s += 10.0
+            (reading,) = await scrape.read([own])
+            values = {one.name: one.samples[0].value for one in reading.families}
+            assert all(values[f"llamacpp:{name}_tokens_seconds"] > 0 for name in names)

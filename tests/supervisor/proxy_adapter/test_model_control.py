@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from proxy.errors import Unavailable, UnknownModel
+from proxy.errors import ModelFailed, UnknownModel
 from supervisor.errors import NoSuchModel
 from supervisor.events import EventStream
 from supervisor.proxy_adapter.model_control import ModelControlAdapter
@@ -24,7 +25,8 @@ class Admission:
 
 
 def adapter(admission: Admission, events: EventStream) -> ModelControlAdapter:
-    models = {"chat": SimpleNamespace(is_open=True), "stopped": SimpleNamespace(is_open=False)}
+    stopped = SimpleNamespace(is_open=False, entry=SimpleNamespace(name="stopped", path=Path("x")))
+    models = {"chat": SimpleNamespace(is_open=True), "stopped": stopped}
     fleet = cast("Any", SimpleNamespace(models=models))
     return ModelControlAdapter(fleet, cast("Any", admission), events)
 
@@ -42,7 +44,7 @@ def test_models_are_loaded_and_unloaded_as_by_command() -> None:
         ("unload", ["stopped"]),
     ]
     assert emitted == [("model.unloaded", "chat"), ("model.unloaded", "stopped")]
-    with pytest.raises(Unavailable, match="corral start stopped"):
+    with pytest.raises(ModelFailed, match="corral start stopped"):
         control.load("stopped")
     with pytest.raises(UnknownModel):
         control.unload("gone")
