@@ -16,7 +16,7 @@ from supervisor.control.capture_text import capture_text
 from supervisor.control.client import Client
 from supervisor.control.running import resolve_running
 from supervisor.errors import CorralError, DaemonBusy, DiskFull
-from supervisor.host.paths import directories
+from supervisor.host.paths import directories, file_name
 from supervisor.output import CommandResult, ProgressMeter, size
 
 _REASONS = {
@@ -86,7 +86,7 @@ def stop() -> CommandResult:
 
 
 def _new_name(model: str) -> Path:
-    return Path(f"{model}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
+    return Path(f"{file_name(model)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
 
 
 def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: float) -> None:

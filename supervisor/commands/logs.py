@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from supervisor.errors import NoSuchModel
-from supervisor.host.paths import Directories, directories
+from supervisor.host.paths import Directories, directories, name_of_file
 from supervisor.output import CommandResult, write
 from supervisor.process.log_file import follow, tail
 
@@ -28,7 +28,7 @@ def logs(model: str | None, lines: int, *, keep_reading: bool, raw: bool) -> Com
 async def _print_all(files: Sequence[Path], lines: int, *, raw: bool) -> None:
     async with asyncio.TaskGroup() as readers:
         for file in files:
-            prefix = f"{file.stem}: " if len(files) > 1 else ""
+            prefix = f"{name_of_file(file.stem)}: " if len(files) > 1 else ""
             readers.create_task(_print(file, lines, prefix, raw=raw))
 
 
@@ -40,16 +40,17 @@ async def _print(file: Path, lines: int, prefix: str, *, raw: bool) -> None:
 def _files(model: str | None, where: Directories) -> list[Path]:
     if model is None:
         return [where.daemon_log]
-    found = sorted(file for file in where.log.glob("*.log") if _belongs(file.stem, model))
+    by_instance = where.engine_logs()
+    found = [path for instance, path in by_instance.items() if _belongs(instance, model)]
     if found:
         return found
-    known = sorted({file.stem.rpartition(".")[0] for file in where.log.glob("*.*.log")})
+    known = sorted({instance.rpartition(".")[0] for instance in by_instance})
     raise NoSuchModel(
         f"{where.log} has no log of {model!r}",
         hint=f"it has logs of: {', '.join(known)}" if known else "no model has run yet",
     )
 
 
-def _belongs(stem: str, model: str) -> bool:
+def _belongs(instance: str, model: str) -> bool:
     """Match a model, a replica NAME.0, or a replacement instance NAME.0~2."""
-    return model in {stem, stem.partition("~")[0], stem.rpartition(".")[0]}
+    return model in {instance, instance.partition("~")[0], instance.rpartition(".")[0]}

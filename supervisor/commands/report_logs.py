@@ -31,9 +31,8 @@ class FoundLogs:
 
 
 def read_logs(where: Directories, *, with_prompts: bool) -> FoundLogs:
-    engines = [path for path in sorted(where.log.glob("*.log")) if path != where.daemon_log]
     parts, is_verbose = [], False
-    for path in engines[:_FILES_MAX]:
+    for path in list(where.engine_logs().values())[:_FILES_MAX]:
         name = f"logs/{path.name}"
         if with_prompts:
             parts.append(_part(name, _lines(path), _ENGINE_LINES_MAX))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.bench.comparison import TOO_FEW, Comparison
+from supervisor.flags.tuned import path_of
 from supervisor.host.paths import Directories
 from supervisor.output import CommandResult, table
 from supervisor.tune import result
@@ -70,7 +71,7 @@ def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
 def unchanged(job: TuneJob, outcome: Outcome, where: Directories) -> CommandResult:
     model = job.plans.model
     text = [f"{model}: {_why_unchanged(job, outcome)}; nothing was written"]
-    path = where.tuned_profiles / f"{model}.toml"
+    path = path_of(model, where.tuned_profiles)
     notes = (
         (f"{path} is from an earlier search: corral tune {model} --undo takes it back",)
         if path.is_file()

@@ -87,12 +87,12 @@ class Client:
             return cast("CanariesStatus", json.load(response))
 
     def start_canary(self, model: str, body: Mapping[str, Any]) -> Iterator[StreamMessage]:
-        return self._messages("POST", f"/v1/models/{quote(model)}/canary", body)
+        return self._messages("POST", f"/v1/models/{quote(model, safe='')}/canary", body)
 
     def end_canary(self, model: str, *, is_promoted: bool) -> Iterator[StreamMessage]:
         """Promote or withdraw a canary."""
         verb = "promote" if is_promoted else "withdraw"
-        return self._messages("POST", f"/v1/models/{quote(model)}/canary/{verb}", {})
+        return self._messages("POST", f"/v1/models/{quote(model, safe='')}/canary/{verb}", {})
 
     def balances(self) -> list[BalanceStatus]:
         with _response(self._socket, "GET", "/v1/balance") as response:
@@ -100,7 +100,7 @@ class Client:
 
     def balance(self, model: str, *, undo: bool = False) -> Iterator[StreamMessage]:
         """Move the layers of a model as suggested, or back."""
-        return self._messages("POST", f"/v1/models/{quote(model)}/balance", {"undo": undo})
+        return self._messages("POST", f"/v1/models/{quote(model, safe='')}/balance", {"undo": undo})
 
     def command(self, verb: str, models: Sequence[str]) -> Iterator[StreamMessage]:
         """Start, stop, restart, load or unload models, or all."""
@@ -126,7 +126,7 @@ class Client:
             return cast("ForgottenSlots", json.load(response))
 
     def warm(self, model: str, body: Mapping[str, Any]) -> Iterator[StreamMessage]:
-        return self._messages("POST", f"/v1/models/{quote(model)}/warm", body)
+        return self._messages("POST", f"/v1/models/{quote(model, safe='')}/warm", body)
 
     def shutdown(self) -> Iterator[StreamMessage]:
         """Drain and stop the daemon; the stream breaks when it exits."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from supervisor.conversion.command_line import ReadCommand, name_of
+from supervisor.conversion.command_line import ReadCommand
 from supervisor.conversion.converted import Converted, ConvertedModel
 from supervisor.conversion.flags import ModelOptions
 from supervisor.engines.help import Flags, newest_flags
@@ -70,6 +70,5 @@ def _model(name: str, section: Mapping[str, str], base: Path, known: Flags) -> C
             options.take(key, value)
     if options.source is None:
         options.take("hf-repo", name)  # a section may be named by the repository
-    served = name_of(options.source) if options.source and "/" in name else name
-    made = ReadCommand(options, base, "").model(served, aliases=[name], preload=is_preloaded)
+    made = ReadCommand(options, base, "").model(name, preload=is_preloaded)
     return made or f"{name}: {'; '.join(options.omitted) or 'it names no model'}"

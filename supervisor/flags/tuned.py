@@ -19,6 +19,7 @@ from supervisor.errors import SettingsInvalid
 from supervisor.flags.profile import check
 from supervisor.gguf.metadata import Gguf
 from supervisor.host.machine import Machine
+from supervisor.host.paths import file_name
 from supervisor.host.toml_file import read_toml
 
 _KEYS: Final = frozenset({"description", "extends", "replicas", "flags", "tuned"})
@@ -81,14 +82,7 @@ def conditions(profile: str, machine: str, engine: Engine, gguf: Gguf) -> Condit
 
 
 def path_of(model: str, directory: Path) -> Path:
-    """The file of a model, whose name the settings have checked.
-
-    Raises:
-        SettingsInvalid: The name could lead out of the directory.
-    """
-    if not model or Path(model).name != model or model.startswith(".") or "\0" in model:
-        raise SettingsInvalid(f"{model!r} cannot be the name of a file")
-    return directory / f"{model}.toml"
+    return directory / f"{file_name(model)}.toml"
 
 
 def read(model: str, directory: Path) -> Tuned | None:

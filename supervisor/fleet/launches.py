@@ -49,6 +49,7 @@ class Launches:
         api_key = secrets.token_hex(16)
         rpc = ",".join(map(str, shards.addresses)) if shards else None
         argv = (*_argv(plan, endpoint, rpc), *self.slot_persistence.prepare(plan, instance))
+        make_private(self._directories.log)
         return Launch(
             argv=argv,
             env=clean_environment(
@@ -61,7 +62,7 @@ class Launches:
             cwd=plan.engine.path.parent,
             endpoint=endpoint,
             api_key=api_key,
-            log_path=make_private(self._directories.log) / f"{instance}.log",
+            log_path=self._directories.engine_log(instance),
             prompts=self._prompts(plan.model),
             has_prompt_cache=plan.has_prompt_cache,
             surroundings=shards.serve if shards else nullcontext,

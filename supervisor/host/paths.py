@@ -1,16 +1,16 @@
-"""The directories of the daemon, and the data that ships with the code.
-
-Callers pass only names that the settings have checked.
-"""
+"""The directories of the daemon, its files' names, and the data that ships with the code."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
 
 import platformdirs
 
@@ -22,6 +22,13 @@ _APP = "llama-corral"
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
 # (Source: unix(7)); an instance's socket is RUNTIME/NAME.N.sock or NAME.N~M.sock.
 _SOCKET_PATH_MAX = 103
+# Stay in a file's name; every other byte is %XX.
+_PLAIN: Final = "._:@+-~"
+# A file system allows 255 bytes, of which callers' endings need some.
+_FILE_NAME_MAX_BYTES: Final = 200
+_CUT_MARK: Final = "="
+_HASH_BYTES: Final = 16
+_CUT_MIN_BYTES: Final = 2 * _HASH_BYTES + 2
 
 
 def shipped(name: str) -> Path:
@@ -30,6 +37,29 @@ def shipped(name: str) -> Path:
     package = Path(__file__).resolve().parent.parent
     inside = package / "shipped" / name
     return inside if inside.is_dir() else package.parent / name
+
+
+def file_name(name: str, max_bytes: int = _FILE_NAME_MAX_BYTES) -> str:
+    """Return the file name for the name of a model or an instance, which may come from outside.
+
+    Different names have different file names, and none leads out of its directory. A name of
+    letters, digits and . _ : @ + - ~ that begins with no dot is its own file name. A longer one
+    than `max_bytes` is cut, and ends with a hash.
+    """
+    encoded = quote(name, safe=_PLAIN, errors="surrogatepass") or "%"
+    if encoded.startswith("."):
+        encoded = f"%2E{encoded[1:]}"
+    if len(encoded) <= max_bytes:
+        return encoded
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[: 2 * _HASH_BYTES]
+    return f"{encoded[: max_bytes - len(digest) - 1]}{_CUT_MARK}{digest}"
+
+
+def name_of_file(found: str) -> str:
+    """Return the name that `file_name` made a file's name of; a cut one stands for itself."""
+    if _CUT_MARK in found or found == "%":
+        return found
+    return unquote(found, errors="surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +142,18 @@ class Directories:
         return self.log / "daemon.log"
 
     def engine_socket(self, instance: str) -> Path | None:
-        """Return the socket path of an instance; None if it is too long."""
-        path = self.runtime / f"{instance}.sock"
+        """Return the socket path of an instance; None if the directory leaves no room for it."""
+        room_bytes = _SOCKET_PATH_MAX - len(os.fsencode(self.runtime / ".sock"))
+        path = self.runtime / f"{file_name(instance, max(room_bytes, _CUT_MIN_BYTES))}.sock"
         return path if _can_be_bound(path) else None
+
+    def engine_log(self, instance: str) -> Path:
+        return self.log / f"{file_name(instance)}.log"
+
+    def engine_logs(self) -> dict[str, Path]:
+        """Return the log of each instance that ever ran, by its name."""
+        found = sorted(path for path in self.log.glob("*.log") if path != self.daemon_log)
+        return {name_of_file(path.stem): path for path in found}
 
 
 def _can_be_bound(path: Path) -> bool:

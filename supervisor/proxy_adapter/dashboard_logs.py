@@ -20,7 +20,7 @@ class DashboardLogs:
 
     def sources(self, instances: Iterable[str]) -> dict[str, Path]:
         """The logs that there are, by name."""
-        found = {one: self._directories.log / f"{one}.log" for one in instances}
+        found = {one: self._directories.engine_log(one) for one in instances}
         known = {_DAEMON: self._directories.daemon_log, **found}
         return {name: path for name, path in known.items() if path.is_file()}
 

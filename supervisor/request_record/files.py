@@ -1,7 +1,6 @@
 """The record of each model: two files of JSON lines, the newer and the older. For this user alone.
 
-A file is opened for each batch, so that one that was deleted is created again. Names of models
-have been checked by the settings.
+A file is opened for each batch, so that one that was deleted is created again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.host.files import open_regular
-from supervisor.host.paths import is_ours, make_private
+from supervisor.host.paths import file_name, is_ours, make_private, name_of_file
 from supervisor.request_record.recorded_request import RecordedRequest
 
 # About 6 000 requests; a model has up to two such files.
@@ -71,16 +70,20 @@ class RecordFiles:
             for path in self._paths(name):
                 path.unlink(missing_ok=True)
             with suppress(OSError):  # the daemon writes to it again
-                (self._root / name).rmdir()
+                self._directory(name).rmdir()
         return counts
 
     def _paths(self, model: str) -> tuple[Path, Path]:
-        return self._root / model / _NEWER, self._root / model / _OLDER
+        directory = self._directory(model)
+        return directory / _NEWER, directory / _OLDER
+
+    def _directory(self, model: str) -> Path:
+        return self._root / file_name(model)
 
     def _models(self) -> list[str]:
         if not is_ours(self._root):
             return []
-        return sorted(path.name for path in self._root.iterdir() if path.is_dir())
+        return sorted(name_of_file(path.name) for path in self._root.iterdir() if path.is_dir())
 
 
 def _write(descriptor: int, lines: bytes) -> None:

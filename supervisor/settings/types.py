@@ -11,7 +11,10 @@ from proxy.config.types import ExpandedPath
 from proxy.keep_alive import duration_s
 from supervisor.model_stores import references
 
-_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,63}")
+# `ORGANISATION/MODEL:QUANTISATION` too, as hubs and llama-server's router mode write it.
+_MODEL_NAME: Final = re.compile(
+    r"(?=.{1,128}\Z)[A-Za-z0-9][A-Za-z0-9._:@+-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:@+-]*){0,7}"
+)
 # Means every name that no model has.
 CATCH_ALL: Final = "*"
 _ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,127}|\*")
@@ -20,10 +23,12 @@ _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?(KiB|MiB|GiB|TiB)")
 _UNITS: Final = {"KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
 
 
-def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
+def _matching(pattern: re.Pattern[str], what: str, *, has_slashes: bool = False) -> AfterValidator:
+    slash = " /" if has_slashes else ""
+
     def check(name: str) -> str:
         if not pattern.fullmatch(name):
-            raise ValueError(f"not {what}: letters, digits and . _ : @ + - only")
+            raise ValueError(f"not {what}: letters, digits and . _ : @ + -{slash} only")
         return name
 
     return AfterValidator(check)
@@ -55,8 +60,8 @@ def _seconds(duration: object) -> object:
     return seconds
 
 
-ModelName = Annotated[str, _matching(_MODEL_NAME, "a model name")]
-Alias = Annotated[str, _matching(_ALIAS, "an alias")]
+ModelName = Annotated[str, _matching(_MODEL_NAME, "a model name", has_slashes=True)]
+Alias = Annotated[str, _matching(_ALIAS, "an alias", has_slashes=True)]
 VariantName = Annotated[str, _matching(_SHORT_NAME, "a variant's name")]
 NodeName = Annotated[str, _matching(_SHORT_NAME, "a node's name")]
 WorkerName = Annotated[str, _matching(_SHORT_NAME, "a worker's name")]

@@ -14,7 +14,7 @@ from typing import Any
 from supervisor.errors import AccessDenied
 from supervisor.host import json_cache
 from supervisor.host.files import write_atomic
-from supervisor.host.paths import make_private
+from supervisor.host.paths import file_name, make_private
 
 
 class LayerShares:
@@ -34,13 +34,13 @@ class LayerShares:
     def _usable(
         self, member: str, model: str, workers: Collection[str], layers: int
     ) -> dict[str, int] | None:
-        found = _counts(json_cache.get(self._root, model), member)
+        found = _counts(json_cache.get(self._root, file_name(model)), member)
         is_usable = found.keys() == set(workers) and sum(found.values()) == layers
         return found if is_usable else None
 
     def write(self, model: str, layers: Mapping[str, int], before: Mapping[str, int]) -> Path:
         """Replace a model's file; raises AccessDenied."""
-        path = make_private(self._root) / f"{model}.json"
+        path = make_private(self._root) / f"{file_name(model)}.json"
         try:
             write_atomic(path, json.dumps({"layers": dict(layers), "before": dict(before)}))
         except OSError as error:

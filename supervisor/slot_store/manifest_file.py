@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from supervisor.host.paths import file_name, name_of_file
 from supervisor.slot_store.manifest import Manifest, ManifestInvalid, load
 from supervisor.slot_store.quarantine import QuarantinedFile
 
@@ -19,9 +20,10 @@ def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
     except FileNotFoundError:
         return None
     except (ManifestInvalid, OSError, UnicodeDecodeError) as error:
-        return QuarantinedFile(path.parent.name, path.stem, str(error))
-    if (found.name, found.model) != (path.stem, path.parent.name):
-        return QuarantinedFile(path.parent.name, path.stem, "its manifest is of another file")
+        return QuarantinedFile(name_of_file(path.parent.name), path.stem, str(error))
+    if (found.name, file_name(found.model)) != (path.stem, path.parent.name):
+        model = name_of_file(path.parent.name)
+        return QuarantinedFile(model, path.stem, "its manifest is of another file")
     return replace(found, used_at=max(found.used_at, used_at))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from supervisor.host.paths import file_name
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.store import SlotStore
@@ -48,8 +49,9 @@ class PendingFiles:
 
     async def settle(self, instance: str | None = None) -> None:
         """Wait until the files of an instance, or of all, are stored."""
+        spool = None if instance is None else file_name(instance)
         waiting = [
-            task for task, one in self._files.items() if instance in {None, one.path.parent.name}
+            task for task, one in self._files.items() if spool in {None, one.path.parent.name}
         ]
         if waiting:
             await asyncio.wait(waiting)

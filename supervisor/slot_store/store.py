@@ -6,7 +6,7 @@
     slots/quarantine/                        invalid files, for some days
     slots/outcomes.json                      what engines did with restored slots
 
-File names are random; a model's directory has its name, which the settings checked. A file appears
+File names are random; a directory is named by `file_name` of its model or instance. A file appears
 by rename, whole and on the disk, and its manifest after it: a file without a manifest does not
 count. Commands may use the directory beside a daemon, which has a `catalogue` of it in memory. All
 methods block; call them in a thread.
@@ -25,7 +25,7 @@ from typing import Final
 
 from supervisor.engine_client.slots import SlotFileInfo
 from supervisor.host.files import write_atomic
-from supervisor.host.paths import is_ours, make_private
+from supervisor.host.paths import file_name, is_ours, make_private
 from supervisor.slot_store.content import PLAIN, SlotContent
 from supervisor.slot_store.manifest import CacheKey, Manifest, dump
 from supervisor.slot_store.manifest_file import read_manifest, set_time
@@ -80,7 +80,7 @@ class SlotStore:
         return make_private(self.spool_path(instance))
 
     def spool_path(self, instance: str) -> Path:
-        return self._spool / instance
+        return self._spool / file_name(instance)
 
     def room_bytes(self) -> int:
         """Return the size of the largest file for which there is room, less a reserve."""
@@ -221,7 +221,7 @@ class SlotStore:
             yield from (
                 path
                 for path in sorted(self._kept.iterdir())
-                if path.is_dir() and model in {None, path.name}
+                if path.is_dir() and (model is None or path == self._directory(model))
             )
 
     def _manifests(self, model: str | None) -> Iterator[Path]:
@@ -229,7 +229,7 @@ class SlotStore:
             yield from sorted(directory.glob(f"*{_MANIFEST}"))
 
     def _quarantine(self, model: str, name: str) -> None:
-        path = self._kept / model / name
+        path = self._directory(model) / name
         self.quarantine.take(path.with_suffix(_DATA), path.with_suffix(_MANIFEST))
 
     def _headers(self, manifests: Iterable[Manifest]) -> dict[Manifest, SlotFileHeader]:
@@ -241,7 +241,7 @@ class SlotStore:
 
     def _put(self, spooled: Path, manifest: Manifest) -> None:
         make_private(self._kept)
-        target = make_private(self._kept / manifest.model) / f"{manifest.name}{_DATA}"
+        target = make_private(self._directory(manifest.model)) / f"{manifest.name}{_DATA}"
         try:
             self.content.put(spooled, target, manifest)
             write_atomic(target.with_suffix(_MANIFEST), dump(self.content.sealed(manifest)))
@@ -259,7 +259,10 @@ class SlotStore:
             path.unlink(missing_ok=True)
 
     def _path(self, manifest: Manifest) -> Path:
-        return self._kept / manifest.model / f"{manifest.name}{_DATA}"
+        return self._directory(manifest.model) / f"{manifest.name}{_DATA}"
+
+    def _directory(self, model: str) -> Path:
+        return self._kept / file_name(model)
 
 
 def _read_header(path: Path, manifest: Manifest) -> SlotFileHeader:

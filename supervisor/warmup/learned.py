@@ -16,7 +16,7 @@ import orjson
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.host.files import write_atomic
-from supervisor.host.paths import is_ours, make_private
+from supervisor.host.paths import file_name, is_ours, make_private, name_of_file
 from supervisor.warmup import prompts
 from supervisor.warmup.prompts import WarmPrompt
 
@@ -49,7 +49,7 @@ class LearnedPrompts:
         name = f"{hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).hexdigest()}.json"
         with self._lock:
             make_private(self._root)
-            directory = make_private(self._root / model)
+            directory = make_private(self._directory(model))
             write_atomic(directory / name, text)
             self._bound(directory)
         return name
@@ -57,23 +57,24 @@ class LearnedPrompts:
     def prompts(self, model: str) -> list[WarmPrompt]:
         """A model's prompts, the latest used first, without unreadable ones."""
         found: list[WarmPrompt] = []
-        if not is_ours(self._root / model):
+        directory = self._directory(model)
+        if not is_ours(directory):
             return found
-        for path in _latest(self._root / model):
+        for path in _latest(directory):
             with suppress(SettingsInvalid):
                 found.append(prompts.read(path))
         return found
 
     def counts(self) -> dict[str, int]:
         """The number of prompts of each model that has any."""
-        found = {path.name: len(_latest(path)) for path in self._directories()}
+        found = {name_of_file(path.name): len(_latest(path)) for path in self._directories()}
         return {model: count for model, count in found.items() if count}
 
     def forget(self, model: str | None = None) -> int:
         """Delete the prompts of a model, or of all; return their number."""
         count = 0
         for directory in self._directories():
-            if model in {None, directory.name}:
+            if model is None or directory == self._directory(model):
                 count += len(_latest(directory))
                 shutil.rmtree(directory)
         return count
@@ -84,6 +85,9 @@ class LearnedPrompts:
         for path in directory.iterdir():
             if path not in kept:
                 path.unlink(missing_ok=True)
+
+    def _directory(self, model: str) -> Path:
+        return self._root / file_name(model)
 
     def _directories(self) -> list[Path]:
         if not self._root.is_dir():

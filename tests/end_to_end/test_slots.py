@@ -22,9 +22,11 @@ def configure(corral: CorralCli, model: Path, more: str = "") -> None:
     corral.configure(f'[models.chat]\npath = "{model}"\n{SMALL}\n{more}')
 
 
-def turn(corral: CorralCli, messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], Any]:
+def turn(
+    corral: CorralCli, messages: list[dict[str, str]], model: str = "chat"
+) -> tuple[list[dict[str, str]], Any]:
     """Return the conversation with its next turn, and the engine's timings."""
-    body = {"model": "chat", "messages": messages, "max_tokens": 8, "temperature": 0}
+    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
     request = urllib.request.Request(
         f"{corral.url}/v1/chat/completions",
         data=json.dumps(body).encode(),
@@ -82,6 +84,31 @@ def test_a_long_conversation_is_restored_after_a_restart(
     corral.ok("start", "chat")
     _, again = turn(corral, messages)
     assert again["cache_n"] >= 0.95 * held
+
+
+def test_a_model_whose_name_has_a_slash_is_served_and_restored(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    name = "qwen/tiny:q4"
+    corral.configure(
+        f'[models."{name}"]\npath = "{tiny_model}"\n{SMALL}'.replace("chat", f'"{name}"')
+    )
+    corral.ok("start", name)
+    messages, cold = turn(corral, story(300), name)
+    for path in (f"models/{name}", "models/qwen%2Ftiny%3Aq4"):
+        with urllib.request.urlopen(f"{corral.url}/v1/{path}", timeout=60) as response:
+            assert json.load(response)["id"] == name
+    corral.ok("restart", name)
+    _, warm = turn(corral, messages, name)
+    assert warm["cache_n"] >= 0.95 * (cold["prompt_n"] + cold["predicted_n"])
+    assert {found["model"] for found in corral.data("slots", "list")} == {name}
+    assert [Path(file).name for file in corral.data("logs", name)["files"]] == [
+        "qwen%2Ftiny:q4.0.log"
+    ]
+    assert sorted(path.name for path in (corral.root / "run").glob("*.0.sock")) == [
+        "qwen%2Ftiny:q4.0.sock"
+    ]
+    corral.ok("stop", name)
 
 
 def test_saved_slots_survive_a_killed_daemon(corral: CorralCli, tiny_model: Path) -> None:

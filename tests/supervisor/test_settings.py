@@ -159,9 +159,20 @@ def test_an_error_of_the_environment_names_the_variable(monkeypatch: pytest.Monk
     assert refusal(CHAT).startswith("the variable CORRAL_MODELS cannot be read: ")
 
 
-@pytest.mark.parametrize("name", ["../up", "-rf", ".hidden", "a/b", "a b", "", "x" * 65, "é"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../up", "-rf", ".hidden", "a b", "", "x" * 129, "é"),
+        *("/a", "a/", "a//b", "a/../b", "a/./b", "a/.b", "a/-b", "a\\\\b", "/".join("abcdefghi")),
+    ],
+)
 def test_a_model_name_that_could_be_a_path_or_an_option_is_rejected(name: str) -> None:
     assert "not a model name" in refusal(f'[models."{name}"]\npath = "x"\n')
+
+
+@pytest.mark.parametrize("name", ["chat", "org/model:Q4_K_M", "a/b/c", "x" * 128])
+def test_a_model_name_may_have_an_organisation_and_a_quantisation(name: str) -> None:
+    assert list(read(f'[models."{name}"]\npath = "x"\n').settings.models) == [name]
 
 
 def test_a_toml_error_has_its_position() -> None:

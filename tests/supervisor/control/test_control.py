@@ -73,6 +73,7 @@ class Service:
         self.ending = False
         self.is_cut = False
         self.prompt: dict[str, Any] = {}
+        self.warmed: list[str] = []
         self.canary: CanaryRequest | None = None
         self.reloading: asyncio.Future[ReloadResult | CorralError] | None = None
         self.hosts: DesktopHosts | None = None
@@ -193,6 +194,7 @@ class Service:
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Future[list[PrefillResult] | CorralError]:
         self.prompt = dict(prompt.body)
+        self.warmed.append(model)
         if model == "down":
             return self._over("warm", [model], StartFailed("no instance is ready"))
         return self._over("warm", [model], [PrefillResult("chat.0", 7, 3)])
@@ -360,7 +362,8 @@ async def test_a_prompt_is_prefilled_by_every_instance(service: Service, path: P
     assert line["warmed"] == [{"instance": "chat.0", "tokens": 7, "cached": 3}]
     assert service.prompt["messages"][0] == {"role": "system", "content": "be kind"}
     request = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
-    await lines(lambda: Client(path).warm("chat", request))
+    await lines(lambda: Client(path).warm("qwen/tiny:q4", request))
+    assert service.warmed == ["chat", "qwen/tiny:q4"]
     assert service.prompt == {"messages": [{"role": "user", "content": "x"}]}
 
 

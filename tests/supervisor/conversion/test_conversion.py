@@ -334,9 +334,8 @@ def test_a_router_preset() -> None:
             "preload": False,
             "flags": {"ctx-size": 2048, "gpu-layers": 99},
         },
-        "gemma": {
+        "ggml-org/gemma-GGUF:Q4_K_M": {
             "path": "hf:ggml-org/gemma-GGUF:Q4_K_M",
-            "aliases": ["ggml-org/gemma-GGUF:Q4_K_M"],
             "preload": False,
             "flags": {"ctx-size": 8192, "gpu-layers": 99, "jinja": True},
         },

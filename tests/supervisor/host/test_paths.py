@@ -3,18 +3,23 @@ import stat
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from supervisor.errors import AccessDenied
 from supervisor.host.paths import (
     Directories,
     check_owner,
     directories,
+    file_name,
     is_ours,
     make_ours,
     make_private,
+    name_of_file,
     problem,
     shipped,
 )
+from supervisor.settings.types import is_model_name
 
 
 def test_shipped_profiles_and_pins_are_found() -> None:
@@ -57,12 +62,66 @@ def test_a_file_in_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
         make_private(tmp_path / "log" / "deep")
 
 
-def test_a_socket_path_that_is_too_long_is_none(tmp_path: Path) -> None:
-    def where(runtime: Path) -> Directories:
-        return Directories(tmp_path, tmp_path, tmp_path, tmp_path, runtime)
+def with_runtime(runtime: Path) -> Directories:
+    return Directories(Path("/c"), Path("/d"), Path("/e"), Path("/l"), runtime)
 
-    assert where(Path("/run/corral")).engine_socket("chat.0") == Path("/run/corral/chat.0.sock")
-    assert where(Path("/run") / ("x" * 100)).engine_socket("chat.0") is None
+
+def test_a_socket_path_that_is_too_long_is_none() -> None:
+    runtime = Path("/run/corral")
+    assert with_runtime(runtime).engine_socket("chat.0") == runtime / "chat.0.sock"
+    assert with_runtime(Path("/run") / ("x" * 100)).engine_socket("chat.0") is None
+
+
+def test_sockets_of_long_names_are_short_and_differ() -> None:
+    where = with_runtime(Path("/run/user/1000/llama-corral"))
+    names = [f"organisation/{'m' * 100}:q4.{number}" for number in range(3)]
+    found = [where.engine_socket(name) for name in names]
+    assert len(set(found)) == len(names)
+    assert all(path and len(os.fsencode(path)) <= 103 for path in found)
+    assert where.engine_socket("qwen/tiny:q4.0~2") == where.runtime / "qwen%2Ftiny:q4.0~2.sock"
+
+
+PLAIN = ["chat", "chat.0", "chat.0~2", "Qwen3-0.6B:Q4_K_M@a+b", "a..b", "~"]
+HOSTILE = [
+    *("", ".", "..", "../x", "a/../b", "/etc/passwd", ".hidden", "a\0b", "a\nb", "a%2Fb", "%", "="),
+    *("ключ", "名", "\udc80", "a b", "a\\b", "*", "$(x)", "-x", "x" * 5000, "/" * 300, "é" * 200),
+]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *HOSTILE, "qwen/tiny:q4"])
+def test_any_name_becomes_one_file_in_its_directory(name: str, tmp_path: Path) -> None:
+    found = file_name(name)
+    path = tmp_path / f"{found}.json"
+    path.touch()
+    assert list(tmp_path.iterdir()) == [path]
+    assert found.isascii()
+    assert not found.startswith(".")
+    assert name_of_file(found) == (name if 0 < len(name) < 50 else found)
+
+
+def test_plain_names_keep_their_files() -> None:
+    assert [file_name(name) for name in PLAIN] == PLAIN
+    assert file_name("qwen/tiny:q4") == "qwen%2Ftiny:q4"
+
+
+@given(st.lists(st.text(), unique=True, max_size=8), st.sampled_from([34, 60, 200]))
+def test_different_names_have_different_files_of_bounded_length(
+    names: list[str], max_bytes: int
+) -> None:
+    found = [file_name(name, max_bytes) for name in names]
+    assert len(set(found)) == len(names)
+    assert all(len(name) <= max_bytes for name in found)
+
+
+def test_names_that_differ_behind_the_cut_differ() -> None:
+    long = "x" * 300
+    assert len({file_name(name) for name in (long, f"{long}a", f"{long}b", file_name(long))}) == 4
+
+
+def test_the_longest_model_name_is_known_from_its_file() -> None:
+    name = f"{'/'.join('abcdefg')}/{'x' * 114}"
+    assert is_model_name(name)
+    assert name_of_file(file_name(f"{name}.12~3")) == f"{name}.12~3"
 
 
 def test_without_a_session_the_runtime_directory_is_not_in_tmp(

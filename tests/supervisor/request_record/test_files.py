@@ -108,3 +108,14 @@ def test_a_link_is_not_followed(files: RecordFiles, root: Path, tmp_path: Path) 
 def test_without_a_record_there_is_nothing(files: RecordFiles) -> None:
     assert files.requests("chat") == []
     assert files.counts() == files.forget() == {}
+
+
+def test_a_model_whose_name_has_slashes_is_recorded_and_forgotten(
+    files: RecordFiles, root: Path
+) -> None:
+    for model in ("qwen/tiny:q4", "../x", "qwen"):
+        files.append(model, [request()])
+    assert files.counts() == {"qwen/tiny:q4": 1, "../x": 1, "qwen": 1}
+    assert files.forget("qwen/tiny:q4") == {"qwen/tiny:q4": 1}
+    assert files.requests("qwen/tiny:q4") == []
+    assert sorted(path.name for path in root.iterdir()) == ["%2E.%2Fx", "qwen"]

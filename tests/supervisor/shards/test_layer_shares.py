@@ -19,6 +19,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert shares.before("chat", ["b", "a"], 30) == {"a": 15, "b": 15}
 
 
+def test_a_model_whose_name_has_slashes_has_a_file_in_the_directory(tmp_path: Path) -> None:
+    shares = LayerShares(tmp_path / "layers")
+    path = shares.write("../tiny:q4", {"a": 24, "b": 6}, {"a": 15, "b": 15})
+    assert path.parent == tmp_path / "layers"
+    assert shares.layers("../tiny:q4", ["a", "b"], 30) == {"a": 24, "b": 6}
+
+
 def test_shares_of_other_workers_or_another_file_are_not_used(tmp_path: Path) -> None:
     shares = LayerShares(tmp_path / "layers")
     shares.write("chat", {"a": 24, "b": 6}, {"a": 15, "b": 15})

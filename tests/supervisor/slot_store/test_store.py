@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,17 @@ def test_a_full_disk_leaves_no_file(store: SlotStore, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="No space"):
         store.add(spooled, unverified(spooled, moved), [], 256)
     assert names(store) == set()
+
+
+def test_files_of_a_model_whose_name_has_slashes_are_found_again(store: SlotStore) -> None:
+    spooled = store.spool("qwen/tiny:q4.0") / "a.new"
+    moved = write(spooled, range(300))
+    new = replace(unverified(spooled, moved), model="qwen/tiny:q4")
+    found, _ = store.add(spooled, new, [], 256)
+    assert found
+    assert SlotStore(store.root).saved("qwen/tiny:q4") == [found]
+    assert store.read_new(()) == ({"a"}, [found], [])
+    assert store.check_out(found, store.spool("qwen/tiny:q4.0"), found.identity).is_file()
+    assert {path.name for path in store.root.glob("*/*")} == {"qwen%2Ftiny:q4", "qwen%2Ftiny:q4.0"}
+    assert store.forget("qwen/tiny:q4") == [found]
+    assert store.saved() == []

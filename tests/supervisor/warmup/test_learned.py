@@ -83,3 +83,15 @@ async def test_a_disk_error_is_reported_but_not_raised(tmp_path: Path) -> None:
     assert [name for name, _ in emitted] == ["prompt.store_failed"]
     await save_and_emit(LearnedPrompts(tmp_path / "others"), "chat", body("a"), 300, emit)
     assert emitted[-1][1]["tokens"] == 300
+
+
+def test_prompts_of_names_with_slashes_are_counted_and_forgotten(
+    learned: LearnedPrompts, tmp_path: Path
+) -> None:
+    for model in ("qwen/tiny:q4", "qwen", "../x"):
+        learned.save(model, body(model))
+    assert learned.counts() == {"qwen/tiny:q4": 1, "qwen": 1, "../x": 1}
+    assert texts(learned, "qwen/tiny:q4") == ["qwen/tiny:q4"]
+    assert learned.forget("qwen/tiny:q4") == 1
+    assert learned.counts() == {"qwen": 1, "../x": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts"]
