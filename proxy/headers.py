@@ -46,6 +46,8 @@ PRIVATE: Final[Mapping[str, str]] = MappingProxyType(
 
 # Of a request: its answer is to explain where the time went, and why its prompt was not cached.
 EXPLAIN: Final = "X-Corral-Explain"
+# Of the response to such a request: the engine's `id_slot`, within X-Corral-Instance.
+SLOT: Final = "X-Corral-Slot"
 
 _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 

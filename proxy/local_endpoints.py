@@ -16,7 +16,7 @@ from proxy.headers import HOP
 from proxy.json_response import json_response
 from proxy.metrics import models_endpoint
 from proxy.metrics.prometheus import Metrics
-from proxy.metrics.slots_endpoint import engine_list, has_idle, overview
+from proxy.metrics.slots_endpoint import engine_list, engine_slot, has_idle, overview
 from proxy.models import ModelInfo, ModelLoader, ModelNames, with_variants
 from proxy.prompt_cache.prefix_digest import PREFIXES
 from proxy.router.router import Router
@@ -49,6 +49,7 @@ class LocalEndpoints:
             routes.add(path, get=self.models)
             routes.add(path + "/{id}", get=self.model)
         routes.add("/slots", get=self.slots)
+        routes.add("/slots/{id}", get=self.slot)
         routes.add("/corral/v1/slots", get=self.overview)
         routes.add("/corral/v1/batch", get=self.batch)
         routes.add(PREFIXES, get=self.prefixes)
@@ -78,10 +79,19 @@ class LocalEndpoints:
         return json_response(models_endpoint.model_json(names.resolve(request[PATH_ID]).model_info))
 
     async def slots(self, request: web.BaseRequest) -> web.Response:
-        listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
+        listed = self._listed(request)
         if "fail_on_no_slot" in request.query and not has_idle(listed):
             raise Unavailable("no slot is free; retry later")
         return json_response(listed)
+
+    async def slot(self, request: web.BaseRequest) -> web.Response:
+        return json_response(engine_slot(self._listed(request), request[PATH_ID]))
+
+    def _listed(self, request: web.BaseRequest) -> list[dict[str, object]]:
+        """`/slots` of the model and the instance in the query, where it names them."""
+        listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
+        name = request.query.get("instance")
+        return [slot for slot in listed if name in {None, slot["instance"]}]
 
     async def overview(self, request: web.BaseRequest) -> web.Response:
         model_infos, passes = self._named(request), await self._metrics.passes(self._router)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.router.lease import LeaseStats
+from proxy.router.lease import LeaseStats, by_slot
 
 
 def slots_of(leases: Sequence[LeaseStats], count: int, started_at_s: float) -> dict[str, Any]:
@@ -16,13 +16,8 @@ def slots_of(leases: Sequence[LeaseStats], count: int, started_at_s: float) -> d
         count: Of all slots.
         started_at_s: What times are counted from.
     """
-    placed = {one.id_slot: one for one in leases if one.id_slot is not None}
-    named = {id(one) for one in placed.values()}
-    others = [one for one in leases if id(one) not in named]
-    free = (number for number in range(count + len(leases)) if number not in placed)
-    placed |= dict(zip(free, others, strict=False))
-    numbers = sorted({*range(count), *placed})
-    return {str(one): _slot(placed.get(one), started_at_s) for one in numbers}
+    placed = by_slot(leases, count)
+    return {str(number): _slot(lease, started_at_s) for number, lease in placed.items()}
 
 
 def _slot(lease: LeaseStats | None, started_at_s: float) -> dict[str, Any]:

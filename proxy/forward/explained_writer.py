@@ -2,7 +2,7 @@
 
 A whole response gets the member `corral`. A stream of OpenAI's completions gets one more chunk,
 with no choices, before `[DONE]`; other streams get the member in their last event. Events pass as
-they are until the last one begins.
+they are until the last one begins. The header has the slot that the request used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from proxy.errors import UpstreamFailed
 from proxy.explanation.explanation import explain, own_figures
 from proxy.forward.client_response import RequestWriter
 from proxy.forward.passed_response import PassedRequest
-from proxy.headers import is_event_stream
+from proxy.headers import SLOT, is_event_stream
+from proxy.router.lease import Lease
 from proxy.upstream.sse import DONE
 
 MEMBER: Final = "corral"
@@ -39,10 +40,18 @@ class ExplainedWriter(PassedRequest):
         self._is_stream = False
         self._status = 0
         self._headers: CIMultiDict[str] = CIMultiDict()
+        self._lease: Lease | None = None
         self._held = b""
         self._passed = b""  # the last events that went out
 
+    def leased(self, lease: Lease) -> None:
+        self._lease = lease
+        super().leased(lease)
+
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        number = self._lease.slot_number if self._lease else None
+        if number is not None:
+            headers[SLOT] = str(number)
         self._status, self._headers, self._is_stream = status, headers, is_event_stream(headers)
         if self._is_stream:
             await self._writer.begin(status, headers)

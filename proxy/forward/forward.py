@@ -286,7 +286,7 @@ class Forward:
                 client_response.leased(lease)
                 if has_chunks(lease):
                     await PrefillChunks(lease, self._router, self._settings).compute()
-                record.slot = lease.id_slot
+                record.slot = lease.slot_number
                 if not await self._exchange(plan, lease, client_response):
                     await self._exchange(plain(request), lease, client_response)
         except (UpstreamFailed, UpstreamTimeout) as error:

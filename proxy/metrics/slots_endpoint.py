@@ -1,6 +1,7 @@
 """`/slots` and `/corral/v1/slots`: the slots of all instances. Pure.
 
-`/slots` is a list as llama-server's own, for tools that read that one. `/corral/v1/slots` adds
+`/slots` is a list as llama-server's own, for tools that read that one: the `id` of a slot is the
+engine's `id_slot`, from 0 in each instance, and `/slots/N` is one of them. `/corral/v1/slots` adds
 instances, totals and queues. The source is the router's own leases, not a poll of the engines, but
 for the passes, which only an engine counts. Nothing here identifies a request or its client.
 
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from proxy.errors import BadRequest, NotFound
 from proxy.metrics.engine_metrics import Passes
 from proxy.models import ModelInfo
 from proxy.router.instances import InstanceStats
-from proxy.router.lease import LeaseStats
+from proxy.router.lease import LeaseStats, by_slot
 from proxy.router.request_queue import QueueStats
 
+_NUMBER_MAX_CHARACTERS: Final = 16
 State = Literal["prefill", "decode", "idle"]
 BatchType = Literal["prefill", "decode", "mixed"]
 
@@ -29,8 +32,9 @@ class Slot:
     """One slot.
 
     Attributes:
-        id: Number in the whole list.
-        index: Number in the instance, oldest request first; not the engine's `id_slot`.
+        id: Its number in the instance, the engine's `id_slot`.
+        is_confirmed: Whether its request is known to have this slot; where it is not, the engine
+            chose one, and the number is the first that no other request has. True of idle slots.
         is_ending: Whether its request has ended but the engine still computes.
         prompt_tokens: An estimate until the engine reports it.
         prompt_tokens_done: Those in the cache so far, of which `cached_tokens` were there before.
@@ -42,7 +46,7 @@ class Slot:
     id: int
     model: str
     instance: str
-    index: int
+    is_confirmed: bool = True
     state: State = "idle"
     is_ending: bool = False
     prompt_tokens: int | None = None
@@ -118,6 +122,24 @@ def engine_list(
     ]
 
 
+def engine_slot(listed: Sequence[Mapping[str, object]], number: str) -> Mapping[str, object]:
+    """Return the slot of a number in `/slots`.
+
+    Raises:
+        NotFound: None has it.
+        BadRequest: Slots of several instances have it.
+    """
+    found = [slot for slot in listed if str(slot["id"]) == number]
+    if not found:
+        raise NotFound(
+            f"no slot has the number {number[:_NUMBER_MAX_CHARACTERS]!r}; GET /slots lists them"
+        )
+    if len(found) > 1:
+        names = ", ".join(str(slot["instance"]) for slot in found)
+        raise BadRequest(f"slots of {names} have this number; name one by ?instance=")
+    return found[0]
+
+
 def has_idle(listed: Sequence[Mapping[str, object]]) -> bool:
     """Whether a slot in `/slots` is idle."""
     return any(not slot["is_processing"] for slot in listed)
@@ -127,9 +149,8 @@ def all_slots(instances: Iterable[InstanceStats], now_s: float) -> list[Slot]:
     """The slots of instances; of withdrawn ones, only those still in use."""
     slots: list[Slot] = []
     for instance in instances:
-        idle = instance.upstream.slots - len(instance.leases) if instance.in_service else 0
-        for index, lease in enumerate((*instance.leases, *[None] * idle)):
-            slots.append(_slot(len(slots), instance, index, lease, now_s))
+        placed = by_slot(instance.leases, instance.upstream.slots if instance.in_service else 0)
+        slots += [_slot(number, instance, lease, now_s) for number, lease in placed.items()]
     return slots
 
 
@@ -150,17 +171,15 @@ def totals_of(slots: Sequence[Slot]) -> SlotTotals:
     )
 
 
-def _slot(
-    number: int, instance: InstanceStats, index: int, lease: LeaseStats | None, now_s: float
-) -> Slot:
+def _slot(number: int, instance: InstanceStats, lease: LeaseStats | None, now_s: float) -> Slot:
     model, name = instance.upstream.model, instance.upstream.name
     if lease is None:
-        return Slot(number, model, name, index)
+        return Slot(number, model, name)
     return Slot(
         id=number,
         model=model,
         instance=name,
-        index=index,
+        is_confirmed=lease.id_slot == number,
         state="prefill" if lease.first_token_at_s is None else "decode",
         is_ending=lease.phase == "ending",
         prompt_tokens=lease.prompt_total or None,
@@ -225,7 +244,7 @@ def _instance_json(
         "draft_acceptance": None if instance.acceptance is None else round(instance.acceptance, 3),
         "prefer_pure_decode": instance.upstream.prefer_pure_decode,
         **_members(totals_of(own)),
-        "batch_slots": [slot.index for slot in own if slot.state == "decode"],
+        "batch_slots": [slot.id for slot in own if slot.state == "decode"],
         "latest_pass": {
             "n_prompt_tokens": sum(slot.pass_tokens for slot in own if slot.state == "prefill"),
             "n_decode_tokens": sum(slot.pass_tokens for slot in own if slot.state == "decode"),

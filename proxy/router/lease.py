@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -62,7 +62,7 @@ class LeaseStats:
         prompt_total: An estimate until the instance reports progress.
         decoded: Events of generated text.
         first_token_at_s: Monotonic, as `began_at_s`.
-        id_slot: The engine's number of the slot; None: the engine chose it.
+        id_slot: The engine's number of the slot; None: the engine chose it and has not told.
     """
 
     request_id: str
@@ -76,6 +76,24 @@ class LeaseStats:
     first_token_at_s: float | None
     id_slot: int | None = None
     prompt_step: int = 0
+
+
+def by_slot(leases: Sequence[LeaseStats], count: int) -> dict[int, LeaseStats | None]:
+    """Return the slots of an instance by number, each with its lease.
+
+    A lease whose slot is not known gets the first number that no other has. `count` is that of all
+    slots; there are more where slots of a withdrawn process are still in use.
+    """
+    placed: dict[int, LeaseStats | None] = {}
+    others: list[LeaseStats] = []
+    for lease in leases:
+        if lease.id_slot is None or lease.id_slot in placed:
+            others.append(lease)
+        else:
+            placed[lease.id_slot] = lease
+    free = (number for number in range(count + len(leases)) if number not in placed)
+    placed |= dict(zip(free, others, strict=False))
+    return {number: placed.get(number) for number in sorted({*range(count), *placed})}
 
 
 class Lease(InFlightRequest):
@@ -222,6 +240,13 @@ class Lease(InFlightRequest):
         return (self, *self.beside)
 
     @property
+    def slot_number(self) -> int | None:
+        """The engine's `id_slot` of its slot; None where only the engine knows it."""
+        if self.id_slot is not None:
+            return self.id_slot
+        return self.slot.id_slot if self.slot and self.slot.is_confirmed else None
+
+    @property
     def backlog_tokens(self) -> int:
         """Prompt tokens that the instance still has to compute."""
         return 0 if self.is_ending else self.progress.remaining_tokens(self.expected_cached)
@@ -295,6 +320,6 @@ class Lease(InFlightRequest):
             decoded=progress.decoded,
             began_at_s=self.began_at_s,
             first_token_at_s=progress.first_token_at_s,
-            id_slot=self.id_slot,
+            id_slot=self.slot_number,
             prompt_step=progress.prompt_step,
         )

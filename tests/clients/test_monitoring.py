@@ -42,7 +42,10 @@ def test_the_documented_metrics_are_those_that_are_exposed(url: str) -> None:
 
 def test_slots_lists_the_slots_of_all_models(url: str) -> None:
     slots = get(f"{url}/slots")
-    assert [slot["id"] for slot in slots] == list(range(len(slots)))
+    for model in ("smollm2", "embedder"):
+        ids = [slot["id"] for slot in slots if slot["model"] == model]
+        assert ids == list(range(len(ids)))
+    assert get(f"{url}/slots/0?model=smollm2")["model"] == "smollm2"
     assert {slot["model"] for slot in slots} == {"smollm2", "embedder"}
     assert not any(slot["is_processing"] for slot in slots)
     assert get(f"{url}/corral/v1/slots")["totals"]["num_slots"] == len(slots)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import response_streams
+from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call, Script
 
+from supervisor.engines.discover import Engine
+
 ASK = {"X-Corral-Explain": "1"}
+PLACE = ("Instance", "Slot")
 TIMINGS = {"cache_n": 2, "prompt_n": 700, "prompt_ms": 9.5, "predicted_n": 1, "predicted_ms": 1}
 QUESTION = "what is it that we saw at the river behind the garden, and why was it there? " * 3
 CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "chat"}
@@ -146,3 +152,24 @@ async def test_a_stream_that_breaks_off_is_not_made_to_look_complete(proxy: Prox
     async with proxy.http.post("/v1/chat/completions", json=asked, headers=ASK) as response:
         with pytest.raises(Exception, match=r"payload|closed|Connection"):
             await response.read()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_the_header_has_the_slot_that_the_engine_used(
+    proxy: ProxyHarness, engine: Engine, tiny_model: Path, *, is_stream: bool
+) -> None:
+    options = ("-c", "4096", "-np", "2", "-t", "1", "--no-kv-unified")
+    with engines.running(engine, tiny_model, *options, "-sps", "0") as socket:
+        upstream = engines.upstream(socket, 2)
+        proxy.router.admit(replace(upstream, can_name_slots=True, cache_key="key"))
+        for prompt in ("the cat", "an owl", "the cat sat"):
+            body = {"model": "chat", "prompt": prompt, "n_predict": 2, "stream": is_stream}
+            async with proxy.http.post("/completion", json=body, headers=ASK) as response:
+                instance, slot = (response.headers[f"X-Corral-{name}"] for name in PLACE)
+                last = (await response.read()).rpartition(b"data: ")[2]
+            assert (instance, slot) == ("chat.1", str(json.loads(last)["id_slot"]))
+            async with proxy.http.get(f"/slots/{slot}", params={"instance": instance}) as found:
+                assert (await found.json())["id"] == int(slot)
+        body = {"model": "chat", "prompt": "the cat sat", "n_predict": 2}
+        async with proxy.http.post("/completion", json=body) as response:
+            assert "X-Corral-Slot" not in response.headers

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from fakes.proxy_harness import model_info
+from fakes.proxy_harness import ProxyHarness, model_info
 from fakes.slots import NOW_S, instance, reading, writing
 
 from proxy.metrics.engine_metrics import Passes
@@ -21,13 +21,30 @@ def test_each_slot_has_state_tokens_and_rate() -> None:
     assert (third.state, third.age_s, third.prompt_tokens) == ("idle", 0.0, None)
 
 
-def test_ids_are_unique_over_all_instances() -> None:
-    slots = all_slots([instance(slots=2), instance(name="code.1", slots=1)], NOW_S)
-    assert [(slot.id, slot.instance, slot.index) for slot in slots] == [
-        (0, "chat.1", 0),
-        (1, "chat.1", 1),
-        (2, "code.1", 0),
+def test_an_id_is_the_number_that_the_engine_has_for_a_slot() -> None:
+    told = reading(id_slot=2)
+    slots = all_slots([instance(writing(), told), instance(name="code.1", slots=1)], NOW_S)
+    assert [(slot.instance, slot.id, slot.state, slot.is_confirmed) for slot in slots] == [
+        ("chat.1", 0, "decode", False),  # the engine chose its slot
+        ("chat.1", 1, "idle", True),
+        ("chat.1", 2, "prefill", True),
+        ("code.1", 0, "idle", True),
     ]
+
+
+async def test_one_slot_is_found_by_its_number_and_instance(proxy: ProxyHarness) -> None:
+    for name in ("chat.1", "chat.2"):
+        fake = await proxy.fake(is_admitted=False)
+        proxy.router.admit(replace(fake.upstream(), name=name, slots=2))
+    statuses = {}
+    for path in ("/slots/1", "/slots/1?instance=chat.2", "/slots/2?instance=chat.2", "/slots/x"):
+        async with proxy.http.get(path) as response:
+            statuses[path], page = response.status, await response.json()
+            if response.status == 200:
+                assert (page["id"], page["instance"], page["is_processing"]) == (1, "chat.2", False)
+    assert list(statuses.values()) == [400, 200, 404, 404]
+    async with proxy.http.get("/slots", params={"instance": "chat.2"}) as response:
+        assert [slot["id"] for slot in await response.json()] == [0, 1]
 
 
 def test_a_slot_whose_request_has_ended_is_active_while_the_engine_computes() -> None:
@@ -94,7 +111,7 @@ def test_an_instance_is_full_when_each_slot_has_a_sequence(count: int, is_full: 
 def test_a_slot_in_use_is_a_sequence_of_the_batch() -> None:
     """seed 001: SequenceBatchEntry.slot_id, position, tokens, is_prefill, decoding; BatchToken."""
     first, second, _ = all_slots([instance(reading(), writing())], NOW_S)
-    assert [first.index, second.index] == [0, 1]
+    assert [first.id, second.id] == [0, 1]
     assert [first.state == "prefill", second.state == "prefill"] == [True, False]
     position = first.prompt_tokens_done + first.decoded_tokens
     assert (position, (first.prompt_tokens or 0) - position) == (30, 20)
