@@ -38,6 +38,7 @@ from proxy.forward.upstream_errors import (
     is_model_missing,
     parse_error,
     reclassified,
+    shortened,
     status_of,
 )
 from proxy.forward.upstream_request import UpstreamRequestPlan
@@ -267,13 +268,16 @@ class ResponseRelay:
         await self._client_response.finish(body)
 
     async def _relay_error(self) -> None:
-        body = b""
+        body: bytes | None = b""
         while chunk := await self._response.read():
             self._progress.receive(chunk)
             body += chunk
             if len(body) > _ERROR_MAX_BYTES:
-                raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
+                body = shortened(self._response.status, body)
+                break
             self._progress.is_awaiting_upstream = True
+        if body is None:
+            raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
         await self._send_error(self._response.status, for_client(self._response.headers), body)
 
     async def _relay_error_event(self, piece: Mapping[str, Any]) -> None:

@@ -32,11 +32,14 @@ _OPENAI: Final = frozenset(
 _CODES: Final = {"exceed_context_size_error": "context_length_exceeded"}
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}")
 _SHOWN_BYTES: Final = 200
+# What begins the message of an error, as JSON: whole characters and escapes.
+_MESSAGE: Final = re.compile(r'"message":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u]){1,1000})')
+_MESSAGE_SEARCHED_BYTES: Final = 8192
 # How its message begins where it takes a client's mistake for a fault of its own (500).
 _CLIENT_MISTAKES: Final = re.compile(
     r"""
       \[json\.exception\.                       # a member of another type, or one that is missing
-    | Failed\ to\ parse\ (messages|tools)
+    | Failed\ to\ parse\ (messages|tools|tool\ call\ arguments)  # of a call in the history
     | (image|audio|video)\ input\ is\ not\ supported
     | Unknown\ reasoning\ format
     | '[^']{1,80}'\ is\ required
@@ -98,6 +101,26 @@ def _too_long(tokens: int, limit: int) -> dict[str, Any]:
         "n_prompt_tokens": tokens,
         "n_ctx": limit,
     }
+
+
+def shortened(status: int, beginning: bytes) -> bytes | None:
+    """Return an error whose body is too long to read, with the beginning of its message.
+
+    The engine quotes what it cannot read, such as the arguments of a tool call, with all of its
+    megabytes. None if no message begins there.
+
+    Source: nlohmann/json 3.12, parse_error, "last read".
+    """
+    found = _MESSAGE.search(beginning[:_MESSAGE_SEARCHED_BYTES].decode(errors="replace"))
+    if found is None:
+        return None
+    try:
+        message = orjson.loads(f'"{found[1]}"')
+    except orjson.JSONDecodeError:
+        return None
+    message = f"{message}… (the rest is too long to show)"
+    error = {"code": status, "message": message, "type": openai_type(status)}
+    return orjson.dumps({"error": error})
 
 
 def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -> bytes:

@@ -291,6 +291,21 @@ async def test_an_error_without_end_is_a_bad_gateway(
         assert response.status == 502
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_that_quotes_a_long_text_is_shortened(
+    proxy: ProxyHarness, *, stream: bool
+) -> None:
+    said = "Failed to parse tool call arguments as JSON: last read: '\\" + "x" * 1024**2
+    error = {"code": 500, "message": said, "type": "server_error"}
+    await proxy.fake(errs(error, "500 Internal Server Error"))
+    async with proxy.ask(stream=stream) as response:
+        assert response.status == 400
+        message = (await response.json())["error"]["message"]
+    assert message.startswith(said[:500])
+    assert message.endswith("too long to show)")
+    assert len(message) < 1100
+
+
 async def test_an_instance_that_still_loads_is_passed_over(proxy: ProxyHarness) -> None:
     await proxy.fake(errs(LOADING, "503 Service Unavailable"), "chat.1")
     await proxy.fake(say_ok, "chat.2")

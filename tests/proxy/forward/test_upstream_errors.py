@@ -5,7 +5,13 @@ import json
 import pytest
 
 from proxy.endpoints import EndpointKind
-from proxy.forward.upstream_errors import client_error_body, is_loading, parse_error, reclassified
+from proxy.forward.upstream_errors import (
+    client_error_body,
+    is_loading,
+    parse_error,
+    reclassified,
+    shortened,
+)
 
 BAD = {"code": 400, "message": "no", "type": "invalid_request_error"}
 
@@ -66,6 +72,7 @@ def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
         "[json.exception.type_error.302] type must be string, but is array",
         "Failed to parse messages: Missing 'role' in message: {}",
         "Failed to parse tools: Missing tool type: {}",
+        "Failed to parse tool call arguments as JSON: [json.exception.parse_error.101] parse error",
         "Unknown reasoning format: x",
         "'messages' is required",
         '"prompt" must not be empty',
@@ -82,6 +89,19 @@ def test_every_form_of_a_mistake_is_known(message: str) -> None:
         500, body({"code": 500, "message": message, "type": "server_error"})
     )
     assert (status, json.loads(body_sent)["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize("message", ["x" * 999 + "\\n", "x" * 1000 + "\\", "é\\x01" * 9000])
+def test_a_long_error_is_cut_between_characters(message: str) -> None:
+    said = shortened(500, body({"code": 500, "message": message, "type": "server_error"}))
+    error = parse_error(said or b"")
+    assert error
+    assert error["message"].removesuffix("… (the rest is too long to show)") in message
+
+
+@pytest.mark.parametrize("said", [b"", b"x" * 9000, b'{"error":{"message":"', b'{"message":1}'])
+def test_a_long_error_without_a_message_is_none(said: bytes) -> None:
+    assert shortened(500, said) is None
 
 
 def test_a_model_without_text_says_what_it_is_for() -> None:
