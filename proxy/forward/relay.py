@@ -268,17 +268,20 @@ class ResponseRelay:
         await self._client_response.finish(body)
 
     async def _relay_error(self) -> None:
-        body: bytes | None = b""
+        body = b""
         while chunk := await self._response.read():
             self._progress.receive(chunk)
             body += chunk
             if len(body) > _ERROR_MAX_BYTES:
-                body = shortened(self._response.status, body)
+                body = self._shortened(body)
                 break
             self._progress.is_awaiting_upstream = True
-        if body is None:
-            raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
         await self._send_error(self._response.status, for_client(self._response.headers), body)
+
+    def _shortened(self, beginning: bytes) -> bytes:
+        if body := shortened(self._response.status, beginning):
+            return body
+        raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
 
     async def _relay_error_event(self, piece: Mapping[str, Any]) -> None:
         """Send an error that arrived where the client sees no stream."""
