@@ -288,6 +288,7 @@ class Forward:
                     await PrefillChunks(lease, self._router, self._settings).compute()
                 record.slot = lease.slot_number
                 if not await self._exchange(plan, lease, client_response):
+                    await self._router.send_again(lease)
                     await self._exchange(plain(request), lease, client_response)
         except (UpstreamFailed, UpstreamTimeout) as error:
             if lease is not None and not isinstance(error, UpstreamShutDown):
@@ -309,7 +310,7 @@ class Forward:
             upstream_request = await _readdressed(upstream_request, node, lease.request)
         lease.sent()
         async with send(lease.upstream, upstream_request, self._settings) as response:
-            lease.progress.has_header = True
+            lease.note_header()
             relay = ResponseRelay(self._router, plan, lease, response, client_response)
             return await relay.run()
 

@@ -86,6 +86,7 @@ class Instance:
         chunk_turn: Held for a chunk of a prompt, and for the pause after it.
         slot_order: Held to read by requests that name a slot of known number while it is made
             ready, and to write by those that depend on the order in which the engine takes slots.
+        owner_turn: Held while the requests of one owner of caches make room for another's.
     """
 
     upstream: Upstream
@@ -101,6 +102,8 @@ class Instance:
     finished: FinishedRequests = field(default_factory=FinishedRequests)
     chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     slot_order: RWLock = field(default_factory=lambda: RWLock(fast=True))
+    owner_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _placed: asyncio.Event | None = field(default=None, init=False)
 
     @property
     def activity(self) -> Activity:
@@ -111,6 +114,17 @@ class Instance:
             self.bytes_received + sum(one.bytes_received for one in responses),
             self.is_silent,
         )
+
+    def note_placed(self) -> None:
+        """Note that a request has its slot in the engine, or has left it."""
+        if self._placed:
+            self._placed.set()
+            self._placed = None
+
+    async def wait_placed(self) -> None:
+        """Wait until a request has its slot, or has left. Its own limits end the wait."""
+        self._placed = self._placed or asyncio.Event()
+        await self._placed.wait()
 
     @property
     def has_free_slot(self) -> bool:

@@ -20,6 +20,7 @@ from proxy.errors import (
 from proxy.explanation.cache_finding import CacheFinding
 from proxy.prompt_cache.slot_file_index import SavedPrompt
 from proxy.prompt_cache.slot_map import TrackedSlot
+from proxy.prompt_cache.slot_owners import SlotOwners
 from proxy.request import ProxyRequest
 from proxy.router.in_flight import InFlightRequest
 from proxy.router.instances import Instance, ProcessExit
@@ -106,6 +107,7 @@ class Lease(InFlightRequest):
         position: In the queue when it joined, from 1; 0 if it did not wait.
         slot: The slot that it uses, where the slots of the instance are tracked.
         id_slot: The slot that the request names, or None: the engine chooses.
+        owners: Of the process that it is sent to; None before it is.
         is_cache_off: Whether the engine may reuse nothing, because it could be another owner's.
         is_continued: Whether a running process is known to have its conversation.
         has_awaited_owner: Whether it waited for the instance that has its conversation, although
@@ -165,6 +167,7 @@ class Lease(InFlightRequest):
         "is_reported",
         "is_taken",
         "is_unsent",
+        "owners",
         "position",
         "progress",
         "queued_s",
@@ -206,6 +209,7 @@ class Lease(InFlightRequest):
         self.is_diverted = False
         self.slot: TrackedSlot | None = None
         self.id_slot: int | None = None
+        self.owners: SlotOwners | None = None
         self.is_cache_off = False
         self.is_continued = False
         self.is_beside_own = False
@@ -269,6 +273,19 @@ class Lease(InFlightRequest):
         self.progress.chunked = self.chunked.prompt_tokens
         self.progress.set_prompt(done, total, done)
         self.is_reported = False
+
+    def note_header(self) -> None:
+        """Note that the response has begun: the engine has given the request its slot."""
+        self.progress.has_header = True
+        if self.owners:
+            self.owners.placed(self)
+            self.instance.note_placed()
+
+    def note_released(self) -> None:
+        """Note that the engine computes nothing more for it."""
+        if self.owners:
+            self.owners.released(self)
+            self.instance.note_placed()
 
     def sent(self) -> None:
         """Note that the request is sent now."""

@@ -133,6 +133,10 @@ class Leases:
         if lease.slot:
             self._prefix_index.slot_map(lease.upstream.name).mark_sent(lease.slot)
 
+    async def send_again(self, lease: Lease) -> None:
+        """Return once the request may be sent once more, after a whole response to it."""
+        await self._slot_selector.enter(lease)
+
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:
         """Free the slots of a complete response, and learn from it.
 
@@ -150,9 +154,9 @@ class Leases:
                     lease.upstream.name, prompt, lease.expected_cached, timings, completed.reply
                 )
                 self._note_for_others(lease, prompt, completed)
-            if timings and (lease.request.owner.is_alone or lease.is_cache_off):
-                owners = self._prefix_index.slot_map(lease.upstream.name).owners
-                owners.end(lease.request.owner, lease.id_slot)
+            is_apart = lease.request.owner.is_alone or lease.is_cache_off
+            if timings and is_apart and lease.owners:
+                lease.owners.end(lease.request.owner, lease.id_slot)
             if timings and prompt and lease.slot:
                 self._record_slot(lease, lease.slot, timings)
         for one in lease.slots:
@@ -207,6 +211,7 @@ class Leases:
 
     def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
         """Free one slot, and tell what its request took; `held` are the tokens in idle slots."""
+        lease.note_released()
         if lease.is_taken:
             lease.is_taken = False
             self._listener.slots_freed(lease, use_of(lease, len(lease.slots), held))

@@ -369,6 +369,10 @@ class Router:
         """Note that one more request for a lease is sent now, to compute a part of its prompt."""
         self._leases.note_chunk(lease)
 
+    async def send_again(self, lease: Lease) -> None:
+        """Return once the request may be sent once more, after a whole response to it."""
+        await self._leases.send_again(lease)
+
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:
         """Free the slots of a complete response, and learn from it.
 

@@ -20,7 +20,7 @@ from proxy.router.hand_over import HandOver
 from proxy.router.lease import Lease
 from proxy.router.slot_filling import SlotFiller
 from proxy.settings import ProxySettings
-from proxy.upstream.slots import get_slots, refresh_slots
+from proxy.upstream.slots import clear_slots, get_slots, refresh_slots
 from proxy.upstream.timings import Timings
 
 # Fewer tokens than this are computed as quickly as they are saved.
@@ -51,7 +51,10 @@ class SlotTargeting(Enum):
 def targeting(request: ProxyRequest) -> SlotTargeting:
     if request.kind is EndpointKind.MESSAGES:  # its translation drops members it does not know
         return SlotTargeting.BY_LRU
-    is_named = request.kind in _NAMES_SLOTS and bool(request.json) and not request.form
+    names = request.kind in _NAMES_SLOTS
+    # Only where it must: what an engine keeps of its prompt is not tracked as well.
+    names = names or (request.kind is EndpointKind.INFILL and request.owner.is_alone)
+    is_named = names and bool(request.json) and not request.form
     return SlotTargeting.BY_ID if is_named and is_single(request.json) else SlotTargeting.NONE
 
 
@@ -79,7 +82,7 @@ class SlotSelector:
         is_tracked = self._settings.policy == "affinity" and lease.upstream.can_name_slots
         slot_map = self._prefix_index.slot_map(lease.upstream.name)
         if not is_tracked or not lease.request.kind.takes_slot:
-            _note_owner(lease, slot_map.owners)
+            await self.enter(lease)
             return
         reach = targeting(lease.request)
         conversation = lease.conversation if reach is not SlotTargeting.NONE else None
@@ -96,7 +99,7 @@ class SlotSelector:
                 await self._keep_paused(lease, slot_map)
                 slot_map.mark_sent(slot, _search(lease))
             else:
-                _note_owner(lease, slot_map.owners)
+                await self.enter(lease)
             for one in lease.beside:
                 if tracked := slot_map.reserve(one, None, lease.clock()):
                     one.slot = tracked
@@ -108,7 +111,7 @@ class SlotSelector:
         """Keep a request from what others left in the engine: it names its slot, if it can."""
         owner, owners = lease.request.owner, slot_map.owners
         if not owner.is_alone and not owners.has_alone:
-            owners.has_shared = True
+            await self.enter(lease)
             return
         if reach is SlotTargeting.BY_ID and lease.id_slot is None and owners.has_others(owner):
             if not slot.is_confirmed:
@@ -118,8 +121,51 @@ class SlotSelector:
         # What it was filled with, now or as the process began, was found by the owner's hashes.
         is_own = lease.conversation is not None and slot.conversation is lease.conversation
         if lease.restored or (is_own and slot.task is not None and slot.is_confirmed):
-            owners.end(owner, lease.id_slot)
-        _note_owner(lease, owners)
+            owners.fill(owner, lease.id_slot)
+        await self.enter(lease)
+
+    async def enter(self, lease: Lease) -> None:
+        """Note whose request is sent, and whether it may reuse what the engine holds.
+
+        Returns once it can be sent without that a key finds what another one left.
+
+        Raises:
+            UpstreamFailed, UpstreamTimeout: What others left could not be cleared.
+        """
+        request, upstream = lease.request, lease.upstream
+        if request.is_background or not request.kind.takes_slot:
+            return
+        if upstream.node:  # another llama-corral is told the owner
+            lease.is_cache_off = request.owner.is_alone and not upstream.node.takes_keep_alive
+        else:
+            owners = self._prefix_index.slot_map(upstream.name).owners
+            is_apart = request.owner.is_alone or owners.has_alone
+            if upstream.reuses_vectors and is_apart:
+                await self._take_turn(lease, owners)
+            else:
+                self._begin(lease, owners)
+            while owners.awaited(lease):
+                await lease.instance.wait_placed()
+        if lease.is_cache_off:
+            lease.expected_cached = 0
+
+    async def _take_turn(self, lease: Lease, owners: SlotOwners) -> None:
+        """Have the engine to the requests of one owner alone, with nothing of others in its slots.
+
+        Those that come later wait behind this one, also those of the owner before.
+        """
+        owner, instance = lease.request.owner, lease.instance
+        async with instance.owner_turn:
+            if not owners.has_only(owner):
+                while owners.are_in_engine(owner):
+                    await instance.wait_placed()
+                await clear_slots(lease.upstream, self._settings)
+                owners.clear(owner)
+            self._begin(lease, owners)
+
+    def _begin(self, lease: Lease, owners: SlotOwners) -> None:
+        lease.owners = owners
+        lease.is_cache_off = not owners.begin(lease, lease.request.owner, lease.id_slot)
 
     @asynccontextmanager
     async def _order(
@@ -262,17 +308,3 @@ def _search(lease: Lease) -> Search | None:
 
 def _looks_in_cache(lease: Lease) -> bool:
     return not lease.is_cache_off and lease.request.json.get("cache_prompt") is not False
-
-
-def _note_owner(lease: Lease, owners: SlotOwners) -> None:
-    """Note whose request is sent, and whether it may reuse what the engine holds."""
-    request, node = lease.request, lease.upstream.node
-    if request.is_background or not request.kind.takes_slot:
-        return
-    if node:  # another llama-corral is told the owner
-        lease.is_cache_off = request.owner.is_alone and not node.takes_keep_alive
-    else:
-        lease.is_cache_off = not owners.may_reuse(request.owner, lease.id_slot)
-        owners.begin(request.owner, lease.id_slot)
-    if lease.is_cache_off:
-        lease.expected_cached = 0

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
 
-from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.errors import ProxyError, UpstreamFailed, UpstreamTimeout
 from proxy.headers import JSON
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, fetch, get_request
@@ -25,6 +26,7 @@ _TIMEOUT_S: Final = 2.0
 _MAX_BYTES: Final = 4 * 1024**2
 # A prompt batch in progress takes about half a second.
 _REFRESH_TIMEOUT_S: Final = 1.0
+_CLEAR_TIMEOUT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,24 @@ async def refresh_slots(upstream: Upstream, slots: Iterable[int], settings: Prox
     async with asyncio.TaskGroup() as group:
         for slot in slots:
             group.create_task(_refresh(upstream, slot, settings))
+
+
+async def clear_slots(upstream: Upstream, settings: ProxySettings) -> None:
+    """Leave one token in each slot of an engine that has no request.
+
+    Raises:
+        UpstreamFailed, UpstreamTimeout: A slot may hold what it held.
+
+    Source: measured on build 10434, also for models that make vectors.
+    """
+    headers = CIMultiDict({"Content-Type": JSON})
+    for slot in range(upstream.slots):
+        members = {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot}
+        body = orjson.dumps(members)
+        upstream_request = UpstreamRequest("POST", "/completion", "", headers.copy(), body)
+        page = await fetch(upstream, upstream_request, settings, _CLEAR_TIMEOUT_S, _MAX_BYTES)
+        if page.status != HTTPStatus.OK:
+            raise UpstreamFailed(f"{upstream.name} did not clear what its slots hold of other keys")
 
 
 async def _refresh(upstream: Upstream, slot: int, settings: ProxySettings) -> None:

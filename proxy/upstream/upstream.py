@@ -67,6 +67,8 @@ class Upstream:
         cache_key: Which slot files it can restore: those with the same; empty: none.
         token_bytes: Of a token in its KV cache; 0 where that is not known.
         state_bytes: Of the recurrent state of one sequence; 0 without any.
+        reuses_vectors: Whether it makes a vector from what its slot holds of the text already: with
+            the pooling `last`, and a KV cache.
         host_cache_bytes: What it keeps in main memory of prompts that are in no slot (`cache-ram`);
             0: nothing, infinity: no limit.
     """
@@ -93,6 +95,7 @@ class Upstream:
     token_bytes: float = 0.0
     state_bytes: int = 0
     host_cache_bytes: float = 0.0
+    reuses_vectors: bool = False
 
     @property
     def is_on_trial(self) -> bool:

@@ -97,6 +97,7 @@ class Replica:
             token_bytes=self.caches.token_bytes,
             state_bytes=self.caches.state_bytes,
             host_cache_bytes=self.caches.host_cache_bytes,
+            reuses_vectors=bool(plan and plan.embedding and plan.embedding.can_split),
         )
 
 

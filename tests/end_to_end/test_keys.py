@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,33 @@ def test_a_key_deletes_its_own_conversation_alone(
     assert (bens_found > 100) == (share == "all")
     _, found = ask(corral, anna, annas)
     assert found > 100
+
+
+VECTORS = """
+[proxy]
+listen = "127.0.0.1:0"
+api_keys_file = "{keys}"
+share_caches = "{share}"
+[models.vectors]
+path = "{model}"
+flags = {{ parallel = 2, ctx-size = 4096, threads = 1, embedding = true, pooling = "last" }}
+"""
+
+
+@pytest.mark.parametrize("share", ["all", "key"])
+def test_a_text_is_computed_for_each_key_where_keys_share_nothing(
+    corral: CorralCli, tiny_model: Path, share: str
+) -> None:
+    """With the pooling `last` the engine reuses what it has of a text."""
+    keys = corral.root / "config" / "keys.toml"
+    corral.configure(VECTORS.format(keys=keys, model=tiny_model, share=share))
+    owners = [corral.data("key", "add", name)["key"] for name in ("anna", "ben", "cora")]
+    corral.ok("start")
+    body = {"model": "vectors", "input": "the river and the garden " * 20}
+    url = f"{corral.url}/v1/embeddings"
+    for key in owners:
+        assert httpx.post(url, json=body, headers=bearer(key), timeout=60).status_code == 200
+    page = httpx.get(f"{corral.url}/metrics", headers=bearer(owners[0]), timeout=60).text
+    found = re.search(r"llamacpp:prompt_tokens_cached_total\{.*\} (\d+)", page)
+    assert found
+    assert (int(found[1]) > 50) == (share == "all")

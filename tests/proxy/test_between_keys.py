@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_bert
 from corral_cli import PATIENCE_S
 from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
@@ -23,7 +24,10 @@ from proxy.prompt_cache.fingerprint import RestoredSlot
 from proxy.prompt_cache.index import PrefixIndex
 from proxy.prompt_cache.prompt import CacheOwner, Prompt, read_prompt
 from proxy.prompt_cache.slot_owners import SlotOwners
-from proxy.upstream.upstream import Node
+from proxy.router.router import Router
+from proxy.upstream.client import fetch, get_request
+from proxy.upstream.metrics_text import plain_values
+from proxy.upstream.upstream import Node, Upstream
 from supervisor.engines.discover import Engine
 
 KEYS = """
@@ -345,36 +349,213 @@ async def test_a_machine_that_shares_keeps_the_clients_of_others_apart(
     assert await found(proxy, CHAT, secret, BEN) == 0
 
 
+def begun(owners: SlotOwners, owner: CacheOwner, id_slot: int | None) -> bool:
+    """Begin a request that the engine gives a slot at once; return whether it may reuse."""
+    holder = object()
+    is_reusing = owners.begin(holder, owner, id_slot)
+    owners.placed(holder)
+    return is_reusing
+
+
 def test_owners_of_slots() -> None:
     anna, ben, cora = (CacheOwner(name, is_alone=True) for name in ("anna", "ben", "cora"))
     owners = SlotOwners()
-    assert owners.may_reuse(anna, None)
-    owners.begin(anna, None)
+    assert begun(owners, anna, None)
     assert owners.may_reuse(anna, 1)
     assert not owners.may_reuse(ben, 0)
-    owners.begin(ben, 0)
+    assert not begun(owners, ben, 0)
     assert not owners.may_reuse(anna, None)
     assert not owners.may_reuse(ben, 0)  # the engine has not told yet what it computed
     owners.end(ben, 0)
     assert owners.may_reuse(ben, 0)
     assert not owners.may_reuse(anna, 0)
     assert not owners.may_reuse(CacheOwner("dora"), 0)
-    owners.begin(cora, 0)
+    begun(owners, cora, 0)
     assert not owners.may_reuse(ben, 0)
     owners.end(cora, 0)
-    owners.begin(ben, None)  # it may have got any slot
+    begun(owners, ben, None)  # it may have got any slot
     assert not owners.may_reuse(cora, 0)
+
+
+def test_a_slot_that_an_unnamed_request_may_have_taken_is_nobodys() -> None:
+    anna, ben = ALONE
+    owners = SlotOwners(is_new=False)
+    begun(owners, anna, 0)
+    begun(owners, ben, None)  # it takes slot 0 as soon as the engine is done with it
+    owners.end(anna, 0)
+    assert not owners.may_reuse(anna, 0)
+    unnamed = object()
+    owners.begin(unnamed, ben, None)
+    begun(owners, anna, 1)
+    owners.end(anna, 1)
+    owners.fill(anna, 0)
+    assert not any(owners.may_reuse(anna, slot) for slot in (0, 1))  # it has yet to take a slot
+    owners.placed(unnamed)
+    begun(owners, anna, 1)
+    owners.end(anna, 1)
+    assert owners.may_reuse(anna, 1)
+
+
+def test_an_unnamed_request_waits_for_the_slots_of_those_that_reuse() -> None:
+    anna, ben = ALONE
+    owners = SlotOwners(is_new=False)
+    begun(owners, anna, 0)
+    owners.end(anna, 0)
+    reusing, own, unnamed, named, later = (object() for _ in range(5))
+    assert owners.begin(reusing, anna, 0)
+    owners.begin(own, anna, None)
+    owners.begin(unnamed, ben, None)
+    owners.begin(named, ben, 1)
+    assert not owners.begin(later, anna, 0)
+    waiting = [one for one in (reusing, own, unnamed, named, later) if owners.awaited(one)]
+    assert waiting == [unnamed]
+    owners.placed(reusing)
+    assert not owners.awaited(unnamed)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_owners_that_share_see_all_but_what_one_alone_left(*, is_new: bool) -> None:
     anna, ben = ALL
     owners = SlotOwners(is_new=is_new)
-    owners.begin(anna, 0)
+    begun(owners, anna, 0)
     assert owners.may_reuse(ben, 0)
     assert not owners.may_reuse(ALONE[0], None)
-    owners.begin(ALONE[0], 1)
+    begun(owners, ALONE[0], 1)
     assert not owners.may_reuse(ben, None)
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+async def test_a_key_is_not_sent_before_what_another_reuses_has_its_slot(
+    *, is_placed: bool
+) -> None:
+    """Else it could take that slot, and leave in it what the other then reuses."""
+    router, entered = Router(), asyncio.Event()
+    router.admit(replace(upstream("a", 3), can_name_slots=True))
+    annas, bens = (replace(ask(SECRET), owner=owner) for owner in ALONE)
+
+    async def second() -> None:
+        async with router.lease(bens):
+            entered.set()
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        async with router.lease(annas) as lease:
+            group.create_task(second())
+            await until(lambda: len(router.instances()[0].leases) == 2)
+            for _ in range(20):  # it has nothing else to wait for
+                await asyncio.sleep(0)
+            assert not entered.is_set()
+            if is_placed:
+                lease.note_header()
+                await entered.wait()
+        await entered.wait()
+
+
+def infill(text: str) -> dict[str, Any]:
+    return {"input_prefix": text, "input_suffix": "the end", "prompt": "", "n_predict": 2}
+
+
+@pytest.mark.parametrize("can_name_slots", [True, False])
+async def test_infill_finds_only_the_prompts_of_its_own_key(
+    proxy: ProxyHarness, filling: Path, tmp_path: Path, *, can_name_slots: bool
+) -> None:
+    await begin(proxy, tmp_path, share_caches="key")
+    whole = replace(engines.upstream(filling, 2), can_name_slots=can_name_slots)
+    proxy.router.admit(whole, [RestoredSlot(0)])
+    own = 0
+    for at in range(4):
+        secret, is_stream = f"{can_name_slots} {at} {SECRET}", at % 2 == 0
+        for headers in (ANNA, ANNA, BEN):
+            tokens = await found(proxy, "/infill", "", headers, **infill(secret), stream=is_stream)
+            own += tokens if headers is ANNA else 0
+            assert headers is ANNA or tokens < FEW_TOKENS
+    assert (own > 100) == can_name_slots
+
+
+@pytest.fixture(scope="module")
+def filling(engine: Engine, tiny_model: Path) -> Iterator[Path]:
+    """An engine whose vocabulary has the marks that filling in the middle needs."""
+    options = ["-c", "8192", "-np", "2", "-t", "1", "--no-kv-unified", "--cache-ram", "64"]
+    for number, name in enumerate(("pre", "suf", "mid"), 2):
+        options += ["--override-kv", f"tokenizer.ggml.fim_{name}_token_id=int:{number}"]
+    with engines.running(engine, tiny_model, *options, "-sps", "0", "--slots") as socket:
+        yield socket
+
+
+async def reused(proxy: ProxyHarness, upstream: Upstream) -> int:
+    """Return how many tokens of prompts the engine has found since it started."""
+    request = get_request("/metrics")
+    page = await fetch(upstream, request, proxy.settings, PATIENCE_S, 1_000_000)
+    return int(plain_values(page.body.decode())["prompt_tokens_cached_total"])
+
+
+async def vectors(proxy: ProxyHarness, text: str | list[str], headers: Mapping[str, str]) -> None:
+    body = {"model": "chat", "input": text}
+    async with proxy.http.post("/v1/embeddings", json=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        await response.read()
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean", "cls", "rank"])
+async def test_an_engine_for_vectors_reuses_nothing_of_a_text(
+    proxy: ProxyHarness, engine: Engine, tmp_path: Path, tiny_model: Path, pooling: str
+) -> None:
+    """So keys need not be kept apart in it: what a text left serves not even its own key."""
+    model, options = tiny_model, ["-c", "2048", "-np", "2", "-t", "1", "--metrics"]
+    options += ["--rerank"] if pooling == "rank" else ["--embeddings", "--pooling", pooling]
+    if pooling == "rank":
+        model = tiny_bert.make(tmp_path / "rank.gguf", "rank")
+    with engines.running(engine, model, *options, "--no-kv-unified") as socket:
+        own = engines.upstream(socket, 2)
+        proxy.router.admit(own)
+        documents = ["a b c " * 20, "d e f " * 20]
+        for path, body in (
+            ("/embedding", {"content": TEXT}),
+            ("/embeddings", {"content": [TEXT, TEXT]}),
+            ("/v1/rerank", {"query": "a cat", "documents": documents}),
+        ) * 3:
+            if ("rerank" in path) == (pooling == "rank"):
+                async with proxy.http.post(path, json=body) as response:
+                    assert response.status == 200, await response.text()
+        assert await reused(proxy, own) == 0
+
+
+async def test_vectors_made_from_the_last_token_reuse_only_texts_of_their_own_key(
+    proxy: ProxyHarness, engine: Engine, tiny_model: Path, tmp_path: Path
+) -> None:
+    await begin(proxy, tmp_path, share_caches="key")
+    options = ["-c", "8192", "-np", "2", "-t", "1", "--metrics", "--no-kv-unified", "-sps", "0"]
+    pooling = ["--embeddings", "--pooling", "last"]
+    with engines.running(engine, tiny_model, *options, *pooling) as socket:
+        own = replace(engines.upstream(socket, 2), reuses_vectors=True)
+        proxy.router.admit(own)
+        for headers in (ANNA, BEN, ANNA):
+            before = await reused(proxy, own)
+            await vectors(proxy, [SECRET, SECRET], headers)
+            assert await reused(proxy, own) - before < FEW_TOKENS
+        before = await reused(proxy, own)
+        await vectors(proxy, [SECRET, SECRET], ANNA)
+        assert await reused(proxy, own) - before > 100
+        before = await reused(proxy, own)
+        async with asyncio.TaskGroup() as group:
+            for headers in (BEN, ROOT, ANNA):  # more than there are slots, at once
+                group.create_task(vectors(proxy, SECRET, headers))
+        assert await reused(proxy, own) - before < FEW_TOKENS
+
+
+async def test_vectors_are_not_made_where_the_slots_cannot_be_cleared(
+    proxy: ProxyHarness, tmp_path: Path
+) -> None:
+    async def refuse(call: Call) -> None:
+        await call.head("Content-Length: 0", status="501 Not Implemented")
+
+    await begin(proxy, tmp_path, share_caches="key")
+    fake = await proxy.fake(refuse, is_admitted=False)
+    proxy.router.admit(replace(fake.upstream(), reuses_vectors=True))
+    body = {"model": "chat", "input": SECRET}
+    async with proxy.http.post("/v1/embeddings", json=body, headers=ANNA) as response:
+        assert (response.status, "did not clear" in await response.text()) == (502, True)
+    assert (await fake.calls.get()).line == "POST /completion HTTP/1.1"
+    assert fake.calls.empty()
 
 
 @pytest.mark.parametrize("is_corral", [True, False])
