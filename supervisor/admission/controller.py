@@ -224,8 +224,9 @@ class AdmissionController:
             self._keep_alive_s.pop(model.entry.name, None)
 
     def _model_states(self) -> list[ModelState]:
-        required = self._memory_usage.required
-        return [self._model_state(model, required(model)) for model in self._configured()]
+        models = self._configured()
+        required = self._memory_usage.required(models)
+        return [self._model_state(model, required[model.entry.name]) for model in models]
 
     def _demands(self) -> list[ModelState]:
         """The models without what they require, which takes a hundred times as long."""

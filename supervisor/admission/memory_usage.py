@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -142,18 +142,21 @@ class MemoryUsage:
         available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
         return {**left, HOST: min(left[HOST], available - outstanding)}
 
-    def required(self, model: Model) -> Bytes:
-        """Return what a model takes, or would take; weights that are mapped count once.
+    def required(self, models: Iterable[Model]) -> Mapping[str, Bytes]:
+        """Return what each model takes, or would take; weights that are mapped count once.
 
         At most all there is, so that a model which grew beyond that is still loaded, alone. Of a
         device, at most what other programs leave: others make room for it, and its start finds out
         whether that suffices. A model that needs more than the whole device needs what it needs.
         """
+        capacity, planner = self.capacity(), self._fleet.planner.reading_once()
+        return {model.entry.name: self._required(model, capacity, planner) for model in models}
+
+    def _required(self, model: Model, capacity: Bytes, planner: LaunchPlanner) -> Bytes:
+        found = [one for replica in model.replicas if (one := self._estimate(replica, planner))]
         required = self._of(model.replicas)
-        found = list(filter(None, map(self._estimate, model.replicas)))
         if found:
             at_start = found[0].mapped_bytes + sum(one.own_at_start_bytes for one in found)
-            capacity = self.capacity()
             required[HOST] = max(at_start, min(required[HOST], capacity.get(HOST, 0)))
             for name in found[0].devices:
                 left = max(0, capacity.get(name, 0))
@@ -189,11 +192,14 @@ class MemoryUsage:
             self._observed.note(found, own_bytes(pid) or 0)
         return self._observed.own_bytes(found)
 
-    def _estimate(self, replica: Replica) -> Estimate | None:
-        """Return the estimate for an instance; None where it cannot be planned."""
-        name, planner = replica.place.model, self._fleet.planner
-        if planner is not self._planner:
-            self._planner, self._estimates = planner, {}
+    def _estimate(self, replica: Replica, planner: LaunchPlanner | None = None) -> Estimate | None:
+        """Return the estimate for an instance; None where it cannot be planned.
+
+        `planner` plans it, if it must be planned; by default that of the fleet.
+        """
+        if self._fleet.planner is not self._planner:
+            self._planner, self._estimates = self._fleet.planner, {}
+        name, planner = replica.place.model, planner or self._planner
         trial = planner.places.trial_at(replica.place) if name in planner.entries else None
         key, changed = (name, trial is not None), (planner.adapted(name), planner.reduced(name))
         if key not in self._estimates or self._estimates[key][0] != changed:

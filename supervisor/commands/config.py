@@ -25,7 +25,7 @@ def check(config: Path | None) -> CommandResult:
     read_nodes(loaded.settings.nodes, _emit_nothing)
     notes = tuple(certificate_notes(loaded.settings, datetime.now(UTC)))
     planner = LaunchPlanner(loaded.settings, where)
-    plans = list(_all_plans(planner))
+    plans = list(_all_plans(planner.reading_once()))
     _check_fallbacks(loaded.settings, plans)
     omitted = [
         f"{plan.model}: {line.flag} is omitted: {line.reason}"

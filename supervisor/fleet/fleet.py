@@ -266,7 +266,7 @@ class Fleet:
             )
 
     def _make(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
-        taken = {replica.name for replica in self.all_replicas()}
+        taken = {replica.name for replica in self.models[place.model].all_replicas}
         name = name_for(place, taken)
         replica = Replica(place, name, planner, self._slot_manager, self._instance)
         self._serve(replica)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -89,6 +90,19 @@ class LaunchPlanner:
         self.workers = ModelWorkers(settings, known_workers or KnownWorkers())
         self._layer_shares = LayerShares(directories.layer_shares)
         self._layers: Mapping[str, Mapping[str, int]] = {}
+        self._read_machine: Callable[[], Machine] = machine.read
+        self._load: Callable[[EngineSetting | None], Engine] = self._load_now
+
+    def reading_once(self) -> LaunchPlanner:
+        """Return a planner of the same settings, to plan many models at one moment.
+
+        It reads the machine, each engine and each profile once. Keep it for that moment only.
+        """
+        other = copy.copy(self)
+        other._read_machine = cache(self._read_machine)  # noqa: SLF001 (a copy of this one)
+        other._load = cache(self._load)  # noqa: SLF001 (a copy of this one)
+        other.tuned_profiles = self.tuned_profiles.reading_once()
+        return other
 
     def adapting(self, model: str, to: FlagSettings) -> LaunchPlanner:
         """Return a planner of the same settings with other adapted values of one model."""
@@ -125,7 +139,7 @@ class LaunchPlanner:
         own = [model.engine for model in self._settings.models.values()]
         return self._load(self._settings.engine or (own[0] if own and all(own) else None))
 
-    def _load(self, setting: EngineSetting | None) -> Engine:
+    def _load_now(self, setting: EngineSetting | None) -> Engine:
         places = search.here(self._directories.engines)
         return engines.load(setting, cache_dir=self._directories.cache, places=places)
 
@@ -190,7 +204,9 @@ class LaunchPlanner:
         return replace(plan, memory_inputs=with_free(plan.memory_inputs, free))
 
     def capacity(self, engine: Engine) -> MemoryCapacity:
-        return capacity(machine.read(), engine.devices, self._settings.supervisor.memory_budget)
+        return capacity(
+            self._read_machine(), engine.devices, self._settings.supervisor.memory_budget
+        )
 
     def _plan_unadapted(self, entry: ModelEntry, instances: int) -> Plan:
         return self._plan(entry, {}, instances=instances)
@@ -256,10 +272,10 @@ class LaunchPlanner:
 
     def measurements(self, path: Path, engine: Engine) -> MeasurementStore:
         """The speeds of a model file with an engine."""
-        return MeasurementStore(self._directories.cache, path, engine.path, machine.read())
+        return MeasurementStore(self._directories.cache, path, engine.path, self._read_machine())
 
     def _machine(self) -> Machine:
-        here = machine.read()
+        here = self._read_machine()
         budget = self._settings.supervisor.memory_budget
         return replace(here, memory_bytes=min(budget or here.memory_bytes, here.memory_bytes))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 
 from supervisor.errors import CorralError
 from supervisor.flags import profile, tuned
@@ -22,8 +24,14 @@ class TunedProfiles:
     """The profiles of models, with the tuned ones that apply here."""
 
     def __init__(self, directories: Directories, read: ReadTuned | None = None) -> None:
-        self._directories = directories
         self._read = read or (lambda name: tuned.read(name, directories.tuned_profiles))
+        self._load: Callable[[str], Profile] = lambda name: profile.load(name, directories.profiles)
+
+    def reading_once(self) -> TunedProfiles:
+        """Return the same with each profile that tuned ones lie on read once."""
+        other = copy.copy(self)
+        other._load = cache(self._load)  # noqa: SLF001 (a copy of this one)
+        return other
 
     def used(self, entry: ModelEntry) -> Tuned | None:
         """Return a model's tuned profile if it applies; raises SettingsInvalid."""
@@ -35,7 +43,7 @@ class TunedProfiles:
 
     def profile(self, entry: ModelEntry) -> Profile:
         """Load a model's profile with its tuned one on top; raises SettingsInvalid."""
-        under = profile.load(entry.profile, self._directories.profiles)
+        under = self._load(entry.profile)
         found = self.used(entry)
         if found is None:
             return under

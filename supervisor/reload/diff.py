@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from proxy.nodes.settings import NodeSettings
 from supervisor.errors import CorralError
@@ -110,18 +111,23 @@ def compare(
 
 
 def _running(replicas: Iterable[Replica]) -> dict[ReplicaId, LaunchFingerprint | None]:
-    return {one.place: one.fingerprint or _unused_fingerprint(one) for one in replicas}
+    planner_of = cache(LaunchPlanner.reading_once)
+    return {
+        one.place: one.fingerprint or _unused_fingerprint(planner_of(one.planner), one.place)
+        for one in replicas
+    }
 
 
-def _unused_fingerprint(replica: Replica) -> LaunchFingerprint | None:
+def _unused_fingerprint(planner: LaunchPlanner, place: ReplicaId) -> LaunchFingerprint | None:
     """Return the fingerprint of a replica that never ran; None where it could not."""
     try:
-        return replica.planner.fingerprint(replica.place, replica.planner.engine_at(replica.place))
+        return planner.fingerprint(place, planner.engine_at(place))
     except CorralError:
         return None
 
 
 def _wanted(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
+    planner = planner.reading_once()
     return {
         place: planner.fingerprint(place, planner.engine_at(place))
         for name in planner.entries

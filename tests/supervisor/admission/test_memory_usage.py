@@ -3,7 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fakes.instance_harness import RecordingTraffic
+from growth import is_linear
 from samples import GIB, GPU, engine, model
 
 from supervisor.admission.memory_usage import HOST, MemoryUsage, ObservedMemory
@@ -46,7 +48,7 @@ def taken_bytes(directory: Path, seen_bytes: int) -> int:
     fleet.replica("chat.0").fingerprint = FINGERPRINT
     observed = ObservedMemory()
     observed.note(FINGERPRINT, seen_bytes)
-    return MemoryUsage(fleet, observed=observed).required(fleet.models["chat"])[HOST]
+    return MemoryUsage(fleet, observed=observed).required([fleet.models["chat"]])["chat"][HOST]
 
 
 def test_an_observation_above_the_estimate_replaces_it(tmp_path: Path) -> None:
@@ -83,6 +85,28 @@ def test_the_least_recently_used_fingerprints_are_forgotten() -> None:
     assert observed.own_bytes(OTHER) == 0
 
 
+def test_the_capacity_is_looked_up_once_for_all_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"m{number}" for number in range(9)]
+    settings = Settings(models={name: {"path": "/models/chat.gguf"} for name in names})
+    fleet = Fleet(
+        Planned(settings, Directories(*[tmp_path] * 5)), RecordingTraffic(), lambda *_, **__: None
+    )
+    engines = iter([engine()])
+    monkeypatch.setattr(Planned, "engine", lambda _: next(engines))
+    assert list(MemoryUsage(fleet).required(fleet.models.values())) == names
+
+
+def test_adding_models_to_a_fleet_is_linear(tmp_path: Path) -> None:
+    def add(count: int) -> None:
+        models = {f"m{at}": {"path": "/models/chat.gguf"} for at in range(count)}
+        planner = Planned(Settings(models=models), Directories(*[tmp_path] * 5))
+        Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
+
+    assert is_linear(add, 250)
+
+
 def test_a_worker_serves_one_model_at_a_time(tmp_path: Path) -> None:
     one = {"path": "/models/chat.gguf", "workers": ["a"]}
     other = {"path": "/models/chat.gguf"}
@@ -94,7 +118,8 @@ def test_a_worker_serves_one_model_at_a_time(tmp_path: Path) -> None:
     )
     usage = MemoryUsage(fleet)
     assert usage.capacity()["worker a"] == 1
-    assert [usage.required(one).get("worker a", 0) for one in fleet.models.values()] == [1, 1, 0]
+    required = usage.required(fleet.models.values())
+    assert [required[name].get("worker a", 0) for name in fleet.models] == [1, 1, 0]
 
 
 class OnDevice(Planned):
@@ -118,13 +143,13 @@ async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -
     free_mib = 20 * 1024
     fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
     usage, (chat, huge) = MemoryUsage(fleet), fleet.models.values()
-    needs = usage.required(chat)["Vulkan0"]
+    needs = usage.required([chat])["chat"]["Vulkan0"]
     await usage.look([chat])
     assert usage.capacity()["Vulkan0"] == usage.free()["Vulkan0"] == 20 * GIB
-    assert usage.required(chat)["Vulkan0"] == needs
+    assert usage.required([chat])["chat"]["Vulkan0"] == needs
     free_mib = 4 * 1024
     fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
     await usage.look([chat])
     # All of what is left, so that idle models go; what never fits must not have them unloaded.
-    assert usage.required(chat)["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
-    assert usage.required(huge)["Vulkan0"] > 24 * GIB
+    assert usage.required([chat])["chat"]["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
+    assert usage.required([huge])["huge"]["Vulkan0"] > 24 * GIB

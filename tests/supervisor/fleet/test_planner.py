@@ -13,11 +13,12 @@ from samples import GIB, GPU, engine, machine
 from supervisor.engines.discover import Device, Engine
 from supervisor.engines.help import parse
 from supervisor.errors import NoSuchModel, OutOfMemory, SettingsInvalid
+from supervisor.flags import profile
 from supervisor.flags.setting import Setting
 from supervisor.fleet.launch_id import ReplicaId
 from supervisor.fleet.places import Places
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
+from supervisor.host.paths import Directories, shipped
 from supervisor.settings.schema import Settings
 
 SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
@@ -247,6 +248,32 @@ def test_plans_of_many_models_do_not_count_all_replicas_again(
     planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
     assert all(planner.plan(model).model == model for model in planner.entries)
     assert counted == list(planner.entries)
+
+
+def test_plans_at_one_moment_read_machine_engine_and_profile_once(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+
+    def returning(name: str, value: Any) -> Any:
+        def read(*_: object, **__: object) -> Any:
+            reads.append(name)
+            return value
+
+        return read
+
+    base = profile.load("base", [shipped("profiles")])
+    monkeypatch.setattr("supervisor.fleet.planner.machine.read", returning("machine", machine()))
+    monkeypatch.setattr("supervisor.fleet.planner.engines.load", returning("engine", engine()))
+    loaded = returning("profile", base)
+    monkeypatch.setattr("supervisor.fleet.tuned_profiles.profile.load", loaded)
+    settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(9)})
+    planner = LaunchPlanner(settings, Directories(*[tmp_path] * 5))
+    once = planner.reading_once()
+    assert all(once.plan(model).model == model for model in planner.entries)
+    assert sorted(reads) == ["engine", "machine", "profile"]
+    planner.plan("m0")
+    assert reads.count("engine") == 2
 
 
 def test_the_help_of_an_engine_is_parsed_once() -> None:
