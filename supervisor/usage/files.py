@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,8 @@ from supervisor.usage.usage import Account, Totals, Usage, add, from_row, from_r
 
 _JOURNAL: Final = re.compile(r"journal\.(\d{1,12})\.jsonl")
 _MONTH: Final = re.compile(r"\d{4}-\d\d")
-_READ_MAX_BYTES: Final = 64 * 1024**2
+_READ_MAX_BYTES: Final = 64 * 1024**2  # of a month
+_LINE_MAX_BYTES: Final = 64 * 1024
 # Some hundred keys and models on each day.
 _ROWS_MAX: Final = 50_000
 _MONTHS_MAX: Final = 60
@@ -55,8 +56,8 @@ def fold(root: Path, before: int) -> list[str]:
     damaged = _set_aside_damaged(root)
     for number, path in sorted(_journals(root).items()):
         if number < before:
-            for month, rows in _by_month(_journal_rows(path)).items():
-                _count(root / f"{month}.json", number, rows)
+            for month, totals in _journal_totals(path).items():
+                _count(root / f"{month}.json", number, totals)
             path.unlink()
     for path in sorted(_months(root).values())[:-_MONTHS_MAX]:
         path.unlink()
@@ -66,7 +67,7 @@ def fold(root: Path, before: int) -> list[str]:
 def read_all(root: Path) -> dict[Account, Usage]:
     """All usage, of journals too; beside a daemon that writes. Raises OSError."""
     # A journal that is folded meanwhile is counted by its month, which is read later.
-    journals = {number: list(_journal_rows(path)) for number, path in _journals(root).items()}
+    journals = {number: _journal_totals(path) for number, path in _journals(root).items()}
     totals: dict[Account, Usage] = {}
     folded: dict[str, int] = {}
     for month, path in _months(root).items():
@@ -74,19 +75,20 @@ def read_all(root: Path) -> dict[Account, Usage]:
             found = _read_month(path)
             totals |= found.totals
             folded[month] = found.folded
-    for number, rows in sorted(journals.items()):
-        for account, usage in rows:
-            if number > folded.get(account.day[:7], 0):
-                add(totals, account, usage, len(totals) + 1)
+    for number, months in sorted(journals.items()):
+        for month, found_there in months.items():
+            if number > folded.get(month, 0):
+                for account, usage in found_there.items():
+                    add(totals, account, usage, len(totals) + 1)
     return totals
 
 
-def _count(path: Path, number: int, rows: Iterable[tuple[Account, Usage]]) -> None:
+def _count(path: Path, number: int, found: Totals) -> None:
     month = _read_month(path)
     if month.folded >= number:
         return
     totals = dict(month.totals)
-    for account, usage in rows:
+    for account, usage in found.items():
         add(totals, account, usage, _ROWS_MAX)
     content = {"folded": number, "rows": [row(*one) for one in sorted(totals.items())]}
     write_atomic(path, orjson.dumps(content).decode())
@@ -127,26 +129,29 @@ def _set_aside_damaged(root: Path) -> list[str]:
     return damaged
 
 
+def _journal_totals(path: Path) -> Mapping[str, Totals]:
+    """Return the sums of a journal by month; a line that was cut off is left out.
+
+    It is summed up line by line: a journal has ten thousand lines of a few accounts.
+    """
+    months: dict[str, dict[Account, Usage]] = defaultdict(dict)
+    for account, usage in _journal_rows(path):
+        month = account.day[:7]
+        if _MONTH.fullmatch(month):
+            add(months[month], account, usage, _ROWS_MAX)
+    return months
+
+
 def _journal_rows(path: Path) -> Iterator[tuple[Account, Usage]]:
-    """Yield what a journal has; a line that was cut off is left out."""
     try:
-        lines = _read(path).splitlines()
+        file = open_regular(path)
     except FileNotFoundError:
         return
-    for line in lines:
-        with suppress(orjson.JSONDecodeError):
-            if found := from_row(orjson.loads(line)):
-                yield found
-
-
-def _by_month(
-    rows: Iterable[tuple[Account, Usage]],
-) -> Mapping[str, list[tuple[Account, Usage]]]:
-    months: dict[str, list[tuple[Account, Usage]]] = defaultdict(list)
-    for account, usage in rows:
-        if _MONTH.fullmatch(account.day[:7]):
-            months[account.day[:7]].append((account, usage))
-    return months
+    with file:
+        while line := file.readline(_LINE_MAX_BYTES):
+            with suppress(orjson.JSONDecodeError):
+                if found := from_row(orjson.loads(line)):
+                    yield found
 
 
 def _read(path: Path) -> bytes:

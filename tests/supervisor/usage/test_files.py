@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with (tmp_path / "journal.1.jsonl").open("ab") as file:
         file.write(b'["2026-11-01","anna","ch')
     assert read_all(tmp_path) == {NOVEMBER: ONE}
+    journal.close()
+
+
+def test_folding_a_journal_takes_memory_for_its_accounts_not_for_its_lines(tmp_path: Path) -> None:
+    journal = written(tmp_path, *[NOVEMBER] * 4000)
+    journal.begin(*journal.open_next())
+    tracemalloc.start()
+    journal.fold()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100 * 1024
+    assert read_all(tmp_path)[NOVEMBER].requests == 4000
     journal.close()
 
 
