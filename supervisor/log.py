@@ -26,7 +26,9 @@ from supervisor.service.journal import (
     send_to_journal,
 )
 
-with hidden("rich"):  # 3 MB, for consoles that structlog writes to itself
+# For consoles that structlog writes to itself, and for threads that this program does not have:
+# 3 MB where all are installed.
+with hidden("rich"), hidden("colorama"), hidden("greenlet"):
     import structlog
     from structlog.typing import EventDict, Processor, WrappedLogger
 

@@ -26,8 +26,11 @@ from typing import Any, Final, NoReturn, TextIO, cast
 
 import proxy
 import supervisor
+from supervisor.commands.spawn_daemon import DAEMON
 
-COMMAND: Final = (sys.executable, "-m", "supervisor.cli")
+CLI: Final = "supervisor.cli"
+# The words of ours that begin a process, without those of the command.
+_STARTS: Final = ((sys.executable, "-m", CLI), (sys.executable, *DAEMON))
 # Names the server's socket to commands, so that the daemons they start are forks too.
 SOCKET_ENV: Final = "FORK_SERVER"
 # They import huggingface_hub, which reads the environment while it is imported.
@@ -126,9 +129,11 @@ def _ask_for_fork(
     cwd: Path,
     files: Mapping[int, int],
     *,
+    module: str = CLI,
     new_session: bool = False,
 ) -> Fork:
     request = {
+        "module": module,
         "words": list(words),
         "env": dict(env),
         "cwd": str(cwd),
@@ -205,7 +210,7 @@ def _run_command(
         sys.stdin, sys.stdout, sys.stderr = (_stream(number) for number in range(3))
         sys.argv = ["corral", *request["words"]]
         subprocess.Popen = cast("Any", _Popen)  # type: ignore[misc]  # for the rest of this process
-        code = _exit_code()
+        code = _exit_code(request["module"])
     except BaseException:  # noqa: BLE001 (as the interpreter would, at the end of a process)
         traceback.print_exc()
     with suppress(OSError, ValueError):
@@ -214,14 +219,13 @@ def _run_command(
     os._exit(code)
 
 
-def _exit_code() -> int:
-    from supervisor.cli import main as corral  # noqa: PLC0415 (the server's side alone needs it)
-
+def _exit_code(module: str) -> int:
+    """Run the `main` of a module, as the interpreter does."""
     try:
-        corral()
+        code = importlib.import_module(module).main()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+        code = end.code
+    return code if isinstance(code, int) else int(code is not None)
 
 
 def _take_files(files: Mapping[int, int]) -> None:
@@ -249,7 +253,8 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
     """Starts programs, except that a daemon of `corral start` becomes another fork."""
 
     def __new__(cls, argv: Sequence[str], **options: Any) -> Any:
-        if tuple(argv[:3]) != COMMAND:
+        ours = next((start for start in _STARTS if tuple(argv[: len(start)]) == start), None)
+        if ours is None:
             return super().__new__(cls)
         null = os.open(os.devnull, os.O_RDWR)
         files: dict[int, int] = {number: number for number in options["pass_fds"]}
@@ -258,10 +263,11 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
             files[number] = null if file == subprocess.DEVNULL else number if file is None else file
         return _ask_for_fork(
             os.environ[SOCKET_ENV],
-            argv[3:],
+            argv[len(ours) :],
             os.environ,
             Path(options.get("cwd") or Path.cwd()),
             files,
+            module=ours[-1],
             new_session=options["start_new_session"],
         )
 

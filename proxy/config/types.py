@@ -17,9 +17,12 @@ _INTEGER_MAX: Final = 2**63 - 1
 
 
 class SettingsTable(BaseModel):
-    """A table of `corral.toml`; an unknown key is an error."""
+    """A table of `corral.toml`; an unknown key is an error.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    Its validator is made when it is first used alone: most tables are validated as parts of others.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def text(value: str) -> str:

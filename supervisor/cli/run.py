@@ -30,7 +30,6 @@ def serve(
         int | None,
         typer.Option(min=1, metavar="PID", help="With --desktop: end when this process ends."),
     ] = None,
-    report_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the daemon in the foreground until Ctrl-C.
 
@@ -39,7 +38,7 @@ def serve(
     """
     if watch_pid and not desktop:
         raise typer.BadParameter("--watch-pid needs --desktop")
-    if desktop and report_fd is None:
+    if desktop:
         if listen:
             raise typer.BadParameter("--desktop chooses the address; leave out --listen")
         from supervisor.commands.desktop import serve_desktop
@@ -52,7 +51,7 @@ def serve(
 
     finish(
         "serve",
-        lambda: call(models or [], config, listen, report_fd, is_desktop=desktop),
+        lambda: call(models or [], config, listen, None),
         as_json=False,
     )
 

@@ -1,15 +1,18 @@
 """`corral serve`: the daemon, in the foreground or started by `corral start`.
 
 What only the daemon needs is imported after the words are resolved: a mistake in them is reported
-without the wait.
+without the wait. `corral start` runs this module, not the command line, whose options of all
+commands take 3 MB for as long as a process lives.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +24,7 @@ from supervisor.desktop.starter import exit_with_starter
 from supervisor.errors import CorralError
 from supervisor.host.limits import raise_file_limit
 from supervisor.host.paths import Directories, directories, make_private
-from supervisor.output import CommandResult, warn
+from supervisor.output import CommandResult, run_command, warn
 from supervisor.service.environment import ServiceEnvironment, take_service_environment
 from supervisor.settings.load import load
 
@@ -77,6 +80,25 @@ def serve(
         report.send({"error": error.as_json()})  # `corral start` shows it
         return CommandResult(None, exit_code=error.exit_code)
     return CommandResult(None)
+
+
+def main() -> int:
+    """Run the daemon that `spawn_daemon` starts; return its exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report-fd", type=int, required=True)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--listen")
+    parser.add_argument("--desktop", action="store_true")
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the daemon handles it
+    return run_command(
+        "serve",
+        lambda: serve(
+            given.words, given.config, given.listen, given.report_fd, is_desktop=given.desktop
+        ),
+        as_json=False,
+    )
 
 
 def _compare_listen(actual: str, path: Path | None, where: Directories) -> None:
@@ -171,3 +193,7 @@ def _log_sink(where: Directories, *, to_file: bool) -> Iterator[Sink]:
     os.chdir("/")  # keeps no file system busy
     with LogFile(where.daemon_log, streams=(1, 2)) as file:
         yield log.json_sink(lambda line: file.write(f"{line}\n".encode()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Starts `corral serve` as a daemon in a session of its own."""
+"""Starts a daemon (`supervisor.commands.serve`) in a session of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from supervisor.errors import Interrupted, StartFailed, from_json
 from supervisor.host.paths import Directories
+
+# Its tracebacks name lines, not columns: the tables of these take 0.7 MB.
+DAEMON: Final = ("-X", "no_debug_ranges", "-m", "supervisor.commands.serve")
 
 
 def spawn_daemon(
@@ -28,7 +32,7 @@ def spawn_daemon(
         Interrupted: Ctrl-C; the daemon was told to end.
     """
     reader, writer = os.pipe()
-    argv = [sys.executable, "-m", "supervisor.cli", "serve", "--report-fd", str(writer), *options]
+    argv = [sys.executable, *DAEMON, "--report-fd", str(writer), *options]
     try:
         daemon = subprocess.Popen(  # it outlives us by design
             [*argv, "--", *words],
@@ -55,6 +59,6 @@ def spawn_daemon(
 
 
 def settings_options(config: Path | None, listen: str | None) -> list[str]:
-    """The options of `corral serve` for a settings file and an address."""
+    """The options of a daemon for a settings file and an address."""
     named = ["--config", str(config)] if config else []
     return [*named, "--listen", listen] if listen else named

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from supervisor.commands.spawn_daemon import DAEMON
 from supervisor.host.hidden_module import hidden
 
 
@@ -24,6 +25,11 @@ def test_a_package_that_is_loaded_stays() -> None:
         assert __import__("json").dumps
 
 
-def test_the_log_of_a_daemon_loads_no_rich() -> None:
-    code = "import sys, supervisor.log; sys.exit('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_a_daemon_that_start_runs_loads_no_command_line_and_nothing_for_consoles() -> None:
+    modules = "supervisor.commands.serve, supervisor.daemon, supervisor.log"
+    code = f"import sys, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert DAEMON[-1] in loaded
+    unused = {"colorama", "greenlet", "gguf", "httpx", "numpy", "rich", "supervisor.cli", "typer"}
+    assert not loaded & unused
