@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+# Of one name, and of all names together.
 ADDRESSES_MAX: Final = 1024
 # Bounds of a TTL: dnsmasq has 0 for its own records, others have days.
 _TTL_MIN_S: Final = 5.0
@@ -82,33 +83,36 @@ class Known:
         return min(max(self.ttl_s, _TTL_MIN_S), _TTL_MAX_S)
 
 
-def after(known: Known, answer: Answer) -> Known:
-    """Return what is known after an answer."""
+def after(known: Known, answer: Answer, most: int = ADDRESSES_MAX) -> Known:
+    """Return what is known after an answer; `most` addresses are what other names leave."""
     kept = (one for one in known.addresses if not answer.failures.keys().isdisjoint(one.questions))
     found = {*answer.addresses, *kept}
     failures = known.failures + 1 if answer.failures else 0
     if not found and not answer.failures and known.addresses and known.is_confirmed:
         problem = "it has no records any more; they are asked for once more"
         return Known(known.addresses, problem, is_confirmed=False)
-    bounded = _bounded(found, known.addresses)
-    return Known(bounded, _problem(found, answer), answer.ttl_s, failures)
+    bounded = _bounded(found, known.addresses, most)
+    return Known(bounded, _problem(found, answer, most), answer.ttl_s, failures)
 
 
 def _bounded(
-    found: Collection[NodeAddress], known: Collection[NodeAddress]
+    found: Collection[NodeAddress], known: Collection[NodeAddress], most: int
 ) -> tuple[NodeAddress, ...]:
     """Return at most as many as are allowed, known ones first."""
     before = frozenset(known)
     first: Iterable[NodeAddress] = sorted(found, key=lambda one: (one not in before, one))
-    return tuple(sorted(list(first)[:ADDRESSES_MAX]))
+    return tuple(sorted(list(first)[:most]))
 
 
-def _problem(found: Collection[NodeAddress], answer: Answer) -> str | None:
+def _problem(found: Collection[NodeAddress], answer: Answer, most: int) -> str | None:
     if answer.failures:
         reasons = "; ".join(dict.fromkeys(answer.failures.values()))
         return f"{reasons}; {len(found)} known addresses are kept" if found else reasons
     if not found:
         return "it has no records"
-    if len(found) > ADDRESSES_MAX:
-        return f"it has {len(found)} addresses, of which {ADDRESSES_MAX} are used"
+    if len(found) > most:
+        return (
+            f"it has {len(found)} addresses, of which {most} are used: "
+            f"all names together may have {ADDRESSES_MAX}"
+        )
     return None

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from proxy.access_log import Emit
 from proxy.failures import persist
-from proxy.nodes.addresses import Answer, Known, NodeAddress
+from proxy.nodes.addresses import ADDRESSES_MAX, Answer, Known, NodeAddress
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.discovery import Discovery
 from proxy.nodes.monitors import NodeMonitors
@@ -45,8 +45,9 @@ class Discoveries:
         """Follow the name of a node; one that is followed already is left as it is."""
         if node.name not in self._discoveries:
             change = functools.partial(self._set_addresses, node)
+            room = functools.partial(self._room, node.name)
             self._discoveries[node.name] = Discovery(
-                node.name, _resolve_of(node), change, self._emit
+                node.name, _resolve_of(node), change, self._emit, room
             )
             self._begin(node.name)
 
@@ -59,6 +60,11 @@ class Discoveries:
         if self._group:
             serve = self._discoveries[name].serve
             self._tasks[name] = self._group.create_task(persist("discovery", serve))
+
+    def _room(self, name: str) -> int:
+        """How many addresses a name may have beside those of the others."""
+        others = (found for other, found in self._discoveries.items() if other != name)
+        return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
 
     def _set_addresses(self, node: ConfiguredNode, addresses: Sequence[NodeAddress]) -> None:
         machines = [node.at(address) for address in addresses]

@@ -20,6 +20,7 @@ class Discovery:
         resolve: Asks for the records once.
         on_change: Gets all addresses when they have changed.
         emit: Takes `node.resolved` and `node.unresolved`.
+        room: Returns how many addresses other names leave.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Discovery:
         resolve: Resolve,
         on_change: Callable[[Sequence[NodeAddress]], None],
         emit: Emit,
+        room: Callable[[], int],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.known = Known()
@@ -35,6 +37,7 @@ class Discovery:
         self._resolve = resolve
         self._on_change = on_change
         self._emit = emit
+        self._room = room
         self._chance = chance
 
     async def serve(self) -> None:
@@ -47,7 +50,7 @@ class Discovery:
     # No method below awaits.
 
     def _take(self, answer: Answer) -> None:
-        before, self.known = self.known, after(self.known, answer)
+        before, self.known = self.known, after(self.known, answer, self._room())
         added = set(self.known.addresses) - set(before.addresses)
         removed = set(before.addresses) - set(self.known.addresses)
         if added or removed:

@@ -14,7 +14,7 @@ from fakes.node import FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import until
 from fakes.upstream import Call, say_ok
 
-from proxy.nodes import addresses, dns_resolver, monitor
+from proxy.nodes import addresses, discoveries, dns_resolver, monitor
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
 NAME = "A corral.test"
@@ -36,9 +36,19 @@ class Network:
         self._stack.push_async_callback(node.stop)
         return node
 
-    async def front(self, scheme: str = "dns+http", **options: Any) -> NodesProxy:
-        url = f"{scheme}://corral.test:{self._port}"
-        front = NodesProxy(configured_node("pods", url, resolver=self.names.address, **options))
+    async def front(
+        self, scheme: str = "dns+http", *, also: str | None = None, **options: Any
+    ) -> NodesProxy:
+        """Return a proxy of the node "pods", and of "more" with another name."""
+        hosts = {"pods": "corral.test"} | ({"more": also} if also else {})
+        front = NodesProxy(
+            *(
+                configured_node(
+                    name, f"{scheme}://{host}:{self._port}", resolver=self.names.address, **options
+                )
+                for name, host in hosts.items()
+            )
+        )
         return await self._stack.enter_async_context(front.running())
 
 
@@ -93,6 +103,26 @@ async def test_machines_come_with_their_records(network: Network) -> None:
     await until(lambda: states(front).get(f"pods@{SECOND}") == "up")
     assert states(front)["pods"] == "resolved"
     assert len(front.router.instances()) == 2
+
+
+async def test_all_names_together_have_a_bounded_number_of_machines(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (addresses, discoveries):
+        monkeypatch.setattr(module, "ADDRESSES_MAX", 2)
+    for host in (FIRST, SECOND, THIRD):
+        await network.machine(host)
+    network.names.records = {NAME: [FIRST]}
+    front = await network.front(also="other.test")
+    await until(lambda: states(front).get(f"pods@{FIRST}") == "up")
+    network.names.records = {NAME: [FIRST], "A other.test": [SECOND, THIRD]}
+    await until(lambda: states(front).get(f"more@{SECOND}") == "up")
+    together = "all names together may have 2"
+    assert problem(front, "more") == f"it has 2 addresses, of which 1 are used: {together}"
+    assert f"more@{THIRD}" not in states(front)
+    network.names.records = {NAME: [], "A other.test": [SECOND, THIRD]}
+    await until(lambda: states(front).get(f"more@{THIRD}") == "up")
+    assert problem(front, "more") is None
 
 
 async def test_a_machine_whose_record_is_removed_finishes_its_requests(network: Network) -> None:
