@@ -107,7 +107,7 @@ class DaemonParts:
         router_events = RouterEvents()
         storage = SlotFileStorageAdapter()
         self.router = Router(proxy, router_events, self.metrics.emit, storage)
-        self.stats = StatsReader()
+        self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
         self._adapted = AdaptedValues()
         self._canary_trials = CanaryTrials()
         self._reductions = Reductions()

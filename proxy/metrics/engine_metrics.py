@@ -1,8 +1,9 @@
 """The engines' own metrics, relabelled by model and instance.
 
 Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of clients that left. So
-an engine is read only on request and at most once in two seconds. Each read resets the engine's own
-averages of throughput, whoever reads; so they are computed here, from its totals at our last read.
+an engine is read only on request and at most once in two seconds, for `corral status` too. Each
+read resets the engine's own averages of throughput, whoever reads; so they are computed here, from
+its totals when `/metrics` was last answered.
 
 Source: llama-server builds 10434 and 11434, measured.
 """
@@ -13,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import Metric
@@ -29,7 +29,7 @@ _AGE_MIN_S: Final = 2.0
 _TIMEOUT_S: Final = 1.0
 _MAX_BYTES: Final = 256 * 1024
 _COMPUTED: Final = ("prompt_tokens_total", "tokens_predicted_total")
-# Averages since our last read: of which tokens, and in which seconds.
+# Averages since `/metrics` was last answered: of which tokens, and in which seconds.
 _AVERAGES: Final = {
     "prompt_tokens_seconds": ("prompt_tokens_total", "prompt_seconds_total"),
     "predicted_tokens_seconds": ("tokens_predicted_total", "tokens_predicted_seconds_total"),
@@ -65,6 +65,14 @@ class Passes:
     decode_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Exposed:
+    """What `/metrics` was last answered with."""
+
+    reading: Scraped
+    averages: Mapping[str, float]
+
+
 class Scrape:
     """Reads each engine at most once in two seconds."""
 
@@ -74,6 +82,7 @@ class Scrape:
         self._settings = settings
         self._clock = clock
         self._readings: dict[str, Scraped] = {}
+        self._exposed: dict[str, _Exposed] = {}
 
     async def read(
         self, upstreams: Sequence[Upstream], age_max_s: float = _AGE_MIN_S
@@ -85,10 +94,31 @@ class Scrape:
         names = {upstream.name for upstream in upstreams}
         for name in self._readings.keys() - names:
             del self._readings[name]
+            self._exposed.pop(name, None)
         async with asyncio.TaskGroup() as group:
             for upstream in self._due(upstreams, age_max_s):
                 group.create_task(self._read(upstream))
         return [reading for _, reading in sorted(self._readings.items())]
+
+    @property
+    def values(self) -> dict[str, Mapping[str, float]]:
+        """The latest metrics without labels that were read, by instance."""
+        return {name: reading.values for name, reading in self._readings.items()}
+
+    async def expose(self, upstreams: Sequence[Upstream]) -> list[Scraped]:
+        """As `read`, with averages since the call before."""
+        return [self._averaged(reading) for reading in await self.read(upstreams)]
+
+    def _averaged(self, reading: Scraped) -> Scraped:
+        name = reading.upstream.name
+        before = self._exposed.get(name)
+        if before is None or before.reading.upstream != reading.upstream:
+            before = _Exposed(Scraped(reading.upstream, reading.at_s), {})
+        if before.reading is not reading:
+            found = averages(before.reading.values, reading.values)
+            before = self._exposed[name] = _Exposed(reading, found)
+        families = tuple(_with_average(family, before.averages) for family in reading.families)
+        return replace(reading, families=families)
 
     def _due(self, upstreams: Sequence[Upstream], age_max_s: float) -> Iterator[Upstream]:
         """Yield the engines to read; no other caller reads them for two seconds."""
@@ -104,12 +134,22 @@ class Scrape:
             yield upstream
 
     async def _read(self, upstream: Upstream) -> None:
-        text = await self._fetch(upstream)
+        try:
+            text = await self._fetch(upstream)
+        except asyncio.CancelledError:
+            self._set_unread(upstream)
+            raise
         latest = self._readings.get(upstream.name)
         if latest and latest.upstream == upstream:
             values = plain_values(text) or latest.values
-            families = tuple(relabelled_metrics(text, upstream, averages(latest.values, values)))
+            families = tuple(relabelled_metrics(text, upstream))
             self._readings[upstream.name] = Scraped(upstream, latest.at_s, families, values)
+
+    def _set_unread(self, upstream: Upstream) -> None:
+        """Have the next caller read an engine: this one did not wait for it."""
+        latest = self._readings.get(upstream.name)
+        if latest and latest.upstream == upstream:
+            self._readings[upstream.name] = replace(latest, at_s=float("-inf"))
 
     async def _fetch(self, upstream: Upstream) -> str:
         request = get_request("/metrics")
@@ -146,23 +186,29 @@ def averages(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
     return found
 
 
-def relabelled_metrics(
-    text: str, upstream: Upstream, gauges: Mapping[str, float] = MappingProxyType({})
-) -> Iterator[Metric]:
-    """Yield the counters and gauges, with the labels of the instance; `gauges` replace its own."""
+def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
+    """Yield the counters and gauges, with the labels of the instance."""
     labels = dict(zip(BY_INSTANCE, (upstream.model, upstream.name), strict=True))
     for metric in parse_metrics(text):
         if metric.name == _MAXIMUM:
             metric.type = "gauge"
-        own = metric.name.removeprefix(PREFIX)
-        if own in gauges:
-            metric.samples = [({}, gauges[own])]
         if metric.type == "gauge":
             yield _family(metric, metric.name, metric.name, labels)
         elif metric.type == "counter":
             # The encoder adds `_total` to the name of the family, not to those of its samples.
             name = metric.name.removesuffix("_total")
             yield _family(metric, name, f"{name}_total", labels)
+
+
+def _with_average(family: Metric, found: Mapping[str, float]) -> Metric:
+    """Return a family, with the average of ours where it is the engine's."""
+    value = found.get(family.name.removeprefix(PREFIX))
+    if value is None:
+        return family
+    whole = Metric(family.name, family.documentation, family.type)
+    for sample in family.samples:
+        whole.add_sample(sample.name, sample.labels, value)
+    return whole
 
 
 def _family(metric: EngineMetric, name: str, sample: str, labels: dict[str, str]) -> Metric:

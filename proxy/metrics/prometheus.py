@@ -5,9 +5,11 @@ Requests cost one count at their end; everything else is computed when the endpo
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Final
 
@@ -130,7 +132,7 @@ class Metrics:
 
         `client` is the one whose figures alone may be seen; None: all may.
         """
-        readings = await self._scrape.read(_engines(router))
+        readings = await self._scrape.expose(_engines(router))
         encode, content_type = encoder(accept)
         models = {model_info.id for model_info in model_infos}
         found = VisibleMetrics(self._collect(readings, router), models, client)
@@ -141,6 +143,15 @@ class Metrics:
         readings = await self._scrape.read(_engines(router), _PASSES_AGE_MAX_S)
         found = {one.upstream.name: passes_of(one) for one in readings}
         return {name: passes for name, passes in found.items() if passes}
+
+    async def engine_values(
+        self, router: Router, wait_s: float
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Return the engines' own metrics without labels, by instance; of a busy one the latest."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._scrape.read(_engines(router))
+        return self._scrape.values
 
     def _collect(self, readings: Sequence[Scraped], router: Router) -> Iterator[Metric]:
         instances = router.instances()

@@ -1,24 +1,26 @@
-"""Speed, draft acceptance and memory of each instance, read on request and at most every 2 s.
+"""Speed, draft acceptance and memory of each instance, taken on request and at most every 2 s.
 
-Polling an engine faster disturbs it: each reader of `/metrics` resets its gauges, and frequent
-readers delay its notice of clients that left. Source: llama-server build 10434, tools/server.
+Frequent readers of an engine's `/metrics` delay its notice of clients that left, so the proxy's
+reader is the one for all who only show figures. Health checks and usage need what the engine counts
+at that moment, and read it themselves. Source: llama-server build 10434, tools/server.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.fleet.process_memory import memory_bytes
 from supervisor.instance.instance import Instance
 from supervisor.instance.snapshot import InstanceSnapshot
 from supervisor.instance.states import State
 
+ReadEngines = Callable[[float], Awaitable[Mapping[str, Mapping[str, float]]]]
+
 _MAX_AGE_S: Final = 2.0
-_TIMEOUT_S: Final = 0.1
+_WAIT_S: Final = 0.1
 # A single token, as of the warm-up, is reported to have taken no time at all.
 _SPAN_MIN_S: Final = 0.001
 
@@ -52,7 +54,10 @@ class EngineStats:
 
 
 class StatsReader:
-    def __init__(self) -> None:
+    """`read` waits so many seconds and returns the latest metrics of engines, by instance."""
+
+    def __init__(self, read: ReadEngines) -> None:
+        self._read_engines = read
         self._by_name: dict[str, EngineStats] = {}
         self._read_at_s = float("-inf")
 
@@ -69,15 +74,12 @@ class StatsReader:
         self._read_at_s = now_s
         snapshots = [instance.snapshot() for instance in instances]
         self._by_name = {facts.name: self.of(facts) for facts in snapshots}
-        async with asyncio.TaskGroup() as readers:
-            for facts in snapshots:
-                readers.create_task(self._read(facts))
-
-    async def _read(self, facts: InstanceSnapshot) -> None:
-        before = self.of(facts)
-        metrics = await _metrics(facts) if facts.state is State.READY else {}
-        memory = memory_bytes(facts.pid) if facts.pid else None
-        self._by_name[facts.name] = reading(before, metrics, memory)
+        metrics = await self._read_engines(_WAIT_S)
+        for facts in snapshots:
+            memory = memory_bytes(facts.pid) if facts.pid else None
+            is_ready = facts.state is State.READY
+            found = metrics.get(facts.name, {}) if is_ready else {}
+            self._by_name[facts.name] = reading(self.of(facts), found, memory)
 
 
 def reading(before: EngineStats, metrics: Mapping[str, float], memory: int | None) -> EngineStats:
@@ -90,15 +92,3 @@ def reading(before: EngineStats, metrics: Mapping[str, float], memory: int | Non
     drafted = metrics.get("spec_decode_num_draft_tokens_total", before.drafted_tokens)
     accepted = metrics.get("spec_decode_num_accepted_tokens_total", before.accepted_tokens)
     return EngineStats(before.pid, tokens, decoding_s, int(drafted), int(accepted), speed, memory)
-
-
-async def _metrics(facts: InstanceSnapshot) -> Mapping[str, float]:
-    try:
-        async with (
-            EngineClient(facts.endpoint, facts.api_key) as client,
-            asyncio.timeout(_TIMEOUT_S),
-        ):
-            found = await client.metrics()
-    except (TimeoutError, EngineUnreachable):
-        return {}
-    return {} if isinstance(found, ErrorResponse) else found

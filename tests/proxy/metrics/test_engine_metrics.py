@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from corral_cli import PATIENCE_S
 from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness
+from fakes.proxy_harness import ProxyHarness, model_info
 from fakes.upstream import Call, Fake
 
+from proxy.access_log import discard
 from proxy.metrics.engine_metrics import (
     Passes,
     Scrape,
@@ -18,6 +19,7 @@ from proxy.metrics.engine_metrics import (
     passes_of,
     relabelled_metrics,
 )
+from proxy.metrics.prometheus import Metrics
 from proxy.upstream.client import fetch, get_request
 from proxy.upstream.metrics_text import plain_values
 from proxy.upstream.upstream import Upstream
@@ -205,10 +207,7 @@ def test_an_average_is_that_since_our_last_read(
     """Whoever has read the engine in between, and reset its own."""
     before = {"tokens_predicted_total": 100.0, "tokens_predicted_seconds_total": 2.0}
     text = TOTALS.format(tokens=tokens, seconds=seconds)
-    found = averages(before, plain_values(text))
-    assert found == {"predicted_tokens_seconds": expected}
-    *_, average = relabelled_metrics(text, upstream(), found)
-    assert [one.value for one in average.samples] == [expected]
+    assert averages(before, plain_values(text)) == {"predicted_tokens_seconds": expected}
 
 
 async def test_another_reader_of_an_engine_changes_no_average(
@@ -224,6 +223,40 @@ async def test_another_reader_of_an_engine_changes_no_average(
                 assert response.status == 200
             await fetch(own, get_request("/metrics"), proxy.settings, PATIENCE_S, 1_000_000)
             clock.now_s += 10.0
-            (reading,) = await scrape.read([own])
-            values = {one.name: one.samples[0].value for one in reading.families}
-            assert all(values[f"llamacpp:{name}_tokens_seconds"] > 0 for name in names)
+            await scrape.read([own])  # for `corral status`
+            clock.now_s += 10.0
+            for _ in range(2):  # of one reading
+                (reading,) = await scrape.expose([own])
+                values = {one.name: one.samples[0].value for one in reading.families}
+                assert all(values[f"llamacpp:{name}_tokens_seconds"] > 0 for name in names)
+
+
+async def test_a_reader_that_did_not_wait_leaves_the_engine_to_the_next(
+    proxy: ProxyHarness,
+) -> None:
+    async def hang(call: Call) -> None:
+        await call.until_left()
+
+    fake = await proxy.fake(hang)
+    scrape = Scrape(proxy.settings, Clock())
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(scrape.read([fake.upstream()]))
+        await fake.calls.get()
+        reading.cancel()
+    fake.script = send_metrics
+    (found,) = await scrape.read([fake.upstream()])
+    assert found.families
+
+
+async def test_status_takes_what_was_read_for_metrics_and_waits_for_no_busy_engine(
+    proxy: ProxyHarness,
+) -> None:
+    fake = await proxy.fake(send_metrics)
+    clock = Clock()
+    metrics = Metrics(proxy.settings, discard, clock)
+    await metrics.render("", [model_info("chat")], proxy.router)
+    found = await metrics.engine_values(proxy.router, PATIENCE_S)
+    assert fake.calls.qsize() == 1
+    clock.now_s += 10.0  # it is due, but this caller has no time to wait
+    assert await metrics.engine_values(proxy.router, 0.0) == found
+    assert found["chat.1"]["prompt_tokens_total"] == 240
