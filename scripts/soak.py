@@ -233,7 +233,7 @@ def ask_all(port: int, numbers: Iterator[int], count: int) -> None:
 
 
 def request_of(number: int) -> tuple[str, dict[str, Any], HTTPStatus]:
-    """Return path, body and expected status of a request; all but one in ten begin conversations."""
+    """Return path, body and expected status of a request; nine in ten begin conversations."""
     chat: dict[str, Any] = {"model": "tiny", "max_tokens": 1, "user": f"user {number}"}
     chat["messages"] = [{"role": "user", "content": f"conversation {number} begins"}]
     match number % 10:

@@ -1,15 +1,14 @@
 """Sessions of the dashboard, and the one-time tokens that open them. Both end with the process.
 
-Only hashes of them are kept. A session has an id, for the cookie, and a page token, for the header:
-other programs of the host can read the cookie, so it is nothing without the token. A one-time token
-comes from the control socket, so its bearer is this user; an admin's API key opens a session too,
-which ends with that key.
+Only hashes of them are kept. A session has an id, for the cookie, which all tabs of a browser
+share, and a page token for each tab that signed in, for the header: other programs of the host can
+read the cookie, so it is nothing without a page token. A one-time token comes from the control
+socket, so its bearer is this user; an admin's API key signs in too, until it is removed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 import time
 from collections.abc import Callable
@@ -27,16 +26,16 @@ _RANDOM_BYTES: Final = 32
 # More of them end the oldest.
 _TOKENS_MAX: Final = 16
 _SESSIONS_MAX: Final = 64
+_PAGES_MAX: Final = 16  # of one session
 # Not a name that a keys file may have.
 _OWNER: Final = Key("(dashboard)", b"", admin=True)
 
 
 @dataclass(slots=True)
-class Session:
-    """`key` is the name of the API key that opened it; None: a token did."""
+class Page:
+    """One tab; `key` is the name of the API key that signed it in; None: a token did."""
 
     key: str | None
-    page_digest: bytes
     began_at_s: float
     used_at_s: float
 
@@ -66,7 +65,8 @@ class Sessions:
         self._keys = keys
         self._clock = clock
         self._tokens: dict[bytes, float] = {}  # until when each is valid
-        self._sessions: dict[bytes, Session] = {}  # unused longest first
+        # The pages of each session; unused longest first, as are the sessions.
+        self._sessions: dict[bytes, dict[bytes, Page]] = {}
 
     def new_token(self) -> str:
         """Return a token that opens one session, within a minute."""
@@ -76,49 +76,61 @@ class Sessions:
         self._tokens[_digest(token)] = self._clock() + TOKEN_LIFE_S
         return token
 
-    def redeem(self, token: str) -> NewSession | None:
-        """Use a token up, and return a new session; None: it is not valid."""
-        self._expire_tokens()
-        return self._open(None) if self._tokens.pop(_digest(token), None) else None
+    def redeem(self, token: str, session_id: str | None = None) -> NewSession | None:
+        """Use a token up, and return a new session; None: it is not valid.
 
-    def open_for(self, key: Key) -> NewSession:
-        """Return a new session of an admin's key."""
-        return self._open(key.name)
+        `session_id` is what the browser has: a session of that id gets one more page.
+        """
+        self._expire_tokens()
+        is_valid = self._tokens.pop(_digest(token), None) is not None
+        return self._open(None, session_id) if is_valid else None
+
+    def open_for(self, key: Key, session_id: str | None = None) -> NewSession:
+        """Return a new session of an admin's key, or a new page, as `redeem` does."""
+        return self._open(key.name, session_id)
 
     def use(self, session_id: str, page_token: str) -> SignedIn | None:
         """Return whose session it is, and count that as its use; None: it is over.
 
         Raises:
-            SessionTokenRequired: The page token is not that of the session, which stays as it was.
+            SessionTokenRequired: No page of the session has the token; the session stays as it was.
         """
-        digest, now_s = _digest(session_id), self._clock()
-        session = self._sessions.get(digest)
-        if session is None:
+        digest, page_digest, now_s = _digest(session_id), _digest(page_token), self._clock()
+        pages = self._pages(digest)
+        if pages is None:
             return None
-        if session.ends_at_s <= now_s:
-            del self._sessions[digest]
-            return None
-        if not hmac.compare_digest(_digest(page_token), session.page_digest):
+        if page_digest not in pages:
             raise SessionTokenRequired
-        del self._sessions[digest]
-        client = self._keys.named(session.key) if session.key else _OWNER
+        page = pages.pop(page_digest)
+        client = self._keys.named(page.key) if page.key else _OWNER
         if client is None or not client.admin:
             return None
-        session.used_at_s = now_s
-        self._sessions[digest] = session
-        return SignedIn(client, session.ends_at_s - now_s)
+        page.used_at_s = now_s
+        pages[page_digest] = page
+        self._sessions[digest] = self._sessions.pop(digest)
+        return SignedIn(client, page.ends_at_s - now_s)
+
+    def _pages(self, digest: bytes) -> dict[bytes, Page] | None:
+        """Return the pages of a session that are not over; None if there are none."""
+        now_s = self._clock()
+        pages = self._sessions.pop(digest, {})
+        if left := {name: page for name, page in pages.items() if page.ends_at_s > now_s}:
+            self._sessions[digest] = left
+        return left or None
 
     def end(self, session_id: str) -> None:
         self._sessions.pop(_digest(session_id), None)
 
-    def _open(self, key: str | None) -> NewSession:
-        new = NewSession(secrets.token_urlsafe(_RANDOM_BYTES), secrets.token_urlsafe(_RANDOM_BYTES))
-        now_s = self._clock()
-        _bound(self._sessions, _SESSIONS_MAX)
-        self._sessions[_digest(new.session_id)] = Session(
-            key, _digest(new.page_token), now_s, now_s
-        )
-        return new
+    def _open(self, key: str | None, session_id: str | None) -> NewSession:
+        page_token, now_s = secrets.token_urlsafe(_RANDOM_BYTES), self._clock()
+        pages = self._pages(_digest(session_id)) if session_id else None
+        if session_id is None or pages is None:
+            session_id, pages = secrets.token_urlsafe(_RANDOM_BYTES), {}
+            _bound(self._sessions, _SESSIONS_MAX)
+            self._sessions[_digest(session_id)] = pages
+        _bound(pages, _PAGES_MAX)
+        pages[_digest(page_token)] = Page(key, now_s, now_s)
+        return NewSession(session_id, page_token)
 
     def _expire_tokens(self) -> None:
         now_s = self._clock()

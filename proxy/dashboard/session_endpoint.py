@@ -40,7 +40,7 @@ class SessionEndpoint:
         return self._answer(request[SIGNED_IN])
 
     async def begin(self, request: web.BaseRequest) -> web.Response:
-        """Open a session.
+        """Open a session, or sign one more tab in to that of the browser.
 
         Raises:
             InvalidToken: The token is not valid.
@@ -52,7 +52,7 @@ class SessionEndpoint:
         check_same_origin(request)
         members = await read_members(request, self._bodies)
         try:
-            new = self._opened(members)
+            new = self._opened(members, session_id_of(request))
         except Unauthorized:
             # A right one always signs in: who guesses must not lock out others behind one address.
             address = request.remote or ""
@@ -65,7 +65,10 @@ class SessionEndpoint:
         return response
 
     async def end(self, request: web.BaseRequest) -> web.Response:
-        """Raises SessionTokenRequired for a session's cookie without its page token."""
+        """End the session, of all tabs.
+
+        Raises SessionTokenRequired for a session's cookie without its page token.
+        """
         check_same_origin(request)
         if session_id := session_id_of(request):
             self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
@@ -74,14 +77,14 @@ class SessionEndpoint:
         delete_cookie(request, response)
         return response
 
-    def _opened(self, members: dict[str, Any]) -> NewSession:
+    def _opened(self, members: dict[str, Any], session_id: str | None) -> NewSession:
         match members:
             case {"token": str(token)}:
-                if (new := self._sessions.redeem(token)) is None:
+                if (new := self._sessions.redeem(token, session_id)) is None:
                     raise InvalidToken
                 return new
             case {"api_key": str(api_key)}:
-                return self._sessions.open_for(self._admin(api_key))
+                return self._sessions.open_for(self._admin(api_key), session_id)
         raise BadRequest('send {"token": TOKEN} or {"api_key": KEY}')
 
     def _admin(self, api_key: str) -> Key:

@@ -64,7 +64,7 @@ def find_pin(name: str) -> Pin:
     known = pins()
     if name not in known:
         raise NoSuchModel(
-            f"no pinned model is named {name!r}",
+            f"no pinned model is named {name.rpartition('@')[2]!r}",  # what is before may be secret
             hint=f"pinned: {', '.join(known)}; any other comes as OWNER/NAME[:QUANT] from the hub",
         )
     return known[name]

@@ -16,6 +16,7 @@ _REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", r
 _HOSTS: Final = frozenset({"hf.co", "huggingface.co", "www.huggingface.co"})
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 # /OWNER/NAME/resolve/REVISION/PATH downloads a file, blob shows it, tree lists a directory.
+_USER: Final = re.compile(r"^[^/@\s:]{1,256}:[^/@\s]{1,256}@")
 _PAGES: Final = frozenset({"resolve", "blob", "raw"})
 # Branches, tags and commits, and `refs/pr/1`.
 _REVISION: Final = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)
@@ -125,9 +126,12 @@ def _elsewhere(word: str) -> UrlReference:
 
 
 def without_secrets(word: str) -> str:
-    """Return a word to show: a URL without its user, password, query and fragment."""
+    """Return a word to show: a URL without its user, password, query and fragment.
+
+    One without a scheme is a URL too where it begins with `user:password@`.
+    """
     if "://" not in word:
-        return word
+        return _USER.sub("", word)
     scheme, netloc, path, _, _ = urlsplit(word)
     return urlunsplit((scheme, netloc.rpartition("@")[2], path, "", ""))
 

@@ -13,6 +13,8 @@ _NAME_MIN: Final = 3
 _COMMON: Final = frozenset({"root", "localhost", "user", "llama", "corral"})
 _SECRET_MIN: Final = 6
 _PASSWORD: Final = re.compile(r"://[^/@\s\"']{1,256}@")
+# The same without a scheme, as curl and git take it.
+_USER: Final = re.compile(r"(?<![\w.+/@-])[\w.+-]{1,64}:[^\s/@:\"']{1,256}@(?=\[?\w)")
 # Options of llama-server and of programs beside it; `--api-key-file` names a file.
 _OPTION: Final = re.compile(r"(--?[a-z][a-z-]{0,40}(?:key|token|password|secret))([ =])(?=\S)\S+")
 _BEARER: Final = re.compile(r"\b(Bearer|Basic) [A-Za-z0-9._~+/=-]{6,}")
@@ -33,6 +35,7 @@ class Anonymizer:
             if len(secret) >= _SECRET_MIN:
                 text = text.replace(secret, HIDDEN)
         text = _PASSWORD.sub(f"://{HIDDEN}@", text)
+        text = _USER.sub(f"{HIDDEN}@", text)
         text = _OPTION.sub(rf"\1\2{HIDDEN}", text)
         text = _BEARER.sub(rf"\1 {HIDDEN}", text)
         text = _KEY.sub(HIDDEN, text)

@@ -53,6 +53,49 @@ def test_a_token_opens_one_session(sessions: Sessions) -> None:
     assert sessions.use(new.session_id, new.page_token) is None
 
 
+def test_tabs_of_a_browser_share_a_session_and_have_a_token_each(
+    sessions: Sessions, clock: Clock
+) -> None:
+    session_id, first = new_session(sessions)
+    clock.now_s += IDLE_MAX_S / 2
+    second = sessions.redeem(sessions.new_token(), session_id)
+    third = sessions.open_for(ADMIN, session_id)
+    assert second is not None
+    assert {second.session_id, third.session_id} == {session_id}
+    assert len({first, second.page_token, third.page_token}) == 3
+    assert sessions.use(session_id, first)
+    assert sessions.use(session_id, second.page_token)
+    assert sessions.use(session_id, third.page_token) is None  # no file has that key
+    with pytest.raises(SessionTokenRequired):
+        sessions.use(session_id, third.page_token)
+    clock.now_s += IDLE_MAX_S - 1
+    assert sessions.use(session_id, second.page_token)
+    clock.now_s += 1
+    with pytest.raises(SessionTokenRequired):
+        sessions.use(session_id, first)
+    sessions.end(session_id)
+    assert sessions.use(session_id, second.page_token) is None
+
+
+def test_an_unknown_cookie_names_no_session(sessions: Sessions, clock: Clock) -> None:
+    """Another program of the host may have set it."""
+    new = sessions.redeem(sessions.new_token(), "chosen")
+    assert new is not None
+    assert new.session_id != "chosen"
+    clock.now_s += IDLE_MAX_S
+    again = sessions.redeem(sessions.new_token(), new.session_id)
+    assert again is not None
+    assert again.session_id != new.session_id
+
+
+def test_a_session_has_a_bounded_number_of_tabs(sessions: Sessions) -> None:
+    session_id, first = new_session(sessions)
+    for _ in range(16):
+        assert sessions.redeem(sessions.new_token(), session_id)
+    with pytest.raises(SessionTokenRequired):
+        sessions.use(session_id, first)
+
+
 def test_an_old_token_opens_none(sessions: Sessions, clock: Clock) -> None:
     token = sessions.new_token()
     clock.now_s += TOKEN_LIFE_S

@@ -57,6 +57,20 @@ async def test_a_token_signs_one_browser_in_and_out(proxy: ProxyHarness) -> None
         assert await response.json() == {"signed_in": False, "has_keys": False}
 
 
+async def test_tabs_work_beside_each_other_until_one_signs_out(proxy: ProxyHarness) -> None:
+    await signed_in(proxy)
+    first = proxy.http.headers[PAGE_TOKEN]
+    await signed_in(proxy)
+    second = proxy.http.headers[PAGE_TOKEN]
+    assert first != second
+    for page_token in (first, second, first):
+        async with proxy.http.get(URL, headers={PAGE_TOKEN: page_token}) as response:
+            assert (await response.json())["signed_in"] is True
+    assert await post(proxy, f"{URL}/end", **origin(proxy), **{PAGE_TOKEN: first}) == 200
+    async with proxy.http.get("/corral/v1/logs", headers={PAGE_TOKEN: second}) as response:
+        assert response.status == 401
+
+
 async def test_a_cookie_without_the_page_token_is_refused(proxy: ProxyHarness) -> None:
     await signed_in(proxy)
     page_token = proxy.http.headers.pop(PAGE_TOKEN)

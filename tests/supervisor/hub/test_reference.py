@@ -78,6 +78,7 @@ def test_a_url_of_a_shard_means_all_of_them() -> None:
         "http://anna:geheim@host.example/m.gguf?token=geheim",
         "https://anna:geheim@host.example/m.bin?token=geheim#geheim",
         "https://anna:geheim@hub.example/a/b/c?token=geheim",
+        "anna:geheim@hub.example/m.gguf",
     ],
 )
 def test_errors_quote_no_passwords_and_tokens_of_urls(word: str) -> None:

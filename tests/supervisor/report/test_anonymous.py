@@ -17,6 +17,8 @@ CLEAN = Anonymizer("/home/ada", "ada", "ada-laptop", ["topsecretvalue"]).clean
         ("host ada-laptop", "host HOST"),
         ("a topsecretvalue b", "a [hidden] b"),
         ("http://me:word@box:80/v1", "http://[hidden]@box:80/v1"),
+        ("url = me:word@box:80/v1", "url = [hidden]@box:80/v1"),
+        ("mail bob@box.test at 10:30 @noon", "mail bob@box.test at 10:30 @noon"),
         ("--api-key abc --hf-token=def -c 5", "--api-key [hidden] --hf-token=[hidden] -c 5"),
         ("Authorization: Bearer abcdef123", "Authorization: Bearer [hidden]"),
         ("key sk-corral-0123456789abcdef", "key [hidden]"),
