@@ -21,6 +21,7 @@ from supervisor.commands.tune_result import (
 )
 from supervisor.commands.tuned_evidence import profile_text
 from supervisor.errors import Interrupted
+from supervisor.flags.tuned import path_of
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.host.paths import Directories, directories
 from supervisor.output import CommandResult, ProgressMeter, duration
@@ -69,8 +70,10 @@ def _measure(job: TuneJob, where: Directories, word: str) -> CommandResult:
 
 
 def undo(word: str) -> CommandResult:
-    model = name_of(Path(word)) if "/" in word or word.endswith(".gguf") else word
-    done = profile_file.undo(model, directories().tuned_profiles)
+    profiles = directories().tuned_profiles
+    is_path = word.endswith(".gguf") or ("/" in word and not path_of(word, profiles).exists())
+    model = name_of(Path(word)) if is_path else word
+    done = profile_file.undo(model, profiles)
     data = {"path": str(done.path), "restored": done.restored and str(done.restored)}
     if done.restored:
         text = f"{done.path} is again what it was before the last corral tune"

@@ -178,3 +178,12 @@ def test_a_model_that_generates_no_text_is_refused(home: Path, tiny_model: Path)
     )
     with pytest.raises(ModelInvalid, match="makes embeddings"):
         tune("e", None, TuneOptions(), force=True)
+
+
+def test_a_tuned_profile_of_a_name_with_a_slash_is_undone(home: Path) -> None:
+    profiles = home / "config" / "profiles.d"
+    profiles.mkdir()
+    (profiles / "qwen%2Ftiny:q4.toml").write_text("[tuned]\n")
+    (profiles / "tiny:q4.toml").write_text("[tuned]\n")
+    assert "qwen/tiny:q4 runs with its profile alone" in undo("qwen/tiny:q4").text
+    assert [path.name for path in profiles.iterdir()] == ["tiny:q4.toml"]
