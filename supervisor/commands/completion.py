@@ -28,12 +28,11 @@ Kind = Literal[
 
 def offered(kind: Kind, begun: str) -> list[str]:
     """Return the words of a kind that begin so; none where the settings cannot be read."""
-    if kind == "model" and "/" in begun:
-        return sorted(islice(_files(begun), _FILES_MAX))
+    files = set(islice(_files(begun), _FILES_MAX)) if kind == "model" and "/" in begun else set()
     try:
-        return sorted({word for word in _WORDS[kind]() if word.startswith(begun)})
+        return sorted({word for word in _WORDS[kind]() if word.startswith(begun)} | files)
     except CorralError:
-        return []
+        return sorted(files)
 
 
 def _files(begun: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ def completed(corral: CorralCli, words: str) -> list[str]:
     [
         ("corral start c", ["chat", "chat:short"]),
         ("corral plan d", ["dull"]),
+        ("corral plan qwen/t", ["qwen/tiny"]),
         ("corral profile show ba", ["base"]),
         ("corral config set proxy.lis", ["proxy.listen"]),
         (
@@ -41,7 +42,7 @@ def completed(corral: CorralCli, words: str) -> list[str]:
 def test_words_of_every_kind(corral: CorralCli, words: str, expected: list[str]) -> None:
     corral.configure(
         '[models.chat]\npath = "c.gguf"\nvariants.short.set.max_tokens = 3\n'
-        '[models.dull]\npath = "d.gguf"\n'
+        '[models.dull]\npath = "d.gguf"\n[models."qwen/tiny"]\npath = "t.gguf"\n'
     )
     corral("key", "add", "tools")
     install(corral.root / "data" / "engines", "b11434-cpu", Path("/bin/true"))
