@@ -113,14 +113,13 @@ def is_preflight(request: web.BaseRequest) -> bool:
 
 
 def preflight_response(request: web.BaseRequest) -> web.Response:
-    """Allow the announced request; `OriginPolicy.check` has passed the origin.
+    """Allow the announced request, with llama-server's 200; `OriginPolicy.check` passed the origin.
 
     Chromium before version 142, and so today's Electron, needs
     `Access-Control-Allow-Private-Network`. Source: WICG Private Network Access, section 3.1.
     """
     wanted = request.headers.get("Access-Control-Request-Headers", "")
     response = web.Response(
-        status=204,
         headers={
             "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
             "Access-Control-Allow-Headers": wanted if _FIELD_NAMES.fullmatch(wanted) else "",

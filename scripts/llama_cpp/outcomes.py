@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,25 +11,7 @@ from typing import Final, Literal
 
 Outcome = Literal["passed", "failed", "skipped"]
 
-# What llama-corral does otherwise by decision, by a part of a test's name. See proxy/DESIGN.md.
-DECISIONS: Final[Mapping[str, str]] = {
-    r"test_(tools_builtin|mcp_servers)": "no tools or MCP of the engine",
-    r"cors|test_proxy::": "Origin and Host rules of its own",
-    r"test_router": "models come from the settings",
-    r"test_no_ui|static_assets": "no web page of the engine",
-    r"test_slot_save": "clients do not save, restore or erase slots",
-    r"test_lora": "clients do not change adapters",
-    r"test_sleep": "ttl_s and keep_alive unload models",
-    r"test_server_slots|test_metrics_disabled": "/slots and /metrics need no switch",
-    r"test_metrics::": "/metrics is of all models",
-    r"public_endpoint\[/(v1/)?models": "the list of models needs a key",
-    r"test_incorrect_api_key": "errors have OpenAI's types",
-    r"aliases_and_tags": "a model has no tags, and its name is no alias",
-    r"with_image|vision_format_accepted|empty_messages": "a client's mistake is 400",
-    r"llama_telemetry": "a response that was cut is incomplete",
-    r"test_compat_gcp": "llama.cpp's own variables do not reach an engine",
-    r"return_progress": "a warm engine has the first token in its cache",
-}
+_DECISIONS: Final = Path(__file__).with_name("decisions.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +22,13 @@ class Comparison:
         passed: How many passed in both runs.
         decided: Tests that differ by a decision, with it.
         different: Other tests that differ.
+        outdated: Tests with a decision that pass in both runs.
     """
 
     passed: int
     decided: Mapping[str, str]
     different: tuple[str, ...]
+    outdated: tuple[str, ...]
 
 
 def read_outcomes(junit: Path) -> dict[str, Outcome]:
@@ -60,17 +44,26 @@ def _outcome(case: ET.Element) -> Outcome:
     return "failed" if has_failed else "passed"
 
 
-def compare(direct: Mapping[str, Outcome], corral: Mapping[str, Outcome]) -> Comparison:
+def decisions(file: Path = _DECISIONS) -> dict[str, str]:
+    """Return why llama-corral fails a test by decision, by the test's name."""
+    table = tomllib.loads(file.read_text("utf-8"))
+    return {
+        f"{module}::{test}": reason
+        for reason, tests_by_module in table.items()
+        for module, tests in tests_by_module.items()
+        for test in tests
+    }
+
+
+def compare(
+    direct: Mapping[str, Outcome], corral: Mapping[str, Outcome], reasons: Mapping[str, str]
+) -> Comparison:
     """Compare what passed on the engine with the outcomes through llama-corral."""
     expected = sorted(name for name, outcome in direct.items() if outcome == "passed")
     lost = [name for name in expected if corral.get(name) != "passed"]
-    reasons = {name: reason for name in lost if (reason := decision(name))}
     return Comparison(
         passed=len(expected) - len(lost),
-        decided=reasons,
+        decided={name: reasons[name] for name in lost if name in reasons},
         different=tuple(name for name in lost if name not in reasons),
+        outdated=tuple(name for name in expected if name in reasons and name not in lost),
     )
-
-
-def decision(name: str) -> str | None:
-    return next((why for part, why in DECISIONS.items() if re.search(part, name)), None)

@@ -1,8 +1,9 @@
 """Run llama.cpp's server tests on the engine and through llama-corral, and compare.
 
 Models of a hub are replaced by tiny ones that are made here, so tests of what a model says fail in
-both runs. Tests that download a file are skipped. Exits with 1 if a test passes on the engine and
-fails through llama-corral for no stated decision.
+both runs; in router mode they have the names of the hub. Tests that download a file are skipped.
+Exits with 1 if a test passes on the engine and fails through llama-corral, and `decisions.toml`
+beside this file does not say why.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tiny_bert
 import tiny_gguf
 
 from scripts.bench.overhead_fronts import free_port
-from scripts.llama_cpp.outcomes import Comparison, Outcome, compare, read_outcomes
+from scripts.llama_cpp.outcomes import Comparison, Outcome, compare, decisions, read_outcomes
 from scripts.llama_cpp.plugin import IS_CORRAL, MODELS, ONLY
 from supervisor.host.paths import directories
 from supervisor.output import table
@@ -41,7 +42,7 @@ def main() -> int:
         _make_models(directory)
         site = _install()
         found = {how: _run(how, tests, directory, site, words) for how in ("direct", "corral")}
-    return _report(found["direct"], compare(found["direct"], found["corral"]))
+    return _report(found["direct"], compare(found["direct"], found["corral"], decisions()))
 
 
 def _options() -> tuple[argparse.Namespace, list[str]]:
@@ -105,6 +106,8 @@ def _report(direct: dict[str, Outcome], found: Comparison) -> int:
             print(f"       {name}")
     for name in found.different:
         print(f"     {name}: no decision")
+    for name in found.outdated:
+        print(f"     {name} passes: remove it from decisions.toml")
     return 1 if found.different or not direct else 0
 
 

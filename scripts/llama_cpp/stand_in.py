@@ -17,19 +17,31 @@ import tomlkit
 from fork_server import Fork, ForkServer
 
 from supervisor.engines.discover import Engine
+from supervisor.flags.renames import reserved_reason
 from supervisor.host.spawn_options import library_path
 
 # The model for a part of a hub's name.
 MODELS: Final = {"stories": "tiny.gguf", "bert": "bert.gguf", "jina": "rank.gguf"}
 _ANY: Final = "tiny.gguf"
 _SOURCES: Final = frozenset({"model", "model-url", "hf-repo", "hf-file"})
+# What router mode offers, as if these were in the cache of a hub.
+ROUTER_MODELS: Final = (
+    "ggml-org/tinygemma3-GGUF:Q8_0",
+    "ggml-org/test-model-stories260K:F32",
+    "ggml-org/test-model-stories260K-infill:F32",
+)
 # llama-corral sets these itself, or has settings of its own for them.
 _NOT_PASSED: Final = frozenset(
     (
         *("host", "port", "alias", "api-key", "offline", "metrics", "slots", "ui"),
         *("cors-origins", "slot-save-path", "tags"),
+        *("models-dir", "models-preset", "models-max", "models-autoload"),
     )
 )
+
+
+class OptionRefused(RuntimeError):
+    """llama-corral serves no model with this option, so a test need not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,25 @@ class CommandLine:
 
     def text(self, key: str, default: str = "") -> str:
         return str(self.options.get(key, default))
+
+    @property
+    def is_router(self) -> bool:
+        """Whether it names no model: llama-server is a router then."""
+        return not self.options.keys() & _SOURCES
+
+    def flags(self) -> dict[str, str | bool]:
+        """The options that a model of llama-corral gets.
+
+        Raises:
+            OptionRefused: It must not have one of them.
+        """
+        found = {
+            key: value for key, value in self.options.items() if key not in _NOT_PASSED | _SOURCES
+        }
+        for key in found:
+            if reason := reserved_reason(key):
+                raise OptionRefused(f"llama-corral refuses --{key}: {reason}")
+        return found
 
     def model(self, directory: Path) -> Path | None:
         """The local model; None where it names none, or one that has no substitute."""
@@ -82,30 +113,49 @@ class StandIn:
 
         Raises:
             FileNotFoundError: No local model replaces the one that it names.
+            OptionRefused: llama-corral refuses one of its options.
         """
         line = CommandLine.read(words, self.engine)
-        model = line.model(self.directory)
-        if model is None and line.options.keys() & _SOURCES:
+        if line.is_router:
+            models = dict.fromkeys(ROUTER_MODELS, self.directory / _ANY)
+        elif model := line.model(self.directory):
+            models = {"": model}
+        else:
             raise FileNotFoundError(f"no model replaces that of {' '.join(words)}")
         if self.forks is None:
-            return self._start_engine(words, model, env)
-        # llama-server without a model is a router, which llama-corral always is.
-        return self._start_corral(self.forks, line, model or self.directory / _ANY, env)
+            return self._start_engine(words, line, models, env)
+        return self._start_corral(self.forks, line, models, env)
 
     def _start_engine(
-        self, words: Sequence[str], model: Path | None, env: Mapping[str, str]
+        self,
+        words: Sequence[str],
+        line: CommandLine,
+        models: Mapping[str, Path],
+        env: Mapping[str, str],
     ) -> Server:
         argv = [*self.engine.command, *_without_sources(words)]
-        argv += ["--model", str(model)] if model else []
+        if not line.is_router:
+            argv += ["--model", str(models[""])]
+        elif "models-preset" not in line.options:
+            preset = self.directory / "router.ini"
+            sections = (f"[{name}]\nmodel = {path}\n" for name, path in models.items())
+            preset.write_text("\n".join(sections), "utf-8")
+            argv += ["--models-preset", str(preset)]
         libraries = library_path(env, self.engine.path, self.engine.library_dirs)
-        return subprocess.Popen(argv, env={**env, **libraries})
+        # With AIP_MODE it listens on this port, whatever --port says.
+        port = {"AIP_HTTP_PORT": line.text("port", "8080")}
+        return subprocess.Popen(argv, env={**env, **libraries, **port})
 
     def _start_corral(
-        self, forks: ForkServer, line: CommandLine, model: Path, env: Mapping[str, str]
+        self,
+        forks: ForkServer,
+        line: CommandLine,
+        models: Mapping[str, Path],
+        env: Mapping[str, str],
     ) -> Server:
         own = Path(tempfile.mkdtemp(prefix="c", dir=self.directory))
         config = own / "corral.toml"
-        config.write_text(tomlkit.dumps(settings(line, model, own)), "utf-8")
+        config.write_text(tomlkit.dumps(settings(line, models, own)), "utf-8")
         names = ("CONFIG", "LOG", "RUNTIME", "DATA")
         places = {f"CORRAL_{name}_DIR": str(own / name.lower()) for name in names}
         fork = forks.start(["serve", "--config", str(config)], {**env, **places}, own, {1: 1, 2: 2})
@@ -154,19 +204,28 @@ def _without_sources(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def settings(line: CommandLine, model: Path, directory: Path) -> dict[str, object]:
-    """The settings for a command line; writes a file of keys where it has a key."""
+def settings(line: CommandLine, models: Mapping[str, Path], directory: Path) -> dict[str, object]:
+    """The settings for a command line; writes a file of keys where it has a key.
+
+    Args:
+        models: By name; the name of the only model of a server that is no router is empty.
+    """
     proxy = {"listen": f"127.0.0.1:{line.text('port', '8080')}"}
     if key := line.text("api-key"):
         keys = directory / "keys.toml"
         keys.touch(0o600)
         keys.write_text(tomlkit.dumps({"keys": {"tests": {"key": key}}}), "utf-8")
         proxy["api_keys_file"] = str(keys)
-    flags = {
-        name: value for name, value in line.options.items() if name not in _NOT_PASSED | _SOURCES
-    }
-    # llama-server with one model takes any name for it.
-    alias, *aliases = [*line.text("alias", "default").split(","), "*"]
+    flags = line.flags()
+    if line.is_router:
+        tables = {
+            name: {"path": str(path), "flags": flags, "preload": False}
+            for name, path in models.items()
+        }
+    else:
+        # llama-server with one model takes any name for it.
+        alias, *aliases = [*line.text("alias", "default").split(","), "*"]
+        tables = {alias: {"path": str(models[""]), "aliases": aliases, "flags": flags}}
     return {
         "proxy": proxy,
         "supervisor": {
@@ -175,5 +234,5 @@ def settings(line: CommandLine, model: Path, directory: Path) -> dict[str, objec
             "persist_slots": False,
             "record_requests": False,
         },
-        "models": {alias: {"path": str(model), "aliases": aliases, "flags": flags}},
+        "models": tables,
     }

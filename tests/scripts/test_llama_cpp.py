@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
-from scripts.llama_cpp.outcomes import compare, read_outcomes
-from scripts.llama_cpp.stand_in import CommandLine, settings
+import pytest
+
+from scripts.llama_cpp.outcomes import compare, decisions, read_outcomes
+from scripts.llama_cpp.stand_in import ROUTER_MODELS, CommandLine, OptionRefused, settings
 from supervisor.engines.discover import Engine
 
 WORDS = shlex.split(
@@ -19,7 +22,7 @@ def test_a_command_line_becomes_settings(tmp_path: Path, engine: Engine) -> None
     line = CommandLine.read(WORDS, engine)
     model = line.model(tmp_path)
     assert model == tmp_path / "tiny.gguf"
-    found = settings(line, model, tmp_path)
+    found = settings(line, {"": model}, tmp_path)
     assert found["models"] == {
         "tiny": {
             "path": str(model),
@@ -48,8 +51,36 @@ def test_outcomes_are_read_from_a_junit_file(tmp_path: Path) -> None:
 
 
 def test_a_difference_has_a_decision_or_is_one_of_ours() -> None:
-    names = ("unit.test_a::test_x", "unit.test_a::test_y", "unit.test_router::test_z")
-    found = compare(dict.fromkeys(names, "passed"), {names[0]: "passed", names[1]: "failed"})
+    x, y, z = ("unit.test_a::test_x", "unit.test_a::test_y[/a]", "unit.test_b::test_z")
+    reasons = {x: "outdated", z: "models come from the settings"}
+    found = compare(dict.fromkeys((x, y, z), "passed"), {x: "passed", y: "failed"}, reasons)
     assert found.passed == 1
-    assert found.decided == {names[2]: "models come from the settings"}
-    assert found.different == (names[1],)
+    assert found.decided == {z: "models come from the settings"}
+    assert found.different == (y,)
+    assert found.outdated == (x,)
+
+
+def test_each_decided_difference_is_one_test_and_few_are_left() -> None:
+    found = decisions()
+    assert len(found) <= 70
+    assert all(re.fullmatch(r"unit\.test_\w+::test_\w+(\[.+\])?", name) for name in found)
+    assert all(found.values())
+
+
+@pytest.mark.parametrize("option", ["--tools all", "--mcp-servers-json {}", "--ui-mcp-proxy"])
+def test_a_refused_option_ends_the_test_at_once(
+    tmp_path: Path, engine: Engine, option: str
+) -> None:
+    line = CommandLine.read(shlex.split(f"--port 8081 {option}"), engine)
+    with pytest.raises(OptionRefused, match="must not run tools"):
+        settings(line, {}, tmp_path)
+
+
+def test_router_mode_has_models_with_the_names_of_a_hub(tmp_path: Path, engine: Engine) -> None:
+    words = shlex.split("--port 8081 --models-max 2 --no-models-autoload --ctx-size 512")
+    line = CommandLine.read(words, engine)
+    assert line.is_router
+    name, path = ROUTER_MODELS[0], tmp_path / "tiny.gguf"
+    found = settings(line, {name: path}, tmp_path)
+    table = {"path": str(path), "flags": {"ctx-size": "512"}, "preload": False}
+    assert found["models"] == {name: table}
