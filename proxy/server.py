@@ -70,6 +70,11 @@ class Server:
         self._logger = _quiet_logger()
 
     @property
+    def listen(self) -> str:
+        """The address of its settings."""
+        return self._settings.listen
+
+    @property
     def url(self) -> str:
         """Where this machine reaches the server, once it has started."""
         host = _ANY_ADDRESS.get(self._settings.host, self._settings.host)

@@ -124,6 +124,7 @@ class DaemonService:
             "pid": os.getpid(),
             "version": __version__,
             "url": parts.server.url,
+            "listen": parts.server.listen,
             "tls_cert": str(parts.tls_cert) if parts.tls_cert else None,
             "keyless": list(parts.keyless),
             "up_s": times.up_s,

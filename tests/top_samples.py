@@ -10,6 +10,7 @@ STATUS: DaemonStatus = {
     "version": "0",
     "url": "http://127.0.0.1:8080",
     "tls_cert": None,
+    "listen": "127.0.0.1:8080",
     "keyless": [],
     "up_s": 1.0,
     "stopping": False,

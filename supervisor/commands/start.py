@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from supervisor.commands.spawn_daemon import settings_options, spawn_daemon
 from supervisor.commands.status import reductions
@@ -47,6 +48,7 @@ def start(
 ) -> CommandResult:
     """Start models, in a new background daemon if none runs; a running one gets those it lacks.
 
+    Raises DaemonBusy if that one has another settings file, or listens elsewhere, than is asked.
     A new daemon stops if no model gets ready, or will when an RPC worker answers.
     """
     where = directories()
@@ -60,7 +62,24 @@ def start(
             status = _await_status(client)
         else:
             return _start_first(client, names, where, wait=wait)
+    _check_same(status, config, listen)
     return _command_adding(client, "start", words, status, wait=wait)
+
+
+def _check_same(status: DaemonStatus, config: Path | None, listen: str | None) -> None:
+    """Check that the running daemon has what the command line asks for; raises DaemonBusy."""
+    wrong = []
+    used = status["config"]
+    if config and (used is None or Path(used).resolve() != config.resolve()):
+        wrong.append(f"has the settings of {used or 'no file'}, not of {config.resolve()}")
+    listens = status.get("listen", listen)  # a daemon from before an upgrade says none
+    if listen and listen not in {listens, urlsplit(status["url"]).netloc}:
+        wrong.append(f"listens on {listens}, not on {listen}")
+    if wrong:
+        raise DaemonBusy(
+            f"the running daemon (pid {status['pid']}) {' and '.join(wrong)}",
+            hint="corral stop ends it, and corral start starts one with these; or leave them out",
+        )
 
 
 def restart(words: Sequence[str]) -> CommandResult:

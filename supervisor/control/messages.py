@@ -186,12 +186,14 @@ class BatchQueueStatus(TypedDict):
 class DaemonStatus(TypedDict):
     """`tls_cert`: path of the proxy's certificate; None without TLS.
 
+    `listen`: the address of the proxy as its settings have it.
     `keyless`: the addresses that other machines reach without a key.
     """
 
     pid: int
     version: str
     url: str
+    listen: str
     tls_cert: str | None
     keyless: list[str]
     up_s: float

@@ -47,6 +47,21 @@ def test_a_running_daemon_gets_further_models(corral: CorralCli, models: Path) -
     assert corral.instances()["a.0"]["pid"] == pid
 
 
+def test_a_running_daemon_with_other_settings_is_told_of(corral: CorralCli, models: Path) -> None:
+    corral.configure(f'[models.a]\npath = "{models / "a.gguf"}"')
+    own, other = corral.root / "config" / "corral.toml", corral.root / "other.toml"
+    other.write_text(own.read_text("utf-8"), "utf-8")
+    corral.ok("start", "--config", str(own))
+    assert corral("start", "--config", "config/corral.toml").returncode == 0
+    assert corral("start", "--listen", "127.0.0.1:0").returncode == 0
+    assert corral("start", "--listen", corral.url.partition("//")[2]).returncode == 0
+    refused = corral("start", "--config", str(other), "--listen", "127.0.0.1:1")
+    assert refused.returncode == 69
+    assert f"has the settings of {own}, not of {other}" in refused.stderr
+    assert "listens on 127.0.0.1:0, not on 127.0.0.1:1" in refused.stderr
+    assert "corral stop" in refused.stderr
+
+
 def test_an_added_model_stays_after_a_reload_of_the_settings_file(
     corral: CorralCli, models: Path
 ) -> None:
