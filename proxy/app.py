@@ -4,6 +4,7 @@ GET   /health  /v1/health                 whether any model can be served
 GET   /health/live                        that requests are answered
 GET   /v1/models  /models  (and /{id})    the models
 GET   /slots                              the slots of all instances, as llama-server lists its own
+GET   /slots/{id}                         one of them
 GET   /corral/v1/slots                    the same with instances, totals and queues
 GET   /corral/v1/requests                 the client's requests in flight, or ended
 GET   /corral/v1/requests/{id}            figures of one

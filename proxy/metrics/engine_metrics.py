@@ -42,12 +42,15 @@ class Scraped:
     """One read of one engine.
 
     Attributes:
+        at_s: When it was last read.
+        exposed_at_s: When it was last read for `/metrics`.
         families: Empty if it failed.
         values: Those without labels, by name without `llamacpp:`, of the last read that did not.
     """
 
     upstream: Upstream
     at_s: float
+    exposed_at_s: float = float("-inf")
     families: tuple[Metric, ...] = ()
     values: Mapping[str, float] = field(default_factory=dict)
 
@@ -91,12 +94,17 @@ class Scrape:
 
         Readings of other instances are dropped. Takes at most a second.
         """
+        return await self._read_all(upstreams, self._due(upstreams, age_max_s))
+
+    async def _read_all(
+        self, upstreams: Sequence[Upstream], due: Iterable[Upstream]
+    ) -> list[Scraped]:
         names = {upstream.name for upstream in upstreams}
         for name in self._readings.keys() - names:
             del self._readings[name]
             self._exposed.pop(name, None)
         async with asyncio.TaskGroup() as group:
-            for upstream in self._due(upstreams, age_max_s):
+            for upstream in due:
                 group.create_task(self._read(upstream))
         return [reading for _, reading in sorted(self._readings.items())]
 
@@ -106,31 +114,34 @@ class Scrape:
         return {name: reading.values for name, reading in self._readings.items()}
 
     async def expose(self, upstreams: Sequence[Upstream]) -> list[Scraped]:
-        """As `read`, with averages since the call before."""
-        return [self._averaged(reading) for reading in await self.read(upstreams)]
+        """As `read`, but for what was read for others; with averages since the call before."""
+        due = self._due(upstreams, _AGE_MIN_S, is_exposed=True)
+        return [self._averaged(reading) for reading in await self._read_all(upstreams, due)]
 
     def _averaged(self, reading: Scraped) -> Scraped:
         name = reading.upstream.name
         before = self._exposed.get(name)
         if before is None or before.reading.upstream != reading.upstream:
             before = _Exposed(Scraped(reading.upstream, reading.at_s), {})
-        if before.reading is not reading:
+        if before.reading.exposed_at_s != reading.exposed_at_s:
             found = averages(before.reading.values, reading.values)
             before = self._exposed[name] = _Exposed(reading, found)
         families = tuple(_with_average(family, before.averages) for family in reading.families)
         return replace(reading, families=families)
 
-    def _due(self, upstreams: Sequence[Upstream], age_max_s: float) -> Iterator[Upstream]:
+    def _due(
+        self, upstreams: Sequence[Upstream], age_max_s: float, *, is_exposed: bool = False
+    ) -> Iterator[Upstream]:
         """Yield the engines to read; no other caller reads them for two seconds."""
         now_s = self._clock()
         for upstream in upstreams:
             last = self._readings.get(upstream.name)
-            is_same = last is not None and last.upstream == upstream
-            if last and is_same and now_s - last.at_s < age_max_s:
+            if last is None or last.upstream != upstream:
+                last = Scraped(upstream, float("-inf"))
+            elif now_s - (last.exposed_at_s if is_exposed else last.at_s) < age_max_s:
                 continue
-            self._readings[upstream.name] = (
-                replace(last, at_s=now_s) if last and is_same else Scraped(upstream, now_s)
-            )
+            exposed_at_s = now_s if is_exposed else last.exposed_at_s
+            self._readings[upstream.name] = replace(last, at_s=now_s, exposed_at_s=exposed_at_s)
             yield upstream
 
     async def _read(self, upstream: Upstream) -> None:
@@ -143,13 +154,14 @@ class Scrape:
         if latest and latest.upstream == upstream:
             values = plain_values(text) or latest.values
             families = tuple(relabelled_metrics(text, upstream))
-            self._readings[upstream.name] = Scraped(upstream, latest.at_s, families, values)
+            self._readings[upstream.name] = replace(latest, families=families, values=values)
 
     def _set_unread(self, upstream: Upstream) -> None:
         """Have the next caller read an engine: this one did not wait for it."""
         latest = self._readings.get(upstream.name)
         if latest and latest.upstream == upstream:
-            self._readings[upstream.name] = replace(latest, at_s=float("-inf"))
+            never_s = float("-inf")
+            self._readings[upstream.name] = replace(latest, at_s=never_s, exposed_at_s=never_s)
 
     async def _fetch(self, upstream: Upstream) -> str:
         request = get_request("/metrics")

@@ -34,6 +34,7 @@ OWN_PAGES: Final = (
         "/v1/models",
         "/v1/models/m",
         "/slots",
+        "/slots/0",
         "/corral/v1/slots",
     ),
     *(

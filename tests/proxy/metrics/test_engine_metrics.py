@@ -185,7 +185,7 @@ async def test_an_engine_that_does_not_answer_does_not_affect_the_others(
 def test_the_tokens_of_each_pass(text: str, expected: Passes | None) -> None:
     """seed 001: MicroBatch.len, n_prompt_tokens, n_decode_tokens, on average."""
     families = tuple(relabelled_metrics(text, upstream()))
-    assert passes_of(Scraped(upstream(), 50.0, families)) == expected
+    assert passes_of(Scraped(upstream(), 50.0, families=families)) == expected
 
 
 TOTALS = """\
@@ -224,7 +224,6 @@ async def test_another_reader_of_an_engine_changes_no_average(
             await fetch(own, get_request("/metrics"), proxy.settings, PATIENCE_S, 1_000_000)
             clock.now_s += 10.0
             await scrape.read([own])  # for `corral status`
-            clock.now_s += 10.0
             for _ in range(2):  # of one reading
                 (reading,) = await scrape.expose([own])
                 values = {one.name: one.samples[0].value for one in reading.families}
@@ -260,3 +259,13 @@ async def test_status_takes_what_was_read_for_metrics_and_waits_for_no_busy_engi
     clock.now_s += 10.0  # it is due, but this caller has no time to wait
     assert await metrics.engine_values(proxy.router, 0.0) == found
     assert found["chat.1"]["prompt_tokens_total"] == 240
+
+
+async def test_metrics_are_not_what_was_read_before_for_others(proxy: ProxyHarness) -> None:
+    fake, clock = await proxy.fake(send_metrics), Clock()
+    scrape = Scrape(proxy.settings, clock)
+    await scrape.read([fake.upstream()])
+    for _ in range(2):
+        await scrape.expose([fake.upstream()])
+    await scrape.read([fake.upstream()])
+    assert fake.calls.qsize() == 2
