@@ -18,6 +18,7 @@ from fork_server import Fork, ForkServer
 
 from supervisor.control.client import Client
 from supervisor.control.messages import DaemonStatus, InstanceStatus
+from supervisor.engines.cpu_library import CPU_LIBRARY_ENV
 from supervisor.errors import CorralError
 from supervisor.host.lock import DaemonInfo, read_owner
 
@@ -45,7 +46,11 @@ class CorralCli:
     def __post_init__(self) -> None:
         names = {"config": "config", "log": "log", "runtime": "run", "data": "data"}
         paths = {f"CORRAL_{key.upper()}_DIR": str(self.root / name) for key, name in names.items()}
-        inherited = {name: value for name, value in os.environ.items() if "CORRAL" not in name}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if "CORRAL" not in name or name == CPU_LIBRARY_ENV
+        }
         self.env = {**inherited, **paths, "NO_COLOR": "1"}
         if not self.measure_threads:  # it takes seconds for each new model file
             self.env["CORRAL_SUPERVISOR__MEASURE_THREADS"] = "false"

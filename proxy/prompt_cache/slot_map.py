@@ -18,7 +18,7 @@ Source: measured on build 10434; server-context.cpp of llama.cpp, get_available_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from operator import attrgetter
@@ -398,9 +398,11 @@ class SlotMap:
         """Find each slot's number by what the engine reports of all of them.
 
         A number that was known stays, if the slot still holds the same or a request uses it: two
-        requests that are sent at once may begin in another order. Of the others, the latest come
-        first on both sides; those used at once come in any order. A task that is not ours is not
-        tracked, and a conversation that nothing fits is in no slot any more.
+        requests that are sent at once may begin in another order. It holds something else if its
+        last task is later than that of a request that was sent after its own had ended, also where
+        that has as many tokens. Of the others, the latest come first on both sides; those used at
+        once come in any order. A task that is not ours is not tracked, and a conversation that
+        nothing fits is in no slot any more.
 
         Args:
             listed: What the engine reports.
@@ -409,6 +411,8 @@ class SlotMap:
         """
         self._seen_at_s = now_s
         states = {one.id_slot: one for one in listed}
+        for tracked in [one for one in self._slots if self._is_overwritten(one, states)]:
+            tracked.empty()
         known = {one.id_slot for one in self._slots if _is_known(one, states.get(one.id_slot))}
         rest = [one for one in self._slots if one.id_slot not in known]
         rest.sort(key=lambda one: one.started, reverse=True)
@@ -429,6 +433,21 @@ class SlotMap:
             tracked.id_slot, tracked.is_numbered = slot, False
         for tracked in self._slots:
             tracked.is_confirmed = tracked.is_numbered
+
+    def _is_overwritten(self, tracked: TrackedSlot, states: Mapping[int, SlotState]) -> bool:
+        """Return whether a request that named no slot got this one, by the order of the tasks.
+
+        Each request that was sent after this slot was freed has ended in another slot, with a later
+        task: fewer slots with later tasks show that one of them ended here.
+        """
+        seen = states.get(tracked.id_slot)
+        if seen is None or not (tracked.is_numbered and tracked.conversation is not None):
+            return False
+        if tracked.task is not None or tracked.started > tracked.freed:
+            return False
+        sent_later = [one for one in self._slots if tracked.freed < one.started < one.freed]
+        ended = sum(one.conversation is not None and one.task is None for one in sent_later)
+        return sum(one.task > seen.task for one in states.values()) < ended
 
 
 def _is_known(tracked: TrackedSlot, seen: SlotState | None) -> bool:

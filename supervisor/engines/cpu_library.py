@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from supervisor.engines.pins import EnginePin, PortablePin, find_inside, sha256_of
 from supervisor.errors import AccessDenied
@@ -15,6 +16,9 @@ from supervisor.host.paths import make_ours, make_private
 # A prebuilt engine may be compiled for a newer processor, and dies of an illegal instruction at its
 # first token. Only the CPU backend has to be replaced, by another build of the same ABI: it gets a
 # directory of its own, first on the library path.
+
+# Set to `portable` in the environment, it has the portable library used on every processor.
+CPU_LIBRARY_ENV: Final = "CORRAL_CPU_LIBRARY"
 
 FindInside = Callable[[str, str], Path | None]
 
@@ -33,18 +37,21 @@ def cpu_library_for(
     cpu_flags: frozenset[str],
     cache_dir: Path,
     find: FindInside = find_inside,
+    *,
+    is_portable: bool = False,
 ) -> CpuLibraryOverride:
     """The substitute that an engine needs on this processor, created if necessary.
 
-    Without known `cpu_flags` nothing is done.
+    Without known `cpu_flags` nothing is done. With `is_portable` every processor needs it.
     """
     lacking = pin.cpu_flags - cpu_flags
-    if not (lacking and cpu_flags):
+    if not (cpu_flags and (lacking or (is_portable and pin.portable))):
         return CpuLibraryOverride()
-    lack = f"this CPU lacks {', '.join(sorted(lacking))}"
-    problem = (
-        f"{lack}, which {pin.name} was compiled for: it would be killed by an illegal instruction"
-    )
+    lack = problem = f"{CPU_LIBRARY_ENV} is portable"
+    if lacking:
+        lack = f"this CPU lacks {', '.join(sorted(lacking))}"
+        problem = f"{lack}, which {pin.name} was compiled for"
+        problem += ": it would be killed by an illegal instruction"
     if not pin.portable or pin.portable.cpu_flags - cpu_flags:
         return CpuLibraryOverride(
             warning=f"{problem}; set engine to a llama-server built for this machine"

@@ -134,7 +134,9 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
     path = installed.path(candidate.path.parent) if installed else candidate.path
     pin = _pin(path, candidate.source, places.vendor, cache_dir)
     override = (
-        cpu_library_for(pin, places.cpu_flags, cache_dir, places.find)
+        cpu_library_for(
+            pin, places.cpu_flags, cache_dir, places.find, is_portable=places.is_cpu_portable
+        )
         if pin
         else CpuLibraryOverride()
     )

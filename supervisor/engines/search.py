@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from supervisor.engines.cpu_library import FindInside
+from supervisor.engines.cpu_library import CPU_LIBRARY_ENV, FindInside
 from supervisor.engines.in_use import read_in_use
 from supervisor.engines.installed import EngineSetting
 from supervisor.engines.pins import engine_pins, find_inside
@@ -39,7 +39,7 @@ class SearchPaths:
     """Where to search.
 
     `vendor` holds `engine.toml` and `engines/`, `path` is like PATH; `engines` holds installed
-    builds, None for none.
+    builds, None for none. With `is_cpu_portable`, pinned engines use the portable CPU library.
     """
 
     vendor: Path
@@ -47,12 +47,16 @@ class SearchPaths:
     cpu_flags: frozenset[str]
     find: FindInside = find_inside
     engines: Path | None = None
+    is_cpu_portable: bool = False
 
 
 def here(engines_dir: Path | None = None) -> SearchPaths:
     """Return where engines are on this machine, with the builds installed in a directory."""
     path = os.environ.get("PATH", os.defpath)
-    return SearchPaths(shipped("vendor"), path, cpu_flags(), engines=engines_dir)
+    is_portable = os.environ.get(CPU_LIBRARY_ENV) == "portable"
+    return SearchPaths(
+        shipped("vendor"), path, cpu_flags(), engines=engines_dir, is_cpu_portable=is_portable
+    )
 
 
 def find(setting: EngineSetting | None, places: SearchPaths | None = None) -> Iterator[Candidate]:

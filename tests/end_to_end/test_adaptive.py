@@ -18,10 +18,9 @@ from fakes.fleet_harness import LONG
 SETTINGS = """
 [models.chat]
 path = "{path}"
-{more}
 [models.chat.slots]
 queued_s = 0.5
-quiet_s = 2
+quiet_s = {quiet_s}
 max = 8
 """
 TOKENS = 60
@@ -75,6 +74,13 @@ async def clients(url: str, count: int) -> AsyncIterator[list[dict[str, Any]]]:
         is_over.set()
 
 
+async def take_turns(url: str) -> None:
+    """Have each of eight clients ask once more, so that the order of the slots' use is certain."""
+    async with aiohttp.ClientSession(url) as http:
+        for client in range(8):
+            await ask(http, client)
+
+
 async def cached_tokens(url: str) -> list[int]:
     """Have four more clients ask at the same time; return what was found of each prompt."""
     async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
@@ -92,7 +98,7 @@ def adapted(corral: CorralCli) -> list[tuple[object, object]]:
 def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
     corral: CorralCli, alphabet: Path
 ) -> None:
-    corral.configure(SETTINGS.format(path=alphabet, more=""))
+    corral.configure(SETTINGS.format(path=alphabet, quiet_s=240))
     assert corral.data("plan", "chat")["most_slots"] == 8
     assert "up to 8 slots while requests queue" in corral.ok("plan", "chat")
     corral.ok("start")
@@ -106,6 +112,7 @@ def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
         return answers
 
     answers = asyncio.run(load())
+    asyncio.run(take_turns(corral.url))
     assert max(asyncio.run(cached_tokens(corral.url))) < 100
     text = corral.ok("status")
     assert "chat: parallel = 8 now: requests queued for 0.5 s with 4 slots" in text
@@ -115,6 +122,8 @@ def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
         assert one["usage"]["completion_tokens"] == TOKENS
         assert choice["message"]["content"] in SAID
 
+    corral.configure(SETTINGS.format(path=alphabet, quiet_s=2))
+    corral.ok("reload")
     until(lambda: slots(corral) == 4)
     assert "parallel" not in corral.ok("status")
     assert adapted(corral) == [(4, 8), (8, 4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from proxy.endpoints import EndpointKind
 from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.prompt_cache.prompt import Prompt, read_prompt
@@ -16,13 +18,24 @@ def conversation_in(
     slot_map: SlotMap, conversation: str, tokens: int, *, now_s: float = NOW_S
 ) -> TrackedSlot:
     """Have a conversation's turn asked and answered."""
-    holder = object()
-    tracked = slot_map.reserve(holder, conversation, now_s)
-    assert tracked
-    slot_map.mark_sent(tracked, None if tracked.conversation else Search())
-    slot_map.release(holder, now_s)
-    slot_map.set_conversation(tracked, conversation, tokens)
+    (tracked,) = conversations_in(slot_map, [conversation], tokens, now_s=now_s)
     return tracked
+
+
+def conversations_in(
+    slot_map: SlotMap, conversations: Sequence[str], tokens: int, *, now_s: float = NOW_S
+) -> list[TrackedSlot]:
+    """Have turns of several conversations asked at once and answered."""
+    used: list[TrackedSlot] = []
+    for conversation in conversations:
+        tracked = slot_map.reserve(conversation, conversation, now_s)
+        assert tracked
+        slot_map.mark_sent(tracked, None if tracked.conversation else Search())
+        used.append(tracked)
+    for conversation, tracked in zip(conversations, used, strict=True):
+        slot_map.release(conversation, now_s)
+        slot_map.set_conversation(tracked, conversation, tokens)
+    return used
 
 
 def seen(slot: int, task: int, tokens: int, *, is_busy: bool = False) -> SlotState:
@@ -327,12 +340,26 @@ def test_requests_that_begin_in_another_order_than_they_were_sent_keep_their_slo
     slot_map = SlotMap(2)
     first, second = (conversation_in(slot_map, name, 10) for name in "ab")
     slot_map.sync([seen(1, 1, 10), seen(0, 2, 10)], None, NOW_S)
-    for name in "ab":
-        conversation_in(slot_map, name, 20)
+    conversations_in(slot_map, "ab", 20)
     slot_map.sync([seen(1, 4, 20), seen(0, 3, 20)], None, NOW_S)
     slot_map.reserve(object(), None, LATER_S)
     slot_map.sync([seen(1, 4, 20), seen(0, 3, 20)], None, LATER_S)
     assert (first.id_slot, second.id_slot) == (1, 0)
+
+
+def test_a_request_in_another_slot_than_expected_is_found_where_both_hold_as_many_tokens() -> None:
+    slot_map = SlotMap(3)
+    first, second, third = (conversation_in(slot_map, name, 20) for name in "abc")
+    slot_map.sync([seen(2, 1, 20), seen(1, 2, 20), seen(0, 3, 20)], None, NOW_S)
+    conversations_in(slot_map, "abc", 20)  # the engine ends that of b first
+    latest = conversation_in(slot_map, "d", 20)
+    assert latest is first  # which it was expected to replace
+    page = [seen(2, 4, 20), seen(1, 7, 20), seen(0, 6, 20)]
+    found = {
+        slot: one.conversation for slot, one in slot_map.idle_conversations(page, NOW_S).items()
+    }
+    assert found == {1: "d", 0: "c"}
+    assert (latest.id_slot, second.conversation, third.id_slot) == (1, None, 0)
 
 
 def test_a_known_slot_that_others_used_is_not_the_one_any_more() -> None:

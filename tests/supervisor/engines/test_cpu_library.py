@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.engines.cpu_library import FindInside, cpu_library_for
+from supervisor.engines.cpu_library import CpuLibraryOverride, FindInside, cpu_library_for
 from supervisor.engines.pins import EnginePin, PortablePin, engine_pins, sha256_of
+from supervisor.engines.search import here
 from supervisor.host.paths import shipped
 
 OLD_CPU = frozenset({"avx2", "fma"})
@@ -51,6 +52,24 @@ def test_a_processor_with_all_features_needs_no_override(
 ) -> None:
     found = cpu_library_for(pin, OLD_CPU | {"avx_vnni"}, tmp_path, at(library))
     assert (found.library_dirs, found.note, found.warning) == ((), None, None)
+
+
+def test_the_portable_library_is_used_on_every_processor_where_the_environment_says_so(
+    pin: EnginePin, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_cpu = OLD_CPU | {"avx_vnni"}
+    found = cpu_library_for(pin, new_cpu, tmp_path / "cache", at(library), is_portable=True)
+    assert len(found.library_dirs) == 1
+    assert found.note == (
+        "CORRAL_CPU_LIBRARY is portable; using the portable CPU library of portable==1"
+    )
+    missing = cpu_library_for(pin, new_cpu, tmp_path, at(None), is_portable=True)
+    assert missing.warning == "CORRAL_CPU_LIBRARY is portable; pip install portable==1"
+    alone = replace(pin, portable=None)
+    assert cpu_library_for(alone, new_cpu, tmp_path, is_portable=True) == CpuLibraryOverride()
+    assert not here().is_cpu_portable
+    monkeypatch.setenv("CORRAL_CPU_LIBRARY", "portable")
+    assert here().is_cpu_portable
 
 
 def test_an_unknown_processor_needs_no_override(pin: EnginePin, tmp_path: Path) -> None:
