@@ -23,6 +23,7 @@ Anthropic's, which ignores it, whatever slots and the host cache hold. Of `/embe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 
 from proxy.prompt_cache.prompt import ANYONE, CacheOwner
@@ -35,6 +36,12 @@ class _Sent:
     owner: CacheOwner
     id_slot: int | None
     is_reusing: bool
+
+
+@cache
+def _shared(id_slot: int | None) -> _Sent:
+    """Return a request of an owner that shares caches, as nearly all are; slots are few."""
+    return _Sent(ANYONE, id_slot, is_reusing=True)
 
 
 class SlotOwners:
@@ -77,8 +84,12 @@ class SlotOwners:
 
         What its slot holds is not certain until it has ended.
         """
-        is_reusing, group = self.may_reuse(owner, id_slot), _group(owner)
         self._sent.pop(holder, None)
+        if not (owner.is_alone or self.has_alone):
+            self.has_shared = True
+            self._sent[holder], self._in_engine[holder] = _shared(id_slot), ANYONE
+            return True
+        is_reusing, group = self.may_reuse(owner, id_slot), _group(owner)
         if owner.is_alone:
             self._has_several = self._has_several or (self.has_alone and self._alone != owner)
             self._alone, self.has_alone = owner, True
@@ -100,12 +111,11 @@ class SlotOwners:
 
         It could take the slot of another owner's that may reuse what it finds, or the other its.
         """
+        if not self.has_alone:
+            return False
         own = self._sent.get(holder)
-        earlier = takewhile(lambda sent: sent is not own, self._sent.values())
-        return own is not None and any(
-            sent.is_reusing and sent.owner != own.owner and None in {sent.id_slot, own.id_slot}
-            for sent in earlier
-        )
+        earlier = takewhile(lambda other: other is not holder, self._sent)
+        return own is not None and any(_may_meet(self._sent[other], own) for other in earlier)
 
     def placed(self, holder: object) -> None:
         """Note that a request has its slot, or will get none."""
@@ -147,6 +157,12 @@ class SlotOwners:
     def clear(self, owner: CacheOwner) -> None:
         """Note that all slots were cleared, for requests of one owner."""
         self._only = _group(owner)
+
+
+def _may_meet(earlier: _Sent, own: _Sent) -> bool:
+    """Return whether two requests could get the same slot, and the first reuse what is in it."""
+    is_of_another = earlier.is_reusing and earlier.owner != own.owner
+    return is_of_another and None in {earlier.id_slot, own.id_slot}
 
 
 def _group(owner: CacheOwner) -> CacheOwner:
