@@ -16,8 +16,8 @@ import tomlkit
 from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
 from proxy.config.toml_text import parse_toml
 from supervisor.commands.key import add_known
-from supervisor.conversion.converted import Converted
-from supervisor.conversion.source import SourceKind, convert, kind_of, read_file
+from supervisor.conversion.converted import Converted, read_text
+from supervisor.conversion.source import SourceKind, convert, kind_of
 from supervisor.conversion.text import render
 from supervisor.engines.help import Flags
 from supervisor.errors import CorralError, SettingsInvalid
@@ -69,7 +69,7 @@ def _converted(words: Sequence[str], kind: SourceKind | None, known: Flags | Non
     if len(words) == 1 and (words[0] == _STDIN or expanded(Path(words[0])).is_file()):
         path = expanded(Path(words[0]))
         is_stdin = words[0] == _STDIN
-        text = sys.stdin.read(_STDIN_MAX) if is_stdin else read_file(path)
+        text = sys.stdin.read(_STDIN_MAX) if is_stdin else read_text(path)
         base = Path.cwd() if is_stdin else path.absolute().parent
         return convert(text, kind or kind_of(text), base, os.environ, known)
     if len(words) == 1 and " " not in words[0]:

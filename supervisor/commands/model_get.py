@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supervisor.commands import model
-from supervisor.errors import CorralError, Interrupted
+from supervisor.errors import CorralError, Interrupted, NoSuchModel
 from supervisor.host.paths import directories
 from supervisor.hub import reference
 from supervisor.hub.file_names import FileKind
+from supervisor.model_stores.references import OLLAMA
 from supervisor.output import CommandResult, to_json
 
 
@@ -57,6 +58,13 @@ def _as_lines(word: str, options: GetOptions) -> CommandResult:
 
 
 def _get(word: str, options: GetOptions) -> CommandResult:
+    if word.startswith(OLLAMA):
+        name = word.removeprefix(OLLAMA)
+        raise NoSuchModel(
+            f"models of Ollama's registry are not downloaded, such as {name}",
+            hint=f"ollama pull {name} stores it, and corral start {name} serves it from there; "
+            "or corral model get OWNER/NAME:QUANT downloads one of Hugging Face",
+        )
     if not reference.is_remote(word):
         return model.get(word, dry_run=options.dry_run)
     # They import huggingface_hub, which takes a quarter of a second.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
 from proxy.config.address import is_loopback
-from supervisor.conversion.converted import Converted, ConvertedModel
+from supervisor.conversion.converted import Converted, ConvertedModel, read_text
 from supervisor.conversion.flags import ModelOptions, resolved, unique
 from supervisor.conversion.shell import Container, EngineCommand, engine_commands
 from supervisor.engines.help import Flags, newest_flags
@@ -31,11 +31,14 @@ _KEYLESS: Final = (
 )
 
 
-def convert(text: str, base: Path, known: Flags | None = None) -> Converted:
+def convert(
+    text: str, base: Path, known: Flags | None = None, more_omitted: tuple[str, ...] = ()
+) -> Converted:
     """Convert the commands of a text whose relative paths begin at a directory.
 
     Args:
         known: The options of the engine at hand; unset: those of the newest recorded build.
+        more_omitted: What of its source is not taken over besides.
 
     Raises:
         SettingsInvalid: It does not start llama-server.
@@ -59,7 +62,7 @@ def convert(text: str, base: Path, known: Flags | None = None) -> Converted:
         "llama-server command",
         models,
         {**engine, **proxy},
-        (*omitted, *refused),
+        (*more_omitted, *omitted, *refused),
         keys=keys,
     )
 
@@ -181,12 +184,30 @@ def read_command(command: EngineCommand, base: Path, known: Flags | None = None)
         options.notes.append(
             f"the engine of this machine serves it, not the image {command.container.image}"
         )
+    directory = base / command.directory
+    if path := options.words.pop("api-key-file", None):
+        _take_key_file(options, path, directory, command.container)
     for word in (*options.words.values(), *map(str, options.flags.values())):
         if _SHELL_VARIABLE.search(word) and word != _SWAP_PORT:
             options.notes.append(f"{word}: a variable of a shell; write its value")
-    directory = base / command.directory
     program = resolved(command.program, directory) if "/" in command.program else ""
     return ReadCommand(options, directory, program, command.container)
+
+
+def _take_key_file(
+    options: ModelOptions, path: str, directory: Path, container: Container | None
+) -> None:
+    """Take over the API keys of a file, one a line. Source: llama.cpp, common/arg.cpp."""
+    here = container.path(path) if container else path
+    if here is None:
+        options.omitted.append(f"--api-key-file {path}: a path in the container")
+        return
+    try:
+        text = read_text(Path(resolved(here, directory)))
+    except SettingsInvalid as error:
+        options.omitted.append(f"--api-key-file {path}: {error.message}; corral key add makes keys")
+        return
+    options.keys += [line for line in text.splitlines() if line]
 
 
 def name_of(source: str) -> str:

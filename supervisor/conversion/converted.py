@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+
+from supervisor.errors import SettingsInvalid
+from supervisor.host.files import open_regular
+
+_MAX_BYTES: Final = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,25 @@ class Converted:
         """Return everything as `corral.toml` has it."""
         models = {model.name: dict(model.table) for model in self.models}
         return {**self.tables, **({"models": models} if models else {})}
+
+
+def read_text(path: Path) -> str:
+    """Read a file of settings.
+
+    Raises:
+        SettingsInvalid: It cannot be read, is larger than 1 MiB, or no text.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise SettingsInvalid(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"{path} is not text in UTF-8") from error
 
 
 def without_equivalent(names: Iterable[object]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,10 @@ _SWITCH_WORDS: Final = _TRUE | _FALSE | {"auto"}
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
 )
+# Where the model is, where the engine listens, and for whom.
+_WORDS: Final = frozenset(
+    {"model", "host", "port", "hf-file", "ssl-key-file", "ssl-cert-file", "api-key-file"}
+)
 _SECRET: Final = re.compile(r"key|token|secret|password", re.IGNORECASE)
 _LATER: Final = "corral model get downloads it; then set"
 _DOWNLOADS: Final = {
@@ -45,7 +50,6 @@ _DOWNLOADS: Final = {
     "mmproj-url": "corral model get downloads a model with its projector",
     "docker-repo": "models of Docker's registry are not fetched; set path to a GGUF file",
     "hf-token": "corral model get reads the token from HF_TOKEN",
-    "api-key-file": "corral key add NAME makes a key for each client",
 }
 # Source: llama.cpp, common/arg.cpp: what each of these options sets.
 _FIM: Final = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
@@ -109,7 +113,7 @@ class ModelOptions:
     def take(self, name: str, value: str | None) -> None:
         """Take over one option of any build, with or without its dashes."""
         match key := self._key(name):
-            case "model" | "host" | "port" | "hf-file" | "ssl-key-file" | "ssl-cert-file":
+            case _ if key in _WORDS:
                 self.words[key] = value or ""
             case "hf-repo":
                 self._take_repository(name, value or "")
@@ -145,10 +149,20 @@ class ModelOptions:
         if isinstance(found, reference.HubReference):
             self.words["hf-repo"] = str(found)
 
+    def _take_url(self, url: str) -> None:
+        """Take over the URL of a model: a file of Hugging Face is one by reference."""
+        with suppress(NoSuchModel):
+            found = reference.parse(url)
+            if isinstance(found, reference.HubReference):
+                self.words["hf-repo"] = str(found)
+                return
+        shown = reference.without_secrets(url)
+        self.omitted.append(f"model-url: corral model get {shown} downloads it; then set path")
+
     def _take_flag(self, name: str, key: str, value: str | None) -> None:
         shown = name if value is None or _SECRET.search(name) else f"{name} {value}"
         if key == "model-url":
-            self.omitted.append(f"{shown}: {_LATER} path to the file")
+            self._take_url(value or "")
             return
         if reason := _DOWNLOADS.get(key):
             self.omitted.append(f"{shown}: {reason}")

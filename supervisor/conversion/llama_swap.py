@@ -66,11 +66,11 @@ def convert(
     return Converted(_NAME, tuple(models), tables, tuple(omitted), keys=keys)
 
 
-def read_yaml(text: str) -> Mapping[str, Any]:
+def read_yaml(text: str, what: str = "settings of llama-swap") -> Mapping[str, Any]:
     """Parse YAML into tables with text as keys, lists, texts, numbers, booleans and None.
 
     Raises:
-        SettingsInvalid: The text is no YAML of llama-swap.
+        SettingsInvalid: The text is no YAML of `what`.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows them
@@ -78,7 +78,7 @@ def read_yaml(text: str) -> Mapping[str, Any]:
         for event in yaml.parse(StringIO(text)):
             if tag := getattr(event, "tag", None):  # constructors raise anything for a wrong value
                 short = tag.replace("tag:yaml.org,2002:", "!!")
-                raise SettingsInvalid(f"settings of llama-swap have no tags; leave out {short}")
+                raise SettingsInvalid(f"no tags are read in {what}; leave out {short}")
         found = _plain(yaml.load(StringIO(text)), count(1), 0)
     except (YAMLError, ValueError, RecursionError) as error:
         first, *_ = str(error).splitlines() or ["it is nested too deep"]

@@ -33,6 +33,7 @@ _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _COMMENT_LINE: Final = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 # They start another program and change nothing of it that llama-corral does not do itself.
 _TRANSPARENT: Final = frozenset({"exec", "env", "nohup", "command", "export", "time", "setsid"})
+_IMAGE: Final = re.compile(r"(?<!o)llama")  # not Ollama's
 _CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl"})
 # Options of `docker run` without a value. Source: docker run --help.
 _BARE: Final = frozenset(
@@ -154,7 +155,7 @@ def _in_container(words: Sequence[str], directory: str) -> EngineCommand | None:
         inside = list(started.options)
     elif inside[:1] == ["--server"]:  # of the image `full`
         inside = inside[1:]
-    elif not ("llama" in image or _is_program(entrypoint)):
+    elif not (_IMAGE.search(image) or _is_program(entrypoint)):
         return None
     values = [value for name, value in options if name in {"-e", "--env"}]
     variables = {found[1]: found[2] for one in values if (found := _VARIABLE.fullmatch(one))}

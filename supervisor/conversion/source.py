@@ -7,39 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from supervisor.conversion import command_line, llama_swap, modelfile, router_preset
+from supervisor.conversion import command_line, compose, llama_swap, modelfile, router_preset
 from supervisor.conversion.converted import Converted
 from supervisor.engines.help import Flags
 from supervisor.errors import SettingsInvalid
-from supervisor.host.files import open_regular
 
-SourceKind = Literal["command", "llama-swap", "router", "modelfile"]
+SourceKind = Literal["command", "compose", "llama-swap", "router", "modelfile"]
 KINDS: Final[tuple[SourceKind, ...]] = get_args(SourceKind)
-_MAX_BYTES: Final = 1024**2
 _SECTION: Final = re.compile(r"^[ \t]*\[[^\]\n]+\][ \t]*$", re.MULTILINE)
 _MODELS: Final = re.compile(r"^models[ \t]*:", re.MULTILINE)
 _SERVICES: Final = re.compile(r"^services[ \t]*:", re.MULTILINE)
 _EXEC_START: Final = re.compile(r"^ExecStart=", re.MULTILINE)
 _FROM: Final = re.compile(r"^[ \t]*FROM[ \t]+\S", re.MULTILINE | re.IGNORECASE)
-
-
-def read_file(path: Path) -> str:
-    """Read a file of settings.
-
-    Raises:
-        SettingsInvalid: It cannot be read, is larger than 1 MiB, or no text.
-    """
-    try:
-        with open_regular(path) as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > _MAX_BYTES:
-        raise SettingsInvalid(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise SettingsInvalid(f"{path} is not text in UTF-8") from error
 
 
 def kind_of(text: str) -> SourceKind:
@@ -49,11 +28,7 @@ def kind_of(text: str) -> SourceKind:
     if _MODELS.search(text):
         return "llama-swap"
     if _SERVICES.search(text):
-        raise SettingsInvalid(
-            "a compose file is not read",
-            hint="give its service as a command: "
-            "corral import -- docker run -v HERE:THERE -p PORT:8080 IMAGE COMMAND",
-        )
+        return "compose"
     if _FROM.search(text) and not _SECTION.search(text):
         return "modelfile"
     if _SECTION.search(text):
@@ -61,7 +36,8 @@ def kind_of(text: str) -> SourceKind:
     if "llama" in text:
         return "command"
     raise SettingsInvalid(
-        "this is not a llama-server command, llama-swap YAML, router preset or Modelfile",
+        "this is not a llama-server command, compose file, llama-swap YAML, router preset or "
+        "Modelfile",
         hint=f"--from says what it is: {', '.join(KINDS)}",
     )
 
@@ -80,6 +56,8 @@ def convert(
     match kind:
         case "command":
             return command_line.convert(text, base, known)
+        case "compose":
+            return compose.convert(text, base, environ, known)
         case "llama-swap":
             return llama_swap.convert(text, base, environ, known)
         case "router":

@@ -125,3 +125,9 @@ def test_a_url_is_fetched_into_the_models_directory(corral: CorralCli, hub: Fake
     path.write_bytes(b"mine")
     assert corral("model", "get", url).returncode == 1
     assert path.read_bytes() == b"mine"
+
+
+def test_a_model_of_ollamas_registry_is_ollamas_to_download(corral: CorralCli) -> None:
+    refused = corral("model", "get", "ollama:llama3.2")
+    assert refused.returncode == 4
+    assert "ollama pull llama3.2 stores it" in refused.stderr

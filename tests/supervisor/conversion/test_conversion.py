@@ -395,10 +395,74 @@ def test_a_unit_of_systemd() -> None:
     assert made["models"] == {"a": {"path": "/m/a.gguf", "flags": {"parallel": 2}}}
 
 
-def test_a_compose_file_is_refused_with_the_command_to_give() -> None:
-    with pytest.raises(SettingsInvalid, match="a compose file is not read") as caught:
-        kind_of("services:\n  a: {image: 'llama.cpp:server', command: -m /m/a.gguf}\n")
-    assert "docker run" in (caught.value.hint or "")
+COMPOSE = """
+services:
+  chat:
+    image: ghcr.io/ggml-org/llama.cpp:server-cuda
+    ports: ["9000:8080"]
+    volumes:
+      - ./models:/m
+      - {type: bind, source: /srv/more, target: /more}
+    environment: {LLAMA_ARG_N_PARALLEL: 2}
+    command: >
+      -m /m/a.gguf --host 0.0.0.0 --api-key $KEY -c ${CTX:-4096}
+  vectors:
+    image: local
+    network_mode: host
+    entrypoint: [/app/llama-server]
+    command: ["--model", "/more/b.gguf", "--embeddings"]
+    volumes: [/srv/more:/more]
+  database: {image: postgres, volumes: [/srv/llama:/data]}
+  other: {image: ollama/ollama}
+"""
+
+
+def test_services_of_a_compose_file_are_models() -> None:
+    assert kind_of(COMPOSE) == "compose"
+    made = convert(COMPOSE, "compose", Path("/home/llm"), {"KEY": "secret-1"})
+    document = made.document()
+    assert {name: table["path"] for name, table in document["models"].items()} == {
+        "a": "/home/llm/models/a.gguf",
+        "b": "/srv/more/b.gguf",
+    }
+    assert document["models"]["a"]["flags"] == {"parallel": 2, "ctx-size": 4096}
+    assert document["models"]["b"]["flags"] == {"embedding": True}
+    assert document["proxy"]["listen"] == "0.0.0.0:9000"
+    assert made.keys == ("secret-1",)
+    assert made.omitted == (
+        "service database: it is not llama-server",
+        "service other: it is not llama-server",
+    )
+
+
+@pytest.mark.parametrize("text", ["services: []", "services: {a: {image: postgres}}", "services:"])
+def test_a_compose_file_without_the_engine(text: str) -> None:
+    with pytest.raises(SettingsInvalid, match="no service of this compose file is llama-server"):
+        convert(text, "compose", Path("/"), {})
+
+
+def test_a_file_of_api_keys_is_read(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("first-key\n\nsecond-key\n", "utf-8")
+    line = "llama-server -m a.gguf --host 0.0.0.0 --api-key-file "
+    made = convert(line + "keys", "command", tmp_path, {})
+    assert made.keys == ("first-key", "second-key")
+    assert made.document()["proxy"]["listen"] == "0.0.0.0:8080"
+    missing = convert(line + "none", "command", tmp_path, {})
+    assert missing.keys == ()
+    assert missing.document()["proxy"]["listen"] == "127.0.0.1:8080"
+    assert "cannot be read" in "\n".join(missing.models[0].omitted)
+
+
+def test_the_url_of_a_model() -> None:
+    hub = "https://huggingface.co/org/m-GGUF/resolve/main/m-Q8_0.gguf"
+    made = convert(f"llama-server --model-url {hub} -c 4096", "command", Path("/"), {})
+    assert [table["path"] for table in made.document()["models"].values()] == [
+        "hf:org/m-GGUF:m-Q8_0.gguf"
+    ]
+    line = "llama-server -mu https://me:geheim@files.test/x.gguf?k=geheim"
+    (omitted,) = convert(line, "command", Path("/"), {}).omitted
+    assert "corral model get https://files.test/x.gguf" in omitted
+    assert "geheim" not in omitted
 
 
 def test_a_text_of_no_kind() -> None:
