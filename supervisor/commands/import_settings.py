@@ -125,7 +125,7 @@ def _problems(text: str, path: Path | None) -> tuple[str, ...]:
 def _written(
     converted: Converted, text: str, data: dict[str, Any], config: Path | None
 ) -> CommandResult:
-    if not converted.models:
+    if not (converted.models or "models_dir" in converted.tables):
         raise SettingsInvalid(
             f"the {converted.source} has no model to take over",
             hint="; ".join(_notes(converted)) or None,
@@ -144,7 +144,7 @@ def _written(
             added = add_known(converted.keys, keys_file)
             notes += (f"{keys_file}: keys {', '.join(added)}",) if added else ()
         write_file(path, lambda _: _checked(text, path))
-    names = ", ".join(model.name for model in converted.models)
+    names = ", ".join(model.name for model in converted.models) or "those of models_dir"
     return CommandResult(data | {"file": str(path)}, f"{path}: models {names}", notes)
 
 

@@ -52,7 +52,10 @@ def convert(
     read = [read_command(command, base, known) for command in commands]
     models = tuple(_numbered(model for one in read if (model := one.model())))
     omitted = [note for one in read if not one.options.source for note in one.omitted]
-    if not models and not omitted:
+    found = {} if models else read[0].models_dir()
+    if found and (flags := ", ".join(read[0].options.flags)):
+        omitted.append(f"{flags}: of all models of a directory; set them for each under [models]")
+    if not models and not omitted and not found:
         omitted = ["the command names no model (--model)"]
     first = next((one for one in read if one.options.source), read[0])
     proxy, refused = first.proxy()
@@ -61,7 +64,7 @@ def convert(
     return Converted(
         "llama-server command",
         models,
-        {**engine, **proxy},
+        {**engine, **found, **proxy},
         (*more_omitted, *omitted, *refused),
         keys=keys,
     )
@@ -159,6 +162,12 @@ class ReadCommand:
         listen = {"listen": f"{shown}:{port or _DEFAULT_PORT}"} if host or port else {}
         table = {**listen, **({"api_keys_file": KEYS_FILE} if keys else {}), **self._tls()}
         return {"proxy": table} if table else {}, tuple(omitted)
+
+    def models_dir(self) -> dict[str, Any]:
+        """Return the settings of the router mode: its models are found, and loaded on request."""
+        path = self.options.words.get("models-dir")
+        here = self.container.path(path) if self.container and path else path
+        return {"models_dir": resolved(here, self.base), "serve_found": True} if here else {}
 
     def _tls(self) -> dict[str, Any]:
         names = {"cert": "ssl-cert-file", "key": "ssl-key-file"}

@@ -42,11 +42,10 @@ _NUMBER: Final = re.compile(
 # Where the model is, where the engine listens, and for whom.
 _WORDS: Final = frozenset(
     {"model", "host", "port", "hf-file", "ssl-key-file", "ssl-cert-file", "api-key-file"}
+    | {"models-dir"}
 )
 _SECRET: Final = re.compile(r"key|token|secret|password", re.IGNORECASE)
-_LATER: Final = "corral model get downloads it; then set"
 _DOWNLOADS: Final = {
-    "spec-draft-hf": f"{_LATER} draft to the file",
     "mmproj-url": "corral model get downloads a model with its projector",
     "docker-repo": "models of Docker's registry are not fetched; set path to a GGUF file",
     "hf-token": "corral model get reads the token from HF_TOKEN",
@@ -163,6 +162,9 @@ class ModelOptions:
         shown = name if value is None or _SECRET.search(name) else f"{name} {value}"
         if key == "model-url":
             self._take_url(value or "")
+            return
+        if key == "spec-draft-hf":
+            self.omitted.append(f"{name}: corral model get {value} downloads it; then set draft")
             return
         if reason := _DOWNLOADS.get(key):
             self.omitted.append(f"{shown}: {reason}")

@@ -453,6 +453,15 @@ def test_a_file_of_api_keys_is_read(tmp_path: Path) -> None:
     assert "cannot be read" in "\n".join(missing.models[0].omitted)
 
 
+def test_a_directory_of_models_is_served_as_it_is() -> None:
+    made = convert("llama-server --models-dir models -c 4096", "command", Path("/home/llm"), {})
+    assert made.models == ()
+    assert made.document() == {"models_dir": "/home/llm/models", "serve_found": True}
+    assert "ctx-size: of all models" in made.omitted[0]
+    beside = convert("llama-server --models-dir models -m a.gguf", "command", Path("/"), {})
+    assert "models_dir" not in beside.document()
+
+
 def test_the_url_of_a_model() -> None:
     hub = "https://huggingface.co/org/m-GGUF/resolve/main/m-Q8_0.gguf"
     made = convert(f"llama-server --model-url {hub} -c 4096", "command", Path("/"), {})
