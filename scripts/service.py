@@ -98,8 +98,10 @@ def _running(root: Path) -> Iterator[Container]:
     words = f"systemd-nspawn --directory={root} --register=no --keep-unit --quiet --link-journal=no"
     argv = [*words.split(), "--console=pipe", "--boot", "systemd.unit=basic.target"]
     quiet = subprocess.DEVNULL
-    # This checkout may be below /tmp, which nspawn would hide.
+    # This checkout may be below /tmp, which nspawn would hide and systemd would empty as it boots.
     environ = {**os.environ, "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+    (root / "etc" / "tmpfiles.d").mkdir(exist_ok=True)
+    (root / "etc" / "tmpfiles.d" / "tmp.conf").write_text("# in place of that in /usr/lib\n")
     nspawn = subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet, env=environ)
     found: list[psutil.Process] = []
     try:
