@@ -15,7 +15,7 @@ from supervisor.control.messages import (
     WeightStatus,
     WorkerStatus,
 )
-from supervisor.control.state_text import keyless_warning, state_text
+from supervisor.control.state_text import failed_text, keyless_warning, state_text
 from supervisor.errors import NotRunning
 from supervisor.host.paths import directories
 from supervisor.output import CommandResult, colored, duration, size, table
@@ -206,3 +206,5 @@ def _problems(instance: InstanceStatus) -> Iterator[str]:
     if error := instance["error"]:
         yield f"\n{instance['name']}: {colored(error['message'], 'red')}"
         yield from (f"  {label}: {error[label]}" for label in ("hint", "log") if error[label])
+        if again := failed_text(instance):
+            yield f"  {again}"

@@ -20,6 +20,14 @@ def state_text(model: ModelStatus, instance: InstanceStatus) -> str:
     return instance["state"]
 
 
+def failed_text(instance: InstanceStatus) -> str | None:
+    """Say how an instance that has failed starts again; None for others."""
+    if instance["state"] != "failed":
+        return None
+    model = instance["name"].rpartition(".")[0]
+    return f"it is not restarted any more; `corral start {model}` starts it again"
+
+
 def keyless_warning(status: DaemonStatus) -> tuple[str, ...]:
     """Say that other machines can send requests without a key."""
     if not status["keyless"]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from supervisor import __version__
 from supervisor.control.client import Client
-from supervisor.control.messages import DaemonStatus
+from supervisor.control.messages import DaemonStatus, ModelStatus
+from supervisor.control.state_text import failed_text
 from supervisor.doctor.engine import check_engine
 from supervisor.doctor.finding import Finding, failed, redact, secrets_of
 from supervisor.doctor.hooks import check_hooks
@@ -54,6 +55,8 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     planner = LaunchPlanner(loaded.settings, where)
     status, daemon = _daemon(where)
     yield daemon
+    if status:
+        yield from check_failed(status["models"])
     try:
         engine = planner.engine()
     except (EngineMissing, EngineBroken) as error:
@@ -109,6 +112,14 @@ def _daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:
     states = [f"{one['name']} {one['state']}" for m in status["models"] for one in m["instances"]]
     text = f"running, version {status['version']}: {', '.join(states) or 'no models'}"
     return status, Finding("daemon", "ok", text)
+
+
+def check_failed(models: Iterable[ModelStatus]) -> Iterator[Finding]:
+    """Yield the instances that are not restarted any more."""
+    for instance in [found for model in models for found in model["instances"]]:
+        if (text := failed_text(instance)) and (error := instance["error"]):
+            fix = f"{error['hint']}; {text}" if error["hint"] else text
+            yield Finding(f"instance {instance['name']}", "fail", error["message"], fix)
 
 
 def _own_pids(status: DaemonStatus | None) -> list[int]:

@@ -68,31 +68,32 @@ SIGNALS: Final[Mapping[int, FailureCause]] = MappingProxyType(
     {
         signal.SIGILL: FailureCause(
             "illegal_instruction",
-            "the engine was built for another processor: this one lacks an instruction",
+            "the engine was built for another processor: this one lacks an instruction "
+            "(SIGILL, signal 4)",
             "use a build for this processor, or try no-repack; `corral engine list` shows others",
             permanent=True,
         ),
         signal.SIGSEGV: FailureCause(
             "memory_fault",
-            "the engine crashed with a memory fault",
+            "the engine crashed with a memory fault (SIGSEGV, signal 11)",
             "on processors with AMX some builds fault at their first token: try no-repack",
             permanent=False,
         ),
         signal.SIGBUS: FailureCause(
             "model_changed",
-            "the engine could not read a memory-mapped file",
+            "the engine could not read a memory-mapped file (SIGBUS, signal 7)",
             "most likely the model's file changed or shrank while in use: restore it",
             permanent=False,
         ),
         signal.SIGFPE: FailureCause(
             "arithmetic_fault",
-            "the engine crashed with an arithmetic fault",
+            "the engine crashed with an arithmetic fault (SIGFPE, signal 8)",
             "the model's header may be wrong (`corral model show FILE`), or try another build",
             permanent=False,
         ),
         signal.SIGKILL: FailureCause(
             "killed",
-            "the engine was killed (signal 9)",
+            "the engine was killed (SIGKILL, signal 9)",
             "most often the kernel, out of memory: see `dmesg`; lower ctx-size or use low-memory",
             permanent=False,
         ),

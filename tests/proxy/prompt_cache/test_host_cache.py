@@ -33,6 +33,15 @@ def test_the_oldest_copies_go_for_a_new_one() -> None:
     assert (host_cache.conversations, host_cache.used_bytes) == (2, 200)
 
 
+def test_copies_are_bounded_by_their_number_too() -> None:
+    host_cache = cache(tokens=10**9)
+    for number in range(1100):
+        host_cache.slots_copied([Slot(number, 4, (number,))])
+    assert host_cache.conversations == 1024
+    assert not host_cache.holds(75)
+    assert host_cache.holds(76)
+
+
 def test_what_exceeds_the_limit_is_not_copied_and_removes_nothing() -> None:
     host_cache = cache()
     host_cache.slots_copied([A, Slot("b", 300)])

@@ -89,3 +89,11 @@ def test_of_thousands_of_conversations_the_latest_are_remembered() -> None:
     assert not rates.note_turn(0, 2000, 2000, 100)
     assert rates.note_turn(1999, 2000, 2000, 100)
     assert rates.return_p(1998, 2000) < 0.05
+
+
+def test_the_last_turns_of_512_conversations_are_known() -> None:
+    rates = ReturnRates()
+    for number in range(600):
+        rates.note_turn(number, 1.0 * number, 1.0 * number, 100)
+    assert rates.note_turn(88, 600.0, 600.0, 200) == 100
+    assert rates.note_turn(0, 600.0, 600.0, 200) is None

@@ -108,6 +108,13 @@ def test_the_time_of_an_unload_is_shown() -> None:
     assert not idle(None, None, "ttl_s")
 
 
+def test_an_instance_that_is_given_up_says_how_it_starts_again() -> None:
+    error = {"code": "memory_fault", "message": "it crashed", "hint": None, "log": None}
+    again = "  it is not restarted any more; `corral start chat` starts it again"
+    assert shown(instance(state="failed", error=error)).endswith(f"chat.0: it crashed\n{again}")
+    assert "restarted" not in shown(instance(state="starting", error=error))
+
+
 DRAFT: DraftStatus = {"drafted": 200, "accepted": 76, "acceptance": 0.38}
 
 

@@ -2,9 +2,10 @@ import os
 from pathlib import Path
 
 import pytest
+import top_samples
 from samples import machine
 
-from supervisor.doctor.checks import describe_cores, run_checks
+from supervisor.doctor.checks import check_failed, describe_cores, run_checks
 from supervisor.host.paths import Directories
 
 
@@ -27,3 +28,14 @@ def test_what_is_special_about_the_cores_is_named() -> None:
         "8 cores (4 of them efficiency cores), 16 threads, 2 more cores beyond the CPU quota, "
         "2 NUMA nodes"
     )
+
+
+def test_an_instance_that_is_not_restarted_any_more_fails() -> None:
+    error = {"code": "memory_fault", "message": "it crashed", "hint": "try another", "log": None}
+    bad = top_samples.instance("chat.0", state="failed", error=error)
+    good = top_samples.instance("chat.1", error=error)  # of the run before
+    (found,) = check_failed([top_samples.model("chat", bad, good)])
+    assert (found.name, found.level, found.text) == ("instance chat.0", "fail", "it crashed")
+    assert found.fix
+    assert found.fix.startswith("try another; ")
+    assert "`corral start chat`" in found.fix

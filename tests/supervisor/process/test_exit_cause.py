@@ -15,6 +15,7 @@ import pytest
 
 from supervisor.errors import AccessDenied
 from supervisor.process.exit_cause import (
+    SIGNALS,
     diagnose,
     load_timeout,
     not_launchable,
@@ -175,6 +176,11 @@ def test_a_signal_is_a_cause_of_its_own(number: int, code: str) -> None:
 def test_only_an_illegal_instruction_is_beyond_retrying() -> None:
     assert diagnose(-signal.SIGILL, []).permanent
     assert not diagnose(-signal.SIGSEGV, []).permanent
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_cause_of_a_signal_names_it(number: int) -> None:
+    assert f"({signal.Signals(number).name}, signal {number})" in diagnose(-number, []).sentence
 
 
 def test_failures_of_the_processor_come_with_the_no_repack_hint() -> None:
