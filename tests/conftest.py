@@ -1,5 +1,6 @@
 """The real engine and the models that tests run. All are found, or fetched, once a session."""
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,9 @@ from supervisor.host.paths import directories
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they
 # start. Source: POSIX shell, "Asynchronous Lists".
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files and directories of tests have the modes that tests name, whatever the shell's umask.
+os.umask(0o022)
 
 # Every run has the same examples: what once failed stands as an @example beside its property. A
 # machine that does other work takes long for any example; what hangs meets the limit of its test.

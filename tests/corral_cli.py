@@ -161,7 +161,8 @@ class CorralCli:
     def events(self, name: str) -> list[dict[str, Any]]:
         """Events of one name in the log of a daemon that `corral start` started."""
         text = (self.root / "log" / "daemon.log").read_text("utf-8")
-        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        complete = text[: text.rfind("\n") + 1]  # the last line may be in the middle of a write
+        lines = [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == name]
 
     def engines(self) -> list[psutil.Process]:

@@ -166,7 +166,7 @@ def test_no_engine_survives_a_killed_daemon(
 def test_the_daemon_continues_after_ctrl_c_of_a_start(corral: CorralCli, tiny_model: Path) -> None:
     engine = corral.root / "llama-server"
     path = corral.ok("engine", "path").strip()
-    engine.write_text(f'#!/bin/sh\n[ $# -eq 1 ] && exec {path} "$@"\nexec sleep 60\n', "utf-8")
+    engine.write_text(f'#!/bin/sh\n[ $# -eq 1 ] && exec {path} "$@"\nexec sleep 600\n', "utf-8")
     engine.chmod(0o700)
     corral.configure(f'engine = "{engine}"\n[models.tiny]\npath = "{tiny_model}"\n')
     waiting = subprocess.Popen(

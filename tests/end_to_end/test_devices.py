@@ -68,10 +68,11 @@ def test_a_model_that_fits_is_loaded_and_another_one_after_it_has_left(
     corral = configure(
         a=f"[models.a.flags]\n{own}",
         b=f"[models.b.flags]\n{own}",
-        supervisor="device_memory_wait_s = 60",
+        supervisor="device_memory_wait_s = 600",
     )
     corral.ok("start", "a")
-    assert planned_mib(corral, "a") == pytest.approx(logged_mib(corral, "a.0"), rel=0.1)
+    # The daemon reads the engine's output while it serves.
+    until(lambda: logged_mib(corral, "a.0") == pytest.approx(planned_mib(corral, "a"), rel=0.1))
     device.set_free(int(TOTAL_MIB - planned_mib(corral, "a")))
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(ask, corral, "b")
@@ -84,7 +85,7 @@ def test_a_model_that_fits_is_loaded_and_another_one_after_it_has_left(
         assert asked.result(PATIENCE_S)[0] == 200
     assert corral.model_states() == {"a": "unloaded", "b": "loaded"}
     assert "backoff" not in [one["after"] for one in corral.events("instance.state_changed")]
-    assert logged_mib(corral, "b.0") == pytest.approx(planned_mib(corral, "b"), rel=0.1)
+    until(lambda: logged_mib(corral, "b.0") == pytest.approx(planned_mib(corral, "b"), rel=0.1))
 
 
 def test_a_model_that_never_fits_is_refused_before_a_start(

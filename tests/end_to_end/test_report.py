@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from corral_cli import CorralCli
+from corral_cli import CorralCli, until
 
 SETTINGS = """
 [supervisor]
@@ -60,8 +60,9 @@ def test_a_word_of_prompts_is_in_no_report(corral: CorralCli, tiny_model: Path) 
     corral.ok("start")
     word = f"zq{secrets.token_hex(6)}"
     send_everywhere(corral.url, "loud", word)
-    log = (corral.root / "log" / "loud.0.log").read_text("utf-8", "replace")
-    assert word in log
+    path = corral.root / "log" / "loud.0.log"
+    until(lambda: word in path.read_text("utf-8", "replace"))
+    log = path.read_text("utf-8", "replace")
     path = corral.root / "it.tar.gz"
     told = corral.data("report", "--output", str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

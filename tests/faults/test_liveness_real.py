@@ -95,7 +95,7 @@ def test_a_stopped_replica_is_replaced_under_load(target: DaemonUnderTest) -> No
         try:
             until(lambda: target.instance("m.0")["slots_busy"])
             psutil.Process(pid).suspend()
-            until(lambda: target.instance("m.0")["state"] != "ready")
+            until(lambda: unhealthy(target))
             withdrawn_at_s = time.monotonic()
             assert target.ready_again("m.0", pid) == "ready again"
         finally:

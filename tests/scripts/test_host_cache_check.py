@@ -4,4 +4,4 @@ from scripts import host_cache_check
 
 
 def test_the_engine_holds_what_is_believed() -> None:
-    assert host_cache_check.main(["--steps", "16", "--limits", "4"]) == 0
+    assert host_cache_check.main(["--turns", "--steps", "16", "--limits", "4"]) == 0

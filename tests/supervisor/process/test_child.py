@@ -78,7 +78,7 @@ async def test_saying_something_to_the_dead_is_no_error(runtime: Path) -> None:
 
 
 async def test_a_program_that_cannot_be_run_raises(runtime: Path) -> None:
-    launch = replace(shell(runtime, ""), argv=("/nowhere/llama-server",))
+    launch = replace(shell(runtime, ""), argv=(str(runtime / "nowhere"),))
     with pytest.raises(FileNotFoundError):
         Child.spawn(launch)
 
