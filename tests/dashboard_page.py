@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from corral_cli import PATIENCE_S
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -49,6 +50,7 @@ class Dashboard:
     page: Page = field(init=False)
 
     def __post_init__(self) -> None:
+        self.context.set_default_timeout(1000 * PATIENCE_S)
         self.context.route("**/*", self._route)
         self.page = self.context.new_page()
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli, begin_stream, rest_of
+from corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of
 from dashboard_page import VIEWS, Dashboard, Scheme, chromium
 from fork_server import ForkServer
 from playwright.sync_api import Browser, ViewportSize, expect
@@ -33,7 +33,7 @@ backoff_initial_s = 0.01
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=120_000)
+    expect.set_options(timeout=1000 * PATIENCE_S)
     with chromium() as browser:
         yield browser
 
@@ -173,12 +173,15 @@ def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
 
 def test_a_lost_connection_is_told_and_comes_back(dashboard: Dashboard) -> None:
     page, banner = dashboard.page, "The connection to the daemon is lost."
-    page.route("**/corral/v1/**", lambda route: route.abort())
+    is_lost = True
+    # Not removed before it has handled all requests: playwright would handle some twice.
+    page.route("**/corral/v1/**", lambda route: route.abort() if is_lost else route.fallback())
     dashboard.show("logs")
     expect(page.get_by_role("alert").filter(has_text=banner)).to_be_visible()
-    page.unroute("**/corral/v1/**")
+    is_lost = False
     page.get_by_role("button", name="Try now").click()
     expect(page.get_by_text(banner)).to_have_count(0)
+    page.unroute_all(behavior="wait")
 
 
 def test_strangers_are_refused(browser: Browser, daemon: CorralCli) -> None:

@@ -67,6 +67,7 @@ def test_the_portable_library_is_used_on_every_processor_where_the_environment_s
     assert missing.warning == "CORRAL_CPU_LIBRARY is portable; pip install portable==1"
     alone = replace(pin, portable=None)
     assert cpu_library_for(alone, new_cpu, tmp_path, is_portable=True) == CpuLibraryOverride()
+    monkeypatch.delenv("CORRAL_CPU_LIBRARY", raising=False)
     assert not here().is_cpu_portable
     monkeypatch.setenv("CORRAL_CPU_LIBRARY", "portable")
     assert here().is_cpu_portable
