@@ -1,1 +1,6 @@
-"""Routes requests to llama-server processes; knows nothing of how they are run."""
+"""Routes requests to llama-server processes, and knows nothing of how they are run.
+
+Floors, each of which imports only lower ones: `common`, `errors`, `settings`; `observe`, `http`,
+`upstream`, `auth`; `request`, `cache`; `router`, `nodes`; `forward`; `apis`, `endpoints`,
+`batches`, `dashboard`; `app`, `server`.
+"""

@@ -1,42 +1,4 @@
-"""Builds the application: every endpoint, and what answers it.
-
-GET   /health  /v1/health                 whether any model can be served
-GET   /health/live                        that requests are answered
-GET   /v1/models  /models  (and /{id})    the models
-GET   /slots                              the slots of all instances, as llama-server lists its own
-GET   /slots/{id}                         one of them
-GET   /corral/v1/slots                    the same with instances, totals and queues
-GET   /corral/v1/requests                 the client's requests in flight, or ended
-GET   /corral/v1/requests/{id}            figures of one
-GET   /corral/v1/requests/{id}/explanation   why one took so long
-POST  /corral/v1/requests/{id}/cancel     end one with an error
-DELETE /corral/v1/requests/{id}/conversation   delete the caches of its conversation
-GET   /corral/  /corral/page/{id}  …      the dashboard (`proxy.dashboard`)
-      /corral/v1/session                  signing in to it
-GET   /corral/v1/live                     its state as it changes
-POST  /corral/v1/models/{id}/load  …      load, unload or restart a model
-GET   /corral/v1/logs  /logs/{id}         the logs
-GET   /corral/v1/clients                  settings of client programs
-POST  /corral/v1/chat/completions         its chats, an instance
-POST  /corral/v1/estimate                 when the first token of a request would come
-GET   /corral/v1/usage                    tokens and seconds, by API key and model
-GET   /metrics                            metrics for Prometheus
-GET   /corral/v1/prefixes                 which prompts of the client the caches hold, as hashes
-GET   /corral/v1/batch                    how batch requests gathered
-      /v1/files  /v1/batches              jobs that outlive a connection (`proxy.jobs`)
-      /v1/responses/{id}                  show and delete a stored response
-POST  /corral/v1/models/{id}/warm         prefill a prompt
-POST  /v1/batch/completions               many prompts
-POST  /v1/chat/completions/control        all instances of a model
-POST  /generate  /batch/generate  /stream/generate  /batch/tokenize    an instance, translated
-POST  /models/load  /models/unload        load or unload a model
-GET   /models/sse                         states of the models as they change
-POST  /v1/gpu/warmup                      load a model
-GET   /v1/gpu/status                      what of the models is on GPUs
-GET   /corral/v1/runtime                  the engine
-the table in `endpoints`                  an instance of the model that the request names
-/     /api/…                              Ollama's API, where it is on (`ollama_endpoints`)
-"""
+"""What listens at addresses besides the proxy's own: Ollama's API, and llama.cpp's web UI."""
 
 from __future__ import annotations
 
@@ -46,55 +8,87 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.access_log import Emit
+from proxy.apis.batch_completions import BatchCompletions
+from proxy.apis.forwarded import ControlEndpoint, ForwardedEndpoints
+from proxy.apis.generate import BatchTokenize, EngineEndpoints
+from proxy.apis.llama_server import ModelControlEndpoints
+from proxy.apis.responses import ResponsesEndpoint
 from proxy.auth.access import BATCH_TOKENIZE, Access
-from proxy.auth.admission import Admission
 from proxy.auth.api_keys import ApiKeys
+from proxy.auth.key_limits import Admission, TokenLimits
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import Sessions
-from proxy.auth.token_limits import TokenLimits
-from proxy.batch.batch_queue import BatchQueue
-from proxy.batch.completions import BatchCompletions
-from proxy.batch.requests import OwnRequests
-from proxy.batch.stats import BatchQueueStats, metrics_of
-from proxy.body.bodies import Bodies
-from proxy.capture import CapturePoint
-from proxy.connections import Connections, descriptors_max, limit_of
-from proxy.control_endpoint import ControlEndpoint
+from proxy.batches.jobs import Jobs, JobStorage
+from proxy.batches.own_requests import OwnRequests
 from proxy.dashboard.dashboard import Dashboard
 from proxy.dashboard.host import DashboardHost
-from proxy.dashboard.sources import Sources
-from proxy.estimate.load_forecast import LoadForecaster
-from proxy.estimate_endpoint import EstimateEndpoint
-from proxy.estimator import Estimator
+from proxy.dashboard.live import Sources
+from proxy.endpoints.local import LocalEndpoints
+from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.prompts import EstimateEndpoint, WarmEndpoint
+from proxy.endpoints.requests import Requests, RequestsEndpoint
+from proxy.endpoints.usage import UsageEndpoint, UsageReader
+from proxy.forward.capture import CapturePoint
 from proxy.forward.forward import Forward
-from proxy.forwarded_endpoints import ForwardedEndpoints
-from proxy.generate.batch_tokenize import BatchTokenize
-from proxy.generate.gpu import EngineEndpoints
-from proxy.jobs.jobs import Jobs, JobStorage
-from proxy.local_endpoints import LocalEndpoints
-from proxy.metrics.prometheus import Metrics
-from proxy.middleware import RequestMiddleware
-from proxy.model_control.control import ModelControl
-from proxy.model_control.endpoints import ModelControlEndpoints
-from proxy.models import EngineReader, ModelLoader, PromptWarmer
-from proxy.ollama.host import OllamaHost
-from proxy.requests.conversations import Conversations
-from proxy.requests.endpoint import RequestsEndpoint
-from proxy.requests.history import RequestHistory
-from proxy.requests.requests import Requests
-from proxy.responses.store import ResponseStore
-from proxy.responses_endpoint import ResponsesEndpoint
-from proxy.router.in_flight import ServerState
+from proxy.http.body import Bodies
+from proxy.http.connections import Connections, descriptors_max, limit_of
+from proxy.http.middleware import RequestMiddleware
+from proxy.http.routes import Handler, Routes
+from proxy.http.tls import RenewedContext, server_context
+from proxy.observe.in_flight import ServerState
+from proxy.observe.past import Conversations, RequestHistory
+from proxy.observe.record import Emit
+from proxy.observe.tracing import start_tracer
+from proxy.request.models import EngineReader, ModelControl, ModelLoader, OllamaHost, PromptWarmer
+from proxy.request.stored_responses import ResponseStore
+from proxy.router.batch_queue import BatchQueue, BatchQueueStats, metrics_of
+from proxy.router.estimator import Estimator
+from proxy.router.forecast import LoadForecaster
 from proxy.router.router import Router
-from proxy.routes import Handler, Routes
-from proxy.second_addresses import handle_engine_ui, handle_ollama, ollama_routes
 from proxy.settings import ProxySettings
-from proxy.tls.contexts import server_context
-from proxy.tls.renewed import RenewedContext
-from proxy.tracing.start import start_tracer
-from proxy.usage_endpoint import UsageEndpoint, UsageReader
-from proxy.warm_endpoint import WarmEndpoint
+
+
+def ollama_routes(
+    forwarded: ForwardedEndpoints, loader: ModelLoader, host: OllamaHost, bodies: Bodies
+) -> Callable[[Routes], None]:
+    """Return what adds Ollama's API to routes."""
+    # Imported here: most daemons need no memory for it.
+    from proxy.apis.ollama import OllamaEndpoints  # noqa: PLC0415
+
+    return OllamaEndpoints(forwarded, loader, host, bodies).add_routes
+
+
+def handle_ollama(
+    settings: ProxySettings,
+    routes: Routes,
+    add_ollama: Callable[[Routes], None],
+    guard: Callable[[ProxySettings, Routes], Handler],
+) -> Handler | None:
+    """Add Ollama's API to the routes; return the handler of its own address, if it has one."""
+    if settings.ollama.enabled:
+        add_ollama(routes)
+    if (listen := settings.ollama.listen) is None:
+        return None
+    add_ollama(beside := Routes(beneath=routes))
+    return guard(settings.model_copy(update={"listen": listen}), beside)
+
+
+def handle_engine_ui(
+    settings: ProxySettings,
+    router: Router,
+    keys: ApiKeys,
+    routes: Routes,
+    guard: Callable[[ProxySettings, Routes, Access], Handler],
+) -> Handler | None:
+    """Return the handler of the address of llama.cpp's web UI, if it has one."""
+    if settings.engine_ui is None:
+        return None
+    # Imported here: most daemons need no memory for it.
+    from proxy.endpoints.engine_ui import EngineUi, EngineUiAccess  # noqa: PLC0415
+
+    EngineUi(router, settings).add_routes(beside := Routes(beneath=routes))
+    own = settings.model_copy(update={"listen": settings.engine_ui})
+    return guard(own, beside, EngineUiAccess(keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +270,7 @@ def _announcement(
     if not settings.announce:
         return None
     # Imported here: most daemons need no memory for it.
-    from proxy.nodes.announcement import announce  # noqa: PLC0415
+    from proxy.nodes.mdns import announce  # noqa: PLC0415
 
     return lambda port: announce(settings.host, port, process, emit)
 

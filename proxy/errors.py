@@ -139,7 +139,7 @@ class PreviousResponseNotFound(BadRequest):
     param = "previous_response_id"
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"Previous response with id {quoted(response_id)} not found.")
+        super().__init__(f"Previous response with id {quote(response_id)} not found.")
 
 
 class BodyTooComplex(BadRequest):
@@ -201,7 +201,7 @@ class UnknownModel(ProxyError):
     def __init__(self, name: str, known: Sequence[str]) -> None:
         near = difflib.get_close_matches(name[:_QUOTED_MAX_CHARACTERS], known, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
-        super().__init__(f"there is no model {quoted(name)}{guess} ({known_models(known)})")
+        super().__init__(f"there is no model {quote(name)}{guess} ({known_models(known)})")
 
 
 class MethodNotAllowed(ProxyError):
@@ -476,7 +476,7 @@ def known_models(names: Sequence[str]) -> str:
     return f"available models: {', '.join(names)}" if names else "no model is configured"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A client's text, shortened, escaped and in quotes, for a message."""
     shown = text[:_QUOTED_MAX_CHARACTERS]
     return ascii(shown) + ("…" if shown != text else "")

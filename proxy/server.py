@@ -14,13 +14,12 @@ from typing import Final
 from aiohttp import web
 
 from proxy.app import App
-from proxy.config.address import host_of, port_of
-from proxy.connection import Connection
+from proxy.common.toml_types import host_of, port_of
 from proxy.errors import Draining, ListenFailed
-from proxy.handshakes import Handshakes
-from proxy.routes import Handler
+from proxy.http.connections import Connection, Handshakes
+from proxy.http.routes import Handler
+from proxy.http.tls import listener_context
 from proxy.settings import ProxySettings
-from proxy.tls.renewed import listener_context
 
 # For responses that their clients do not read, after all requests have ended.
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
@@ -98,9 +97,9 @@ class Server:
             self._app.close()
             reason, hint = _explain(error)
             raise ListenFailed(f"cannot listen on {host}:{port}: {reason}", hint) from error
-        listening = [one for listener in self._listeners for one in listener.sockets]
-        for one in listening:
-            _detect_dead_clients(one, self._settings.client_write_timeout_s)
+        listening = [sock for listener in self._listeners for sock in listener.sockets]
+        for sock in listening:
+            _detect_dead_clients(sock, self._settings.client_write_timeout_s)
         self.port = int(listening[0].getsockname()[1])
 
     async def _start(
@@ -114,7 +113,7 @@ class Server:
             backlog=self._backlog,
         )
         if sockets:
-            self._listeners += [await listen(sock=one) for one in sockets]
+            self._listeners += [await listen(sock=sock) for sock in sockets]
         else:
             self._listeners.append(await listen(host, port))
         self._managers.append(manager)
@@ -204,7 +203,7 @@ class Server:
             header_timeout_s=self._settings.header_timeout_s,
             head_max_bytes=self._settings.max_header_total_bytes,
             access_log=None,
-            auto_decompress=False,  # `proxy.body` decompresses, within limits
+            auto_decompress=False,  # `proxy.http.body` decompresses, within limits
             logger=self._logger,
             keepalive_timeout=_IDLE_TIMEOUT_S,
             lingering_time=_LINGERING_S,

@@ -1,19 +1,363 @@
-"""`[proxy]`: where the proxy listens, and the limits it keeps."""
+"""The settings that the proxy reads: `[proxy]` with its tables, and `[jobs]`.
+
+    [proxy]                    where the proxy listens, and the limits it keeps
+    [proxy.limits]             members of requests; each limit is far above realistic requests
+    [proxy.batch]              how batch requests gather
+    [proxy.ollama]             which addresses have Ollama's API
+    [proxy.stored_responses]   responses that later requests name as `previous_response_id`
+    [proxy.tls]                the certificate of the listening address
+    [proxy.tracing]            where traces of requests are sent
+    [jobs]                     the limits of files and batches
+
+Requests beyond `[proxy.limits]` crash llama-server or stop its one computing thread, and with it
+the responses to all other clients. Names and values of `BatchConfig` are those of realizar 0.8.5.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from proxy.batch_config import BatchSettings
-from proxy.config.address import Address, host_of, is_loopback, port_of
-from proxy.config.types import ExpandedPath, SettingsTable, Text
-from proxy.ollama_config import OllamaSettings
-from proxy.request_limits.limits import RequestLimits
-from proxy.responses_config import StoredResponseSettings
-from proxy.tls_config import TlsSettings
-from proxy.tracing_config import TracingSettings
+from proxy.common.toml_types import (
+    Address,
+    ExpandedPath,
+    SettingsTable,
+    Text,
+    host_of,
+    is_loopback,
+    port_of,
+)
+from proxy.errors import LimitExceeded
+
+_INT32_MAX: Final = 2**31 - 1  # the engine's numbers have 32 bits
+_Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+
+# Source: llama-server, build 10434, a tiny model and SmolLM2-135M on one core of a shared machine.
+#
+# | request | last that succeeded | first that failed |
+# | --- | --- | --- |
+# | nested parentheses, grammar or expression | 10 000 | 30 000: SIGSEGV |
+# | rules that reference the next one | 30 000 | 100 000: SIGSEGV |
+# | alternatives of a grammar, three tokens | 1 000: 0.7 s | 10 000: 9.6 s |
+# | parse stacks, two tokens | 513: 0.9 s | 1 025: 3.5 s; 2^18: over 60 s |
+# | consecutive optional parts, three tokens | 64: 0.6 s | 100: 4.7 s; 200: over 15 s |
+# | consecutive `(a*)*` in a trigger, then `b` | | 20: over 130 s |
+# | characters of a trigger's expression, or word | 30 000 | 100 000: SIGSEGV |
+# | optional properties of an object | 300: 0.3 s | 1 000: 5.3 s; 2 000: over 15 s |
+# | levels of a schema | 1 000: 0.3 s, 0.3 GB | 10 000: SIGSEGV |
+# | values of an `enum`, three tokens | 1 000: 0.7 s | 10 000: 5.6 s |
+# | `repeat_last_n` with a penalty | 10 000 000: 0.04 GB | 1 000 000 000: 5 GB |
+# | `dry_sequence_breakers` | 10: 0.3 s | 100: 2.5 s; 1 000: over 15 s |
+# | `n_probs`, 30 tokens | 1 000: 0.3 s more | 10 000: 5.5 s |
+# | texts in `logit_bias` | 10 000: 1.3 s | 100 000: 9 s, 1.6 GB |
+#
+# Sizes of repetitions (`{1,100000}`, `maxItems`) need no limit: the engine rejects or ignores those
+# above 2 000. Nor do levels of JSON outside of schemas: `max_body_depth` limits them.
+
+
+class RequestLimits(SettingsTable):
+    """`[proxy.limits]`: how much work one request can cause in an engine; more gets 400."""
+
+    grammar_bytes: _Limit = Field(65_536, description="characters of a grammar")
+    grammar_depth: _Limit = Field(
+        128, description="nested parentheses in a grammar or a regular expression"
+    )
+    grammar_rules: _Limit = Field(4096, description="rules of a grammar")
+    grammar_alternatives: _Limit = Field(
+        2000, description="alternatives of a grammar or of a regular expression"
+    )
+    grammar_stacks: _Limit = Field(
+        1000, description="parse states that an engine follows at once, in a grammar or a schema"
+    )
+    grammar_optionals: _Limit = Field(
+        64,
+        description="consecutive optional or repeated parts in a grammar or a regular expression",
+    )
+    pattern_bytes: _Limit = Field(
+        16_384, description="characters of all regular expressions together"
+    )
+    schema_values: _Limit = Field(50_000, description="values in all JSON schemas together")
+    schema_depth: _Limit = Field(128, description="levels of JSON in a schema")
+    schema_optional: _Limit = Field(
+        300, description="properties of one object of a schema that are not required"
+    )
+    schema_choices: _Limit = Field(
+        2000, description="entries of one list in a schema, such as enum"
+    )
+    triggers: _Limit = Field(1024, description="grammar triggers, and preserved tokens")
+    trigger_patterns: Annotated[int, Field(ge=0, le=_INT32_MAX)] = Field(
+        0,
+        description="regular expressions among grammar triggers; some block an engine for minutes",
+    )
+    stop: _Limit = Field(256, description="stop texts")
+    logit_bias: _Limit = Field(10_000, description="entries of logit_bias")
+    text_chars: _Limit = Field(
+        4096, description="characters of one such string, trigger or sequence breaker"
+    )
+    n_predict: _Limit = Field(_INT32_MAX, description="tokens of a response")
+    last_n: _Limit = Field(2**20, description="tokens that penalties cover")
+    dry_sequence_breakers: _Limit = Field(64, description="DRY sequence breakers")
+    samplers: _Limit = Field(64, description="samplers")
+    lora: _Limit = Field(64, description="LoRA adapters")
+    prompts: _Limit = Field(2048, description="prompts of one request")
+    answers: _Limit = Field(64, description="choices of one request (n)")
+    n_probs: _Limit = Field(
+        1000, description="tokens whose probabilities are returned at each position"
+    )
+
+    def enforce(self, member: str, unit: str, amount: float, setting: str) -> None:
+        """Raise LimitExceeded if a member of the body has more `unit`s than a limit.
+
+        `unit` is empty if `amount` is the member's own value.
+        """
+        limit: int = getattr(self, setting)
+        if amount > limit:
+            # A number may have a thousand digits.
+            is_short = isinstance(amount, int) and amount < 10**18
+            shown = f"{amount:d}" if is_short else f"{amount:.3g}"
+            counted = f"has {shown} {unit}" if unit else f"is {shown}"
+            raise LimitExceeded(
+                f"{member} {counted}, more than {limit}; "
+                f"send less, or raise {setting} under [proxy.limits]"
+            )
+
+
+_REQUESTS_MAX = 100_000
+_Requests = Annotated[int | None, Field(ge=1, le=_REQUESTS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConfig:
+    """How batch requests gather.
+
+    Attributes:
+        window_ms: The longest that the first of them waits for more.
+        min_batch: Fewer run singly.
+        optimal_batch: So many do not wait for more.
+        max_batch: The most of one batch.
+        queue_size: The most that wait for their turn, of a client and one model.
+        gpu_threshold: For clients; llama-server computes on its GPU whatever the batch.
+    """
+
+    window_ms: int = 50
+    min_batch: int = 4
+    optimal_batch: int = 32
+    max_batch: int = 64
+    queue_size: int = 1024
+    gpu_threshold: int = 32
+
+    @classmethod
+    def low_latency(cls) -> Self:
+        return cls(5, 2, 8, 16, 512, 32)
+
+    @classmethod
+    def high_throughput(cls) -> Self:
+        return cls(100, 8, 32, 128, 2048, 32)
+
+    def should_process(self, batch_size: int) -> bool:
+        """Return whether so many requests wait for no more."""
+        return batch_size >= self.optimal_batch
+
+    def meets_minimum(self, batch_size: int) -> bool:
+        """Return whether so many requests are a batch."""
+        return batch_size >= self.min_batch
+
+
+class BatchSettings(SettingsTable):
+    """`[proxy.batch]`: how requests of priority batch gather."""
+
+    preset: Literal["default", "low_latency", "high_throughput"] = Field(
+        "default", description="values of those below that are not set"
+    )
+    window_ms: int | None = Field(
+        None,
+        ge=0,
+        le=60_000,
+        description="milliseconds that a batch request waits for others; unset: 50, 5 or 100 by "
+        "the preset",
+    )
+    min_batch: _Requests = Field(
+        None, description="fewer requests run singly; unset: 4, 2 or 8 by the preset"
+    )
+    optimal_batch: _Requests = Field(
+        None, description="so many requests wait for no more; unset: 32, 8 or 32 by the preset"
+    )
+    max_batch: _Requests = Field(
+        None, description="most requests of one batch; unset: 64, 16 or 128 by the preset"
+    )
+    queue_size: _Requests = Field(
+        None,
+        description="batch requests of a client for one model that may wait, and prompts of one "
+        "request; more get 429; unset: 1024, 512 or 2048 by the preset",
+    )
+    gpu_threshold: _Requests = Field(
+        None,
+        description="batch_threshold of /v1/gpu/status; an engine uses its GPU for batches of any "
+        "size; unset: 32",
+    )
+
+    @property
+    def config(self) -> BatchConfig:
+        presets = {
+            "default": BatchConfig,
+            "low_latency": BatchConfig.low_latency,
+            "high_throughput": BatchConfig.high_throughput,
+        }
+        names = BatchConfig.__slots__
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(presets[self.preset](), **given)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        least, most = self.config.min_batch, self.config.max_batch
+        if least > most:
+            raise ValueError(f"min_batch ({least}) is more than max_batch ({most})")
+        return self
+
+
+class OllamaSettings(SettingsTable):
+    """`[proxy.ollama]`: Ollama's API under /api, for clients that know no other."""
+
+    enabled: bool = Field(
+        default=False, description="whether the address of the proxy has Ollama's API as well"
+    )
+    listen: Address | None = Field(
+        None,
+        description="HOST:PORT of a second address, which has Ollama's API besides all others; "
+        "Ollama's own is 127.0.0.1:11434",
+    )
+    manage_models: bool = Field(
+        default=False,
+        description="whether clients of Ollama's API may download and delete models "
+        "(/api/pull, /api/delete)",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        return self.enabled or self.listen is not None
+
+
+class StoredResponseSettings(SettingsTable):
+    """`[proxy.stored_responses]`: conversations of the Responses API that the proxy remembers."""
+
+    enabled: bool = Field(
+        default=False,
+        description="whether responses are kept in memory for previous_response_id and "
+        "GET /v1/responses/{id}, for the API key that created them",
+    )
+    max_count: int = Field(
+        10_000, ge=1, le=10_000_000, description="most stored responses; the oldest go first"
+    )
+    max_bytes: int = Field(
+        64 * 1024**2,
+        ge=1024**2,
+        le=1024**4,
+        description="memory for stored responses and what they answer, in bytes",
+    )
+    keep_s: int = Field(
+        86_400, ge=1, le=10 * 365 * 86_400, description="seconds until a response is deleted"
+    )
+
+
+class TlsSettings(SettingsTable):
+    """`[proxy.tls]`: clients connect by https; TLS 1.2 at least."""
+
+    cert: ExpandedPath = Field(
+        description="PEM file of the certificate, then its intermediate ones; a changed file is "
+        "taken for new connections"
+    )
+    key: ExpandedPath = Field(
+        description="PEM file of its key without a passphrase, readable by this user alone"
+    )
+    client_ca: ExpandedPath | None = Field(
+        None,
+        description="PEM file of CA certificates; clients need a certificate of one; "
+        "unset: clients need none",
+    )
+
+    @property
+    def files(self) -> tuple[ExpandedPath, ...]:
+        return (self.cert, self.key, *([self.client_ca] if self.client_ca else []))
+
+
+def _endpoint(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0:
+        raise ValueError("not the address of a collector, as http://127.0.0.1:4318")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError(
+            "more than an address; what else a collector demands is for OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    return url
+
+
+class TracingSettings(SettingsTable):
+    """`[proxy.tracing]`: OpenTelemetry, which the extra `otel` installs."""
+
+    endpoint: Annotated[Text, AfterValidator(_endpoint)] | None = Field(
+        None,
+        description="base URL of an OTLP collector that gets a trace of each request, as "
+        "http://127.0.0.1:4318; unset: that of OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
+    )
+    service_name: Text | None = Field(
+        None,
+        min_length=1,
+        description="service.name of the traces; unset: that of OTEL_SERVICE_NAME, or llama-corral",
+    )
+    sample_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of the requests without a trace of their own that get one; unset: as "
+        "OTEL_TRACES_SAMPLER says, or all",
+    )
+
+
+class JobSettings(SettingsTable):
+    """`[jobs]`: the limits of OpenAI's Batch API.
+
+    Source of the first two and of `keep_files_s`: OpenAI's API reference, files and batches.
+    """
+
+    max_file_bytes: int = Field(
+        200 * 1000**2, ge=1024, le=2**40, description="largest file of requests, in bytes"
+    )
+    max_lines: int = Field(
+        50_000, ge=1, le=10_000_000, description="most lines of a file of requests"
+    )
+    max_line_bytes: int = Field(
+        16 * 1024**2, ge=1024, le=2**30, description="longest line of a file of requests, in bytes"
+    )
+    total_bytes: int = Field(
+        8 * 1024**3,
+        ge=1024**2,
+        le=2**50,
+        description="disk space for all files and results, in bytes; files may take three quarters "
+        "of it",
+    )
+    max_jobs: int = Field(
+        64, ge=1, le=10_000, description="batches of one API key that have not ended; more get 429"
+    )
+    max_in_flight: int = Field(
+        64, ge=1, le=10_000, description="lines of all batches that one model computes at once"
+    )
+    max_attempts: int = Field(
+        5,
+        ge=1,
+        le=100,
+        description="attempts at a line that fails with 500, 502 or 504 before that is its result; "
+        "waits for a slot or a model do not count",
+    )
+    keep_files_s: int = Field(
+        30 * 86_400,
+        ge=3600,
+        le=10 * 365 * 86_400,
+        description="seconds until a file is deleted, results included",
+    )
+
 
 Fallbacks = Annotated[tuple[Text, ...], Field(min_length=1, max_length=8)]
 Policy = Literal["affinity", "least-busy", "round-robin"]

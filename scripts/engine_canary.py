@@ -33,9 +33,8 @@ import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
 from corral_cli import CorralCli, until  # noqa: E402
 
 from scripts.bench.result import Figure, Result, one_round  # noqa: E402
-from supervisor.engines.discover import load  # noqa: E402
-from supervisor.engines.search import here  # noqa: E402
-from supervisor.host.paths import directories  # noqa: E402
+from supervisor.builds.discover import default_search_paths, load  # noqa: E402
+from supervisor.system.paths import directories  # noqa: E402
 
 TOKENS: Final = 60
 TURNS: Final = 3
@@ -110,7 +109,7 @@ def make_model(path: Path) -> Path:
 
 def make_build(home: Path, name: str) -> Path:
     """Return the directory of a build."""
-    engine = load(None, cache_dir=directories().cache, places=here()).path
+    engine = load(None, cache_dir=directories().cache, places=default_search_paths()).path
     directory = home / name.replace(" ", "-")
     directory.mkdir()
     program = directory / "llama-server"

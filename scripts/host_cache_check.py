@@ -30,10 +30,10 @@ from typing import Any, Final
 import tiny_gguf
 import xxhash
 
-from proxy.prompt_cache.host_cache import HostCache
-from proxy.prompt_cache.prompt import BLOCK_TOKENS
-from supervisor.engines.discover import load
-from supervisor.engines.probe import environment
+from proxy.cache.host_cache import HostCache
+from proxy.cache.prompt import BLOCK_TOKENS
+from supervisor.builds.discover import load
+from supervisor.builds.probe import environment
 
 GOAL: Final = 0.95
 LIMITS_MIB: Final = (8, 32, 256)

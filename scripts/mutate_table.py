@@ -23,7 +23,7 @@ import hypothesis.strategies
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULE = "supervisor.instance.states"
+MODULE = "supervisor.engine.states"
 SOURCE = ROOT / "supervisor" / "instance" / "states.py"
 LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
 # What passed last, so that --if-changed has nothing to do.
@@ -52,7 +52,7 @@ def main() -> int:
         return 0
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path.insert(0, str(ROOT))
-    importlib.import_module("supervisor.instance.limits")  # the laws need it, and it is slow
+    importlib.import_module("supervisor.engine.health")  # the laws need it, and it is slow
     mutants = list(mutants_of(SOURCE.read_text("utf-8")))
     # The unchanged module goes first: if it failed, the other failures would prove nothing.
     whole = Mutant(NOTHING, SOURCE.read_text("utf-8"))

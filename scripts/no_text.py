@@ -24,8 +24,8 @@ from typing import Any, Final
 from corral_cli import CorralCli
 
 from supervisor.errors import CorralError
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 _CHAT: Final = "/v1/chat/completions"
 _TEXTS_ON_PURPOSE: Final = frozenset({"slots", "prompts", "config"})
@@ -47,7 +47,7 @@ def main() -> int:
     word = f"zq{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory() as directory:
         corral = CorralCli(Path(directory))
-        model = download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
+        model = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
         corral.configure(_SETTINGS.format(path=model))
         key = corral.ok("key", "add", "tester").split()[0]
         corral.ok("start")

@@ -24,8 +24,8 @@ from corral_cli import CorralCli
 from documented_metrics import Documented, documented_metrics
 
 from scripts.prometheus_server import INTERVAL_S, Binaries, Prometheus, find, relay, running
-from supervisor.host.paths import directories
-from supervisor.workers.address import free_port
+from supervisor.rpc.address import free_port
+from supervisor.system.paths import directories
 
 SETTINGS: Final = """
 [workers.here]

@@ -21,8 +21,8 @@ from typing import Final
 import tiny_gguf
 from corral_cli import CorralCli, until
 
-from supervisor.engines.discover import load
-from supervisor.workers.address import free_port
+from supervisor.builds.discover import load
+from supervisor.rpc.address import free_port
 
 ROOT: Final = Path(__file__).parent.parent
 PACKAGES: Final = ("pi-llama-cpp@0.14.0", "esbuild")

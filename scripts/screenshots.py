@@ -19,7 +19,7 @@ from corral_cli import CorralCli, until
 from dashboard_page import VIEWS, Dashboard, chromium
 from playwright.sync_api import Browser
 
-from supervisor.host.paths import directories
+from supervisor.system.paths import directories
 
 _SIZES: Final = {"wide": (1440, 900), "narrow": (390, 844)}
 _SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")

@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from corral_cli import CorralCli  # noqa: E402 (found by the line above)
 
-from supervisor.host import download  # noqa: E402
-from supervisor.host.paths import directories  # noqa: E402
+from supervisor.models import pinned  # noqa: E402
+from supervisor.system.paths import directories  # noqa: E402
 
 CHECKS: Final = ROOT / "scripts" / "sdk_checks"
 NODE_PACKAGES: Final = ("openai", "ai", "@ai-sdk/openai", "zod", "ollama")
@@ -120,7 +120,7 @@ def _served() -> Iterator[str]:
     template = CHECKS / "tools.jinja"
     with tempfile.TemporaryDirectory(prefix="sdks-") as directory:
         corral = CorralCli(Path(directory))
-        model = download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
+        model = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
         corral.configure(SETTINGS.format(model=model, template=template))
         try:
             corral.serve()

@@ -48,7 +48,7 @@ from corral_cli import CorralCli, until  # noqa: E402
 from engine_program import engine_program  # noqa: E402
 
 from scripts.reload_under_load import TOKENS, flaw, make_model, stream  # noqa: E402
-from supervisor.cli import main as corral_main  # noqa: E402
+from supervisor.cli.app import main as corral_main  # noqa: E402
 
 CLIENTS: Final = 8
 MODELS: Final = ("first", "second")

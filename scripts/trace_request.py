@@ -29,10 +29,10 @@ import orjson
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from proxy.access_log import discard  # noqa: E402 (the path first)
 from proxy.app import build_app  # noqa: E402
-from proxy.metrics.prometheus import Metrics  # noqa: E402
-from proxy.models import ModelInfo, ModelNames, OnLoad, nothing  # noqa: E402
+from proxy.endpoints.prometheus import Metrics  # noqa: E402
+from proxy.observe.record import discard  # noqa: E402 (the path first)
+from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load  # noqa: E402
 from proxy.router.router import Router  # noqa: E402
 from proxy.server import Server  # noqa: E402
 from proxy.settings import ProxySettings  # noqa: E402
@@ -103,7 +103,7 @@ def _path(code: CodeType) -> Path:
 
 
 class OneModel:
-    """A loader whose only model is loaded (proxy.models.ModelLoader)."""
+    """A loader whose only model is loaded (proxy.request.models.ModelLoader)."""
 
     _names = ModelNames([ModelInfo("chat", (), "loaded", 1_700_000_000, 4096, 2)])
 
@@ -113,7 +113,7 @@ class OneModel:
     def names(self) -> ModelNames:
         return self._names
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         """Do nothing: it is."""
 
 

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
 from corral_cli import CorralCli  # noqa: E402
 
-from proxy.upstream.metrics_text import plain_values  # noqa: E402
+from proxy.upstream.engine_state import plain_values  # noqa: E402
 
 SETTINGS = """
 [proxy]

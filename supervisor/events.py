@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, Literal, Protocol, TextIO
 
-from proxy.throttle import Throttle
+from proxy.common.background_tasks import Throttle
 from supervisor.output import colored
 
 Level = Literal["info", "warning", "error"]

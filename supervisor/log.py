@@ -1,5 +1,9 @@
 """The daemon's log: each event passes one structlog pipeline, whose last step is the format.
 
+Entries of the systemd journal with fields: `journalctl CORRAL_MODEL=chat`.
+
+Source: systemd.io, "Native Journal Protocol"; systemd.journal-fields(7).
+
     terminal    09:00:00.000 instance.state_changed instance=chat.0 …     as `corral events`
     journal     an entry with fields; where the journal does not take it
                 <6>instance.state_changed instance=chat.0 …               the journal adds the time
@@ -12,23 +16,82 @@ and throttles them first, so that no library fills the log.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from types import MappingProxyType
+from typing import Final, TextIO
 
 from supervisor.events import LOAD_PROGRESS, Event, describe, key_values
-from supervisor.host.hidden_module import hidden
 from supervisor.output import to_json, write
-from supervisor.service.journal import (
-    JOURNAL_SOCKET,
-    PRIORITIES,
-    journal_entry,
-    send_to_journal,
-)
+
+
+@contextmanager
+def hide_module(name: str) -> Iterator[None]:
+    """Let imports of a package fail as if it were not installed; one that is loaded stays.
+
+    Source: Python's reference, 5.3.1: `None` in `sys.modules` raises ModuleNotFoundError.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # documented, and not in typeshed
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+JOURNAL_SOCKET: Final = Path("/run/systemd/journal/socket")
+# Source: sd-daemon(3), SD_ERR, SD_WARNING and SD_INFO.
+PRIORITIES: Final[Mapping[str, int]] = MappingProxyType({"error": 3, "warning": 4, "info": 6})
+_IDENTIFIER: Final = "llama-corral"
+# An entry is one datagram, and the kernel takes 208 KiB. Source: socket(7), wmem_default.
+_VALUE_MAX_BYTES: Final = 8 * 1024
+_SEND_TIMEOUT_S: Final = 0.1
+
+
+def message_of(event: Event) -> str:
+    return f"{event.name} {key_values(event.fields)}".rstrip()
+
+
+def journal_entry(event: Event) -> bytes:
+    """Return the entry of an event; each of its fields is CORRAL_FIELD."""
+    return b"".join(_field(name, value) for name, value in _fields(event))
+
+
+def send_to_journal(entry: bytes, journal: Path = JOURNAL_SOCKET) -> bool:
+    """Return whether the journal took the entry."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.settimeout(_SEND_TIMEOUT_S)
+            channel.sendto(entry, str(journal))
+    except OSError:
+        return False
+    return True
+
+
+def _fields(event: Event) -> Iterator[tuple[str, str]]:
+    yield "MESSAGE", message_of(event)
+    yield "PRIORITY", str(PRIORITIES[event.level])
+    yield "SYSLOG_IDENTIFIER", _IDENTIFIER
+    yield "CORRAL_EVENT", event.name
+    for name, value in event.fields.items():
+        if value is not None and name != "event":
+            yield f"CORRAL_{name.upper()}", str(value)
+
+
+def _field(name: str, value: str) -> bytes:
+    """With its length, so that a value cannot add a field."""
+    data = value.encode(errors="backslashreplace")[:_VALUE_MAX_BYTES]
+    return name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
+
 
 # For consoles that structlog writes to itself, and for threads that this program does not have:
 # 3 MB where all are installed.
-with hidden("rich"), hidden("colorama"), hidden("greenlet"):
+with hide_module("rich"), hide_module("colorama"), hide_module("greenlet"):
     import structlog
     from structlog.typing import EventDict, Processor, WrappedLogger
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisor.engines.discover import Engine
-from supervisor.engines.help import FlagValue
-from supervisor.flags.render import render
-from supervisor.gguf import metadata
-from supervisor.host import machine
-from supervisor.memory.estimate import MemoryBreakdown, MemoryInputs, estimate
-from supervisor.process.launch import clean_environment
-from supervisor.process.load_progress import ROUTER_ENV
+from supervisor.builds.discover import Engine
+from supervisor.builds.help import FlagValue
+from supervisor.engine.launch import ROUTER_ENV, clean_environment
+from supervisor.models import metadata
+from supervisor.plan.estimate import MemoryBreakdown, MemoryInputs, estimate
+from supervisor.plan.render import render
+from supervisor.system import machine
 
 PARTS: Final = ("weights", "kv", "compute", "output")
 _MIB: Final = 1024**2

@@ -13,9 +13,9 @@ import tiny_gguf
 from corral_cli import CorralCli
 from fork_server import ForkServer
 
-from supervisor.engines.discover import Engine, list_devices, load
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.builds.discover import Engine, list_devices, load
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would all that they
 # start. Source: POSIX shell, "Asynchronous Lists".
@@ -82,8 +82,8 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Return the demo model, 98 MB, kept where `corral model get` keeps it."""
-    pin = download.find_pin("smollm2")
-    return download.fetch(pin, directories().models, lambda *_: None)
+    pin = pinned.find_pin("smollm2")
+    return pinned.fetch(pin, directories().models, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 from fork_server import Fork, ForkServer
 
-from supervisor.control.client import Client
-from supervisor.control.messages import DaemonStatus, InstanceStatus
-from supervisor.engines.cpu_library import CPU_LIBRARY_ENV
+from supervisor.builds.discover import CPU_LIBRARY_ENV
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import DaemonStatus, InstanceStatus
 from supervisor.errors import CorralError
-from supervisor.host.lock import DaemonInfo, read_owner
+from supervisor.system.daemon_lock import DaemonInfo, read_owner
 
 # What tests wait for comes at once, or much later where other programs have the processor: a wait
 # that runs out says only that nothing comes at all.

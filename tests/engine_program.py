@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.engines.help import recorded_builds
+from supervisor.builds.help import recorded_builds
 
 HELP = recorded_builds()["b10434"]
 

@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn, TextIO, cast
 
 import proxy
 import supervisor
-from supervisor.commands.spawn_daemon import DAEMON
+from supervisor.cli.serve import DAEMON
 
 CLI: Final = "supervisor.cli"
 # The words of ours that begin a process, without those of the command.
@@ -35,9 +35,7 @@ _STARTS: Final = ((sys.executable, "-m", CLI), (sys.executable, *DAEMON))
 SOCKET_ENV: Final = "FORK_SERVER"
 # They import huggingface_hub, which reads the environment while it is imported.
 _FRESH: Final = frozenset(
-    {f"supervisor.hub.{name}" for name in ("answers", "client", "session")}
-    | {f"supervisor.hub.{name}" for name in ("remote_header", "transfer")}
-    | {f"supervisor.commands.{name}" for name in ("hub_model", "model_choice", "url_model")}
+    {"supervisor.models.hub", "supervisor.models.transfer", "supervisor.cli.hub_model"}
 )
 _MESSAGE_MAX_BYTES: Final = 128 * 1024
 _DESCRIPTORS_MAX: Final = 8

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from supervisor.engines.installed import InstalledBuild, build_number, files_of, write_build
+from supervisor.builds.installed import InstalledBuild, build_number, files_of, write_build
 
 
 def install(engines_dir: Path, name: str, binary: Path) -> Path:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from supervisor.engines.discover import Device, Engine
-from supervisor.engines.help import Flags, parse, recorded_builds
-from supervisor.gguf.metadata import Gguf
-from supervisor.host.machine import Machine
+from supervisor.builds.discover import Device, Engine
+from supervisor.builds.help import Flags, parse, recorded_builds
+from supervisor.models.metadata import Gguf
+from supervisor.system.machine import Machine
 
 GIB = 1024**3
 GPU = Device("Vulkan0", "a GPU", 24 * 1024)

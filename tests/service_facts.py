@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from supervisor.service.facts import Scope, ServiceFacts
+from supervisor.service.units import Scope, ServiceFacts
 from supervisor.settings.schema import Settings
 
 PROGRAM = "/bin/true"  # is there, so that `systemd-analyze verify` finds it

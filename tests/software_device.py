@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisor.engines.discover import Device
-from supervisor.host.spawn_options import library_path
+from supervisor.builds.discover import Device
+from supervisor.builds.probe import library_path
 
 # ggml lists a software device only where it is named; without F16 it compiles fewer shaders.
 # Source: ggml-vulkan.cpp, ggml_vk_instance_init.

@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from supervisor.control.messages import DaemonStatus, InstanceStatus, ModelStatus
-from supervisor.control.request_status import RequestStatus
+from supervisor.daemon.control_messages import (
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    RequestStatus,
+)
 
 STATUS: DaemonStatus = {
     "pid": 1,

@@ -1,1 +1,5 @@
-"""Which requests are accepted: API keys, rate limits, Host and Origin."""
+"""Who sends a request, and what it may do: keys, limits, origins and sessions.
+
+`api_keys` (`ApiKeys`, `KEY`), `keys_file`, `key_limits` (`Admission`, `TokenLimits`), `origin`,
+`sessions`, `access` (`Access`, the paths with rules of their own).
+"""

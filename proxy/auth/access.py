@@ -14,10 +14,8 @@ from aiohttp import web
 from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.origin import is_same_origin
-from proxy.auth.session_cookie import PAGE_TOKEN, session_id_of
-from proxy.auth.sessions import Sessions, SignedIn
+from proxy.auth.sessions import PAGE_TOKEN, Sessions, SignedIn, session_id_of
 from proxy.errors import Forbidden, SessionRequired, UnsupportedMediaType
-from proxy.prompt_cache.prefix_digest import PREFIXES
 
 ROOT: Final = "/"
 PREFIX: Final = "/corral"
@@ -32,6 +30,8 @@ LIBRARIES: Final = "/corral/vendor/"
 _PAGE_PATHS: Final = frozenset({ROOT, PREFIX, "/corral/", SESSION, END_SESSION})
 # Health probes, and what other machines read all the time, do not count for the limits of a key. Of
 # a session's requests, only chats do.
+# Tells another llama-corral which prompts the caches hold.
+PREFIXES: Final = "/corral/v1/prefixes"
 UNCOUNTED: Final = OPEN_PATHS | {PREFIXES}
 # Each of their prompts is admitted by itself.
 WITH_PARTS: Final = frozenset({BATCH_COMPLETIONS, BATCH_TOKENIZE})

@@ -10,17 +10,15 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
-from proxy.access_log import Emit
 from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
 from proxy.errors import ConfigError, Unauthorized
-from proxy.headers import HOP
-from proxy.models import ModelInfo, ModelLoader, without_nodes
+from proxy.observe.record import Emit
 
 # None: the request needs no key.
 KEY: Final[web.RequestKey[Key | None]] = web.RequestKey("key", Key)
@@ -76,7 +74,7 @@ class ApiKeys:
         """None if no keys are configured. Raises Unauthorized."""
         if not self.are_needed:
             return None
-        key = self.with_text(_given(request))
+        key = self.with_text(_key_of_request(request))
         if key is None:
             raise Unauthorized("unknown API key; check it against `corral key list`")
         return key
@@ -121,22 +119,7 @@ def visible_client(request: web.BaseRequest) -> str | None:
     return None if key is None or key.admin else key.name
 
 
-def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:
-    """The models that the client may see; for another proxy, without nodes."""
-    model_infos = loader.models()
-    if HOP in request.headers:
-        model_infos = without_nodes(model_infos)
-    return visible(model_infos, request[KEY])
-
-
-def visible(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:
-    """The models that a key can use; to it, no others exist."""
-    if key is None or key.models is None:
-        return model_infos
-    return [found for one in model_infos if (found := one.limited(key.models))]
-
-
-def _given(request: web.BaseRequest) -> str:
+def _key_of_request(request: web.BaseRequest) -> str:
     given = {key.strip() for key in request.headers.getall("X-Api-Key", ())}
     for field in request.headers.getall("Authorization", ()):
         bearer = _BEARER.fullmatch(field)

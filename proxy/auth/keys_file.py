@@ -1,4 +1,4 @@
-"""The TOML file of API keys.
+"""The TOML file of API keys, and how files with a secret are read.
 
     [keys.NAME]
     sha256 = "64 hexadecimal digits"     or  key = "the key itself"
@@ -11,7 +11,10 @@
     priority = "batch"                   its requests queue behind all others
     admin = true                         it sees and controls what all clients do
 
-Its permissions are checked as ssh does: owned by us or root, without access for others.
+A file with a secret is owned by us or root, without access for others, as ssh requires. A
+credential of a systemd service has an access list for its user, which looks like access of a group;
+it lies in a directory that only this service sees. Source: systemd.exec(5), `LoadCredential=`;
+acl(5), "Correspondence between ACL entries and file permission bits".
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -29,9 +33,76 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from proxy.auth.secret_file import read_private
-from proxy.config.toml_text import parse_toml
+from proxy.common.toml_text import parse_toml
 from proxy.errors import ConfigError
+
+
+def read_private(
+    path: Path, what: str, max_bytes: int, *, missing: str, wrong: str
+) -> tuple[bytes, os.stat_result]:
+    """The content, and the stat of the file that was read.
+
+    Args:
+        what: What it is, for messages: `the keys file`.
+        missing: Hint if it cannot be read.
+        wrong: Hint if its content or type is wrong.
+
+    Raises:
+        ConfigError: It is missing, too large, another user's, or accessible to others.
+    """
+
+    def check(found: os.stat_result) -> None:
+        _check_access(path, what, found)
+
+    return _read(path, what, max_bytes, missing, wrong, check)
+
+
+def read_public(path: Path, what: str, max_bytes: int, missing: str, wrong: str) -> bytes:
+    """As `read_private`, but any user may own and read the file."""
+    return _read(path, what, max_bytes, missing, wrong, lambda _: None)[0]
+
+
+def _read(
+    path: Path,
+    what: str,
+    max_bytes: int,
+    missing: str,
+    wrong: str,
+    check: Callable[[os.stat_result], None],
+) -> tuple[bytes, os.stat_result]:
+    try:
+        # O_NONBLOCK: a pipe in its place must not block us.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{what} {path} is not a regular file", wrong)
+            check(found)
+            text = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{what} {path} cannot be read: {reason}", missing) from error
+    if len(text) > max_bytes:
+        raise ConfigError(f"{what} {path} is larger than {_size(max_bytes)}", wrong)
+    return text, found
+
+
+def _check_access(path: Path, what: str, found: os.stat_result) -> None:
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (0o037 if _is_credential(path) else 0o077):
+        reason = f"is open to others (mode {mode:o})"
+        raise ConfigError(f"{what} {path} {reason}", f"chmod 600 {path}")
+    if found.st_uid not in {os.geteuid(), 0}:
+        raise ConfigError(f"{what} {path} belongs to another user", f"chown it: {path}")
+
+
+def _is_credential(path: Path) -> bool:
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    return bool(directory) and path.parent == Path(directory or "")
+
+
+def _size(count_bytes: int) -> str:
+    return f"{count_bytes // 1024**2} MiB" if count_bytes >= 1024**2 else f"{count_bytes} bytes"
+
 
 FILE_NAME: Final = "keys.toml"  # beside the settings, unless api_keys_file names another
 # Some thousand keys; each request is compared with all of them.
@@ -78,7 +149,7 @@ class Key:
     @property
     def limits_tokens(self) -> bool:
         limits = (self.tokens_per_minute, self.tokens_per_day, self.max_context)
-        return any(one is not None for one in limits)
+        return any(limit is not None for limit in limits)
 
 
 _ModelName = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
@@ -165,7 +236,9 @@ def _render(key: Key) -> str:
         "max_context": key.max_context,
     }
     # JSON is TOML here too, as long as no character is beyond U+FFFF.
-    lines = [f"{name} = {json.dumps(one)}" for name, one in members.items() if one is not None]
+    lines = [
+        f"{name} = {json.dumps(value)}" for name, value in members.items() if value is not None
+    ]
     return "\n".join((f"[keys.{json.dumps(key.name)}]", *lines, ""))
 
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from aiohttp import web
 
-from proxy.config.address import is_loopback
-from proxy.errors import BadRequest, ConfigError, Forbidden, quoted
+from proxy.common.toml_types import is_loopback
+from proxy.errors import BadRequest, ConfigError, Forbidden, quote
 from proxy.settings import ProxySettings
 
 _PORT: Final = r"(?::\d{1,5})?"
@@ -59,12 +59,12 @@ class OriginPolicy:
         host = request.headers.get("Host", "")
         if host and not self._is_allowed(host):
             raise Forbidden(
-                f"Host {quoted(host)} is not allowed; "
+                f"Host {quote(host)} is not allowed; "
                 "use localhost or add it to allowed_hosts under [proxy]"
             )
         origin = request.headers.get("Origin")
         if origin is not None and not (self._origins.fullmatch(origin) or _is_own(origin, host)):
-            raise Forbidden(f"Origin {quoted(origin)} is not allowed{_how_to_allow(origin)}")
+            raise Forbidden(f"Origin {quote(origin)} is not allowed{_how_to_allow(origin)}")
         if origin is None and "Sec-Fetch-Site" in request.headers and _is_cross_site(request):
             raise Forbidden(
                 "cross-site requests without an Origin are not allowed; enter the address by hand, "
@@ -95,7 +95,7 @@ def is_same_origin(request: web.BaseRequest) -> bool:
     A browser says so for every request that can change something. The scheme is not compared: a
     reverse proxy may end TLS.
     """
-    sites = {one.strip().lower() for one in request.headers.getall("Sec-Fetch-Site", ())}
+    sites = {site.strip().lower() for site in request.headers.getall("Sec-Fetch-Site", ())}
     if not sites <= {"same-origin", "none"}:
         return False
     if origin := request.headers.get("Origin"):

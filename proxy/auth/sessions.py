@@ -1,22 +1,30 @@
-"""Sessions of the dashboard, and the one-time tokens that open them. Both end with the process.
+"""Sessions of the dashboard: the one-time tokens that open them, and their cookies.
 
-Only hashes of them are kept. A session has an id, for the cookie, which all tabs of a browser
-share, and a page token for each tab that signed in, for the header: other programs of the host can
-read the cookie, so it is nothing without a page token. A one-time token comes from the control
-socket, so its bearer is this user; an admin's API key signs in too, until it is removed.
+Tokens and sessions end with the process, and only hashes of them are kept. A session has an id, for
+the cookie, and a page token, for the header: programs on other ports of the host can read the
+cookie, so it is nothing without the token. A one-time token comes from the control socket, so its
+bearer is this user; an admin's API key opens a session too, which ends with that key.
+
+Browsers send a host's cookies to all of its ports, so the port is part of the cookie's name: two
+daemons, or two tunnels to daemons, do not overwrite each other's. Requests that another site caused
+have no cookie. Source of `__Host-`: RFC 6265bis, section 4.1.3.2.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiohttp import web
+
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
+from proxy.auth.origin import is_https
 from proxy.errors import SessionTokenRequired
 
 TOKEN_LIFE_S: Final = 60.0
@@ -72,7 +80,7 @@ class Sessions:
         """Return a token that opens one session, within a minute."""
         self._expire_tokens()
         token = secrets.token_urlsafe(_RANDOM_BYTES)
-        _bound(self._tokens, _TOKENS_MAX)
+        _make_room_in(self._tokens, _TOKENS_MAX)
         self._tokens[_digest(token)] = self._clock() + TOKEN_LIFE_S
         return token
 
@@ -126,22 +134,66 @@ class Sessions:
         pages = self._pages(_digest(session_id)) if session_id else None
         if session_id is None or pages is None:
             session_id, pages = secrets.token_urlsafe(_RANDOM_BYTES), {}
-            _bound(self._sessions, _SESSIONS_MAX)
+            _make_room_in(self._sessions, _SESSIONS_MAX)
             self._sessions[_digest(session_id)] = pages
-        _bound(pages, _PAGES_MAX)
+        _make_room_in(pages, _PAGES_MAX)
         pages[_digest(page_token)] = Page(key, now_s, now_s)
         return NewSession(session_id, page_token)
 
     def _expire_tokens(self) -> None:
         now_s = self._clock()
-        self._tokens = {one: until_s for one, until_s in self._tokens.items() if until_s > now_s}
+        self._tokens = {
+            token: until_s for token, until_s in self._tokens.items() if until_s > now_s
+        }
 
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
-def _bound(table: dict[bytes, Any], most: int) -> None:
+def _make_room_in(table: dict[bytes, Any], most: int) -> None:
     """Make room for one more entry."""
     while len(table) >= most:
         del table[next(iter(table))]
+
+
+PAGE_TOKEN: Final = "X-Corral-Session"  # noqa: S105 (the name of a header)
+_PATH: Final = "/corral"
+_HOST_PREFIX: Final = "__Host-"
+_PORT: Final = re.compile(r":(\d{1,5})$")
+
+
+def cookie_name(host: str) -> str:
+    """The name for a value of the field Host."""
+    port = _PORT.search(host)
+    return f"corral_session_{port[1]}" if port else "corral_session"
+
+
+def session_id_of(request: web.BaseRequest) -> str | None:
+    name = cookie_name(request.headers.get("Host", ""))
+    # A GET by way of a reverse proxy does not tell whether that one uses TLS.
+    return request.cookies.get(_HOST_PREFIX + name) or request.cookies.get(name)
+
+
+def set_cookie(request: web.BaseRequest, response: web.Response, session_id: str) -> None:
+    name, path = _name_and_path(request)
+    response.set_cookie(
+        name,
+        session_id,
+        path=path,
+        max_age=int(LIFE_MAX_S),
+        secure=is_https(request),
+        httponly=True,
+        samesite="Strict",
+    )
+
+
+def delete_cookie(request: web.BaseRequest, response: web.Response) -> None:
+    name, path = _name_and_path(request)
+    response.del_cookie(name, path=path, secure=is_https(request))
+
+
+def _name_and_path(request: web.BaseRequest) -> tuple[str, str]:
+    """Browsers take `__Host-` with TLS alone, and for the path `/` alone."""
+    name = cookie_name(request.headers.get("Host", ""))
+    return (_HOST_PREFIX + name, "/") if is_https(request) else (name, _PATH)

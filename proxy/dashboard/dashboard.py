@@ -1,27 +1,362 @@
-"""The parts of the dashboard."""
+"""The dashboard: its page, what the page does, signing in and out.
+
+The page's files hold no data, so they need no key. They are read once: those of this package, and
+the libraries that it uses. A path of a request is only looked up in this table; none becomes the
+path of a file.
+
+The page sends commands on models, and reads logs and settings of client programs. Signing in turns
+a one-time token, or an admin's API key, into a session: its id is in a cookie, its page token in
+the answer.
+
+Source: W3C Content Security Policy Level 3; WHATWG Fetch, section 3.7 on
+`Cross-Origin-Resource-Policy`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+import hashlib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, get_args
 
 from aiohttp import web
 
-from proxy.auth.access import CHAT, Access
+from proxy.auth.access import (
+    CHAT,
+    END_SESSION,
+    LIBRARIES,
+    PAGE,
+    ROOT,
+    SESSION,
+    SIGNED_IN,
+    Access,
+    check_admin,
+    check_same_origin,
+)
 from proxy.auth.api_keys import ApiKeys
-from proxy.auth.sessions import Sessions
-from proxy.body.bodies import Bodies
-from proxy.dashboard.control_endpoints import ControlEndpoints
-from proxy.dashboard.host import DashboardHost
-from proxy.dashboard.live_endpoint import LiveEndpoint
-from proxy.dashboard.live_state import LiveState
-from proxy.dashboard.page_endpoint import PageEndpoint
-from proxy.dashboard.rates import INTERVAL_S
-from proxy.dashboard.session_endpoint import SessionEndpoint
-from proxy.dashboard.sources import Sources
-from proxy.errors import ProxyError
-from proxy.failures import persist
-from proxy.routes import Handler, Routes
+from proxy.auth.key_limits import SignInLimit
+from proxy.auth.keys_file import Key
+from proxy.auth.sessions import (
+    PAGE_TOKEN,
+    NewSession,
+    Sessions,
+    SignedIn,
+    delete_cookie,
+    session_id_of,
+    set_cookie,
+)
+from proxy.common.background_tasks import persist
+from proxy.dashboard.host import DashboardHost, Verb
+from proxy.dashboard.live import LiveEndpoint, LiveState, Sources, lines_of
+from proxy.dashboard.state import INTERVAL_S
+from proxy.errors import (
+    BadRequest,
+    Forbidden,
+    InvalidToken,
+    NotFound,
+    ProxyError,
+    Unauthorized,
+    UnknownModel,
+)
+from proxy.http.body import Bodies, check_complexity, members_of, read_body
+from proxy.http.routes import PATH_ID, Handler, Routes, json_response
+from proxy.request.models import ModelLoader, client_models
+from proxy.request.request import client_of
+
+INDEX: Final = "index.html"
+_PAGE: Final = "page"
+_LIST: Final = "page.toml"
+_TYPES: Final = MappingProxyType(
+    {
+        ".css": "text/css; charset=utf-8",
+        ".html": "text/html; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".mjs": "text/javascript; charset=utf-8",
+        ".png": "image/png",
+        ".svg": "image/svg+xml; charset=utf-8",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    body: bytes
+    content_type: str
+    etag: str
+
+
+def page_files() -> Mapping[str, StaticFile]:
+    """The files of the page, by their paths in its folder."""
+    folder = resources.files(__package__).joinpath(_PAGE)
+    return {path: file for path, entry in _walk_files(folder, "") if (file := _file(path, entry))}
+
+
+def library_files(vendor: Path) -> Mapping[str, StaticFile]:
+    """The files that `page.toml` in this folder lists, by `NAME/FILE`."""
+    listed = vendor / _LIST
+    if not listed.is_file():
+        return {}
+    libraries = tomllib.loads(listed.read_text("utf-8"))["libraries"]
+    paths = [f"{library['name']}/{name}" for library in libraries for name in library["files"]]
+    return {path: file for path in paths if (file := _file(path, vendor / path))}
+
+
+def _walk_files(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _walk_files(entry, f"{prefix}{entry.name}/")
+        else:
+            yield prefix + entry.name, entry
+
+
+def _file(path: str, entry: Traversable) -> StaticFile | None:
+    """Read a file; None for one of a type that is not served."""
+    if (content_type := _TYPES.get(Path(path).suffix)) is None:
+        return None
+    body = entry.read_bytes()
+    return StaticFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": _POLICY,
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }
+)
+
+
+class PageEndpoint:
+    """`vendor` has the libraries of the page; files are read at the first request for one."""
+
+    def __init__(self, vendor: Path) -> None:
+        self._vendor = vendor
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(ROOT, get=self.root)
+        routes.add("/corral", get=self.redirect)
+        routes.add("/corral/", get=self.index)
+        routes.add(PAGE + "{id}", get=self.page)
+        routes.add(LIBRARIES + "{id}", get=self.library)
+
+    async def root(self, request: web.BaseRequest) -> web.Response:
+        """Send a browser to the page; raises NotFound for all others."""
+        if "text/html" not in request.headers.get("Accept", ""):
+            raise NotFound("no such endpoint; GET /v1/models lists the models")
+        return await self.redirect(request)
+
+    async def redirect(self, _: web.BaseRequest) -> web.Response:
+        """Links of the page are relative to the folder."""
+        return web.Response(status=307, headers={**_HEADERS, "Location": "/corral/"})
+
+    async def index(self, request: web.BaseRequest) -> web.Response:
+        return _answer(request, self._page.get(INDEX))
+
+    async def page(self, request: web.BaseRequest) -> web.Response:
+        return _answer(request, self._page.get(request[PATH_ID]))
+
+    async def library(self, request: web.BaseRequest) -> web.Response:
+        return _answer(request, self._libraries.get(request[PATH_ID]))
+
+    @cached_property
+    def _page(self) -> Mapping[str, StaticFile]:
+        return page_files()
+
+    @cached_property
+    def _libraries(self) -> Mapping[str, StaticFile]:
+        return library_files(self._vendor)
+
+
+def _answer(request: web.BaseRequest, file: StaticFile | None) -> web.Response:
+    if file is None:
+        raise NotFound("the dashboard has no such file; its page is /corral/")
+    headers = {**_HEADERS, "ETag": file.etag}
+    if file.etag in request.headers.get("If-None-Match", ""):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=file.body, headers={**headers, "Content-Type": file.content_type})
+
+
+_MAX_BYTES: Final = 4096
+
+
+async def read_members(request: web.BaseRequest, bodies: Bodies) -> dict[str, Any]:
+    """Read a JSON object of at most 4 KiB.
+
+    Raises:
+        BadRequest: It is larger, does not say its size, or is no JSON object.
+        ProxyError: As `read_body` does.
+    """
+    if request.content_length is None or request.content_length > _MAX_BYTES:
+        raise BadRequest(f"the body needs a Content-Length of at most {_MAX_BYTES} bytes")
+    with bodies.share(client_of(request)) as share:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        return members_of(body)
+
+
+_LINES: Final = 500
+
+
+class ControlEndpoints:
+    """All are for admins."""
+
+    def __init__(self, host: DashboardHost, loader: ModelLoader, *, has_keys: bool) -> None:
+        self._host = host
+        self._loader = loader
+        self._has_keys = has_keys
+
+    def add_routes(self, routes: Routes) -> None:
+        for verb in get_args(Verb):
+            routes.add(f"/corral/v1/models/{{id}}/{verb}", post=self._command(verb))
+        routes.add("/corral/v1/logs", get=self.logs)
+        routes.add("/corral/v1/logs/{id}", get=self.log)
+        routes.add("/corral/v1/clients", get=self.clients)
+
+    def _command(self, verb: Verb) -> Handler:
+        async def begin(request: web.BaseRequest) -> web.Response:
+            """Begin a command; the state tells how far it is.
+
+            Raises:
+                SessionRequired, Forbidden: The request is not an admin's.
+                UnknownModel: There is no such model.
+                BadRequest: It is a model of another machine.
+            """
+            check_admin(request)
+            model = self._own(request)
+            self._host.command(verb, model)
+            return json_response({"model": model, "verb": verb})
+
+        return begin
+
+    async def logs(self, request: web.BaseRequest) -> web.Response:
+        check_admin(request)
+        return json_response({"sources": self._host.log_sources()})
+
+    async def log(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the last lines of a log; raises NotFound."""
+        check_admin(request)
+        source = request[PATH_ID]
+        lines = await self._host.log_tail(source, lines_of(request, _LINES))
+        return json_response({"source": source, "lines": lines})
+
+    async def clients(self, request: web.BaseRequest) -> web.Response:
+        """Answer with settings of client programs; raises UnknownModel."""
+        check_admin(request)
+        found = asdict(await self._host.clients(request.query.get("model")))
+        url = self._host.url
+        urls = {"openai": f"{url}/v1", "anthropic": url}
+        return json_response({**found, "needs_key": self._has_keys, "urls": urls})
+
+    def _own(self, request: web.BaseRequest) -> str:
+        name, models = request[PATH_ID], client_models(self._loader, request)
+        info = next((model for model in models if model.id == name), None)
+        if info is None:
+            raise UnknownModel(name, [model.id for model in models])
+        if not info.is_local:
+            raise BadRequest(f"{name} is a model of another machine; control it there")
+        return name
+
+
+class SessionEndpoint:
+    def __init__(self, sessions: Sessions, keys: ApiKeys, bodies: Bodies) -> None:
+        self._sessions = sessions
+        self._keys = keys
+        self._bodies = bodies
+        self._limit = SignInLimit()
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(SESSION, get=self.show, post=self.begin)
+        routes.add(END_SESSION, post=self.end)
+
+    async def show(self, request: web.BaseRequest) -> web.Response:
+        """Raises SessionTokenRequired for a session's cookie without its page token."""
+        if session_id := session_id_of(request):
+            self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
+        return self._answer(request[SIGNED_IN])
+
+    async def begin(self, request: web.BaseRequest) -> web.Response:
+        """Open a session, or sign one more tab in to that of the browser.
+
+        Raises:
+            InvalidToken: The token is not valid.
+            Unauthorized: The API key is unknown.
+            Forbidden: It is not an admin's, or another page asks.
+            TooManyRequests: Too many wrong ones came from the address.
+            ProxyError: As `read_members` and `check_same_origin` do.
+        """
+        check_same_origin(request)
+        members = await read_members(request, self._bodies)
+        try:
+            new = self._opened(members, session_id_of(request))
+        except Unauthorized:
+            # A right one always signs in: who guesses must not lock out others behind one address.
+            address = request.remote or ""
+            self._limit.check(address)
+            self._limit.note_failure(address)
+            raise
+        signed_in = self._sessions.use(new.session_id, new.page_token)
+        response = self._answer(signed_in, page_token=new.page_token)
+        set_cookie(request, response, new.session_id)
+        return response
+
+    async def end(self, request: web.BaseRequest) -> web.Response:
+        """End the session, of all tabs.
+
+        Raises SessionTokenRequired for a session's cookie without its page token.
+        """
+        check_same_origin(request)
+        if session_id := session_id_of(request):
+            self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
+            self._sessions.end(session_id)
+        response = self._answer(None)
+        delete_cookie(request, response)
+        return response
+
+    def _opened(self, members: dict[str, Any], session_id: str | None) -> NewSession:
+        match members:
+            case {"token": str(token)}:
+                if (new := self._sessions.redeem(token, session_id)) is None:
+                    raise InvalidToken
+                return new
+            case {"api_key": str(api_key)}:
+                return self._sessions.open_for(self._admin(api_key), session_id)
+        raise BadRequest('send {"token": TOKEN} or {"api_key": KEY}')
+
+    def _admin(self, api_key: str) -> Key:
+        key = self._keys.with_text(api_key)
+        if key is None:
+            raise Unauthorized("unknown API key; check it against `corral key list`")
+        if not key.admin:
+            raise Forbidden(f"API key {key.name!r} is not an admin's (admin = true in its file)")
+        return key
+
+    def _answer(self, signed_in: SignedIn | None, **more: str) -> web.Response:
+        content: dict[str, object] = {
+            "signed_in": signed_in is not None,
+            "has_keys": self._keys.are_needed,
+            **more,
+        }
+        if signed_in:
+            content |= {
+                "client": signed_in.client.name,
+                "expires_in_s": round(signed_in.expires_in_s),
+            }
+        return json_response(content)
 
 
 class Dashboard:

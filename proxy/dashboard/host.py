@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
-from proxy.nodes.stats import NodeStats
+from proxy.nodes.nodes import NodeStats
 
 Verb = Literal["load", "unload", "restart"]
 

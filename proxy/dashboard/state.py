@@ -1,22 +1,152 @@
-"""The state that the page shows. Pure.
+"""The state that the page shows, and the difference between two states. Pure.
 
-It has no null: what is unknown is left out. Times are seconds since the start of the daemon, so
-that nothing changes only because time passes.
+It has no null: what is unknown is left out, and in a difference, a JSON Merge Patch, null removes a
+member. Times are seconds since the start of the daemon, so that nothing changes only because time
+passes. `Rates` is what the server did in each second of the last five minutes. Source: RFC 7396.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from proxy.dashboard.host import HostInstance, HostModel
-from proxy.dashboard.slot_map import slots_of
-from proxy.models import ModelInfo
-from proxy.nodes.stats import NodeStats
-from proxy.requests.snapshot import RequestStats
-from proxy.router.instances import InstanceStats
-from proxy.router.request_queue import QueueStats
+from proxy.endpoints.requests import RequestStats
+from proxy.nodes.nodes import NodeStats
+from proxy.request.models import ModelInfo
+from proxy.router.lease import InstanceStats, LeaseStats, by_slot
+from proxy.router.queue import QueueStats
+
+Json = Mapping[str, Any]
+
+
+def merge_patch(before: Json, after: Json) -> dict[str, Any]:
+    """What makes `after` of `before`; empty where they are equal."""
+    patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            if difference := merge_patch(old, value):
+                patch[name] = difference
+        elif old != value:
+            patch[name] = value
+    return patch
+
+
+INTERVAL_S: Final = 1.0
+_SAMPLES: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Since the start, of requests that have ended; tokens also of those that are running.
+
+    Attributes:
+        first_tokens: Requests that got a first token, and how long all of them together waited.
+    """
+
+    decoded_tokens: float = 0.0
+    prompt_tokens: float = 0.0
+    first_tokens: int = 0
+    first_tokens_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One second; `first_token_s` is the mean of the requests that ended in it."""
+
+    at_s: int
+    tokens_per_second: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    queued: int = 0
+    first_token_s: float | None = None
+
+
+def with_running(ended: Totals, instances: Iterable[InstanceStats]) -> Totals:
+    """Add the tokens of requests that are running."""
+    running = [
+        lease for instance in instances for lease in instance.leases if lease.phase != "ending"
+    ]
+    return Totals(
+        ended.decoded_tokens + sum(lease.decoded for lease in running),
+        ended.prompt_tokens + sum(max(0, lease.prompt_done - lease.cached) for lease in running),
+        ended.first_tokens,
+        ended.first_tokens_s,
+    )
+
+
+@dataclass(slots=True)
+class Rates:
+    """The latest samples. A request that ends may be counted a moment late, but only once."""
+
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    _before: Totals | None = None
+    _before_at_s: float = 0.0
+
+    def add(self, totals: Totals, queued: int, at_s: float) -> None:
+        """Take the totals at a time, some time after those before."""
+        before, elapsed_s = self._before or totals, max(at_s - self._before_at_s, 1e-3)
+        first_tokens = totals.first_tokens - before.first_tokens
+        decoded = max(totals.decoded_tokens, before.decoded_tokens)
+        prompt = max(totals.prompt_tokens, before.prompt_tokens)
+        waited_s = totals.first_tokens_s - before.first_tokens_s
+        sample = Sample(
+            int(at_s),
+            round((decoded - before.decoded_tokens) / elapsed_s, 1),
+            round((prompt - before.prompt_tokens) / elapsed_s, 1),
+            queued,
+            round(waited_s / first_tokens, 3) if first_tokens > 0 else None,
+        )
+        self.samples.append(sample)
+        self._before = Totals(decoded, prompt, totals.first_tokens, totals.first_tokens_s)
+        self._before_at_s = at_s
+
+    def latest(self) -> dict[str, Any]:
+        """The members of the latest sample that are known."""
+        if not self.samples:
+            return {}
+        members = {name: getattr(self.samples[-1], name) for name in Sample.__slots__}
+        return {name: value for name, value in members.items() if value is not None}
+
+    def history(self) -> dict[str, Any]:
+        """All samples, a list for each member."""
+        columns: dict[str, Any] = {
+            name: [getattr(sample, name) for sample in self.samples]
+            for name in Sample.__slots__
+            if name != "at_s"
+        }
+        at_s = self.samples[-1].at_s if self.samples else 0
+        return {"at_s": at_s, "interval_s": INTERVAL_S, **columns}
+
+
+def slots_of(leases: Sequence[LeaseStats], count: int, started_at_s: float) -> dict[str, Any]:
+    """The slots by number. A lease whose slot is not known is shown in the first free one.
+
+    Args:
+        leases: Slots in use.
+        count: Of all slots.
+        started_at_s: What times are counted from.
+    """
+    placed = by_slot(leases, count)
+    return {str(number): _slot(lease, started_at_s) for number, lease in placed.items()}
+
+
+def _slot(lease: LeaseStats | None, started_at_s: float) -> dict[str, Any]:
+    if lease is None:
+        return {"phase": "idle"}
+    return {
+        "phase": lease.phase,
+        "request": lease.request_id,
+        "client": lease.client,
+        "prompt_done": lease.prompt_done,
+        "prompt_total": lease.prompt_total,
+        "cached": lease.cached,
+        "decoded": lease.decoded,
+        "began_at_s": round(lease.began_at_s - started_at_s, 1),
+    }
+
 
 State = dict[str, Any]
 
@@ -65,24 +195,24 @@ class Observed:
 def state_of(observed: Observed) -> State:
     return {
         "server": dict(observed.server),
-        "models": {one.id: _model(one, observed) for one in observed.model_infos},
+        "models": {model.id: _model(model, observed) for model in observed.model_infos},
         "instances": {**_remote(observed), **_local(observed)},
-        "requests": {one.id: _request(one, observed) for one in observed.requests},
-        "nodes": {one.name: _node(one) for one in observed.nodes},
+        "requests": {request.id: _request(request, observed) for request in observed.requests},
+        "nodes": {node.name: _node(node) for node in observed.nodes},
         "rates": dict(observed.rates),
-        "caches": {model: dict(one) for model, one in observed.caches.items()},
+        "caches": {model: dict(cache) for model, cache in observed.caches.items()},
     }
 
 
 def _model(info: ModelInfo, observed: Observed) -> dict[str, Any]:
     host, queue = observed.models.get(info.id), observed.queues.get(info.id)
-    own = [one for one in observed.instances if one.model == info.id]
-    return _known(
+    own = [instance for instance in observed.instances if instance.model == info.id]
+    return _without_none(
         state=info.state,
         cause=info.reason,
         load_progress=info.load_progress,
-        memory_bytes=sum(one.rss_bytes or 0 for one in own) or None,
-        restarts=sum(one.restarts for one in own),
+        memory_bytes=sum(instance.rss_bytes or 0 for instance in own) or None,
+        restarts=sum(instance.restarts for instance in own),
         context=info.context_length,
         slots=info.slots,
         aliases=list(info.aliases),
@@ -90,18 +220,18 @@ def _model(info: ModelInfo, observed: Observed) -> dict[str, Any]:
         is_local=info.is_local,
         actions=list(_ACTIONS[info.state]) if host else [],
         unload_at_s=observed.in_s(host.unload_in_s) if host else None,
-        waiting=_waiting(host) if host else None,
+        waiting=_waiting_members(host) if host else None,
         queue=_queue(queue, observed) if queue else {"length": 0},
     )
 
 
-def _waiting(host: HostModel) -> dict[str, Any] | None:
+def _waiting_members(host: HostModel) -> dict[str, Any] | None:
     return None if host.place is None else {"place": host.place, "leaving": list(host.leaving)}
 
 
 def _queue(queue: QueueStats, observed: Observed) -> dict[str, Any]:
     length = queue.interactive + queue.batch
-    return _known(
+    return _without_none(
         length=length,
         interactive=queue.interactive,
         batch=queue.batch,
@@ -111,67 +241,70 @@ def _queue(queue: QueueStats, observed: Observed) -> dict[str, Any]:
 
 
 def _local(observed: Observed) -> dict[str, Any]:
-    served = {one.upstream.name: one for one in observed.served}
-    return {one.name: _instance(one, served.get(one.name), observed) for one in observed.instances}
+    served = {stats.upstream.name: stats for stats in observed.served}
+    return {
+        instance.name: _instance(instance, served.get(instance.name), observed)
+        for instance in observed.instances
+    }
 
 
-def _instance(one: HostInstance, served: InstanceStats | None, at: Observed) -> dict[str, Any]:
-    return _known(
-        model=one.model,
-        state=one.state,
-        since_at_s=at.at_s(one.since_s),
-        run=one.run,
-        restarts=one.restarts,
-        is_retiring=one.is_retiring,
-        pid=one.pid,
-        rss_bytes=one.rss_bytes,
-        retry_at_s=at.in_s(one.retry_in_s),
-        load_progress=one.load_progress,
-        engine=one.engine,
-        error=dict(one.error) if one.error else None,
-        warnings=list(one.warnings),
-        **(_served(served, at) if served else {"slots": {}}),
+def _instance(instance: HostInstance, served: InstanceStats | None, at: Observed) -> dict[str, Any]:
+    return _without_none(
+        model=instance.model,
+        state=instance.state,
+        since_at_s=at.at_s(instance.since_s),
+        run=instance.run,
+        restarts=instance.restarts,
+        is_retiring=instance.is_retiring,
+        pid=instance.pid,
+        rss_bytes=instance.rss_bytes,
+        retry_at_s=at.in_s(instance.retry_in_s),
+        load_progress=instance.load_progress,
+        engine=instance.engine,
+        error=dict(instance.error) if instance.error else None,
+        warnings=list(instance.warnings),
+        **(_traffic_members(served, at) if served else {"slots": {}}),
     )
 
 
 def _remote(observed: Observed) -> dict[str, Any]:
     """Models of nodes: each is one instance here."""
     return {
-        one.upstream.name: {
-            "model": one.upstream.model,
-            "node": one.upstream.node.name,
-            "state": "ready" if one.in_service else "draining",
-            **_served(one, observed),
+        stats.upstream.name: {
+            "model": stats.upstream.model,
+            "node": stats.upstream.node.name,
+            "state": "ready" if stats.in_service else "draining",
+            **_traffic_members(stats, observed),
         }
-        for one in observed.served
-        if one.upstream.node
+        for stats in observed.served
+        if stats.upstream.node
     }
 
 
-def _served(one: InstanceStats, observed: Observed) -> dict[str, Any]:
-    count = one.upstream.slots if one.in_service else 0
+def _traffic_members(stats: InstanceStats, observed: Observed) -> dict[str, Any]:
+    count = stats.upstream.slots if stats.in_service else 0
     return {
-        "conversations": one.conversations,
-        "prefill_tokens_per_second": round(one.prefill_tps, 1),
-        "decode_tokens_per_second": round(one.decode_tps, 1),
-        "slots": slots_of(one.leases, count, observed.started_at_s),
+        "conversations": stats.conversations,
+        "prefill_tokens_per_second": round(stats.prefill_tps, 1),
+        "decode_tokens_per_second": round(stats.decode_tps, 1),
+        "slots": slots_of(stats.leases, count, observed.started_at_s),
     }
 
 
-def _request(one: RequestStats, observed: Observed) -> dict[str, Any]:
-    members = {name: getattr(one, name) for name in one.__slots__ if name not in _ELSEWHERE}
-    members["tokens_per_second"] = round(one.tokens_per_second, 1)
-    return _known(**members, began_at_s=observed.in_s(-one.age_s))
+def _request(request: RequestStats, observed: Observed) -> dict[str, Any]:
+    members = {name: getattr(request, name) for name in request.__slots__ if name not in _ELSEWHERE}
+    members["tokens_per_second"] = round(request.tokens_per_second, 1)
+    return _without_none(**members, began_at_s=observed.in_s(-request.age_s))
 
 
-def _node(one: NodeStats) -> dict[str, Any]:
-    return _known(
-        url=one.url,
-        state=one.state,
-        reason=one.problem,
-        models=list(one.models),
-        slots=one.slots,
-        slots_busy=one.slots_busy,
+def _node(node: NodeStats) -> dict[str, Any]:
+    return _without_none(
+        url=node.url,
+        state=node.state,
+        reason=node.problem,
+        models=list(node.models),
+        slots=node.slots,
+        slots_busy=node.slots_busy,
     )
 
 
@@ -185,5 +318,5 @@ def caches_of(counts: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, di
     return found
 
 
-def _known(**members: Any) -> dict[str, Any]:
+def _without_none(**members: Any) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}

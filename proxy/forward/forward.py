@@ -2,11 +2,11 @@
 
 An instance that refuses the connection, still loads its model, breaks off, is stopped or is killed
 from outside before anything of its response was sent, is replaced once: by another, or by itself
-where there is none. Never where its engine crashed, as the request may have been the cause, unless
-it is on trial: then that is suspected first, as where it answers with an error of its own. What
-breaks later breaks the response, but for a plain chat whose engine was killed from outside or
-crashed on trial: another instance goes on with it (`continuation`). A client that leaves closes the
-upstream connection at once.
+if there is none. Never if its engine crashed, as the request may have been the cause, unless it is
+on trial: then that is suspected first, as when it answers with an error of its own. What breaks
+later breaks the response, except for a plain chat whose engine was killed from outside or crashed
+on trial: another instance continues it (`second_request`). A client that leaves closes the upstream
+connection at once.
 
 An instance that sends no first byte and does not answer `/health` is left for another as soon as
 that has a slot free. A node that takes nothing is left for others until one does. The prompts of an
@@ -22,10 +22,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from proxy.access_log import Emit
-from proxy.adapter import MARK, MEMBER
-from proxy.auth.admission import Admission
-from proxy.capture import CapturePoint
+from proxy.auth.key_limits import Admission
+from proxy.common.headers import CACHE_OWNER
 from proxy.errors import (
     NodeUnconnected,
     TrialCrashed,
@@ -37,34 +35,65 @@ from proxy.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from proxy.estimator import Estimator
-from proxy.forward.array import PromptArray, array_of
-from proxy.forward.call_or_format import (
+from proxy.forward.anthropic import MessagesWriter, as_chat
+from proxy.forward.arrays import Part, PartRefused, Parts, PromptArray, array_of, parts_of
+from proxy.forward.capture import CapturedResponse, CapturePoint
+from proxy.forward.openai_responses import ResponsesWriter
+from proxy.forward.prefill import PrefillChunks, has_chunks
+from proxy.forward.relay import ResponseRelay
+from proxy.forward.response import RequestWriter, ResponseWriter
+from proxy.forward.second_request import (
     AnswerBegan,
+    AnswerDiffers,
+    ContinuedResponse,
     HeldResponse,
     answer_request,
     call_request,
+    continuations,
     requires_call,
 )
-from proxy.forward.captured_response import CapturedResponse
-from proxy.forward.client_response import RequestWriter, ResponseWriter
-from proxy.forward.continuation import AnswerDiffers, ContinuedResponse, continuations
-from proxy.forward.node_request import for_node
-from proxy.forward.part import Part, PartRefused, Parts, parts_of
-from proxy.forward.prefill_chunks import PrefillChunks, has_chunks
-from proxy.forward.relay import ResponseRelay
-from proxy.forward.timed_loader import TimedLoader
-from proxy.forward.translations import translated
-from proxy.forward.upstream_request import UpstreamRequestPlan, plain, plan_request
-from proxy.headers import CACHE_OWNER
-from proxy.models import ModelLoader, variant_end
-from proxy.request import ProxyRequest
-from proxy.responses.stored_turn import StoredTurn
+from proxy.forward.upstream_request import UpstreamRequestPlan, for_node, plain_plan, plan_request
+from proxy.observe.record import Emit
+from proxy.observe.timeline import Timeline
+from proxy.request.models import ModelLoader, variant_end
+from proxy.request.request import ProxyRequest
+from proxy.request.stored_responses import StoredTurn
+from proxy.request.variants import MARK, MEMBER
+from proxy.router.estimator import Estimator
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, send
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Node
+
+
+class TimedLoader:
+    __slots__ = ("_loader", "_timeline")
+
+    def __init__(self, loader: ModelLoader, timeline: Timeline) -> None:
+        self._loader = loader
+        self._timeline = timeline
+
+    async def ensure_ready(self, model: str) -> None:
+        """As `ModelLoader.ensure_ready`."""
+        self._timeline.wait("evict")
+        try:
+            await self._loader.ensure_ready(model, functools.partial(self._timeline.wait, "load"))
+        finally:
+            self._timeline.wait()
+
+
+def translate_request(
+    request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
+) -> tuple[ProxyRequest, RequestWriter]:
+    """Return what the engine is asked, and what makes the client's response of its own."""
+    if request.kind is EndpointKind.RESPONSES:
+        return request, ResponsesWriter(client_response, request, turn)
+    if request.kind is EndpointKind.MESSAGES and (chat := as_chat(request)):
+        return chat, MessagesWriter(client_response)
+    return request, client_response
+
 
 # An instance is left once in two seconds; with more of them silent than this, it is a failure.
 _MOVES_MAX: Final = 4
@@ -134,7 +163,7 @@ class Forward:
         if array := array_of(request):
             await self._forward_parts(array, client_response)
             return
-        request, client_response = translated(request, client_response, turn)
+        request, client_response = translate_request(request, client_response, turn)
         plan = plan_request(request)
         if plan.is_passed_stream:
             client_response.keep_alive(request.kind)
@@ -242,7 +271,7 @@ class Forward:
                 for at in range(len(array.prompts)):
                     part = parts.part(at)
                     task = group.create_task(self._forward_part(array.part(at), part))
-                    await _leased(part, task)
+                    await _await_lease(part, task)
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None  # as it is: a task group wraps it up
 
@@ -289,7 +318,7 @@ class Forward:
                 record.slot = lease.slot_number
                 if not await self._exchange(plan, lease, client_response):
                     await self._router.send_again(lease)
-                    await self._exchange(plain(request), lease, client_response)
+                    await self._exchange(plain_plan(request), lease, client_response)
         except (UpstreamFailed, UpstreamTimeout) as error:
             if lease is not None and not isinstance(error, UpstreamShutDown):
                 record.emit_upstream_failure(self._emit, error)
@@ -307,7 +336,7 @@ class Forward:
         body = plan.with_slot(lease.id_slot, is_cache_off=is_cache_off)
         upstream_request = _upstream_request(lease.request, body)
         if node := lease.upstream.node:
-            upstream_request = await _readdressed(upstream_request, node, lease.request)
+            upstream_request = await _readdress(upstream_request, node, lease.request)
         lease.sent()
         async with send(lease.upstream, upstream_request, self._settings) as response:
             lease.note_header()
@@ -315,7 +344,7 @@ class Forward:
             return await relay.run()
 
 
-async def _readdressed(
+async def _readdress(
     upstream_request: UpstreamRequest, node: Node, request: ProxyRequest
 ) -> UpstreamRequest:
     """Rewrite a request for a node; a large body in a thread."""
@@ -340,7 +369,7 @@ def _upstream_request(request: ProxyRequest, body: bytes) -> UpstreamRequest:
     return UpstreamRequest(request.method, request.path, request.query, headers, body)
 
 
-async def _leased(part: Part, task: asyncio.Task[None]) -> None:
+async def _await_lease(part: Part, task: asyncio.Task[None]) -> None:
     """Return once an instance has a part, or its task is over."""
     task.add_done_callback(lambda _: part.is_leased.set())
     await part.is_leased.wait()

@@ -2,12 +2,19 @@
 
 A stream is inspected up to the first token; after that a chunk costs one read, one write and a
 count, all in one step of the loop and without waking the request. A client that reads slowly holds
-up the instance, not our memory. Timings and message are read after the bytes were passed on.
+up the instance, not our memory.
+
+Timings and message are read after the bytes were passed on. A client repeats our answer in its next
+request: the message identifies the conversation. A response that is too long, or of another format,
+has neither; nothing waits for them and nothing fails. Of embeddings and reranking the tokens are
+read as the response passes. Source: llama-server, build 10434: `usage` with `prompt_tokens`, before
+the numbers or behind them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -15,45 +22,140 @@ from typing import Any, Final
 import orjson
 from multidict import CIMultiDict
 
-from proxy.endpoints import EndpointKind
+from proxy.common.headers import DRAINING, JSON, for_client, is_event_stream, is_json
 from proxy.errors import (
     TrialFailed,
+    Unfinished,
     UpstreamConnectFailed,
     UpstreamDraining,
     UpstreamFailed,
     UpstreamLoading,
     UpstreamShutDown,
     UpstreamUnavailable,
-    quoted,
+    quote,
 )
-from proxy.forward.apis import Assembler, assembler_for
-from proxy.forward.client_response import ResponseWriter
-from proxy.forward.completed import CompletedResponse, completion_of
-from proxy.forward.embedding_usage import EmbeddingUsage
-from proxy.forward.prefill_progress import PrefillFilter, is_start, progress_of, prompt_of
+from proxy.forward.assemblers import Assembler, ChatAssembler, Response, assembler_for, reader_for
+from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_of
+from proxy.forward.response import ResponseWriter
 from proxy.forward.upstream_errors import (
     client_error_body,
     error_code,
     is_loading,
     is_model_missing,
     parse_error,
-    reclassified,
+    reclassify_error,
     shortened,
     status_of,
 )
 from proxy.forward.upstream_request import UpstreamRequestPlan
-from proxy.headers import DRAINING, JSON, for_client, is_event_stream, is_json
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
-from proxy.upstream.sse import (
-    DONE,
-    InvalidEvent,
-    Splitter,
-    has_done,
-    members_of,
-    objects_of,
-)
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.sse import DONE, InvalidEvent, Splitter, has_done, members_of, objects_of
+from proxy.upstream.timings import Timings
+
+_USAGE: Final = re.compile(rb'"usage":\s*\{[^{}]{0,256}?"prompt_tokens":\s*(\d{1,12})')
+_USAGE_END_BYTES: Final = 1024
+
+
+class EmbeddingUsage:
+    def __init__(self) -> None:
+        self._head = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        if len(self._head) < _USAGE_END_BYTES:
+            self._head += chunk[:_USAGE_END_BYTES]
+        self._tail = (self._tail + chunk)[-_USAGE_END_BYTES:]
+
+    def close(self) -> Completion:
+        found = _USAGE.search(self._head) or _USAGE.search(self._tail)
+        return Completion(all_choices=Timings(0, int(found[1]), 0.0, 0, 0.0) if found else None)
+
+
+# A few tokens: read together for less than one at a time, and little to keep for each stream.
+_BATCH_BYTES: Final = 1024
+_TOTAL_MAX_BYTES: Final = 4 * 1024**2
+
+
+def completion_of(response: Response) -> Completion:
+    """Return what a complete response reports; raises as `Response` does."""
+    timings, others = Timings.read(response.timings()), response.other_timings()
+    together = _sum_timings(timings, others) if timings and others else timings
+    return Completion(timings, response.message(), together)
+
+
+def _sum_timings(first: Timings, others: Iterable[object]) -> Timings:
+    """Add the answers beside the first: one prompt is computed for all of them."""
+    whole = first
+    for other in filter(None, map(Timings.read, others)):
+        alone = replace(other, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
+        whole = alone.added_to(whole)
+    return whole
+
+
+class CompletedResponse:
+    def __init__(self, kind: EndpointKind, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        self._chunks: list[bytes] = []
+        self._batch_bytes = 0
+        self._total_bytes = 0
+        self._splitter = Splitter()
+        self._reader = reader_for(kind)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take bytes that were passed on; nearly always this only keeps them."""
+        self._total_bytes += len(chunk)
+        self._batch_bytes += len(chunk)
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            self._chunks.clear()
+            return
+        self._chunks.append(chunk)
+        if self._is_stream and self._batch_bytes > _BATCH_BYTES:
+            self._read_batch()
+
+    def close(self) -> Completion:
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            return Completion()
+        if self._is_stream:
+            self._read_batch()
+        else:
+            self._read_body(b"".join(self._chunks))
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            return Completion()
+        try:
+            return completion_of(self._reader)
+        except (LookupError, TypeError, AttributeError):
+            return Completion()
+
+    def unfinished(self) -> Unfinished | None:
+        """Return the text of a chat whose stream broke off here.
+
+        None if it is not plain text, is too long, or ends within an event.
+        """
+        self._read_batch()
+        is_whole = self._total_bytes <= _TOTAL_MAX_BYTES and not self._splitter.rest()
+        if is_whole and isinstance(self._reader, ChatAssembler):
+            return self._reader.unfinished()
+        return None
+
+    def _read_batch(self) -> None:
+        batch, self._batch_bytes = b"".join(self._chunks), 0
+        self._chunks.clear()
+        try:
+            for piece in filter(None, objects_of(self._splitter.feed(batch))):
+                self._reader.add(piece)
+            self._reader.pack()
+        except (InvalidEvent, KeyError, TypeError, AttributeError):
+            self._total_bytes = _TOTAL_MAX_BYTES + 1
+
+    def _read_body(self, body: bytes) -> None:
+        try:
+            self._reader.take(orjson.loads(body))
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+            self._total_bytes = _TOTAL_MAX_BYTES + 1
+
 
 _ERROR_MAX_BYTES: Final = 1024**2
 _ASSEMBLED_MAX_BYTES: Final = 64 * 1024**2
@@ -129,10 +231,10 @@ class ResponseRelay:
         headers = self._response.headers
         is_passable = is_json(headers) or is_event_stream(headers)
         if self._request.method != "HEAD" and not is_passable:
-            content_type = quoted(headers["Content-Type"])
+            content_type = quote(headers["Content-Type"])
             raise UpstreamFailed(f"{self._name} answered with {content_type}, not with JSON")
         if encoding := headers.get("Content-Encoding"):
-            encoding = quoted(encoding)
+            encoding = quote(encoding)
             raise UpstreamFailed(f"{self._name} encoded its answer with {encoding}, unasked")
         completed = self._reader()
         await self._client_response.begin(self._response.status, for_client(self._response.headers))
@@ -298,7 +400,7 @@ class ResponseRelay:
             raise UpstreamUnavailable(self._name, "cannot serve its model now; retry")
         if self._client_response.has_begun and parse_error(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
-        status, body = reclassified(status, body)
+        status, body = reclassify_error(status, body)
         if status in _OWN_ERRORS and self._lease.upstream.is_on_trial:
             raise TrialFailed(self._name, f"is on trial and answered {status}")
         self._router.finish(self._lease)

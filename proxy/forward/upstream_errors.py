@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.endpoints import EndpointKind
 from proxy.errors import UnknownModel, anthropic_type, openai_type
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 _OPENAI: Final = frozenset(
     {
@@ -68,7 +68,7 @@ _GENERATES_NOTHING: Final = (
 )
 
 
-def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
+def reclassify_error(status: int, body: bytes) -> tuple[int, bytes]:
     """Return the status and the body of an error, with 400 for a client's mistake.
 
     A feature that a model or its engine lacks (501) is one too: a retry changes nothing.
@@ -83,7 +83,7 @@ def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
     if status != HTTPStatus.INTERNAL_SERVER_ERROR:
         return status, body
     if found := _TOO_LONG.match(message):
-        return 400, orjson.dumps({"error": _too_long(*map(int, found.groups()))})
+        return 400, orjson.dumps({"error": _context_size_error(*map(int, found.groups()))})
     if is_encoder := message.startswith(_NO_TEXT):
         error = {**error, "message": _GENERATES_NOTHING}
     if is_encoder or _CLIENT_MISTAKES.match(message):
@@ -92,7 +92,7 @@ def reclassified(status: int, body: bytes) -> tuple[int, bytes]:
     return status, body
 
 
-def _too_long(tokens: int, limit: int) -> dict[str, Any]:
+def _context_size_error(tokens: int, limit: int) -> dict[str, Any]:
     """As for any other prompt that is longer than the context."""
     return {
         "code": 400,

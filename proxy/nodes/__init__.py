@@ -1,1 +1,5 @@
-"""Other machines whose models are served here too."""
+"""Other machines whose models are served here too.
+
+`nodes` (`Nodes`, the face of the package), `settings` (`[nodes.NAME]`), `configured`, `monitor`,
+`poll`, `model_list`, `loading`, `dns_resolver` and `mdns` (imported only where used).
+"""

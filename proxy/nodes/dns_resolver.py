@@ -1,23 +1,85 @@
-"""Asks name servers for the addresses of a name: A, AAAA and SRV records.
+"""Asks name servers for the addresses of a name: A, AAAA and SRV records. Imported only where used.
 
 dnspython and not the system's resolver, which tells no TTL and knows no SRV. /etc/resolv.conf, with
 its search domains, is read for each answer; /etc/hosts is not.
+
+dnspython's own sockets are asyncio's datagram endpoints: if a query is cancelled while one is made,
+uvloop 0.23 waits for it for ever when the loop is closed, and so at the end of a daemon. So it gets
+UDP sockets that a cancelled query leaves closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dns._asyncbackend import Backend, DatagramSocket  # what it has of them elsewhere is this
+from dns.asyncbackend import get_backend
 from dns.asyncresolver import Resolver
-from dns.exception import DNSException
+from dns.exception import DNSException, Timeout
 from dns.resolver import NXDOMAIN, LifetimeTimeout, NoNameservers
 
-from proxy.nodes.addresses import ADDRESSES_MAX, Answer, NodeAddress
-from proxy.nodes.dns_sockets import DnsSockets
-from proxy.nodes.url import NameServer, NodeUrl
+from proxy.nodes.configured import ADDRESSES_MAX, Answer, NodeAddress
+from proxy.nodes.settings import NameServer, NodeUrl
+
+
+class DnsSockets(Backend):
+    """dnspython's backend for asyncio but for UDP."""
+
+    def __init__(self) -> None:
+        self._streams: Any = get_backend("asyncio")
+
+    def name(self) -> str:
+        return "asyncio"
+
+    async def make_socket(self, af: int, socktype: int, *rest: Any, **options: Any) -> Any:
+        if socktype == socket.SOCK_DGRAM:
+            return _UdpSocket(af)
+        return await self._streams.make_socket(af, socktype, *rest, **options)
+
+    async def sleep(self, interval: float) -> None:
+        await asyncio.sleep(interval)
+
+    def datagram_connection_required(self) -> bool:
+        return False
+
+    async def wait_for(self, awaitable: Any, timeout: float | None) -> Any:  # noqa: ASYNC109 (dnspython's)
+        return await self._streams.wait_for(awaitable, timeout)
+
+
+class _UdpSocket(DatagramSocket):
+    """A socket for one name server."""
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family, socket.SOCK_DGRAM)
+        self._socket = socket.socket(family, socket.SOCK_DGRAM)
+        self._socket.settimeout(0)
+
+    async def sendto(self, what: bytes, destination: Any, _timeout: float | None) -> int:
+        self._socket.connect(destination)
+        await asyncio.get_running_loop().sock_sendall(self._socket, what)
+        return len(what)
+
+    async def recvfrom(self, size: int, timeout: float | None) -> tuple[bytes, Any]:  # noqa: ASYNC109 (dnspython's)
+        try:
+            async with asyncio.timeout(timeout):
+                wire = await asyncio.get_running_loop().sock_recv(self._socket, size)
+        except TimeoutError as error:
+            raise Timeout from error
+        return wire, self._socket.getpeername()
+
+    async def close(self) -> None:
+        self._socket.close()
+
+    async def getpeername(self) -> Any:
+        return self._socket.getpeername()
+
+    async def getsockname(self) -> Any:
+        return self._socket.getsockname()
+
 
 _LIFETIME_S: Final = 5.0
 _QUERIES_MAX: Final = 16
@@ -39,7 +101,9 @@ async def resolve(url: NodeUrl, name_server: NameServer | None) -> Answer:
     try:
         queries = _Queries(name_server)
     except (DNSException, OSError) as error:
-        return Answer(failures={url.host: f"/etc/resolv.conf cannot be used: {_short(error)}"})
+        return Answer(
+            failures={url.host: f"/etc/resolv.conf cannot be used: {_failure_text(error)}"}
+        )
     if url.is_service:
         return await queries.services(url.host)
     return await queries.machines([(url.host, url.port)])
@@ -60,11 +124,11 @@ class _Queries:
         found = await self._ask(name, "SRV")
         if found.failure:
             return Answer(failures={found.question: found.failure})
-        first = min((one.priority for one in found.records), default=0)
+        first = min((record.priority for record in found.records), default=0)
         targets = sorted(
-            (str(one.target).rstrip("."), int(one.port))
-            for one in found.records
-            if one.priority == first
+            (str(record.target).rstrip("."), int(record.port))
+            for record in found.records
+            if record.priority == first
         )
         # A target "." says that there is no such service. Source: RFC 2782.
         named = [target for target in targets if target[0]][:ADDRESSES_MAX]
@@ -93,7 +157,7 @@ class _Queries:
             for record in answer.records
         )
         answers = [answer for _, _, answer in found]
-        failures = {one.question: one.failure for one in answers if one.failure}
+        failures = {answer.question: answer.failure for answer in answers if answer.failure}
         return Answer(addresses, _ttl_s(answers), failures)
 
     async def _ask(self, name: str, kind: str) -> _Found:
@@ -106,16 +170,16 @@ class _Queries:
         except NXDOMAIN:
             return _Found(question)
         except (DNSException, OSError) as error:
-            return _Found(question, failure=f"{question}: {_short(error)}")
+            return _Found(question, failure=f"{question}: {_failure_text(error)}")
         rrset = answer.rrset
         return _Found(question, list(rrset), float(rrset.ttl)) if rrset else _Found(question)
 
 
 def _ttl_s(answers: Iterable[_Found]) -> float:
-    return min((one.ttl_s for one in answers if one.records), default=0.0)
+    return min((answer.ttl_s for answer in answers if answer.records), default=0.0)
 
 
-def _short(error: Exception) -> str:
+def _failure_text(error: Exception) -> str:
     if isinstance(error, LifetimeTimeout):
         return "no name server answers"
     if isinstance(error, NoNameservers):

@@ -1,22 +1,26 @@
-"""The models of nodes: read from their `/v1/models`. Pure.
+"""The models of nodes, read from their `/v1/models`, in one list with the local ones. Pure.
 
 Every server with OpenAI's API has that endpoint; beyond a model's id they differ. Another
 llama-corral and a llama-server in router mode report whether a model is loaded; one that is not is
 ignored, because a request would make the node load it, unless the node agrees to that and is to be
 asked. llama-corral also reports its slots.
+
+A model that is configured here and offered by a node is one model, served by both. Models that only
+nodes have are listed after the local ones until the daemon stops, as failed while none of their
+nodes is up; those that have a fallback are listed as failed also before any node had them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import orjson
 
-from proxy.adapter import MARK
-from proxy.models import ModelNames
-from proxy.variant import SEPARATOR
+from proxy.request.models import ModelInfo, ModelNames
+from proxy.request.variants import MARK, SEPARATOR
 
 # More than any machine serves. All names of all nodes are merged whenever one of them changes.
 _MODELS_MAX: Final = 512
@@ -151,7 +155,7 @@ def _remote_model(entry: Mapping[str, Any], variants: Iterable[str]) -> RemoteMo
         slots=min(slots, _SLOTS_MAX) if slots else None,
         context_length=_positive(entry.get("context_length")) or _positive(members.get("n_ctx")),
         meta=_meta(members),
-        variants=tuple(sorted(_variant_name(one, entry["id"]) for one in variants)),
+        variants=tuple(sorted(_variant_name(variant, entry["id"]) for variant in variants)),
         state=_state(entry) or "loaded",
     )
 
@@ -200,3 +204,127 @@ def served_id(remote_model: RemoteModel, local: ModelNames) -> str | None:
         if found := local.get(name):
             return None if found.variant or found.adapter else found.model_info.id
     return remote_model.id
+
+
+NO_NODE: Final = "no node has it"
+_BEST_FIRST: Final[Sequence[RemoteState]] = ("loaded", "loading", "unloaded")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteModels:
+    """What nodes offer, by the id under which it is served here.
+
+    Attributes:
+        local: The local names that it was built with.
+        by_local_id: What is offered of local models.
+        others: The models that are not local, and those that only have a fallback.
+    """
+
+    local: ModelNames
+    by_local_id: Mapping[str, Sequence[OfferedModel]] = field(default_factory=dict)
+    others: tuple[ModelInfo, ...] = ()
+
+
+def remote_models(
+    local: ModelNames,
+    offered: Iterable[OfferedModel],
+    created: int,
+    fallback: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> RemoteModels:
+    """Group what nodes offer; `created` (Unix time) and `fallback` are of models of nodes."""
+    by_id: dict[str, list[OfferedModel]] = {}
+    for offer in offered:
+        if model := served_id(offer.remote_model, local):
+            by_id.setdefault(model, []).append(offer)
+    own = {model_info.id for model_info in local.model_infos}
+    by_local_id = {model: by_id.pop(model) for model in own & by_id.keys()}
+    others = [_remote_only(model, found, created, fallback) for model, found in by_id.items()]
+    if fallback:
+        known = ModelNames((*local.model_infos, *others))
+        others += [
+            _absent_model(name, created, names)
+            for name, names in fallback.items()
+            if not known.get(name)
+        ]
+    return RemoteModels(local, by_local_id, tuple(others))
+
+
+def merge_models(local: Iterable[ModelInfo], remote: RemoteModels) -> list[ModelInfo]:
+    """All models, local ones first."""
+    offers = remote.by_local_id
+    return [*(_with_nodes(info, offers.get(info.id, ())) for info in local), *remote.others]
+
+
+def _with_nodes(model_info: ModelInfo, offered: Sequence[OfferedModel]) -> ModelInfo:
+    up = [model for model in offered if model.problem is None and model.remote_model.is_loaded]
+    if not up:
+        return model_info
+    return replace(
+        model_info,
+        state="loaded",
+        reason=None,
+        slots=model_info.slots + sum(model.slots for model in up),
+        remote_variants=tuple(
+            variant for variant in _variants(up) if variant not in _own_variant_names(model_info)
+        ),
+        local_only=model_info,
+    )
+
+
+def _own_variant_names(model_info: ModelInfo) -> set[str]:
+    return {*model_info.variants, *(MARK + adapter.name for adapter in model_info.adapters)}
+
+
+def _variants(offered: Iterable[OfferedModel]) -> list[str]:
+    return sorted({variant for model in offered for variant in model.remote_model.variants})
+
+
+def _remote_only(
+    model: str,
+    offered: Sequence[OfferedModel],
+    created: int,
+    fallback: Mapping[str, Sequence[str]],
+) -> ModelInfo:
+    up = [model for model in offered if model.problem is None and model.remote_model.is_loaded]
+    state = _state_of([model.remote_model.state for model in offered if model.problem is None])
+    models = [model.remote_model for model in up or offered]
+    lengths = [model.context_length for model in models if model.context_length]
+    aliases = dict.fromkeys(alias for model in offered for alias in model.remote_model.aliases)
+    others = next((fallback[name] for name in (model, *aliases) if name in fallback), ())
+    return ModelInfo(
+        id=model,
+        aliases=tuple(aliases),
+        state=state,
+        created=created,
+        context_length=min(lengths, default=None),
+        slots=sum(model.slots for model in up),
+        reason=_reason(offered) if state == "failed" else None,
+        remote_variants=tuple(_variants(offered)),
+        is_local=False,
+        meta=models[0].meta,
+        fallback=tuple(others),
+    )
+
+
+def _state_of(up: Sequence[RemoteState]) -> RemoteState | Literal["failed"]:
+    """The state of a model that these nodes have."""
+    return next((state for state in _BEST_FIRST if state in up), "failed")
+
+
+def _reason(offered: Iterable[OfferedModel]) -> str:
+    return "; ".join(f"{model.node}: {model.problem}" for model in offered)
+
+
+def _absent_model(name: str, created: int, fallback: Sequence[str]) -> ModelInfo:
+    """A model that no node has, and others answer for."""
+    return ModelInfo(
+        id=name,
+        aliases=(),
+        state="failed",
+        created=created,
+        context_length=None,
+        slots=0,
+        reason=NO_NODE,
+        is_local=False,
+        fallback=tuple(fallback),
+    )

@@ -1,28 +1,28 @@
-"""Monitors one node: whether it is up, and which models it offers.
+"""Monitors each node: whether it is up, whether it is known already, and which models it offers.
 
-It is polled every 5 s, and its models are admitted to the router. After two consecutive failures,
-or one right after a request that it did not begin to answer, they are withdrawn until it answers
-again; meanwhile polls back off up to once a minute. A node that says that it stops gets no more
-requests at once. In-flight requests are not cut. State changes only in methods without `await`.
+A node is polled every 5 s, and its models are admitted to the router. After two consecutive
+failures, or one right after a request that it did not begin to answer, they are withdrawn until it
+answers again; meanwhile polls back off up to once a minute. A node that says that it stops gets no
+more requests at once. In-flight requests are not cut. State changes only in methods without
+`await`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from proxy.access_log import Emit
+from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamFailed, UpstreamTimeout
-from proxy.models import ModelNames
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.model_list import OfferedModel, RemoteModel, Unreadable, served_id
-from proxy.nodes.poll import NodeDraining, NodePoller, Polled
-from proxy.nodes.prefix_reader import PrefixReader
-from proxy.nodes.processes import NodeProcesses
+from proxy.nodes.poll import NodeDraining, NodePoller, NodeProcesses, Polled, PrefixReader
+from proxy.observe.record import Emit
+from proxy.request.models import ModelNames
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -121,7 +121,7 @@ class NodeMonitor:
         """The models of the last successful poll."""
         name, problem = self.node.name, None if self.is_up else self.problem
         slots = self._poller.slots_of
-        return [OfferedModel(one, slots(one), name, problem) for one in self.remote_models]
+        return [OfferedModel(model, slots(model), name, problem) for model in self.remote_models]
 
     def upstreams(self) -> Mapping[str, Upstream]:
         """Its admitted models, by instance name."""
@@ -172,7 +172,7 @@ class NodeMonitor:
         if not self.is_up:
             self.state = "up"
             self._context.on_change()
-            models = [one.id for one in polled.remote_models if one.is_loaded]
+            models = [model.id for model in polled.remote_models if model.is_loaded]
             self._context.emit("node.up", node=self.node.name, models=models)
         self._is_llama_corral = bool(polled.process)
         self._admit(polled.remote_models)
@@ -189,11 +189,11 @@ class NodeMonitor:
     def _upstreams(self, remote_models: Sequence[RemoteModel]) -> dict[str, Upstream]:
         """The loaded models that are served here, by instance name."""
         local = self._context.local()
-        loaded = [one for one in remote_models if one.is_loaded]
+        loaded = [model for model in remote_models if model.is_loaded]
         return {
-            f"{self.node.name}/{one.id}": self._upstream(one, model)
-            for one in loaded
-            if (model := served_id(one, local))
+            f"{self.node.name}/{remote_model.id}": self._upstream(remote_model, model)
+            for remote_model in loaded
+            if (model := served_id(remote_model, local))
         }
 
     def _upstream(self, remote_model: RemoteModel, model: str) -> Upstream:
@@ -229,3 +229,89 @@ class NodeMonitor:
 def _of_llama_corral(upstream: Upstream) -> Upstream:
     node = upstream.node
     return replace(upstream, node=replace(node, takes_keep_alive=True)) if node else upstream
+
+
+class NodeMonitors:
+    """Runs a monitor for each node, within `serve`; iterates over them."""
+
+    def __init__(self, context: MonitorContext) -> None:
+        self._context = context
+        self._monitors: dict[str, NodeMonitor] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._leaving: dict[str, NodeMonitor] = {}
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    def __len__(self) -> int:
+        return len(self._monitors)
+
+    def __iter__(self) -> Iterator[NodeMonitor]:
+        return iter(self._monitors.values())
+
+    def get(self, name: str) -> NodeMonitor | None:
+        return self._monitors.get(name)
+
+    def of(self, entry: str) -> list[NodeMonitor]:
+        """The monitors of one node of the settings."""
+        return [self._monitors[name] for name in self._names.get(entry, ())]
+
+    async def serve(self) -> None:
+        """Run the monitors until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for name in self._monitors:
+                self._begin(name)
+            try:
+                await asyncio.get_running_loop().create_future()  # until cancelled
+            finally:
+                self._group = None
+
+    # No method below awaits.
+
+    def replace(self, entry: str, nodes: Sequence[ConfiguredNode], reason: str) -> None:
+        """Set the machines of one node of the settings; unchanged ones keep their state.
+
+        In-flight requests of others are not cut; `reason` says why those get no more.
+        """
+        wanted = {node.name: node for node in nodes}
+        for monitor in self.of(entry):
+            if monitor.node != wanted.get(monitor.node.name):
+                self._drop(monitor.node.name, reason)
+        for name, node in wanted.items():
+            if name not in self._monitors:
+                self._leaving.pop(name, None)
+                self._monitors[name] = NodeMonitor(node, self._context)
+                self._begin(name)
+        self._names[entry] = tuple(wanted)
+        self._context.on_change()
+        self.forget_unused()
+
+    def leaving(self) -> list[NodeMonitor]:
+        """Those that are dropped and still answer requests."""
+        self.forget_unused()
+        return list(self._leaving.values())
+
+    def forget_unused(self) -> None:
+        """Forget dropped nodes that hold no request any more."""
+        for name, monitor in list(self._leaving.items()):
+            if all(self._context.router.forget(name) for name in _instances(monitor)):
+                del self._leaving[name]
+
+    def _begin(self, name: str) -> None:
+        if self._group is None:
+            return
+        monitor = self._monitors[name]
+        self._tasks[name] = [
+            self._group.create_task(persist("node", monitor.serve)),
+            self._group.create_task(persist("node", monitor.prefixes.serve)),
+        ]
+
+    def _drop(self, name: str, reason: str) -> None:
+        monitor = self._leaving[name] = self._monitors.pop(name)
+        monitor.stop(reason)
+        for task in self._tasks.pop(name, ()):
+            task.cancel()
+
+
+def _instances(monitor: NodeMonitor) -> list[str]:
+    return [f"{monitor.node.name}/{model.id}" for model in monitor.remote_models]

@@ -1,16 +1,21 @@
 """All nodes, and one list of local and remote models.
 
+Follows the records of the names that stand for nodes: their addresses come and go with them.
+
 Only the models that a node has loaded exist here, unless it agrees to load others, and the settings
-say that it is to be asked.
+say that it is to be asked. `NodeStats` is what is told of a node.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Final, NoReturn
+import functools
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
 
-from proxy.access_log import Emit
+from proxy.common.background_tasks import persist
 from proxy.errors import (
     Unavailable,
     UpstreamConnectFailed,
@@ -18,20 +23,194 @@ from proxy.errors import (
     UpstreamLoading,
     UpstreamUnavailable,
 )
-from proxy.failures import persist
-from proxy.models import ModelInfo, ModelLoader, ModelNames, OnLoad, nothing
-from proxy.nodes.configured import ConfiguredNode
-from proxy.nodes.discoveries import Discoveries
-from proxy.nodes.merged_models import NO_NODE, RemoteModels, merged, remote_models
-from proxy.nodes.model_list import OfferedModel, RemoteModel, names_of, served_id
-from proxy.nodes.monitor import MonitorContext, NodeMonitor
-from proxy.nodes.monitors import NodeMonitors
-from proxy.nodes.processes import NodeProcesses
-from proxy.nodes.remote_loading import RemoteLoading
-from proxy.nodes.stats import NodeStats, stats_of, stats_of_name
+from proxy.nodes.configured import ADDRESSES_MAX, Answer, ConfiguredNode, Known, NodeAddress, after
+from proxy.nodes.loading import RemoteLoading
+from proxy.nodes.model_list import (
+    NO_NODE,
+    OfferedModel,
+    RemoteModel,
+    RemoteModels,
+    merge_models,
+    names_of,
+    remote_models,
+    served_id,
+)
+from proxy.nodes.monitor import MonitorContext, NodeMonitor, NodeMonitors, NodeState
+from proxy.nodes.poll import NodeProcesses
+from proxy.nodes.settings import parse_name_server
+from proxy.observe.record import Emit
+from proxy.request.models import ModelInfo, ModelLoader, ModelNames, OnLoad, do_nothing_on_load
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
+
+Resolve = Callable[[], Awaitable[Answer]]
+
+
+class Discovery:
+    """The addresses of one name.
+
+    Args:
+        name: Of the node in the settings.
+        resolve: Asks for the records once.
+        on_change: Gets all addresses when they have changed.
+        emit: Takes `node.resolved` and `node.unresolved`.
+        room: Returns how many addresses other names leave.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        resolve: Resolve,
+        on_change: Callable[[Sequence[NodeAddress]], None],
+        emit: Emit,
+        room: Callable[[], int],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.known = Known()
+        self._name = name
+        self._resolve = resolve
+        self._on_change = on_change
+        self._emit = emit
+        self._room = room
+        self._chance = chance
+
+    async def serve(self) -> None:
+        """Ask again and again, until cancelled."""
+        while True:
+            self._take(await self._resolve())
+            # Machines that started together do not ask together.
+            await asyncio.sleep(self.known.pause_s * (0.9 + 0.1 * self._chance()))
+
+    # No method below awaits.
+
+    def _take(self, answer: Answer) -> None:
+        before, self.known = self.known, after(self.known, answer, self._room())
+        added = set(self.known.addresses) - set(before.addresses)
+        removed = set(before.addresses) - set(self.known.addresses)
+        if added or removed:
+            self._emit(
+                "node.resolved",
+                node=self._name,
+                added=[str(address) for address in sorted(added)],
+                removed=[str(address) for address in sorted(removed)],
+                addresses=len(self.known.addresses),
+            )
+            self._on_change(self.known.addresses)
+        if self.known.problem and self.known.problem != before.problem:
+            self._emit("node.unresolved", node=self._name, reason=self.known.problem)
+
+
+class Discoveries:
+    """Follows the records of names, within `serve`."""
+
+    def __init__(self, monitors: NodeMonitors, emit: Emit) -> None:
+        self._monitors = monitors
+        self._emit = emit
+        self._discoveries: dict[str, Discovery] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def serve(self) -> None:
+        """Follow them until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for name in self._discoveries:
+                self._begin(name)
+            try:
+                await asyncio.get_running_loop().create_future()  # until cancelled
+            finally:
+                self._group = None
+
+    # No method below awaits.
+
+    def known(self, name: str) -> Known:
+        return self._discoveries[name].known
+
+    def add(self, node: ConfiguredNode) -> None:
+        """Follow the name of a node; one that is followed already is left as it is."""
+        if node.name not in self._discoveries:
+            change = functools.partial(self._set_addresses, node)
+            room = functools.partial(self._room, node.name)
+            self._discoveries[node.name] = Discovery(
+                node.name, _resolve_of(node), change, self._emit, room
+            )
+            self._begin(node.name)
+
+    def remove(self, name: str) -> None:
+        self._discoveries.pop(name, None)
+        if task := self._tasks.pop(name, None):
+            task.cancel()
+
+    def _begin(self, name: str) -> None:
+        if self._group:
+            serve = self._discoveries[name].serve
+            self._tasks[name] = self._group.create_task(persist("discovery", serve))
+
+    def _room(self, name: str) -> int:
+        """How many addresses a name may have beside those of the others."""
+        others = (found for other, found in self._discoveries.items() if other != name)
+        return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
+
+    def _set_addresses(self, node: ConfiguredNode, addresses: Sequence[NodeAddress]) -> None:
+        machines = [node.at(address) for address in addresses]
+        self._monitors.replace(node.name, machines, "its record was removed")
+
+
+def _resolve_of(node: ConfiguredNode) -> Callable[[], Awaitable[Answer]]:
+    settings = node.settings
+    if settings.parsed_url.discovery == "mdns":
+        from proxy.nodes import mdns  # noqa: PLC0415 (only where a url needs it)
+
+        return functools.partial(mdns.resolve, settings.parsed_url)
+    from proxy.nodes.dns_resolver import resolve  # noqa: PLC0415 (as above)
+
+    server = parse_name_server(settings.resolver) if settings.resolver else None
+    return functools.partial(resolve, settings.parsed_url, server)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStats:
+    """One node, or a name that stands for nodes.
+
+    Attributes:
+        state: Of a name, whether its records are known: resolved, unresolved.
+        problem: Why it is not up, or what is wrong with the records.
+        models: The node's ids of the models that are or were served here.
+        slots: Concurrent requests that it gets over all models; 0 while it is not up.
+    """
+
+    name: str
+    url: str
+    state: NodeState | Literal["resolved", "unresolved"]
+    problem: str | None
+    models: tuple[str, ...] = ()
+    slots: int = 0
+    slots_busy: int = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.state == "up"
+
+
+def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
+    offered, name = monitor.offered(), monitor.node.name
+    models = tuple(model.remote_model.id for model in offered if model.remote_model.is_loaded)
+    return NodeStats(
+        name=name,
+        url=monitor.node.url,
+        state=monitor.state,
+        problem=None if monitor.is_up else monitor.problem,
+        models=models,
+        slots=sum(upstream.slots for upstream in monitor.upstreams().values()),
+        slots_busy=sum(router.in_flight(f"{name}/{model}") for model in models),
+    )
+
+
+def stats_of_name(node: ConfiguredNode, known: Known) -> NodeStats:
+    state: Literal["resolved", "unresolved"] = "unresolved" if known.problem else "resolved"
+    return NodeStats(node.name, node.settings.url, state, known.problem)
+
 
 _RETRY_AFTER_S: Final = 10
 # So many names of nodes are merged at once, in 2 ms; more of them in a thread.
@@ -40,7 +219,7 @@ _REMOVED: Final = "it is no longer configured"
 
 
 class Nodes:
-    """Monitors the nodes; a `proxy.models.ModelLoader` of local and remote models.
+    """Monitors the nodes; a `proxy.request.models.ModelLoader` of local and remote models.
 
     `created` (Unix time in whole seconds) is for the models that only nodes have.
     """
@@ -126,22 +305,22 @@ class Nodes:
                 found.append(stats_of_name(node, self._discoveries.known(name)))
             monitors = self._monitors.of(name)
             found += [
-                stats_of(one, self._router)
-                for one in monitors
-                if not (node.is_found and one.state == "same")
+                stats_of(monitor, self._router)
+                for monitor in monitors
+                if not (node.is_found and monitor.state == "same")
             ]
-        return [*found, *(stats_of(one, self._router) for one in self._monitors.leaving())]
+        return [*found, *(stats_of(monitor, self._router) for monitor in self._monitors.leaving())]
 
     def models(self) -> Sequence[ModelInfo]:
         """Local models, then those that only nodes have."""
-        return merged(self._local.models(), self._remote_models())
+        return merge_models(self._local.models(), self._remote_models())
 
     def names(self) -> ModelNames:
         local, remote = self._local.names(), self._remote_models()
         if not (remote.by_local_id or remote.others):
             return local
         if self._named != (remote, local):
-            self._names = ModelNames(merged(self._local.models(), remote), local.default)
+            self._names = ModelNames(merge_models(self._local.models(), remote), local.default)
             self._named = remote, local
         return self._names
 
@@ -187,7 +366,7 @@ class Nodes:
     def _note_change(self) -> None:
         self._version += 1
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         """Return once an instance of the model is admitted; the caller has a deadline.
 
         Raises:
@@ -197,7 +376,7 @@ class Nodes:
         monitors = [
             monitor
             for monitor in self._monitors
-            if any(served_id(one.remote_model, local) == model for one in monitor.offered())
+            if any(served_id(offered.remote_model, local) == model for offered in monitor.offered())
         ]
         is_local = any(model_info.id == model for model_info in local.model_infos)
         if not is_local and not monitors and model in self._settings.fallback:
@@ -211,5 +390,5 @@ class Nodes:
         if self._loading.has_loadable(model):
             await self._loading.load(model)
         if not self._router.serves(model):
-            problems = "; ".join(f"{one.node.name}: {one.problem}" for one in monitors)
+            problems = "; ".join(f"{model.node.name}: {model.problem}" for model in monitors)
             raise Unavailable(f"{model} is unavailable: {problems}", _RETRY_AFTER_S)

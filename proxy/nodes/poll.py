@@ -1,19 +1,59 @@
-"""Reads what one node offers, and whether it stops or is known already."""
+"""Reads what a node reports: which process it is, its models, and the prefixes that it holds.
+
+No machine counts twice, and none counts itself. Prefixes are read so that a turn goes to the
+machine that has its cache. Another llama-corral tells them in digests; of a server without that
+endpoint nothing is believed. A node that had something new in the last half minute is asked twice a
+second, another one every 5 s, and all nodes together at most a hundred times a second.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
-from proxy.headers import DRAINING, HOP, PROCESS
+from proxy.auth.access import PREFIXES
+from proxy.cache.remote_prefixes import DIGEST_MAX_BYTES, Digest, UnreadableDigest, read_digest
+from proxy.common.headers import DRAINING, HOP, PROCESS
+from proxy.errors import UpstreamFailed, UpstreamTimeout
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.model_list import RemoteModel, Unreadable, count_slots, read_remote_models
+from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import FetchedBody, fetch, get_request
+from proxy.upstream.upstream import Upstream
+
+_RANDOM_BYTES: Final = 12
+
+
+class NodeProcesses:
+    """`own` is the process of this llama-corral, by a random word."""
+
+    def __init__(self) -> None:
+        self.own = secrets.token_hex(_RANDOM_BYTES)
+        self._nodes: dict[str, str] = {}
+
+    def claim(self, process: str, node: str) -> str | None:
+        """Note the process of a node; return why it is left out, or None."""
+        if not process:
+            return None
+        if process == self.own:
+            return "it is this llama-corral itself"
+        if self._nodes.get(process, node) == node:
+            self.release(node)
+            self._nodes[process] = node
+            return None
+        return f"it is the same as {self._nodes[process]}"
+
+    def release(self, node: str) -> None:
+        """Note that a node is down, or gone."""
+        self._nodes = {process: other for process, other in self._nodes.items() if other != node}
+
 
 _TIMEOUT_S: Final = 5.0
 _LARGE_BYTES: Final = 64 * 1024
@@ -85,3 +125,106 @@ class NodePoller:
 
     def forget_slots(self) -> None:
         self._slots.clear()
+
+
+_PAUSE_MIN_S: Final = 0.5
+_PAUSE_MAX_S: Final = 5.0
+# So many reads without anything new, and a node is idle.
+_IDLE_READS: Final = 60
+# It has no digests; after a restart it may.
+_PAUSE_WITHOUT_S: Final = 60.0
+_READS_PER_S: Final = 100
+_PREFIXES_TIMEOUT_S: Final = 5.0
+# Requests may wait for the models of a node that is new.
+_FIRST_PREFIXES_TIMEOUT_S: Final = 1.0
+
+
+def prefixes_pause_s(unchanged: int, nodes: int) -> float:
+    """Return the time until the next read, after so many reads without anything new."""
+    wait_s = _PAUSE_MIN_S if unchanged < _IDLE_READS else _PAUSE_MAX_S
+    return max(wait_s, nodes / _READS_PER_S)
+
+
+class PrefixReader:
+    """Reads the digests of one node.
+
+    Args:
+        upstreams: Its admitted models, by instance name.
+        nodes: How many nodes there are.
+    """
+
+    def __init__(
+        self,
+        node: ConfiguredNode,
+        router: Router,
+        settings: ProxySettings,
+        upstreams: Callable[[], Mapping[str, Upstream]],
+        nodes: Callable[[], int],
+    ) -> None:
+        self._node = node
+        self._router = router
+        self._settings = settings
+        self._upstreams = upstreams
+        self._nodes = nodes
+        self._cursor = ""
+        self._known: Mapping[str, Upstream] = {}
+        self._unchanged = 0
+
+    async def serve(self) -> None:
+        """Read until cancelled."""
+        try:
+            while True:
+                has_digests = await self._read() if self._follow() else True
+                wait_s = prefixes_pause_s(self._unchanged, self._nodes())
+                await asyncio.sleep(wait_s if has_digests else _PAUSE_WITHOUT_S)
+        finally:
+            self._forget()
+
+    async def read_first(self, upstreams: Mapping[str, Upstream]) -> None:
+        """Take what models hold that are about to be admitted, if it is told within a second."""
+        with suppress(UpstreamFailed, UpstreamTimeout, UnreadableDigest):
+            response = await self._fetch("", _FIRST_PREFIXES_TIMEOUT_S)
+            if response.status == 200:
+                self._known = upstreams
+                self._take(read_digest(response.body))
+
+    async def _read(self) -> bool:
+        """Take what is new; return False if the node has no digests."""
+        self._unchanged += 1
+        try:
+            response = await self._fetch(self._cursor, _PREFIXES_TIMEOUT_S)
+            if response.status == 200:
+                self._take(read_digest(response.body))
+        except (UpstreamFailed, UpstreamTimeout):
+            return True
+        except UnreadableDigest:
+            return False
+        return response.status in {200, 204}
+
+    async def _fetch(self, cursor: str, limit_s: float) -> FetchedBody:
+        request = get_request(PREFIXES, urlencode({"after": cursor}), **{HOP: "1"})
+        upstream = self._node.upstream(self._node.name, "", "", 1)
+        return await fetch(upstream, request, self._settings, limit_s, DIGEST_MAX_BYTES)
+
+    # No method below awaits.
+
+    def _follow(self) -> bool:
+        """Begin anew where the node's models have changed; return whether there are any."""
+        upstreams = self._upstreams()
+        if upstreams.keys() != self._known.keys():
+            self._forget()
+        self._known = dict(upstreams)
+        return bool(upstreams)
+
+    def _take(self, digest: Digest) -> None:
+        if digest.is_whole:
+            self._forget()
+        self._unchanged, self._cursor = 0, digest.cursor
+        for upstream in self._known.values():
+            if upstream.node and (hashes := digest.hashes.get(upstream.node.model)):
+                self._router.add_remote_prefixes(upstream, hashes)
+
+    def _forget(self) -> None:
+        self._cursor = ""
+        for name in self._known:
+            self._router.forget_remote_prefixes(name)

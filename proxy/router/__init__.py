@@ -1,1 +1,5 @@
-"""Queues, leases, and which instance gets which request."""
+"""Which instance answers which request, in which slot, and when.
+
+`router` (`Router`, the face of the package), `lease` (`Lease`, `Instance`), `queue`,
+`model_queue`, `policy` (the pure rule), `assignment`, `choose_slot`, `slot_saver`, `estimator`.
+"""

@@ -1,21 +1,26 @@
-"""The candidates that the requests in a queue see, one request after the other."""
+"""The candidates that the requests in a queue see, one request after the other.
+
+Of many instances only those that a request could get are looked at: those that each rule of
+`policy` could prefer are found in sets of instances, so the choice among these few is the choice
+among all.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.prompt_cache.cache_hint import CacheHint
-from proxy.prompt_cache.prompt import session_hash
-from proxy.request import ProxyRequest
-from proxy.router.instances import Instance
-from proxy.router.lease_times import LeaseTimes
-from proxy.router.policy import Candidate, Choice, choose
-from proxy.router.weights import Weight
+from proxy.cache.index import CacheHint
+from proxy.cache.prompt import session_hash
+from proxy.request.request import ProxyRequest
+from proxy.router.lease import Instance
+from proxy.router.policy import WORTH_TOKENS, Candidate, Choice, Weight, choose, conversations_max
+from proxy.router.queue import LeaseTimes
+from proxy.router.registry import InstanceSets, least
 from proxy.settings import Policy
 
 _HASHES: Final = 2**64
@@ -67,12 +72,13 @@ class Candidates:
         owner = hint.owner if policy == "affinity" else None
         on_trial = self._is_on_trial(request, hint)
         instances, share = self._instances_for(request, avoid, hint, held, on_trial=on_trial)
-        candidates = [self._candidate(one, request, hint, held) for one in instances]
+        candidates = [self._candidate(instance, request, hint, held) for instance in instances]
         tokens = request.prompt.tokens if request.prompt else 0
         choice = choose(policy, candidates, tokens, owner, waited_s, on_trial=on_trial, share=share)
         if self._trial_share:
             is_diverted = any(
-                one.name == choice.name and one.is_on_trial != on_trial for one in candidates
+                candidate.name == choice.name and candidate.is_on_trial != on_trial
+                for candidate in candidates
             )
             choice = replace(choice, is_diverted=is_diverted)
         if choice.name is None and owner is not None:
@@ -97,20 +103,28 @@ class Candidates:
         """Return those that the request could get, and their `share` where that is not all."""
         del hint, held, on_trial
         instances = self._admitted(request)
-        return [one for one in instances if one.upstream.name not in avoid] or instances, None
+        return [
+            instance for instance in instances if instance.upstream.name not in avoid
+        ] or instances, None
 
     def _admitted(self, request: ProxyRequest) -> list[Instance]:
-        return [one for one in self._instances if one.may_take(request) and one not in self._kept]
+        return [
+            instance
+            for instance in self._instances
+            if instance.may_take(request) and instance not in self._kept
+        ]
 
     def bind(self, owner: Instance) -> None:
         """Note that one more request waits for an instance."""
         self._bound_for[owner.upstream.name] += 1
 
     def find(self, name: str | None) -> Instance | None:
-        return next((one for one in self._instances if one.upstream.name == name), None)
+        return next(
+            (instance for instance in self._instances if instance.upstream.name == name), None
+        )
 
     def get(self, name: str) -> Instance:
-        return next(one for one in self._instances if one.upstream.name == name)
+        return next(instance for instance in self._instances if instance.upstream.name == name)
 
     def weight(self, name: str) -> float:
         return self._weights[name].value
@@ -136,7 +150,10 @@ class Candidates:
             self._kept.add(
                 min(
                     instances,
-                    key=lambda one: (one.upstream.name != owner, one.needed(request) - one.free),
+                    key=lambda instance: (
+                        instance.upstream.name != owner,
+                        instance.needed(request) - instance.free,
+                    ),
                 )
             )
 
@@ -185,3 +202,167 @@ def _conversation_hash(request: ProxyRequest) -> int:
     if request.prompt:
         return xxh3_64_intdigest(request.client.encode(), request.prompt.beginning)
     return xxh3_64_intdigest(request.request_id.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """For one request.
+
+    Attributes:
+        sets: All instances of its model.
+        owners: Those that own some of the latest conversations, by how many: 0 and more.
+        hint: What the caches hold of its prompt.
+        tokens: Of its prompt.
+        decode_s: As of `LeaseTimes`.
+    """
+
+    sets: InstanceSets
+    owners: Mapping[int, int]
+    hint: CacheHint
+    tokens: int
+    decode_s: float
+
+    def find(
+        self, policy: Policy, candidates: int, free: int, *, on_trial: bool
+    ) -> tuple[list[Instance], float]:
+        """Return them in the order of their admission, and the `share` of `policy.choose`.
+
+        Args:
+            policy: The rule.
+            candidates: Those that may take the request.
+            free: Of those, the ones with a free slot for it; at least one.
+            on_trial: As of `policy.choose`.
+        """
+        sets = self.sets
+        free_here = free & (sets.on_trial if on_trial else ~sets.on_trial) or free
+        first = free_here & ~sets.spare or free_here
+        if policy == "round-robin":
+            return [sets.first_turn(first)], 0.0
+        if policy == "least-busy":
+            return [sets.first_turn(sets.least_loaded(first))], 0.0
+        share = self._share(candidates & sets.peers(first))
+        owner = sets.get(self.hint.owner)
+        if owner is None or not owner.bit & candidates or not self._has_useful_cache(owner):
+            found = self._for_new_conversation(self._below_share(first, share) or first)
+        elif owner.bit & free:
+            found = [owner, *self._faster(owner, self._below_share(first, share))]
+        else:
+            found = [owner, self._soonest(free_here, by_turn=True)]
+        return sorted({*found}, key=sets.number), share
+
+    def _has_useful_cache(self, instance: Instance) -> bool:
+        return self.hint.cached_tokens(instance.bit) >= WORTH_TOKENS
+
+    def _share(self, peers: int) -> float:
+        count = sum(count * (some & peers).bit_count() for count, some in self.owners.items())
+        return count / sum(
+            weight * (some & peers).bit_count() for weight, some in self.sets.by_weight.items()
+        )
+
+    def _below_share(self, free: int, share: float) -> int:
+        found = 0
+        for weight, weighted in self.sets.by_weight.items():
+            most = conversations_max(share, weight)
+            for count, some in self.owners.items():
+                if count < most:
+                    found |= free & some & weighted
+        return found
+
+    def _for_new_conversation(self, allowed: int) -> list[Instance]:
+        most_cached = self._most_cached(allowed)
+        best = self.sets.first_turn(self.sets.least_loaded(self._fewest_owned(most_cached)))
+        return [best, *(self._faster(best, allowed) if self._has_useful_cache(best) else ())]
+
+    def _most_cached(self, some: int) -> int:
+        found, worth = 0, 1
+        for tokens, holders in self.hint.cached:
+            if tokens // WORTH_TOKENS < worth:
+                break
+            if some & holders:
+                found, worth = found | some & holders, tokens // WORTH_TOKENS
+        return found or some
+
+    def _fewest_owned(self, some: int) -> int:
+        return least(
+            ((count + 1) / weight, found)
+            for count, owners in self.owners.items()
+            if some & owners
+            for weight, weighted in self.sets.by_weight.items()
+            if (found := some & owners & weighted)
+        )
+
+    def _faster(self, than: Instance, some: int) -> Iterator[Instance]:
+        """Yield the one of a higher weight that would answer first, if there is one."""
+        limit = self.sets.weight(than)
+        faster = sum(members for weight, members in self.sets.by_weight.items() if weight > limit)
+        if some & faster:
+            yield self._soonest(some & faster, by_turn=False)
+
+    def _soonest(self, some: int, *, by_turn: bool) -> Instance:
+        """Return the one that would answer first with a slot free now."""
+        least_decode_s = self.decode_s / max(self.sets.by_weight)
+        found: tuple[float, float, int, Instance] | None = None
+        for tokens, holders in (*self.hint.cached, (0, self._without_cache(some))):
+            new_tokens = max(0, self.tokens - tokens)
+            for instance in self.sets.by_prefill_rate(some & holders):
+                prefill_tps = instance.rates.prefill_tps
+                if found and new_tokens / prefill_tps + least_decode_s > found[0]:
+                    break  # as are all that follow
+                decode_s = self.decode_s / self.sets.weight(instance)
+                answered_in_s = (instance.backlog_tokens + new_tokens) / prefill_tps + decode_s
+                turn = instance.turn if by_turn else 0.0
+                place = answered_in_s, turn, self.sets.number(instance), instance
+                found = min(found or place, place)
+        assert found is not None  # noqa: S101 (for the type: there is one at least)
+        return found[3]
+
+    def _without_cache(self, some: int) -> int:
+        for _, holders in self.hint.cached:
+            some &= ~holders
+        return some
+
+
+class ManyCandidates(Candidates):
+    """Makes the choices of `Candidates`; what is rare, such as several slots, costs as much."""
+
+    def __init__(
+        self,
+        sets: InstanceSets,
+        owners: Mapping[int, int],
+        policy: Policy,
+        times: LeaseTimes,
+        trial_share: float,
+    ) -> None:
+        super().__init__(sets.instances, owners, policy, sets.weights, times, trial_share)
+        self._sets = sets
+        without = sets.all
+        for some in owners.values():
+            without &= ~some
+        self._all_owners = {0: without, **owners}
+
+    def find(self, name: str | None) -> Instance | None:
+        return self._sets.get(name)
+
+    def get(self, name: str) -> Instance:
+        return self._sets.get(name) or super().get(name)
+
+    def _instances_for(
+        self,
+        request: ProxyRequest,
+        avoid: Collection[str],
+        hint: CacheHint,
+        held: Collection[str],
+        *,
+        on_trial: bool,
+    ) -> tuple[list[Instance], float | None]:
+        if request.slots > 1 or request.remote_variant or self._kept:
+            return super()._instances_for(request, avoid, hint, held, on_trial=on_trial)
+        sets, prompt = self._sets, request.prompt
+        candidates = sets.local if request.is_from_proxy else sets.all
+        candidates = (avoid and candidates & ~sets.named(avoid)) or candidates
+        free = candidates & sets.free & ~sets.named(held)
+        if not free:
+            return [], 0.0
+        tokens = prompt.tokens if prompt else 0
+        shortlist = Shortlist(sets, self._all_owners, hint, tokens, self._times.decode_s)
+        return shortlist.find(self._policy_of(request), candidates, free, on_trial=on_trial)

@@ -19,8 +19,8 @@ from xxhash import xxh3_128_digest
 from proxy.errors import CrashesEngine
 
 if TYPE_CHECKING:
-    from proxy.request import ProxyRequest
-    from proxy.router.response_progress import Clock
+    from proxy.request.request import ProxyRequest
+    from proxy.router.lease import Clock
 
 _REFUSED_FROM: Final = 2
 _SUSPECTS_MAX: Final = 1024

@@ -1,14 +1,25 @@
-"""A lease: the right to use one slot of one instance for one request."""
+"""Instances, leases, and how far a response has come.
+
+A lease is the right to use one slot of one instance for one request. An instance knows its leases,
+and a lease its instance, so both stand here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Literal, Protocol
 
+from aiorwlock import RWLock
+
+from proxy.cache.slot_files import SavedPrompt
+from proxy.cache.slot_map import SlotOwners, TrackedSlot
 from proxy.errors import (
+    ContextTooLong,
     Unfinished,
     UpstreamFailed,
     UpstreamLoading,
@@ -17,17 +28,310 @@ from proxy.errors import (
     UpstreamUnavailable,
     UpstreamUnconnected,
 )
-from proxy.explanation.cache_finding import CacheFinding
-from proxy.prompt_cache.slot_file_index import SavedPrompt
-from proxy.prompt_cache.slot_map import TrackedSlot
-from proxy.prompt_cache.slot_owners import SlotOwners
-from proxy.request import ProxyRequest
-from proxy.router.in_flight import InFlightRequest
-from proxy.router.instances import Instance, ProcessExit
-from proxy.router.prefill_admission import FEW_TOKENS
-from proxy.router.response_progress import Clock, ResponseProgress
-from proxy.slot_files.tiers import Tier
-from proxy.upstream.timings import Timings
+from proxy.observe.cache_finding import CacheFinding, Tier
+from proxy.observe.in_flight import InFlight, InFlightRequest
+from proxy.request.request import ProxyRequest
+from proxy.request.variants import MARK
+from proxy.router.measures import FinishedRequests
+from proxy.router.policy import EQUAL, Speed, Weight
+from proxy.upstream.timings import Rates, Timings
+from proxy.upstream.upstream import Upstream
+
+# An engine's HTTP threads send `:` lines in an open stream whether or not it still computes.
+# Source: llama-server --sse-ping-interval; WHATWG HTML, section "Interpreting an event stream".
+# So few tokens are computed within about one pass.
+FEW_TOKENS: Final = 64
+_PING: Final = b":\r\n "
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def __call__(self) -> float: ...
+
+
+class ResponseProgress:
+    """Counted by the relay; read for `/slots`, for liveness and for the backlog of an instance.
+
+    Attributes:
+        is_awaiting_upstream: Whether the next bytes are the instance's to send; else the client has
+            yet to take what was sent.
+        bytes_received: Of the body, without pings.
+        prompt_done: Prompt tokens computed or cached.
+        prompt_step: Prompt tokens computed in the latest pass; in several if their reports arrived
+            together.
+        prompt_total: An estimate until the instance reports progress.
+        prompt_max: The most that it may be.
+        is_reported: Whether the instance reported the figures of the prompt.
+        chunked: Prompt tokens that earlier requests computed for this one, which are no cache.
+        decoded: Events of generated text.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_on_first_token",
+        "bytes_received",
+        "cached",
+        "chunked",
+        "decoded",
+        "first_token_at_s",
+        "has_header",
+        "is_awaiting_upstream",
+        "is_reported",
+        "prompt_done",
+        "prompt_max",
+        "prompt_step",
+        "prompt_total",
+    )
+
+    def __init__(self, clock: Clock, on_first_token: Callable[[], None] | None = None) -> None:
+        self.has_header = False
+        self.is_awaiting_upstream = True
+        self.is_reported = False
+        self.bytes_received = 0
+        self.prompt_done = 0
+        self.prompt_step = 0
+        self.prompt_total = 0
+        self.prompt_max = sys.maxsize
+        self.cached = 0
+        self.chunked = 0
+        self.decoded = 0
+        self.first_token_at_s: float | None = None
+        self._clock = clock
+        self._on_first_token = on_first_token
+
+    def receive(self, chunk: bytes) -> None:
+        """Count bytes that the client has yet to take."""
+        self.is_awaiting_upstream = False
+        if chunk.strip(_PING):
+            self.bytes_received += len(chunk)
+
+    def receive_token(self, chunk: bytes) -> None:
+        self.receive(chunk)
+        self.count_token()
+
+    def count_token(self) -> None:
+        self.decoded += 1
+        if self.first_token_at_s is None:
+            self.first_token_at_s = self._clock()
+            if self._on_first_token:
+                self._on_first_token()
+
+    def set_prompt(self, done: int, total: int, cached: int) -> None:
+        """Take the progress that the instance reports, in tokens; cached tokens count as done.
+
+        Source: llama-server, build 10434: `return_progress` reports after each pass.
+
+        Raises:
+            ContextTooLong: The prompt has more than `prompt_max`, which was only estimated before.
+        """
+        if total > self.prompt_max:
+            raise ContextTooLong(
+                f"prompt is too long: {total} tokens > {self.prompt_max} maximum (max_context of "
+                "its API key)"
+            )
+        self.prompt_step = max(0, done - max(self.prompt_done, cached))
+        self.prompt_done, self.prompt_total = done, total
+        self.cached = cached - min(self.chunked, cached)
+        self.is_reported = True
+
+    def remaining_tokens(self, expected_cached: int) -> int:
+        if self.decoded:
+            return 0
+        return max(0, self.prompt_total - max(self.prompt_done, expected_cached))
+
+
+class ProcessExit(Enum):
+    """How the process of an instance ended."""
+
+    CRASHED = "crashed"  # by a signal that was not ours, and a request may be to blame
+    KILLED = "killed"  # by SIGKILL from outside: no request is to blame
+    STOPPED = "stopped"  # on purpose, as to unload its model
+    FAILED = "failed"  # in another way
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """An instance's requests.
+
+    Attributes:
+        awaiting_upstream: Those whose next bytes are the instance's to send; for the others, a
+            client has yet to take what was sent.
+        bytes_received: Of responses, without pings; never less while it is in service or holds one.
+        is_silent: It does not answer `/health`.
+    """
+
+    in_flight: int = 0
+    awaiting_upstream: int = 0
+    bytes_received: int = 0
+    is_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStats:
+    """An instance at one moment.
+
+    Attributes:
+        conversations: Latest conversations that it owns.
+        prefill_tps: 0 before its first answer, as `decode_tps`.
+        acceptance: Share of drafted tokens that are accepted, 0 to 1; None before any.
+    """
+
+    upstream: Upstream
+    in_service: bool
+    conversations: int
+    prefill_tps: float
+    decode_tps: float
+    leases: tuple[LeaseStats, ...]
+    acceptance: float | None = None
+    weight: Weight = EQUAL
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """An instance, its requests, and its slots in use.
+
+    A slot may be in use longer than its request lasts (the engine has yet to stop), or shorter (the
+    client has yet to take the end of the response).
+
+    Attributes:
+        is_silent: It does not respond and gets no request that another can take.
+        turn: Its place in the order of use; what has a larger weight comes more often.
+        bit: Its place in sets of instances: a number of one bit, as of `PrefixIndex`.
+        changed: Gets it where its leases, its turn or its rates have changed.
+        bytes_received: Of responses to requests that are over.
+        finished: Its latest requests, as estimates learn from them.
+        chunk_turn: Held for a chunk of a prompt, and for the pause after it.
+        slot_order: Held to read by requests that name a slot of known number while it is made
+            ready, and to write by those that depend on the order in which the engine takes slots.
+        owner_turn: Held while the requests of one owner of caches make room for another's.
+    """
+
+    upstream: Upstream
+    rates: Rates
+    in_service: bool = True
+    is_silent: bool = False
+    turn: float = 0.0
+    bit: int = 0
+    changed: set[Instance] = field(default_factory=set)
+    bytes_received: int = 0
+    in_flight: InFlight[Lease] = field(default_factory=InFlight)
+    leases: list[Lease] = field(default_factory=list)
+    finished: FinishedRequests = field(default_factory=FinishedRequests)
+    chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    slot_order: RWLock = field(default_factory=lambda: RWLock(fast=True))
+    owner_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _placed: asyncio.Event | None = field(default=None, init=False)
+
+    @property
+    def activity(self) -> Activity:
+        responses = [lease.progress for lease in self.in_flight]
+        return Activity(
+            len(responses),
+            sum(response.is_awaiting_upstream for response in responses),
+            self.bytes_received + sum(response.bytes_received for response in responses),
+            self.is_silent,
+        )
+
+    def note_placed(self) -> None:
+        """Note that a request has its slot in the engine, or has left it."""
+        if self._placed:
+            self._placed.set()
+            self._placed = None
+
+    async def wait_placed(self) -> None:
+        """Wait until a request has its slot, or has left. Its own limits end the wait."""
+        self._placed = self._placed or asyncio.Event()
+        await self._placed.wait()
+
+    @property
+    def has_free_slot(self) -> bool:
+        return len(self.leases) < self.upstream.slots
+
+    def hold(self, leases: Sequence[Lease]) -> None:
+        """Note that slots are in use."""
+        self.leases += leases
+        self.changed.add(self)
+
+    def drop(self, lease: Lease) -> None:
+        """Note that a slot is free."""
+        self.leases.remove(lease)
+        self.changed.add(self)
+
+    def set_turn(self, turn: float) -> None:
+        self.turn = turn
+        self.changed.add(self)
+
+    def set_rates(self, rates: Rates) -> None:
+        self.rates = rates
+        self.changed.add(self)
+
+    def can_take(self, request: ProxyRequest) -> bool:
+        """Return whether a request may come here, and as many slots are free as it uses."""
+        return self.may_take(request) and self.free >= self.needed(request)
+
+    @property
+    def free(self) -> int:
+        """Free slots."""
+        return self.upstream.slots - len(self.leases)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it takes only requests that find no free slot elsewhere."""
+        return self.upstream.node is not None and self.upstream.node.is_spare
+
+    def needed(self, request: ProxyRequest) -> int:
+        """Return how many slots a request uses here."""
+        return min(request.slots, self.upstream.slots)
+
+    def may_take(self, request: ProxyRequest) -> bool:
+        """Return whether a request may come here.
+
+        One that was forwarded stays on this machine, and one for a variant that this machine does
+        not have goes to a node that has it.
+        """
+        node = self.upstream.node
+        if request.remote_variant and (node is None or request.remote_variant not in node.variants):
+            return False
+        if node and request.adapter and MARK + request.adapter not in node.variants:
+            return False
+        return not (request.is_from_proxy and node)
+
+    @property
+    def ending(self) -> list[Lease]:
+        """Slots in use whose requests are over, the oldest first."""
+        return [lease for lease in self.leases if lease.is_ending]
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens that it still has to compute."""
+        return sum(lease.backlog_tokens for lease in self.leases)
+
+    @property
+    def work(self) -> InstanceWork:
+        return InstanceWork(
+            prefilling=sum(lease.is_prefilling for lease in self.leases),
+            decoding=sum(lease.is_decoding for lease in self.leases),
+        )
+
+    def speed(self, *, is_measured: bool) -> Speed:
+        node = self.upstream.node
+        weight = node.weight if node else None
+        return Speed(self.rates.latency, weight) if is_measured else Speed(weight=weight)
+
+    def stats(self, conversations: int, weight: Weight) -> InstanceStats:
+        known = bool(self.rates.answers)
+        return InstanceStats(
+            self.upstream,
+            self.in_service,
+            conversations,
+            self.rates.prefill_tps if known else 0.0,
+            self.rates.decode_tps if known else 0.0,
+            tuple(lease.stats() for lease in self.leases),
+            self.rates.acceptance,
+            weight,
+        )
+
 
 # The connection breaks milliseconds before the process has ended, and up to half a second before
 # the last of its output is read. Two attempts must end before a stream's first comment: after that
@@ -340,3 +644,16 @@ class Lease(InFlightRequest):
             id_slot=self.slot_number,
             prompt_step=progress.prompt_step,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceWork:
+    """Requests of one instance.
+
+    Attributes:
+        prefilling: Those of whose prompts it still has to compute more than a few tokens.
+        decoding: Those whose first token has arrived.
+    """
+
+    prefilling: int
+    decoding: int

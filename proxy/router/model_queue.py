@@ -1,33 +1,29 @@
-"""The queue of one model: which request gets which slot when. No I/O, no waiting.
+"""The queue of each model: which request gets which slot when. No I/O, no waiting.
 
 Whatever may let a request in ends in `assign_slots`: while a slot is free, the requests in the
-queue choose in order (`slot_assignment`). One that would rather wait for the owner of its
-conversation, or for another prompt (`prefill_admission`), keeps its place and delays none behind
-it; the end of such a wait is all that happens without an event, and has a timer.
+queue choose in order (`assignment`). One that would rather wait for the owner of its conversation,
+or for another prompt (`PromptTurns`), keeps its place and delays none behind it; the end of such a
+wait is all that happens without an event, and has a timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from proxy.cache.index import PrefixIndex
 from proxy.errors import QueueFull
-from proxy.estimate.measures import ModelMeasures
-from proxy.estimate.work import EngineWork
-from proxy.prompt_cache.index import PrefixIndex
-from proxy.request import ProxyRequest
-from proxy.router.finished import note_finished, with_times
-from proxy.router.instance_registry import Instances
-from proxy.router.instances import Instance
-from proxy.router.lease import Lease
-from proxy.router.lease_times import retry_after_s
-from proxy.router.queued_request import QueuedRequest
-from proxy.router.request_queue import QueueStats, RequestQueue
-from proxy.router.response_progress import Clock
-from proxy.router.slot_assignment import SlotAssignment
-from proxy.router.work_reader import EstimatedWork, WorkReader
+from proxy.request.request import ProxyRequest
+from proxy.router.assignment import SlotAssignment
+from proxy.router.forecast import EngineWork
+from proxy.router.lease import Clock, Instance, Lease
+from proxy.router.measures import ModelMeasures
+from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, retry_after_s
+from proxy.router.registry import Instances
+from proxy.router.workload import EstimatedWork, WorkReader, note_finished, with_times
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
 
@@ -126,7 +122,7 @@ class ModelQueue:
     def positions(self) -> dict[tuple[str, str], int]:
         """Return the place of each waiting request by its client and id, from 1."""
         order = enumerate(self._queue.order(self._clock()), 1)
-        return {(one.client, one.request.request_id): number for number, one in order}
+        return {(entry.client, entry.request.request_id): number for number, entry in order}
 
     @property
     def _expected_wait_s(self) -> float:
@@ -149,8 +145,8 @@ class ModelQueue:
         self._reader.learn(instance)
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
-                for one in lease.slots:
-                    instance.drop(one)
+                for slot_lease in lease.slots:
+                    instance.drop(slot_lease)
                 queued.lease = None
                 queued.wake.clear()
                 self._queue.join(queued)
@@ -223,3 +219,80 @@ class ModelQueue:
         if in_s < math.inf:
             loop = asyncio.get_running_loop()
             self._recheck = loop.call_later(max(in_s, _RECHECK_MIN_S), self.assign_slots)
+
+
+class ModelQueues:
+    def __init__(
+        self,
+        instances: Instances,
+        prefix_index: PrefixIndex,
+        settings: ProxySettings,
+        clock: Clock,
+        on_idle: Callable[[], None],
+    ) -> None:
+        self.instances = instances
+        self.prefix_index = prefix_index
+        self._settings = settings
+        self.clock = clock
+        self._on_idle = on_idle
+        self._queues: dict[str, ModelQueue] = {}
+
+    def of(self, model: str) -> ModelQueue:
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = self._queues[model] = ModelQueue(
+                model,
+                self.instances,
+                self.prefix_index,
+                self._settings,
+                self.clock,
+                self._on_idle,
+            )
+        return queue
+
+    def assign_slots(self, model: str) -> None:
+        self.of(model).assign_slots()
+
+    def positions(self) -> dict[tuple[str, str], int]:
+        """Return the place of each waiting request in its queue by its client and id, from 1."""
+        return {
+            key: position
+            for queue in self._queues.values()
+            for key, position in queue.positions().items()
+        }
+
+    def stats(self) -> Mapping[str, QueueStats]:
+        return {model: queue.stats() for model, queue in self._queues.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDemand:
+    """Clients' demand for a model on this machine.
+
+    Attributes:
+        working: Requests that its instances hold.
+        idle_since_s: When the last of them ended; minus infinity before the first.
+        cached_tokens: Tokens of conversations in its slots, as far as known.
+        held: Those of the waiting that more slots would not help: another prompt comes first.
+    """
+
+    waiting: int
+    working: int
+    idle_since_s: float
+    cached_tokens: int
+    held: int = 0
+
+
+def demand_of(queue: ModelQueue, instances: Instances, prefix_index: PrefixIndex) -> ModelDemand:
+    waiting = queue.stats()
+    cached = sum(
+        prefix_index.slot_map(instance.upstream.name).tokens
+        for instance in instances.in_service(queue.model)
+    )
+    return ModelDemand(
+        waiting.interactive + waiting.batch,
+        queue.in_flight,
+        queue.ended_at_s,
+        cached,
+        queue.held,
+    )

@@ -12,7 +12,7 @@
    cached, then to the one that owns the fewest, then to the least busy. A faster instance gets it
    although another has more in its cache, if it answers in less than four fifths of the time.
 
-Shares, loads and turns are over the instances' weights (`proxy.router.weights`).
+Shares, loads and turns are over the instances' weights (`Weight`).
 
 An instance on trial is for some conversations, the others are for the rest (`on_trial`); each
 conversation stays on its side. Only a request that would find no slot there goes to the other side.
@@ -20,17 +20,85 @@ conversation stays on its side. Only a request that would find no slot there goe
 `least-busy` takes the instance with the fewest requests for each slot, `round-robin` the one whose
 turn it is. A spare instance, as one on another machine mostly is, takes only requests that find no
 free slot elsewhere; a conversation that it owns stays there. No request goes to an instance without
-a free slot. Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads",
-2016.
+a free slot.
+
+Weights share requests between instances of unequal speed, in inverse proportion to the latency per
+token, as `corral balance` shares layers. An instance that was not measured enough gets the share of
+an average one, so that it will be. Below a threshold all are equal: two engines on one machine
+seldom measure the same. No share is so small that its instance is not measured again; what was
+measured long before the model's latest response does not count.
+
+Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from proxy.settings import Policy
+from proxy.upstream.timings import MEMORY_S, UNMEASURED, DecodeLatency
+
+_IMBALANCE_THRESHOLD: Final = 2.0
+# Of the fastest instance's weight.
+_SMALLEST: Final = 1 / 16
+
+WeightReason = Literal["measured", "set", "equal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """An instance's share of requests as a multiple of an average one.
+
+    Attributes:
+        reason: `measured`, `set` in the settings, or `equal`: not measured enough, or little
+            different from the others.
+    """
+
+    value: float = 1.0
+    reason: WeightReason = "equal"
+
+
+EQUAL: Final = Weight()
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What is known of one instance; `weight` is that of the settings, or None."""
+
+    latency: DecodeLatency = UNMEASURED
+    weight: float | None = None
+
+
+def weights_of(speeds: Sequence[Speed]) -> list[Weight]:
+    """Return the weights of the instances of one model; those that are measured average 1."""
+    measured = iter(_measured_weights([speed.latency for speed in speeds if speed.weight is None]))
+    return [
+        next(measured) if speed.weight is None else Weight(speed.weight, "set") for speed in speeds
+    ]
+
+
+def _measured_weights(latencies: Sequence[DecodeLatency]) -> list[Weight]:
+    speeds = _relative_speeds(latencies)
+    known = [speed for speed in speeds if speed is not None]
+    if not known or max(known) <= _IMBALANCE_THRESHOLD * min(known):
+        return [EQUAL] * len(latencies)
+    mean, least = sum(known) / len(known), _SMALLEST * max(known)
+    return [
+        EQUAL if speed is None else Weight(max(speed, least) / mean, "measured") for speed in speeds
+    ]
+
+
+def _relative_speeds(latencies: Sequence[DecodeLatency]) -> list[float | None]:
+    """Return multiples of one instance's speed; None where they cannot be compared."""
+    since_s = max((latency.latest_s for latency in latencies), default=0.0) - MEMORY_S
+    base = max(
+        latencies, key=lambda latency: (latency.latest_s >= since_s, latency.samples), default=None
+    )
+    ratios = [base and latency.over(base, since_s) for latency in latencies]
+    return [1 / ratio if ratio else None for ratio in ratios]
+
 
 _SHARE: Final = 1.25
 _SOONER: Final = 1.25
@@ -134,18 +202,25 @@ def choose(  # noqa: PLR0913 (what is known of one request)
         share: Latest conversations of those that are spare, and on trial, as the instances that
             come first are, by their weights; None where `candidates` has all of them.
     """
-    free = [one for one in candidates if one.is_free]
+    free = [candidate for candidate in candidates if candidate.is_free]
     if not free:
         return Choice(None)
-    free = [one for one in free if one.is_on_trial == on_trial] or free
-    first = [one for one in free if not one.is_spare] or free
+    free = [candidate for candidate in free if candidate.is_on_trial == on_trial] or free
+    first = [candidate for candidate in free if not candidate.is_spare] or free
     if policy == "round-robin":
-        return Choice(min(first, key=lambda one: one.turn).name)
+        return Choice(min(first, key=lambda candidate: candidate.turn).name)
     if policy == "least-busy":
-        return Choice(min(first, key=lambda one: (one.load, one.turn)).name)
+        return Choice(min(first, key=lambda candidate: (candidate.load, candidate.turn)).name)
     if share is None:
-        share = share_of([one for one in candidates if _are_peers(one, first[0])])
-    owning = next((one for one in candidates if one.name == owner and one.has_useful_cache), None)
+        share = share_of([candidate for candidate in candidates if _are_peers(candidate, first[0])])
+    owning = next(
+        (
+            candidate
+            for candidate in candidates
+            if candidate.name == owner and candidate.has_useful_cache
+        ),
+        None,
+    )
     if owning is None:
         return Choice(_for_new_conversation(first, share, tokens).name)
     if owning.is_free:
@@ -153,13 +228,15 @@ def choose(  # noqa: PLR0913 (what is known of one request)
     return _move_or_wait(owning, free, tokens, waited_s)
 
 
-def _are_peers(one: Candidate, other: Candidate) -> bool:
-    return one.is_spare == other.is_spare and one.is_on_trial == other.is_on_trial
+def _are_peers(candidate: Candidate, other: Candidate) -> bool:
+    return candidate.is_spare == other.is_spare and candidate.is_on_trial == other.is_on_trial
 
 
 def share_of(everyone: Sequence[Candidate]) -> float:
     """Return how many of the latest conversations an instance of weight 1 would own."""
-    return sum(one.conversations for one in everyone) / sum(one.weight for one in everyone)
+    return sum(candidate.conversations for candidate in everyone) / sum(
+        candidate.weight for candidate in everyone
+    )
 
 
 def conversations_max(share: float, weight: float) -> float:
@@ -168,22 +245,30 @@ def conversations_max(share: float, weight: float) -> float:
 
 
 def _below_share(free: Sequence[Candidate], share: float) -> list[Candidate]:
-    return [one for one in free if one.conversations < conversations_max(share, one.weight)]
+    return [
+        candidate
+        for candidate in free
+        if candidate.conversations < conversations_max(share, candidate.weight)
+    ]
 
 
 def _for_new_conversation(free: Sequence[Candidate], share: float, tokens: int) -> Candidate:
     allowed = _below_share(free, share) or free
     best = min(
         allowed,
-        key=lambda one: (
-            -(one.cached_tokens // WORTH_TOKENS),
-            (one.conversations + 1) / one.weight,
-            one.load,
-            one.turn,
+        key=lambda candidate: (
+            -(candidate.cached_tokens // WORTH_TOKENS),
+            (candidate.conversations + 1) / candidate.weight,
+            candidate.load,
+            candidate.turn,
         ),
     )
-    faster = [one for one in allowed if one.weight > best.weight and best.has_useful_cache]
-    other = min(faster, key=lambda one: one.answered_in_s(tokens), default=best)
+    faster = [
+        candidate
+        for candidate in allowed
+        if candidate.weight > best.weight and best.has_useful_cache
+    ]
+    other = min(faster, key=lambda candidate: candidate.answered_in_s(tokens), default=best)
     is_sooner = _SOONER * other.answered_in_s(tokens) < best.answered_in_s(tokens)
     return other if is_sooner else best
 
@@ -191,15 +276,17 @@ def _for_new_conversation(free: Sequence[Candidate], share: float, tokens: int) 
 def _stay_or_move(
     owner: Candidate, free: Sequence[Candidate], share: float, tokens: int
 ) -> Candidate:
-    faster = [one for one in _below_share(free, share) if one.weight > owner.weight]
-    best = min(faster, key=lambda one: one.answered_in_s(tokens), default=owner)
+    faster = [
+        candidate for candidate in _below_share(free, share) if candidate.weight > owner.weight
+    ]
+    best = min(faster, key=lambda candidate: candidate.answered_in_s(tokens), default=owner)
     return best if _worth_s(owner, best, tokens) < 0 else owner
 
 
 def _move_or_wait(
     owner: Candidate, free: Sequence[Candidate], tokens: int, waited_s: float
 ) -> Choice:
-    best = min(free, key=lambda one: (one.answered_in_s(tokens), one.turn))
+    best = min(free, key=lambda candidate: (candidate.answered_in_s(tokens), candidate.turn))
     worth_s = _worth_s(owner, best, tokens)
     if owner.free_in_s > worth_s or waited_s >= worth_s:
         return Choice(best.name)

@@ -3,59 +3,121 @@
 An instance has as many leases as slots, so no request waits inside an engine. A request that finds
 no free slot, or no instance, waits in the queue of its model. A withdrawn instance gets no new
 leases and keeps those it has. State changes only in methods without `await`.
+
+A background lease is for work of our own, which gives way to clients. A prompt is prefilled with a
+lease, as for a client: no request waits inside the engine, and what is known of its slots stays
+true. It waits behind every client and ends when one needs the instance: an engine with two prompts
+computes the second after the first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
-from proxy.access_log import Emit, discard
+from multidict import CIMultiDict
+
+from proxy.cache.conversations import ForgottenConversations
+from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
+from proxy.cache.index import PrefixIndex
+from proxy.cache.miss_cause import client_hash
+from proxy.cache.prompt import Prompt, toggle_model_name
+from proxy.cache.remote_prefixes import Digest
+from proxy.cache.save_policy import NO_SLOT_FILES, CountedStorage, ModelCounts, SlotFileStorage
 from proxy.errors import UpstreamShutDown
-from proxy.estimate.measures import ModelMeasures
-from proxy.estimate.work import EngineWork
-from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
-from proxy.prompt_cache.forgotten import ForgottenConversations
-from proxy.prompt_cache.index import PrefixIndex
-from proxy.prompt_cache.no_file import NoFile
-from proxy.prompt_cache.prefix_digest import Digest
-from proxy.prompt_cache.prompt import Prompt, unnamed
-from proxy.prompt_cache.recent_prompts import client_hash
-from proxy.prompt_cache.slot_file import SlotFile
-from proxy.request import ProxyRequest
-from proxy.router.acquire import Loader
-from proxy.router.background_lease import IsPreempted, background_lease
-from proxy.router.cache_contents import CacheContents, cache_contents
-from proxy.router.cache_use import CacheUse
+from proxy.observe.cache_finding import NoFile
+from proxy.observe.record import Emit, discard
+from proxy.request.request import ProxyRequest
+from proxy.router.acquire import Leases, Loader
+from proxy.router.cache_use import CacheContents, CacheUse, cache_contents
+from proxy.router.choose_slot import HandOver, SlotSelector
 from proxy.router.crash_suspects import CrashSuspects
-from proxy.router.first_byte_monitor import FirstByteMonitor, Responds, answers_health
-from proxy.router.hand_over import HandOver
-from proxy.router.instance_registry import Instances
-from proxy.router.instances import Activity, Instance, InstanceStats, ProcessExit
-from proxy.router.lease import Completion, Lease
-from proxy.router.leases import Leases
-from proxy.router.listener import NO_LISTENER, RouterListener
-from proxy.router.model_demand import ModelDemand, demand_of
-from proxy.router.model_queues import ModelQueues
-from proxy.router.request_queue import QueueStats
-from proxy.router.response_progress import Clock
-from proxy.router.slot_contents import SlotContents
-from proxy.router.slot_filling import SlotFiller
-from proxy.router.slot_release import CountBusySlots, SlotReleaser, slots_in_use
-from proxy.router.slot_saving import SlotSaver
-from proxy.router.slot_selection import SlotSelector
-from proxy.router.slot_use import SlotUse
-from proxy.router.slot_writer import SlotWriter
-from proxy.router.weights import EQUAL
-from proxy.router.work_reader import EstimatedWork
+from proxy.router.first_byte import FirstByteMonitor, Responds, answers_health
+from proxy.router.forecast import EngineWork
+from proxy.router.lease import (
+    Activity,
+    Clock,
+    Completion,
+    Instance,
+    InstanceStats,
+    Lease,
+    ProcessExit,
+)
+from proxy.router.measures import ModelMeasures
+from proxy.router.model_queue import ModelDemand, ModelQueues, demand_of
+from proxy.router.policy import EQUAL
+from proxy.router.queue import QueueStats
+from proxy.router.registry import Instances
+from proxy.router.release import CountBusySlots, SlotContents, SlotReleaser, slots_in_use
+from proxy.router.reports import NO_LISTENER, RouterListener, SlotUse
+from proxy.router.slot_saver import SlotFiller, SlotSaver, SlotWriter
+from proxy.router.workload import EstimatedWork
 from proxy.settings import ProxySettings
-from proxy.slot_files.counted_storage import CountedStorage, ModelCounts
-from proxy.slot_files.storage import NO_SLOT_FILES, SlotFileStorage
-from proxy.upstream.slots import SlotState, get_slots
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.engine_state import SlotState, get_slots
 from proxy.upstream.upstream import Upstream
+
+_PATIENCE_S: Final = 5.0
+
+IsPreempted = Callable[[], bool]
+
+
+@asynccontextmanager
+async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempted]:
+    """Hold a slot of one instance; the block gets a function that returns whether to leave.
+
+    Raises:
+        UpstreamShutDown: It is not in service, or was stopped.
+        ProxyError: No slot was free in five seconds.
+    """
+    instances = {instance.upstream.name: instance.upstream for instance in router.instances()}
+    ours = instances.pop(name, None)
+    if ours is None:
+        raise UpstreamShutDown(name)
+    async with router.lease(_request(ours), instances) as lease:
+        if lease.upstream.name != name:
+            router.finish(lease)
+            raise UpstreamShutDown(name)
+        yield lambda: _is_wanted(router, lease)
+        router.finish(lease)
+
+
+def _is_wanted(router: Router, lease: Lease) -> bool:
+    name, model = lease.upstream.name, lease.upstream.model
+    waiting = router.demand(model).waiting
+    return waiting > 0 or router.in_flight(name) > 1 or not lease.instance.in_service
+
+
+def _request(upstream: Upstream) -> ProxyRequest:
+    """Return a request that, like a forwarded one, stays here and loads nothing."""
+    return ProxyRequest(
+        request_id=f"warm-{upstream.name}",
+        method="POST",
+        path="/v1/chat/completions",
+        query="",
+        headers=CIMultiDict(),
+        body=b"",
+        json={},
+        kind=EndpointKind.CHAT,
+        model=upstream.model,
+        client="",
+        priority="batch",
+        queue_timeout_s=_PATIENCE_S,
+        is_from_proxy=True,
+        is_background=True,
+    )
 
 
 class Router:
@@ -213,7 +275,7 @@ class Router:
 
     def add_remote_prefixes(self, upstream: Upstream, hashes: Iterable[int]) -> None:
         """Note the hashes of a digest, which a node's model is said to hold."""
-        named = (unnamed(one, upstream.model) for one in hashes)
+        named = (toggle_model_name(digest, upstream.model) for digest in hashes)
         self._prefix_index.remote.add(upstream.name, named, self._clock())
 
     def forget_remote_prefixes(self, name: str) -> None:
@@ -235,20 +297,22 @@ class Router:
     def that_store_prefixes(self, model: str, blocks: Sequence[int]) -> list[Upstream]:
         """Return those instances, the ones first that were given a prompt with these blocks."""
         holders = self._prefix_index.holders(blocks)
-        found = sorted(self._storing_prefixes(model), key=lambda one: not one.bit & holders)
-        return [one.upstream for one in found]
+        found = sorted(
+            self._storing_prefixes(model), key=lambda instance: not instance.bit & holders
+        )
+        return [instance.upstream for instance in found]
 
     def _storing_prefixes(self, model: str) -> Iterator[Instance]:
         runs = self._prefix_index.runs_with_files()
-        found = filter(None, (self._instances.get(one.name) for one in runs))
+        found = filter(None, (self._instances.get(run.name) for run in runs))
         # A recurrent state serves only a prompt that continues all of it.
         return (
-            one
-            for one in found
-            if one.in_service
-            and one.upstream.model == model
-            and one.upstream.cache_key
-            and not one.upstream.resumable_prompts
+            instance
+            for instance in found
+            if instance.in_service
+            and instance.upstream.model == model
+            and instance.upstream.cache_key
+            and not instance.upstream.resumable_prompts
         )
 
     def turns_of_request(self, request_id: str) -> Collection[int]:
@@ -308,7 +372,9 @@ class Router:
 
     def cache_contents(self) -> Mapping[str, CacheContents]:
         """Return what the engines of each model are believed to hold."""
-        return cache_contents((one.upstream for one in self._instances), self._prefix_index)
+        return cache_contents(
+            (instance.upstream for instance in self._instances), self._prefix_index
+        )
 
     @property
     def slot_file_counts(self) -> Mapping[str, ModelCounts]:
@@ -318,8 +384,8 @@ class Router:
     def instances(self) -> tuple[InstanceStats, ...]:
         """All that are in service or hold something."""
         models = {instance.upstream.model for instance in self._instances}
-        counts = {one: self._prefix_index.conversations_per_instance(one) for one in models}
-        weights = {one: self._instances.of(one).weights for one in models}
+        counts = {model: self._prefix_index.conversations_per_instance(model) for model in models}
+        weights = {model: self._instances.of(model).weights for model in models}
         return tuple(
             instance.stats(
                 counts[instance.upstream.model].get(instance.upstream.name, 0),

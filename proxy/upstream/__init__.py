@@ -1,1 +1,5 @@
-"""HTTP/1.1 with one instance."""
+"""An instance as an HTTP server: its address, one request to it, and what it answers.
+
+`upstream` (`Upstream`, `Node`), `client` (`send`, `fetch`), `http1`, `sse`, `timings`,
+`engine_state` (`/slots`, `/metrics`), `endpoint_kinds` (llama-server's endpoints).
+"""

@@ -3,6 +3,9 @@
 Each request has its own connection. llama-server closes a connection after a streamed response
 without announcing it, and others after 5 s or 100 requests, so a kept one may be dead; a new one
 over a unix socket costs 0.1 ms, and closing it frees the slot.
+
+Back-pressure: with more than 64 KiB unread, the socket is not read. State changes only in methods
+without `await`. An error of TLS with a node says what to configure.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
 from types import TracebackType
-from typing import Final
+from typing import Final, cast
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -29,9 +32,203 @@ from proxy.errors import (
     UpstreamUnconnected,
 )
 from proxy.settings import ProxySettings
-from proxy.upstream.connection import ConnectionBroken, OnChunk, ReadTimeout, UpstreamConnection
-from proxy.upstream.tls_refusal import tls_refusal
+from proxy.upstream.http1 import InvalidResponse, Response
 from proxy.upstream.upstream import Upstream
+
+# X509_V_ERR_*: self-signed, or its issuer is not known. Source: OpenSSL, x509_vfy.h.
+_UNKNOWN_ISSUER: Final = frozenset({2, 18, 19, 20, 21})
+
+# By the reason of the error, which names the alert of the other side. Source: OpenSSL, sslerr.h.
+_REASONS: Final = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "demands a client certificate; set its cert and key",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "refuses TLS with us; does it demand a client certificate "
+    "(cert and key of the node)?",
+    "TLSV1_ALERT_UNKNOWN_CA": "does not accept our client certificate: it does not know its CA",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "does not accept our client certificate: it has expired",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "does not accept our client certificate",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "does not accept our client certificate: it is not for "
+    "clients",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "offers no TLS from version 1.2 on",
+    "UNSUPPORTED_PROTOCOL": "offers no TLS from version 1.2 on",
+    "WRONG_VERSION_NUMBER": "does not speak TLS; its url may be http://",
+}
+
+
+def tls_refusal(error: Exception | None) -> str | None:
+    """What the node does; None if the error is none of TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = "; set its ca_file" if error.verify_code in _UNKNOWN_ISSUER else ""
+        return f"has a certificate that cannot be verified: {error.verify_message}{hint}"
+    if isinstance(error, ssl.SSLError):
+        return _REASONS.get(error.reason or "", f"fails in TLS: {error}")
+    return None
+
+
+_HELD_MAX_BYTES: Final = 64 * 1024
+# Up to this size, one packet costs less than two; above it, the copy of the body costs more.
+_JOINED_MAX_BYTES: Final = 64 * 1024
+
+# Consumes bytes of a body; False if it cannot now, and then it has done nothing.
+OnChunk = Callable[[bytes], bool]
+
+
+class ConnectionBroken(Exception):
+    """The connection ended early, or (`is_malformed`) its bytes are not an HTTP response.
+
+    `tls_refusal`: why, where the other side has ended TLS.
+    """
+
+    def __init__(
+        self, reason: str, *, is_malformed: bool = False, tls_refusal: str | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.is_malformed = is_malformed
+        self.tls_refusal = tls_refusal
+
+
+class ReadTimeout(Exception):
+    """No bytes arrived in time."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Used by one task."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, method: str, silence_s: float) -> None:
+        # `silence_s`: seconds to wait for the next bytes.
+        self.response = Response(method)
+        self._loop = loop
+        self._silence_s = silence_s
+        self._request: tuple[bytes, ...] = ()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._take: OnChunk | None = None
+        self._is_paused = False
+        self._failure: Exception | None = None
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._waiting_since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.response.is_over and not self._held
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send the request in the loop step that connects."""
+        self._request = (head + body,) if len(body) <= _JOINED_MAX_BYTES else (head, body)
+
+    async def response_started(self) -> None:
+        """Wait for the response header. Raises ReadTimeout, ConnectionBroken."""
+        while not self.response.status:
+            await self._change()
+
+    async def read(self, take: OnChunk | None = None) -> bytes:
+        """All bytes of the body that have arrived; empty at its end.
+
+        Args:
+            take: Gets bytes that arrive meanwhile, except the body's last ones, in the loop step in
+                which they arrive; only bytes that it does not consume are returned.
+
+        Raises:
+            ReadTimeout: No bytes arrived in time.
+            ConnectionBroken: The body will not be complete.
+        """
+        self._take = take
+        try:
+            while not self._held:
+                if self.response.is_over:
+                    return b""
+                await self._change()
+        finally:
+            self._take = None
+        held = self._held
+        body = held[0] if len(held) == 1 else b"".join(held)
+        self._held, self._held_bytes = [], 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return body
+
+    def close(self) -> None:
+        """Abort the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        for part in self._request:
+            self._transport.write(part)
+        self._request = ()
+        self._timer = self._loop.call_later(self._silence_s, self._check_silence)
+
+    def data_received(self, data: bytes) -> None:
+        if self._failure is not None:
+            return
+        try:
+            body = self.response.feed(data)
+        except InvalidResponse as error:
+            self._fail(ConnectionBroken(str(error), is_malformed=True))
+            return
+        if self.response.is_over:
+            self.close()
+        elif body and self._is_taken(body):
+            self._waiting_since_s = self._loop.time()
+            return
+        if body:
+            self._hold(body)
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.close()
+        self._transport = None
+        if self._failure is None and not self.response.end():
+            reason = str(exc or "the connection was closed")
+            self._fail(ConnectionBroken(reason, tls_refusal=tls_refusal(exc)))
+        self._wake()
+
+    def _is_taken(self, body: bytes) -> bool:
+        return self._take is not None and not self._held and self._take(body)
+
+    def _hold(self, body: bytes) -> None:
+        self._held.append(body)
+        self._held_bytes += len(body)
+        if self._held_bytes > _HELD_MAX_BYTES and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = self._failure or failure
+        self.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _change(self) -> None:
+        """Wait for bytes or the end of the connection."""
+        if self._failure is not None:
+            raise self._failure
+        self._waiting_since_s = self._loop.time()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _check_silence(self) -> None:
+        # One timer that is moved on, not restarted per chunk.
+        now_s = self._loop.time()
+        since_s = now_s if self._waiter is None else self._waiting_since_s
+        if now_s - since_s >= self._silence_s:
+            self._fail(ReadTimeout())
+        else:
+            self._timer = self._loop.call_at(since_s + self._silence_s, self._check_silence)
+
 
 # A machine that vanished is detected after so much silence and three probes.
 _ALIVE_S: Final = 15
@@ -141,9 +338,9 @@ class _Exchange:
 
     async def __aenter__(self) -> UpstreamResponse:
         upstream, upstream_request = self._upstream, self._upstream_request
-        self._connection = await _connected(upstream, upstream_request, self._settings)
+        self._connection = await _connect_upstream(upstream, upstream_request, self._settings)
         try:
-            await _begun(self._connection, upstream)
+            await _await_first_byte(self._connection, upstream)
         except BaseException:
             self._connection.close()
             raise
@@ -158,7 +355,7 @@ class _Exchange:
         self._connection.close()
 
 
-async def _connected(
+async def _connect_upstream(
     upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
 ) -> UpstreamConnection:
     loop = asyncio.get_running_loop()
@@ -171,14 +368,14 @@ async def _connected(
             async with asyncio.timeout(settings.connect_timeout_s):
                 await _connect_tcp(loop, connection, upstream)
     except TimeoutError as error:
-        raise _unconnected(upstream, "takes no connection in time") from error
+        raise _connect_error(upstream, "takes no connection in time") from error
     except OSError as error:
         reason = tls_refusal(error) or f"takes no connection: {error}"
-        raise _unconnected(upstream, reason) from error
+        raise _connect_error(upstream, reason) from error
     return connection
 
 
-def _unconnected(upstream: Upstream, reason: str) -> UpstreamUnconnected:
+def _connect_error(upstream: Upstream, reason: str) -> UpstreamUnconnected:
     failure = NodeUnconnected if upstream.node else UpstreamUnconnected
     return failure(upstream.name, reason)
 
@@ -219,7 +416,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-async def _begun(connection: UpstreamConnection, upstream: Upstream) -> None:
+async def _await_first_byte(connection: UpstreamConnection, upstream: Upstream) -> None:
     name = upstream.name
     try:
         await connection.response_started()

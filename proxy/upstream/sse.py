@@ -118,6 +118,8 @@ def objects_of(events: Sequence[bytes]) -> list[Mapping[str, Any]]:
     if len(texts) == len(with_data):
         with suppress(orjson.JSONDecodeError):  # an event has more lines, or is not JSON
             return [
-                one for one in orjson.loads(b"[%b]" % b",".join(texts)) if isinstance(one, dict)
+                value
+                for value in orjson.loads(b"[%b]" % b",".join(texts))
+                if isinstance(value, dict)
             ]
     return [members for event in events if (members := members_of(event)) is not None]

@@ -1,8 +1,14 @@
-"""The timings of a response, and running averages. Pure."""
+"""The timings of a response, and an instance's speed as running averages over them. Pure.
+
+A pass over eight sequences takes longer than a pass over one, and a faster instance gets more of
+them. So `DecodeLatency` keeps an average for each range of numbers of sequences that make little
+difference, and instances are compared only at one that both have.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 # Weight of the newest value: the last five make up most of the average.
@@ -87,3 +93,110 @@ class Timings:
 def average(before: float, now: float) -> float:
     """A running average after one more value."""
     return before + _NEWEST * (now - before)
+
+
+# An average of fewer forward passes says nothing; each token of a response takes one.
+MIN_SAMPLES: Final = 100
+# What was measured so long before the latest response says nothing either.
+MEMORY_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A running average; `samples` are forward passes, `at_s` is that of the latest."""
+
+    ms_per_token: float
+    samples: int
+    at_s: float
+
+    def after(self, newest: Measurement) -> Measurement:
+        if newest.at_s - self.at_s > MEMORY_S:
+            return newest
+        ms_per_token = average(self.ms_per_token, newest.ms_per_token)
+        return Measurement(ms_per_token, self.samples + newest.samples, newest.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLatency:
+    """Measurements by level: up to 2 sequences, up to 8, up to 32, and so on."""
+
+    levels: Mapping[int, Measurement] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        return sum(level.samples for level in self.levels.values())
+
+    @property
+    def latest_s(self) -> float:
+        return max((level.at_s for level in self.levels.values()), default=0.0)
+
+    def after(self, newest: Measurement, sequences: int) -> DecodeLatency:
+        """The measurements after one more response, beside which others were decoded."""
+        level = (max(1, sequences) - 1).bit_length() // 2
+        before = self.levels.get(level)
+        now = before.after(newest) if before else newest
+        return DecodeLatency({**self.levels, level: now})
+
+    def over(self, other: DecodeLatency, since_s: float) -> float | None:
+        """This latency as a multiple of another: at the level that both measured last.
+
+        None where neither level has enough samples of both, or all are older than `since_s`.
+        """
+        common = [
+            (min(mine.at_s, theirs.at_s), mine.ms_per_token / theirs.ms_per_token)
+            for level, mine in self.levels.items()
+            if (theirs := other.levels.get(level))
+            and min(mine.samples, theirs.samples) >= MIN_SAMPLES
+        ]
+        at_s, ratio = max(common, default=(0.0, 1.0))
+        return ratio if common and at_s >= since_s else None
+
+
+UNMEASURED: Final = DecodeLatency()
+
+
+# Shorter responses measure the time of one batch, not the rate.
+_PREFILL_MIN_TOKENS: Final = 16
+_DECODE_MIN_TOKENS: Final = 4
+# Before the first response: rather slow, so that no request leaves a cache because of a guess.
+_PREFILL_TPS: Final = 100.0
+_DECODE_TPS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Running averages of one instance, in tokens per second; guesses before the first response.
+
+    Attributes:
+        decode_tps: For one request.
+        answers: Number of responses in the averages.
+        acceptance: Share of drafted tokens that were accepted, 0 to 1.
+        latency: Of decoding, by the number of sequences.
+    """
+
+    prefill_tps: float = _PREFILL_TPS
+    decode_tps: float = _DECODE_TPS
+    answers: int = 0
+    acceptance: float | None = None
+    latency: DecodeLatency = UNMEASURED
+
+    def after(self, timings: Timings, sequences: int = 1, at_s: float = 0.0) -> Rates:
+        """The averages after one more response, at a monotonic time, beside other sequences."""
+        prefill_tps, decode_tps, latency = self.prefill_tps, self.decode_tps, self.latency
+        if timings.prompt_tokens >= _PREFILL_MIN_TOKENS and timings.prompt_ms > 0:
+            prefill_tps = self._mix(prefill_tps, timings.prompt_tokens / timings.prompt_ms * 1000)
+        if timings.decoded_tokens >= _DECODE_MIN_TOKENS and timings.decode_ms > 0:
+            decode_tps = self._mix(decode_tps, timings.decoded_tokens / timings.decode_ms * 1000)
+            ms_per_token = timings.decode_ms / timings.decoded_tokens
+            newest = Measurement(ms_per_token, timings.decoded_tokens, at_s)
+            latency = latency.after(newest, sequences)
+        return Rates(prefill_tps, decode_tps, self.answers + 1, self._accepted(timings), latency)
+
+    def _accepted(self, timings: Timings) -> float | None:
+        if not timings.drafted_tokens:
+            return self.acceptance
+        now = timings.accepted_tokens / timings.drafted_tokens
+        return now if self.acceptance is None else average(self.acceptance, now)
+
+    def _mix(self, before: float, now: float) -> float:
+        return now if not self.answers else average(before, now)

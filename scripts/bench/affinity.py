@@ -40,8 +40,8 @@ from scripts.bench.deployment import (
     run,
 )
 from scripts.bench.result import Figure, Result
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 W1 = Workload("W1")
 W2 = Workload("W2", conversations=24, think_s=0.5)
@@ -89,7 +89,7 @@ def main() -> int:
 def _model(directory: Path, *, is_tiny: bool) -> Path:
     if is_tiny:
         return tiny_gguf.make(directory / "tiny.gguf", ctx=16384)
-    return download.find_pin("smollm2").path(directories().models)
+    return pinned.find_pin("smollm2").path(directories().models)
 
 
 def bench_w1(model: Path, seeds: int, repeats: int) -> Result:

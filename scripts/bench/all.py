@@ -25,10 +25,10 @@ from scripts.bench.page import About, PartOutcome, page
 from scripts.bench.parts import PARTS, Part
 from scripts.bench.result import Result, read
 from supervisor import __version__
-from supervisor.engines.discover import load
+from supervisor.builds.discover import load
 from supervisor.errors import CorralError
-from supervisor.host import machine
-from supervisor.host.paths import directories
+from supervisor.system import machine
+from supervisor.system.paths import directories
 
 ROOT: Final = Path(__file__).parent.parent.parent
 PAGE: Final = ROOT / "docs" / "benchmarks.md"

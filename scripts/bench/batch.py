@@ -27,8 +27,8 @@ from corral_cli import CorralCli
 from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session
 from scripts.bench.result import Figure, Result
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 ONE_BY_ONE, BATCH = "one after another", "one batch"
 ALONE, BESIDE = "alone", "beside a batch"
@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round of 16 prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
-    model = download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
+    model = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
     prompts, repeats = (16, 1) if options.quick else (64, options.repeats)
     with _serving(model, options.replicas) as corral:
         found = asyncio.run(_measure(corral.url, prompts, repeats))

@@ -42,8 +42,8 @@ from corral_cli import CorralCli
 from scripts.bench.conversations import WORDS, chat
 from scripts.bench.deployment import AFFINITY, Deployment, Flags, serving
 from scripts.bench.tier_counts import slot_file_operations
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 TOKENS = 12
 SEED = 7
@@ -148,7 +148,7 @@ def _show(name: str, findings: Findings) -> None:
 def _model(directory: Path, *, is_tiny: bool) -> Path:
     if is_tiny:
         return tiny_gguf.make(directory / "tiny.gguf", ctx=16384)
-    return download.find_pin("smollm2").path(directories().models)
+    return pinned.find_pin("smollm2").path(directories().models)
 
 
 def run(

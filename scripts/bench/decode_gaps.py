@@ -26,8 +26,8 @@ from corral_cli import CorralCli
 from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session
 from scripts.bench.result import Figure, Result
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 USUAL, PURE = "without", "prefer_pure_decode"
 GOAL: Final = 0.5
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=8.0, metavar="S", help="between two prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
-    model = download.find_pin("smollm2").path(directories().models)
+    model = pinned.find_pin("smollm2").path(directories().models)
     rounds: list[Mapping[str, Mapping[str, float]]] = []
     for number in range(options.repeats):
         order = random.Random(number).sample([USUAL, PURE], 2)  # noqa: S311 (an order)

@@ -27,8 +27,8 @@ from scripts.bench.mixed_requests import session
 from scripts.bench.plain_engine import plain
 from scripts.bench.rates import TOKENS, answer, together
 from scripts.bench.result import Figure, Result
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 Rounds = Sequence[Mapping[str, Mapping[str, float]]]
 Goals = Mapping[str, Mapping[str, float]]
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="keep one core busy meanwhile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
-    model = download.find_pin("smollm2").path(directories().models)
+    model = pinned.find_pin("smollm2").path(directories().models)
     goals = BUSY_GOALS if options.busy else GOALS
     adapted_within_s = ADAPTED_WITHIN_S if options.busy else 0
     variants = {PLAIN: partial(plain, "--model", model, "--alias", "m")}

@@ -25,8 +25,8 @@ from scripts.bench.mixed_requests import session
 from scripts.bench.plain_engine import plain
 from scripts.bench.rates import answer, together
 from scripts.bench.result import Figure, Result
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 PLAIN, CORRAL = "plain", "corral"
 CLIENTS: Final = (1, 2, 4, 8, 16)
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
-    model = download.find_pin("smollm2").path(directories().models)
+    model = pinned.find_pin("smollm2").path(directories().models)
     rounds: list[Mapping[int, Mapping[str, float]]] = []
     with tempfile.TemporaryDirectory(prefix="corral-") as cache:
         for number in range(options.repeats):

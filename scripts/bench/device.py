@@ -29,7 +29,7 @@ from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session
 from scripts.bench.rates import answer
 from scripts.bench.result import Figure, Result, one_round
-from supervisor.engines.discover import Device, Engine, load
+from supervisor.builds.discover import Device, Engine, load
 
 DEFAULT: Final = "all layers"
 Flags = Mapping[str, object]

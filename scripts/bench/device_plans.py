@@ -27,7 +27,7 @@ from device_daemon import (
 )
 
 from scripts.bench.result import Result, one_round
-from supervisor.engines.discover import load
+from supervisor.builds.discover import load
 
 ERROR_MAX: Final = 0.1
 FITS: Final = "a model that fits"

@@ -30,8 +30,8 @@ from corral_cli import CorralCli
 from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session
 from scripts.bench.result import Figure, Result
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 ERROR_MAX: Final = 0.25
 TOKENS: Final = (20, 3000)
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     parser.add_argument("--samples", type=Path, metavar="FILE", help="write each request there")
     options = parser.parse_args()
-    model = download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
+    model = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
     with _serving(model) as corral:
         samples = asyncio.run(_measure(corral, options.seed, 4 if options.quick else 1))
     if options.samples:

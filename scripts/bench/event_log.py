@@ -10,7 +10,7 @@ from typing import Any
 
 from corral_cli import CorralCli
 
-from proxy.metrics.counters import waited_ms
+from proxy.observe.metrics import waited_ms
 
 
 @dataclass(frozen=True)

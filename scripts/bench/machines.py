@@ -29,9 +29,9 @@ from corral_cli import CorralCli, until
 from scripts.bench.affinity import FIRST_SEED, W1
 from scripts.bench.conversations import Clients, WorkloadResult
 from scripts.bench.result import Figure, Result
-from supervisor.host import download
-from supervisor.host.paths import directories
-from supervisor.workers.address import free_port
+from supervisor.models import pinned
+from supervisor.rpc.address import free_port
+from supervisor.system.paths import directories
 
 MACHINES: Final = 3
 SLOTS: Final = 4
@@ -121,7 +121,7 @@ def main() -> int:
 def _model(directory: Path, *, is_tiny: bool) -> Path:
     if is_tiny:
         return tiny_gguf.make(directory / "tiny.gguf", ctx=MACHINES * SLOTS * CTX)
-    return download.find_pin("smollm2").path(directories().models)
+    return pinned.find_pin("smollm2").path(directories().models)
 
 
 Results = Mapping[Setup, Sequence[WorkloadResult]]

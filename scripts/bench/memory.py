@@ -15,10 +15,10 @@ from typing import Final
 
 from buffers import PARTS, Comparison, compare
 
-from supervisor.engines.discover import Engine, load
-from supervisor.engines.help import FlagValue
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.builds.discover import Engine, load
+from supervisor.builds.help import FlagValue
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 MEDIAN_MAX: Final = 0.03
 WORST_MAX: Final = 0.10
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def smollm2() -> Path:
-    return download.fetch(download.find_pin("smollm2"), directories().models, lambda *_: None)
+    return pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
 
 
 def grid() -> Iterator[dict[str, FlagValue]]:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import uvloop
 
-from proxy.access_log import discard
 from proxy.app import build_app
-from proxy.metrics.prometheus import Metrics
-from proxy.models import ModelInfo, ModelNames, OnLoad, nothing
+from proxy.endpoints.prometheus import Metrics
+from proxy.observe.record import discard
+from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load
 from proxy.router.router import Router
 from proxy.server import Server, tune_gc
 from proxy.settings import ProxySettings
@@ -28,7 +28,7 @@ _SLOTS = 2048
 
 
 class OneModel:
-    """A `proxy.models.ModelLoader` whose only model is loaded."""
+    """A `proxy.request.models.ModelLoader` whose only model is loaded."""
 
     _names = ModelNames([ModelInfo("bench", (), "loaded", 1_700_000_000, 4096, _SLOTS)])
 
@@ -38,7 +38,7 @@ class OneModel:
     def names(self) -> ModelNames:
         return self._names
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         """It is always loaded."""
 
 

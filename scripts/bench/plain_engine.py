@@ -14,8 +14,8 @@ from corral_cli import until
 
 from scripts.bench.mixed_requests import session
 from scripts.bench.overhead_fronts import free_port
-from supervisor.engines.discover import Engine, load
-from supervisor.host.paths import directories
+from supervisor.builds.discover import Engine, load
+from supervisor.system.paths import directories
 
 
 @contextmanager

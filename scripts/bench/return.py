@@ -30,8 +30,8 @@ from scripts.bench.event_log import read_event_log
 from scripts.bench.memory_budget import serving
 from scripts.bench.mixed_requests import session
 from scripts.bench.result import Result, one_round
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 CHAT, OTHER = "chat", "other"
 SHARE_MIN, RATIO_MAX = 0.95, 0.15
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
-    smollm2 = options.smollm2 or download.find_pin("smollm2").path(directories().models)
+    smollm2 = options.smollm2 or pinned.find_pin("smollm2").path(directories().models)
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         other = tiny_gguf.make(Path(directory) / "tiny.gguf", ctx=32768)
         paths = {CHAT: smollm2, OTHER: other}

@@ -29,9 +29,9 @@ from scripts.bench.mixed_requests import Answer, ModelRequest, make_requests, se
 from scripts.bench.overhead_report import spread
 from scripts.bench.plain_engine import plain
 from scripts.bench.result import Figure, Result
-from supervisor.engines.discover import load
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.builds.discover import load
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 CORRAL, ROUTER = "corral", "router mode"
 CHAT, OTHERS = "smollm2", ("tiny", "other")
@@ -74,7 +74,7 @@ def main() -> int:
 def _variants(directory: Path) -> dict[str, Callable[[], AbstractContextManager[str]]]:
     """Return what serves; router mode only where the build has it."""
     tiny = tiny_gguf.make(directory / "tiny.gguf", ctx=CTX_TINY)
-    smollm2 = download.find_pin("smollm2").path(directories().models)
+    smollm2 = pinned.find_pin("smollm2").path(directories().models)
     paths = {CHAT: smollm2, **dict.fromkeys(OTHERS, tiny)}
     variants: dict[str, Callable[[], AbstractContextManager[str]]] = {CORRAL: partial(ours, paths)}
     if load(None, cache_dir=directories().cache).flags.find("models-preset"):

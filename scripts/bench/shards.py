@@ -25,9 +25,9 @@ from fakes.slow_worker import worker
 from scripts.bench.mixed_requests import session
 from scripts.bench.rates import answer
 from scripts.bench.result import Figure, Result
-from supervisor.engines import discover
-from supervisor.engines.discover import Engine
-from supervisor.host.paths import directories
+from supervisor.builds import discover
+from supervisor.builds.discover import Engine
+from supervisor.system.paths import directories
 
 BEFORE, AFTER = "before", "after"
 WORKERS: Final = ("a", "b")

@@ -41,8 +41,8 @@ from scripts.bench.mixed_requests import (
     session,
 )
 from scripts.bench.result import Figure, Result, one_round
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 TINY, SMOLLM2, GEMMA = "tiny", "smollm2", "gemma"
 STEADY_CLIENTS = 6  # more than slots: its queue is never empty
@@ -108,7 +108,7 @@ def _options() -> argparse.Namespace:
 def _models(directory: Path, options: argparse.Namespace) -> dict[str, Path]:
     """Return the file of each model; a tiny model replaces a missing one."""
     tiny = tiny_gguf.make(directory / "tiny.gguf", ctx=32768)
-    smollm2 = options.smollm2 or download.find_pin("smollm2").path(directories().models)
+    smollm2 = options.smollm2 or pinned.find_pin("smollm2").path(directories().models)
     if options.tiny or options.gemma is None:
         print("gemma is a second tiny model; see --help")
     return {

@@ -34,8 +34,8 @@ from scripts.bench.deployment import AFFINITY, serving
 from scripts.bench.mixed_requests import session
 from scripts.bench.result import Figure, Result
 from scripts.bench.tier_counts import found_tokens, slot_file_operations
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
+from supervisor.system.paths import directories
 
 SHARE_MIN: Final = 0.9
 RATIO_MAX: Final = 0.15
@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
-    model = download.find_pin("smollm2").path(directories().models)
+    model = pinned.find_pin("smollm2").path(directories().models)
     parts = options.parts or ["return", "gaps"]
     found: list[Result] = []
     if "return" in parts:

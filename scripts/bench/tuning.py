@@ -10,17 +10,17 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from supervisor.bench.calibration import measure_threads
-from supervisor.bench.comparison import compare
-from supervisor.commands.targets import choose
+from supervisor.bench.figures import compare
+from supervisor.bench.own_engine import measure_threads
+from supervisor.bench.tune import TuneJob, TuneOptions
+from supervisor.bench.tune_goal import Trials
+from supervisor.bench.tune_measure import Measurements
+from supervisor.bench.tune_search import Rounds
+from supervisor.bench.tune_space import BASE, Variant, combine_variants
+from supervisor.cli.targets import choose
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host import machine
-from supervisor.host.paths import directories
-from supervisor.tune.job import TuneJob, TuneOptions
-from supervisor.tune.measure import Measurements
-from supervisor.tune.rounds import Rounds
-from supervisor.tune.trials import Trials
-from supervisor.tune.variant import BASE, Variant, combined
+from supervisor.system import machine
+from supervisor.system.paths import directories
 
 AXES: Final = ("threads", "batch", "flash", "cache", "poll")
 SEEDS: Final = (0, 1)
@@ -74,7 +74,7 @@ def grid(candidates: Sequence[Variant]) -> list[Variant]:
         [BASE, *(one for one in candidates if one.axes == {axis} and one != bad)] for axis in AXES
     ]
     groups = ([one for one in group if one != BASE] for group in itertools.product(*by_axis))
-    return [found for group in groups if group and (found := combined(group))]
+    return [found for group in groups if group and (found := combine_variants(group))]
 
 
 async def measured(

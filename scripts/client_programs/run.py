@@ -22,9 +22,9 @@ from corral_cli import CorralCli
 from scripts.client_programs import scripted_model
 from scripts.client_programs.clients import CLIENTS, Client, own_files
 from scripts.client_programs.packages import environment, install
-from supervisor.host import download
-from supervisor.host.paths import directories
+from supervisor.models import pinned
 from supervisor.output import table
+from supervisor.system.paths import directories
 
 COMMANDS: Final = ("cat notes.txt", "echo done > result.txt")
 BIG: Final = ("cat big.txt", "tail -n 9999 big.txt", "head -n 9999 big.txt")
@@ -114,9 +114,7 @@ class _Run:
         (self._work / "big.txt").write_text("heron and another bird\n" * (_BIG_WORDS // 4))
 
     def all(self) -> list[Outcome]:
-        smollm2 = download.fetch(
-            download.find_pin("smollm2"), directories().models, lambda *_: None
-        )
+        smollm2 = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
         found = self._agent(smollm2) if self._client.has_tools else []
         if self._client.bare is not None:
             self._serve([("smollm2", smollm2, 8192)])

@@ -14,10 +14,15 @@ from typing import Any, Final
 
 import typer
 
-from proxy.endpoints import ENDPOINTS
+from proxy.upstream.endpoint_kinds import ENDPOINTS
 from supervisor.cli.app import app
-from supervisor.events import EVENTS
-from supervisor.instance.states import (
+from supervisor.engine.exit_patterns import (
+    FAILURE_PATTERNS,
+    SPECIFIC_PATTERNS,
+    WARNING_PATTERNS,
+    LogPattern,
+)
+from supervisor.engine.states import (
     AFTER_EXIT,
     NOT_FAILURES,
     STATES,
@@ -26,12 +31,7 @@ from supervisor.instance.states import (
     Event,
     State,
 )
-from supervisor.process.exit_patterns import (
-    FAILURE_PATTERNS,
-    SPECIFIC_PATTERNS,
-    WARNING_PATTERNS,
-    LogPattern,
-)
+from supervisor.events import EVENTS
 from supervisor.settings.reference import SettingReference, settings_reference
 
 ROOT: Final = Path(__file__).parents[2]

@@ -20,8 +20,8 @@ from fork_server import ForkServer
 
 from scripts.llama_cpp.outcomes import read_outcomes
 from scripts.llama_cpp.stand_in import Server, StandIn
-from supervisor.engines.discover import load
-from supervisor.host.paths import directories
+from supervisor.builds.discover import load
+from supervisor.system.paths import directories
 
 ONLY: Final = "LLAMA_CPP_TESTS_ONLY"
 MODELS: Final = "LLAMA_CPP_TESTS_MODELS"

@@ -24,8 +24,8 @@ import tiny_gguf
 from scripts.bench.overhead_fronts import free_port
 from scripts.llama_cpp.outcomes import Comparison, Outcome, compare, decisions, read_outcomes
 from scripts.llama_cpp.plugin import IS_CORRAL, MODELS, ONLY
-from supervisor.host.paths import directories
 from supervisor.output import table
+from supervisor.system.paths import directories
 
 _ROOT: Final = Path(__file__).parent.parent.parent
 _REQUIREMENTS: Final = ("requests", "wget", "openai", "pytest", "pytest-timeout")

@@ -16,9 +16,9 @@ from typing import Final, Protocol
 import tomlkit
 from fork_server import Fork, ForkServer
 
-from supervisor.engines.discover import Engine
-from supervisor.flags.renames import reserved_reason
-from supervisor.host.spawn_options import library_path
+from supervisor.builds.discover import Engine
+from supervisor.builds.probe import library_path
+from supervisor.plan.setting import reserved_reason
 
 # The model for a part of a hub's name.
 MODELS: Final = {"stories": "tiny.gguf", "bert": "bert.gguf", "jina": "rank.gguf"}

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
+from proxy.router.assignment import SlotAssignment
 from proxy.router.router import Router
-from proxy.router.slot_assignment import SlotAssignment
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.errors import ProxyError, UpstreamConnectFailed, UpstreamFailed
-from proxy.models import ModelInfo, ModelNames, OnLoad, nothing
+from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load
 from proxy.router.lease import Completion
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
@@ -186,6 +186,6 @@ class Run:
     def names(self) -> ModelNames:
         return ModelNames(())
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         del model, on_load
         await self._back.wait()

@@ -15,10 +15,9 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from proxy.endpoints import EndpointKind
-from proxy.prompt_cache.outline import NO_OUTLINE
-from proxy.prompt_cache.prompt import BLOCK_TOKENS, Prompt
-from proxy.request import Priority, ProxyRequest
+from proxy.cache.prompt import BLOCK_TOKENS, NO_OUTLINE, Prompt
+from proxy.request.request import Priority, ProxyRequest
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 MODEL: Final = "chat"
 CLIENTS: Final = 50

@@ -1,11 +1,280 @@
-"""The figures of a bench: name, unit, and which direction is better."""
+"""The figures of a bench: compared, judged, and as a table for a terminal.
+
+Compares measured values of two variants: ratio, interval, and a verdict in words. Ratios are
+averaged as logarithms, so that 2 × and 1/2 × weigh the same, and Student's t gives the interval, so
+that three values claim no more than three values can. The interval shown is of 95 %; a difference
+is claimed only where the interval of 99 % excludes 1: one benchmark makes tens of comparisons, and
+at 95 % one in twenty of identical variants would come out as different.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Final, Literal
+
+from supervisor.output import colored, one_line
+
+_BISECTIONS: Final = 80
+_HIGHEST: Final = 1e6
+
+
+@functools.cache
+def t_quantile(level: float, degrees: int) -> float:
+    """Return t of which |T| ≤ t has the probability `level`; degrees of freedom are at least 1."""
+    low, high = 0.0, _HIGHEST
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if _probability_within(middle, degrees) < level:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _probability_within(t: float, degrees: int) -> float:
+    """Return P(|T| ≤ t). Source: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(degrees))
+    is_odd = degrees % 2
+    cosine, term, total = math.cos(angle), 1.0, 0.0
+    for k in range(1, (degrees - is_odd) // 2 + 1):
+        total += term
+        term *= cosine**2 * (2 * k - 1 + is_odd) / (2 * k + is_odd)
+    if is_odd:
+        return 2 / math.pi * (angle + math.sin(angle) * cosine * total)
+    return math.sin(angle) * total
+
+
+# Beyond these degrees of freedom the quantiles are within 1 % of the normal distribution's.
+_MAX_DEGREES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean, with its standard error and the degrees of freedom of this error."""
+
+    mean: float
+    error: float
+    degrees: int
+
+    def half_width(self, level: float) -> float:
+        return t_quantile(level, self.degrees) * self.error
+
+
+def of_values(values: Sequence[float]) -> Estimate:
+    """Estimate the mean of at least two independent values."""
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(statistics.fmean(values), error, len(values) - 1)
+
+
+def of_clusters(clusters: Sequence[Sequence[float]]) -> Estimate:
+    """Estimate the mean over all values, with the error that the means of clusters tell.
+
+    The cluster-robust error of a mean; its degrees of freedom are those of the effective number of
+    clusters, which is lower where a few hold most values.
+    Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference, 2015.
+    """
+    sizes = [len(cluster) for cluster in clusters]
+    total, count = sum(sizes), len(sizes)
+    mean = math.fsum(value for cluster in clusters for value in cluster) / total
+    squares = math.fsum((math.fsum(cluster) - mean * len(cluster)) ** 2 for cluster in clusters)
+    error = math.sqrt(squares * count / (count - 1)) / total
+    effective = total**2 / sum(size**2 for size in sizes)
+    return Estimate(mean, error, max(1, int(effective) - 1))
+
+
+def difference(base: Estimate, other: Estimate) -> Estimate:
+    """Subtract two independent estimates. Source: Welch, 1947, for the degrees of freedom."""
+    variances = (base.error**2, other.error**2)
+    parts = variances[0] ** 2 / base.degrees + variances[1] ** 2 / other.degrees
+    degrees = sum(variances) ** 2 / parts if parts else base.degrees + other.degrees
+    return Estimate(
+        other.mean - base.mean, math.sqrt(sum(variances)), max(1, min(_MAX_DEGREES, int(degrees)))
+    )
+
+
+_SHOWN_LEVEL: Final = 0.95
+_VERDICT_LEVEL: Final = 0.99
+_MIN_RATIO: Final = 1.01
+_MIN_PAIRS: Final = 3
+_MIN_CONVERSATIONS: Final = 5
+_SOUGHT_RATIO: Final = 1.05
+_MAX_REQUESTS_TO_GO: Final = 100_000
+
+NO_DIFFERENCE: Final = "no difference seen"
+TOO_FEW: Final = "too few values to compare"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words for a ratio above and below 1, and which of the two is better."""
+
+    above: str
+    below: str
+    is_above_better: bool
+
+
+RATE: Final = Words("faster", "slower", is_above_better=True)
+TIME: Final = Words("longer", "shorter", is_above_better=False)
+AMOUNT: Final = Words("more", "less", is_above_better=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of the values of one variant, and the lowest and the highest of them."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One variant against another.
+
+    Attributes:
+        ratio: Other over base, the geometric mean; nan without values.
+        low: The lower end of the interval of 95 %.
+        high: Its upper end; infinite where there are too few values for an interval.
+        count: Pairs, or conversations of both sides, that could be compared.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    count: int
+    is_different: bool
+    verdict: str
+
+    def is_better(self, words: Words) -> bool:
+        return self.is_different and (self.ratio > 1) == words.is_above_better
+
+    def data(self) -> dict[str, object]:
+        """Return the values for JSON, which has neither nan nor infinity: they are null."""
+        ends = {"ratio": self.ratio, "low": self.low, "high": self.high}
+        known = {name: value if math.isfinite(value) else None for name, value in ends.items()}
+        return known | {
+            "count": self.count,
+            "is_different": self.is_different,
+            "verdict": self.verdict,
+        }
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Summarise values of which there is at least one."""
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def compare(base: Sequence[float], other: Sequence[float], *, words: Words) -> Comparison:
+    """Compare values pair by pair: the first of both belong to the first round, and so on.
+
+    The values of a round that one variant did not finish, and pairs without a ratio (a value that
+    is 0, negative or not finite) are left out.
+    """
+    logs = [math.log(b / a) for a, b in zip(base, other, strict=False) if _has_ratio(a, b)]
+    if len(logs) < _MIN_PAIRS:
+        return _without_interval(logs, len(logs))
+    return _judge(of_values(logs), len(logs), words)
+
+
+def compare_unpaired(
+    base: Sequence[Sequence[float]], other: Sequence[Sequence[float]], *, words: Words
+) -> Comparison:
+    """Compare requests of two variants that served different conversations at the same time.
+
+    Requests of one conversation resemble each other, so each inner sequence, a conversation,
+    counts as one observation of as many requests as it has. Values without a logarithm are left
+    out.
+    """
+    sides = [_logs(side) for side in (base, other)]
+    count = sum(map(len, sides))
+    if min(map(len, sides)) < _MIN_CONVERSATIONS:
+        flat = [[value for logs in side for value in logs] for side in sides]
+        return _without_interval(
+            [statistics.fmean(flat[1]) - statistics.fmean(flat[0])] if all(flat) else [], count
+        )
+    return _judge(difference(*map(of_clusters, sides)), count, words)
+
+
+def requests_to_go(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> int | None:
+    """Estimate how many more requests, of both sides, would show a difference of 5 %.
+
+    None while there are too few conversations to tell; at most 100,000.
+    """
+    sides = [_logs(side) for side in (base, other)]
+    if min(map(len, sides)) < _MIN_CONVERSATIONS:
+        return None
+    half_width = difference(*map(of_clusters, sides)).half_width(_VERDICT_LEVEL)
+    seen = sum(len(logs) for side in sides for logs in side)
+    # The width falls with the square root of the count.
+    needed = seen * (half_width / math.log(_SOUGHT_RATIO)) ** 2
+    return max(0, min(_MAX_REQUESTS_TO_GO, math.ceil(needed) - seen))
+
+
+def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the interval of 95 % of the geometric mean; None for fewer than three values."""
+    logs = [math.log(value) for value in values if _has_ratio(value)]
+    if len(logs) < _MIN_PAIRS:
+        return None
+    estimate = of_values(logs)
+    half = estimate.half_width(_SHOWN_LEVEL)
+    return _exp(estimate.mean - half), _exp(estimate.mean + half)
+
+
+def _has_ratio(*values: float) -> bool:
+    return all(math.isfinite(value) and value > 0 for value in values)
+
+
+def _logs(conversations: Sequence[Sequence[float]]) -> list[list[float]]:
+    found = ([math.log(v) for v in values if _has_ratio(v)] for values in conversations)
+    return [logs for logs in found if logs]
+
+
+def _without_interval(logs: Sequence[float], count: int) -> Comparison:
+    ratio = math.exp(statistics.fmean(logs)) if logs else math.nan
+    return Comparison(ratio, 0.0, math.inf, count, is_different=False, verdict=TOO_FEW)
+
+
+def _judge(estimate: Estimate, count: int, words: Words) -> Comparison:
+    half = estimate.half_width(_SHOWN_LEVEL)
+    ratio, low, high = (_exp(estimate.mean + offset) for offset in (0.0, -half, half))
+    is_different = abs(estimate.mean) > max(
+        estimate.half_width(_VERDICT_LEVEL), math.log(_MIN_RATIO)
+    )
+    verdict = _verdict(ratio, low, high, words) if is_different else NO_DIFFERENCE
+    return Comparison(ratio, low, high, count, is_different, verdict)
+
+
+def _exp(value: float) -> float:
+    return math.exp(max(-700.0, min(700.0, value)))
+
+
+def _verdict(ratio: float, low: float, high: float, words: Words) -> str:
+    if ratio < 1:
+        return _sentence(1 / ratio, 1 / high, 1 / low, words.below)
+    return _sentence(ratio, low, high, words.above)
+
+
+def _sentence(ratio: float, low: float, high: float, word: str) -> str:
+    digits = _digits(low, high)
+    return f"{ratio:.{digits}f} × {word} ({low:.{digits}f}–{high:.{digits}f})"
+
+
+def _digits(low: float, high: float) -> int:
+    """Return the decimals that the interval supports, and that keep its end from reading 1.0."""
+    if low >= 10:
+        return 0
+    if low >= 1.05 and high - low >= 0.15:
+        return 1
+    return 2 if low >= 1.005 else 3
+
 
 Unit = Literal["s", "ms", "tokens/s", "tokens", "bytes", "J"]
 _HIGHER_IS_BETTER: Final = frozenset({"tokens/s"})
@@ -57,5 +326,275 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def median_rate(rates: Sequence[float | None]) -> float | None:
     """The median of the rates that are known; None if none is."""
-    known = [one for one in rates if one is not None]
+    known = [rate for rate in rates if rate is not None]
     return statistics.median(known) if known else None
+
+
+# For each unit the units to choose from, the largest first: the smallest value that each is for,
+# and how much one of it is.
+_SCALES: Final[Mapping[Unit, Sequence[tuple[str, float, float]]]] = {
+    "s": (("s", 1, 1), ("ms", 0, 1e-3)),
+    "ms": (("s", 10_000, 1000), ("ms", 0, 1)),
+    "bytes": (("GiB", 2**30, 2**30), ("MiB", 2**20, 2**20), ("KiB", 2**10, 2**10), ("B", 0, 1)),
+    "J": (("kJ", 10_000, 1000), ("J", 0, 1)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A unit in which values are written, and how much one of it is."""
+
+    unit: str
+    factor: float
+
+    def number(self, value: float) -> str:
+        """Write a value with three significant digits, or all before the point."""
+        scaled = value / self.factor
+        size = abs(scaled)
+        # 99.95 and 9.995 round up to one digit more.
+        digits = 0 if size >= 99.95 or not size else 1 if size >= 9.995 else 2
+        return f"{scaled:.{digits}f}"
+
+    def quantity(self, value: float) -> str:
+        return f"{self.number(value)} {self.unit}"
+
+
+def scale_for(unit: Unit, values: Sequence[float]) -> Scale:
+    """Choose the unit by the largest value, so that all values of a figure share it."""
+    largest = max(map(abs, values), default=0.0)
+    for name, start, factor in _SCALES.get(unit, ()):
+        if largest >= start:
+            return Scale(name, factor)
+    return Scale(unit, 1)
+
+
+# One round of one variant: figure name → value. What could not be read, or was not reached, is
+# absent.
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What was measured of one way to run the model.
+
+    Attributes:
+        profile: None for the engine's own defaults.
+        argv: The command line, without the address it listens on.
+        rounds: One entry for each round that began; those of all variants at one place belong
+            together. None where nothing was measured.
+        failure: Why it was given up, with the fix; None if it was not.
+    """
+
+    name: str
+    profile: str | None
+    argv: tuple[str, ...]
+    rounds: tuple[Values | None, ...]
+    failure: str | None = None
+
+    def values(self, figure: str) -> tuple[float, ...]:
+        """The figure's values of all rounds that have it."""
+        return tuple(values[figure] for values in self.rounds if values and figure in values)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchMachine:
+    """The machine in words that identify no person."""
+
+    processor: str
+    physical_cores: int
+    logical_cores: int
+    memory_bytes: int
+    devices: tuple[str, ...]
+    system: str
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """All that a bench found.
+
+    Attributes:
+        model_file: The name of the GGUF, without its directory.
+        engine: The build, as it names itself.
+        workloads: In the order in which each round runs them.
+        rounds_planned: At a fixed number of repeats; None if the time decided.
+        figures: Those that some variant has, in the order to show them.
+        notes: Sentences for the reader.
+    """
+
+    model: str
+    model_file: str
+    engine: str
+    machine: BenchMachine
+    began_at: datetime
+    duration_s: float
+    seed: int
+    workloads: tuple[str, ...]
+    rounds_planned: int | None
+    is_interrupted: bool
+    figures: tuple[Figure, ...]
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that began."""
+        return max((len(variant.rounds) for variant in self.variants), default=0)
+
+
+_WORDS: Final[Mapping[Unit, Words]] = {"tokens/s": RATE, "s": TIME, "ms": TIME}
+
+
+@dataclass(frozen=True, slots=True)
+class VariantFinding:
+    """One figure of one variant.
+
+    Attributes:
+        values: Of each round, nan where the round has none.
+        spread: None without any value.
+        interval: Of 95 %, of the geometric mean; None where there are too few values.
+        comparison: Against the first variant, round by round; None for the first one itself, and
+            without values.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    spread: Spread | None
+    interval: tuple[float, float] | None
+    comparison: Comparison | None
+
+    @property
+    def known(self) -> tuple[float, ...]:
+        return tuple(value for value in self.values if not math.isnan(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One figure of all variants, in their order."""
+
+    figure: Figure
+    words: Words
+    scale: Scale
+    variants: tuple[VariantFinding, ...]
+
+
+def findings(result: BenchResult) -> tuple[Finding, ...]:
+    return tuple(_finding(figure, result.variants) for figure in result.figures)
+
+
+def words_for(unit: Unit) -> Words:
+    return _WORDS.get(unit, AMOUNT)
+
+
+def _finding(figure: Figure, variants: tuple[Variant, ...]) -> Finding:
+    words = words_for(figure.unit)
+    values = [_by_round(variant, figure.name) for variant in variants]
+    found = tuple(
+        _variant_finding(variant.name, own, values[0] if i else None, words)
+        for i, (variant, own) in enumerate(zip(variants, values, strict=True))
+    )
+    known = [value for variant in found for value in variant.known]
+    return Finding(figure, words, scale_for(figure.unit, known), found)
+
+
+def _by_round(variant: Variant, figure: str) -> tuple[float, ...]:
+    """Return a value for every round, so that those of two variants stay in pairs."""
+    return tuple((values or {}).get(figure, math.nan) for values in variant.rounds)
+
+
+def _variant_finding(
+    name: str, values: tuple[float, ...], base: tuple[float, ...] | None, words: Words
+) -> VariantFinding:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return VariantFinding(name, values, None, None, None)
+    comparison = None if base is None else compare(base, values, words=words)
+    return VariantFinding(name, values, spread(known), interval_of_mean(known), comparison)
+
+
+# Keeps a line within 100 columns: two columns of names, one of values, one of verdicts.
+_TITLE_MAX: Final = 28
+_VARIANT_MAX: Final = 15
+_GAP: Final = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    cells: tuple[str, str, str, str]
+    verdict_style: str | None = None
+
+
+def table(result: BenchResult) -> str:
+    """Return the table, grouped by workload; colour follows `output.wants_colour`."""
+    found = findings(result)
+    if not found:
+        return "nothing was measured"
+    base = _shorten(result.variants[0].name, _VARIANT_MAX)
+    head = ("figure", "variant", "median (range)", f"against {base}")
+    groups = list(_groups(found))
+    rows = [row for _, group in groups for row in group]
+    widths = [
+        max(len(cells[i]) for cells in (head, *(row.cells for row in rows))) for i in range(3)
+    ]
+    lines = [colored(_line(head, widths), "bold")]
+    for workload, group in groups:
+        lines += ["", colored(one_line(workload), "bold")]
+        lines += [_style_row(row, widths) for row in group]
+    return "\n".join(lines)
+
+
+def _groups(found: Sequence[Finding]) -> Iterator[tuple[str, list[_Row]]]:
+    names = dict.fromkeys(finding.figure.workload for finding in found)
+    for name in names:
+        rows = [
+            row for finding in found if finding.figure.workload == name for row in _rows(finding)
+        ]
+        yield name or "whole round", rows
+
+
+def _rows(finding: Finding) -> Iterator[_Row]:
+    """Yield a row for each variant; a long title goes on beside the next one."""
+    titles = wrap(one_line(finding.figure.title), _TITLE_MAX) or [""]
+    for title, variant in zip_longest(titles, finding.variants):
+        if variant is None:
+            yield _Row((title, "", "", ""))
+            continue
+        name = _shorten(variant.name, _VARIANT_MAX)
+        cells = (title or "", name, _values(variant, finding), _verdict_cell(variant))
+        yield _Row(cells, _style(variant, finding))
+
+
+def _values(variant: VariantFinding, finding: Finding) -> str:
+    if variant.spread is None:
+        return "-"
+    scale, spread = finding.scale, variant.spread
+    text = scale.quantity(spread.median)
+    if spread.count == 1:
+        return text
+    return f"{text} ({scale.number(spread.low)}–{scale.number(spread.high)})"
+
+
+def _verdict_cell(variant: VariantFinding) -> str:
+    return variant.comparison.verdict if variant.comparison else ""
+
+
+def _style(variant: VariantFinding, finding: Finding) -> str | None:
+    if variant.comparison is None or not variant.comparison.is_different:
+        return None
+    return "green" if variant.comparison.is_better(finding.words) else "red"
+
+
+def _style_row(row: _Row, widths: Sequence[int]) -> str:
+    if row.verdict_style is None:
+        return _line(row.cells, widths)
+    before = _line((*row.cells[:3], ""), widths).ljust(sum(widths) + len(_GAP) * 3)
+    return before + colored(row.cells[3], row.verdict_style)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=True))
+    return _GAP.join(padded).rstrip()
+
+
+def _shorten(text: str, limit: int) -> str:
+    text = one_line(text)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

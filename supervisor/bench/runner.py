@@ -1,37 +1,304 @@
-"""Measures variants in interleaved rounds, each time on a fresh engine."""
+"""Measures variants in interleaved rounds, each time on a fresh engine, with progress."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from supervisor.bench.figures import ENERGY, PEAK_MEMORY, READY
-from supervisor.bench.instance import PrivateInstance, private_instance
-from supervisor.bench.limits import RoundLimits
-from supervisor.bench.measurements import Measurements
-from supervisor.bench.progress import Progress, Step, Timeline, ticking
-from supervisor.bench.rehearsal import rehearse
-from supervisor.bench.sizes import Measured, Sizes, choose_sizes
+import orjson
+
+from supervisor.bench.engine_requests import complete, post, rate, text
+from supervisor.bench.figures import ENERGY, PEAK_MEMORY, READY, Values
+from supervisor.bench.own_engine import PrivateInstance, private_instance
 from supervisor.bench.variants import VariantSpec
-from supervisor.bench.workloads.workload import (
+from supervisor.bench.workload import (
+    Measured,
     MeasuredEngine,
     Outcome,
+    Sizes,
     Workload,
     WorkloadFailed,
+    choose_sizes,
 )
-from supervisor.engine_client.client import EngineUnreachable
+from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.errors import CorralError, EngineFailed, StartFailed
-from supervisor.host import energy
-from supervisor.host.energy import Energy, EnergyReading
-from supervisor.host.paths import Directories
-from supervisor.host.processor_load import processor_load, read_this_processor
-from supervisor.output import ProgressMeter
+from supervisor.output import ProgressMeter, duration
+from supervisor.system import energy
+from supervisor.system.energy import Energy, EnergyReading
+from supervisor.system.paths import Directories
+from supervisor.system.processor_load import processor_load, read_this_processor
+
+DEFAULT_REPEATS: Final = 5
+_MOST_REPEATS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLimits:
+    """At most this many rounds, and, if set, at most this long."""
+
+    repeats: int
+    limit_s: float | None
+
+    @classmethod
+    def of(cls, repeats: int | None, minutes: float | None) -> RoundLimits:
+        """With a time alone, as many rounds as fit in it; with neither, five."""
+        if minutes is None:
+            return cls(repeats or DEFAULT_REPEATS, None)
+        return cls(repeats or _MOST_REPEATS, 60 * minutes)
+
+    @property
+    def planned(self) -> int | None:
+        """The number of rounds; None if the time decides."""
+        return self.repeats if self.limit_s is None else None
+
+    def may_begin(self, done: int, elapsed_s: float, longest_s: float) -> bool:
+        """Whether another round may begin; the first one always may.
+
+        Args:
+            done: Complete rounds.
+            elapsed_s: Since the start.
+            longest_s: What the longest round took.
+        """
+        if done == 0 or self.limit_s is None:
+            return done < self.repeats
+        return done < self.repeats and elapsed_s + longest_s <= self.limit_s
+
+
+class Measurements:
+    """The values of each variant, round by round."""
+
+    def __init__(self, variants: Iterable[str]) -> None:
+        self._rounds: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+        self._failures: dict[str, str] = {}
+        self._notes: dict[str, None] = {}  # in order, each once
+        self._others_cores: list[float] = []
+        self.complete_rounds = 0
+
+    def begin_round(self) -> None:
+        for rounds in self._rounds.values():
+            rounds.append({})
+
+    def end_round(self) -> None:
+        self.complete_rounds += 1
+
+    def add(self, variant: str, values: Mapping[str, float]) -> None:
+        """Add values to the present round."""
+        self._rounds[variant][-1].update(values)
+
+    def give_up(self, variant: str, reason: str) -> None:
+        self._failures.setdefault(variant, reason)
+
+    def note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def add_load(self, others_cores: float | None) -> None:
+        """Add the cores that other programs took while a variant was measured."""
+        if others_cores is not None:
+            self._others_cores.append(others_cores)
+
+    @property
+    def others_cores(self) -> tuple[float, ...]:
+        return tuple(self._others_cores)
+
+    @property
+    def has_values(self) -> bool:
+        return any(values for rounds in self._rounds.values() for values in rounds)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._notes)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The variants that were not given up."""
+        return tuple(name for name in self._rounds if name not in self._failures)
+
+    def rounds(self, variant: str) -> tuple[Values | None, ...]:
+        return tuple(dict(values) or None for values in self._rounds[variant])
+
+    def failure(self, variant: str) -> str | None:
+        return self._failures.get(variant)
+
+
+_EVERY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a round: the start of a variant, or one of its workloads."""
+
+    variant: str
+    what: str
+
+
+class Timeline:
+    """How long steps took, and how long the rest will take."""
+
+    def __init__(self, round_steps: Sequence[Step], limits: RoundLimits) -> None:
+        self._round = round_steps
+        self._limits = limits
+        self._took_s: dict[Step, list[float]] = defaultdict(list)
+        self._done: list[Step] = []  # of the present round
+
+    def begin_round(self) -> None:
+        self._done.clear()
+
+    def add(self, step: Step, took_s: float) -> None:
+        self._took_s[step].append(took_s)
+        self._done.append(step)
+
+    def remaining_s(self, rounds_done: int, step: Step, step_s: float, elapsed_s: float) -> float:
+        """The time that remains; an estimate, never negative.
+
+        Args:
+            rounds_done: Complete rounds.
+            step: The one that runs.
+            step_s: For how long it has run.
+            elapsed_s: Since the first round began.
+        """
+        ahead = [other for other in self._round if other not in self._done and other != step]
+        present_s = max(0.0, self._mean_s(step) - step_s)
+        rest_s = present_s + sum(map(self._mean_s, ahead))
+        round_s = sum(map(self._mean_s, self._round))
+        further = max(0, self._limits.repeats - rounds_done - 1)
+        if self._limits.limit_s is None:
+            return rest_s + further * round_s
+        left_s = self._limits.limit_s - elapsed_s - rest_s
+        fitting = min(further, int(left_s / round_s) if round_s > 0 else 0)
+        return rest_s + max(0, fitting) * round_s
+
+    def _mean_s(self, step: Step) -> float:
+        """Of this step; else of the same step of other variants; else of all."""
+        same = [s for other, took in self._took_s.items() if other.what == step.what for s in took]
+        every = [s for took in self._took_s.values() for s in took]
+        found = self._took_s.get(step) or same or every
+        return statistics.fmean(found) if found else 0.0
+
+
+class Progress:
+    """Shows the steps of a bench."""
+
+    def __init__(
+        self, label: str, timeline: Timeline, limits: RoundLimits, meter: ProgressMeter
+    ) -> None:
+        self._label = label
+        self._timeline = timeline
+        self._limits = limits
+        self._meter = meter
+        self._began_s = self._step_began_s = time.monotonic()
+        self._round = 0
+        self._step: Step | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def begin_round(self) -> None:
+        if self._round == 0:
+            self._began_s = time.monotonic()
+        self._round += 1
+        self._timeline.begin_round()
+
+    @contextmanager
+    def step(self, variant: str, what: str) -> Iterator[None]:
+        self._step, self._step_began_s = Step(variant, what), time.monotonic()
+        self.show()
+        yield
+        self._timeline.add(self._step, time.monotonic() - self._step_began_s)
+
+    def show(self) -> None:
+        if self._step is None:
+            return
+        step_s = time.monotonic() - self._step_began_s
+        what = f"{self._step.variant}: {self._step.what}"
+        if self._round == 0:
+            self._meter.show(self._label, 0.0, f"first start · {what}")
+            return
+        left_s = self._timeline.remaining_s(self._round - 1, self._step, step_s, self.elapsed_s)
+        whole_s = self.elapsed_s + left_s
+        planned = self._limits.planned
+        number = f"round {self._round}" + (f" of {planned}" if planned else "")
+        left = f"{duration(left_s)} left · " if left_s else ""
+        self._meter.show(
+            self._label, self.elapsed_s / whole_s if whole_s else 0.0, f"{left}{number} · {what}"
+        )
+
+
+@contextmanager
+def ticking(show: Callable[[], None]) -> Iterator[None]:
+    """Call it twice a second during the block."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def tick() -> None:
+        nonlocal timer
+        show()
+        timer = loop.call_later(_EVERY_S, tick)
+
+    timer = loop.call_later(_EVERY_S, tick)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_PROMPT_WORDS: Final = 48
+_ANSWER_TOKENS: Final = 12
+# What an engine of an older build, which does not tell, most likely has.
+_CTX_SLOT: Final = 512
+
+
+async def rehearse(spec: VariantSpec, directories: Directories) -> Measured:
+    """Start a variant and send one short request.
+
+    Raises:
+        StartFailed, EngineFailed: It does not run.
+        WorkloadFailed: It rejects the request.
+    """
+    sample = text(Random(0), _PROMPT_WORDS)  # noqa: S311 (words of a prompt)
+    async with private_instance(spec.plan, directories) as instance, instance.client() as client:
+        slots, ctx_slot = await _slots(client)
+        tokens = await _count(client, sample)
+        generates = not (spec.plan.embedding and spec.plan.embedding.is_only)
+        prefill, decode = await _rates(client, sample) if generates else (0.0, 0.0)
+    return Measured(prefill, decode, ctx_slot, slots, tokens / _PROMPT_WORDS)
+
+
+async def _slots(client: EngineClient) -> tuple[int, int]:
+    """The number of slots, and the context of one."""
+    response = await client.get("/props")
+    match orjson.loads(response.body) if response.error is None else None:
+        case {"total_slots": int(slots), "default_generation_settings": {"n_ctx": int(ctx)}}:
+            return max(1, slots), ctx or _CTX_SLOT
+        case _:
+            return 1, _CTX_SLOT
+
+
+async def _count(client: EngineClient, sample: str) -> int:
+    answer = orjson.loads(await post(client, "/tokenize", {"content": sample}))
+    match answer:
+        case {"tokens": [*tokens]} if tokens:
+            return len(tokens)
+        case _:
+            raise WorkloadFailed("/tokenize: an answer without tokens")
+
+
+async def _rates(client: EngineClient, sample: str) -> tuple[float, float]:
+    reply = await complete(client, sample, _ANSWER_TOKENS)
+    timings = reply.timings
+    return (
+        rate(timings.prompt_tokens, timings.prompt_ms) or 0.0,
+        rate(timings.decoded_tokens, timings.decode_ms) or 0.0,
+    )
+
 
 _START: Final = "start"
 # Sizes are chosen for some seconds; an engine that takes this long hangs.
@@ -72,7 +339,7 @@ async def measure(job: BenchJob, found: Measurements, meter: ProgressMeter) -> N
 
 
 def _progress(job: BenchJob, meter: ProgressMeter) -> Progress:
-    whats = (_START, *(one.name for one in job.workloads))
+    whats = (_START, *(workload.name for workload in job.workloads))
     steps = [Step(spec.name, what) for spec in job.specs for what in whats]
     timeline = Timeline(steps, job.limits)
     return Progress(f"bench {job.model}", timeline, job.limits, meter)
@@ -154,7 +421,7 @@ async def _run_workloads(run: _Run, spec: VariantSpec, instance: PrivateInstance
             if outcome := await _outcome(run, spec, workload, engine):
                 run.found.add(spec.name, outcome.values)
                 tokens += outcome.tokens
-    _add_energy(run, spec, energy.between(before, run.job.read_energy()), tokens)
+    _add_energy(run, spec, energy.energy_between(before, run.job.read_energy()), tokens)
     load = processor_load(load_before, read_this_processor((instance.pid, os.getpid())))
     run.found.add_load(load.others_cores)
     if peak := instance.peak_memory_bytes():
@@ -174,13 +441,13 @@ async def _outcome(
     """Run a workload; one that the engine rejects is noted, and the others go on."""
     rng = Random(f"{run.job.seed}:{run.found.complete_rounds}:{workload.name}")  # noqa: S311
     try:
-        return await _bounded(workload, engine, rng)
+        return await _run_bounded(workload, engine, rng)
     except WorkloadFailed as error:
         run.found.note(f"{spec.name}, {workload.name}: {error}")
         return None
 
 
-async def _bounded(workload: Workload, engine: MeasuredEngine, rng: Random) -> Outcome:
+async def _run_bounded(workload: Workload, engine: MeasuredEngine, rng: Random) -> Outcome:
     try:
         async with asyncio.timeout(_WORKLOAD_TIMEOUT_S):
             return await workload.run(engine, rng)

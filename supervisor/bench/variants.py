@@ -1,18 +1,22 @@
-"""The variants of a bench: one model under several profiles, or with the engine's own defaults."""
+"""The variants of a bench, and whether the machine is free enough to measure them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from supervisor.engines.help import FlagValue
-from supervisor.flags.plan import Plan
-from supervisor.flags.setting import CORRAL
+from supervisor.builds.help import FlagValue
+from supervisor.errors import MachineBusy
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
+from supervisor.output import size
+from supervisor.plan.fit import MemoryCapacity, misfit_reason
+from supervisor.plan.plan import Plan
+from supervisor.plan.setting import CORRAL
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
+from supervisor.system.processor_load import BusyProgram
 
 PLAIN: Final = "plain"
 # Without these, a model that makes embeddings does not.
@@ -74,7 +78,7 @@ def of_profile(
     return VariantSpec(changed.profile, changed.profile, planner.plan(model))
 
 
-def plain(plan: Plan) -> VariantSpec:
+def plain_variant(plan: Plan) -> VariantSpec:
     """The engine's own defaults, as someone runs it who only names the model."""
     lines = tuple(line for line in plan.lines if line.flag in _ALWAYS | _PURPOSE)
     purpose = {
@@ -106,9 +110,9 @@ def choose(
     """
     own = of_profile(settings, directories, model)
     if not profiles:
-        return plain(own.plan), own
+        return plain_variant(own.plan), own
     return _unique(
-        plain(own.plan) if name == PLAIN else of_profile(settings, directories, model, name)
+        plain_variant(own.plan) if name == PLAIN else of_profile(settings, directories, model, name)
         for name in profiles
     )
 
@@ -121,3 +125,111 @@ def _unique(specs: Iterable[VariantSpec]) -> tuple[VariantSpec, ...]:
         count = seen[spec.name]
         found.append(replace(spec, name=f"{spec.name} ({count})") if count > 1 else spec)
     return tuple(found)
+
+
+# Threads that decode wait for each other: one that is descheduled delays all. What every machine
+# does in the background stays below this.
+_FREE_CORES: Final = 0.2
+_FREE_SHARE: Final = 0.05
+_NAMED_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that the user's daemon holds in memory."""
+
+    name: str
+    memory_bytes: int | None
+    slots_busy: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """The machine before the first start.
+
+    Attributes:
+        capacity: What models may take of each memory.
+        available_bytes: Main memory that is free now.
+        programs: Those that take processor time, the busiest first.
+        loaded: By the user's daemon.
+    """
+
+    capacity: MemoryCapacity
+    available_bytes: int
+    logical_cores: int
+    programs: tuple[BusyProgram, ...]
+    loaded: tuple[LoadedModel, ...]
+
+
+def obstacles(facts: MachineFacts, specs: Sequence[VariantSpec]) -> tuple[str, ...]:
+    """What is in the way, as clauses; none if the machine is free."""
+    return (*_memory(facts, specs), *_processor(facts))
+
+
+def check(facts: MachineFacts, specs: Sequence[VariantSpec]) -> None:
+    """Raise MachineBusy with what is in the way."""
+    if found := obstacles(facts, specs):
+        raise MachineBusy(
+            f"the machine is not free to measure on: {'; '.join(found)}",
+            hint=f"{_advice(facts)}, or measure anyway with --force",
+        )
+
+
+def notes(facts: MachineFacts) -> Iterator[str]:
+    """What a reader of the result should know, although it is not in the way."""
+    if facts.loaded:
+        yield f"the daemon kept {_loaded_text(facts.loaded)} in memory meanwhile"
+
+
+def note_on_load(others_cores: Sequence[float], logical_cores: int) -> str | None:
+    """What other programs took while variants were measured; None if they left them alone."""
+    disturbed = [cores for cores in others_cores if cores > _free_cores(logical_cores)]
+    if not disturbed:
+        return None
+    return (
+        f"other programs took up to {max(disturbed):.1f} cores, in {len(disturbed)} of "
+        f"{len(others_cores)} measurements: repeat it on a free machine"
+    )
+
+
+def _free_cores(logical_cores: int) -> float:
+    """What others may take without being in the way."""
+    return max(_FREE_CORES, _FREE_SHARE * logical_cores)
+
+
+def _memory(facts: MachineFacts, specs: Sequence[VariantSpec]) -> Iterator[str]:
+    for spec in specs:
+        estimate = spec.plan.estimate
+        if reason := misfit_reason(estimate, facts.capacity):
+            yield f"{spec.name} can never fit: {reason}"
+        elif estimate.host.at_start > facts.available_bytes:
+            needed, free = size(estimate.host.at_start), size(facts.available_bytes)
+            holds = f" (the daemon holds {_loaded_text(facts.loaded)})" if facts.loaded else ""
+            yield f"{spec.name} needs {needed} of main memory, but {free} are free{holds}"
+
+
+def _processor(facts: MachineFacts) -> Iterator[str]:
+    taken = sum(program.cores for program in facts.programs)
+    if taken <= _free_cores(facts.logical_cores):
+        return
+    names = {pid: model.name for model in facts.loaded for pid in model.pids}
+    for program in facts.programs[:_NAMED_MAX]:
+        if program.pid in names:
+            yield f"the daemon's {names[program.pid]} takes {program.cores:.1f} cores"
+        else:
+            yield f"{program.name} (pid {program.pid}) takes {program.cores:.1f} cores"
+
+
+def _advice(facts: MachineFacts) -> str:
+    if facts.loaded:
+        return f"end what it names (corral unload {' '.join(model.name for model in facts.loaded)})"
+    return "end what it names"
+
+
+def _loaded_text(loaded: Sequence[LoadedModel]) -> str:
+    return ", ".join(
+        f"{model.name} ({size(model.memory_bytes)}"
+        + (f", {model.slots_busy} requests running)" if model.slots_busy else ")")
+        for model in loaded
+    )

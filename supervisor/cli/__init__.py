@@ -1,6 +1,7 @@
 """The command line: each verb calls its command, shows the result, and returns an exit code.
 
-A verb imports its command when it runs, so that `--help` and `corral status` start fast.
+`app*.py` have the signatures and import nothing heavy; every other module does what the verbs of
+one noun do, and is imported when such a verb runs: `--help` and `corral status` start fast.
 """
 
 from supervisor.cli.app import main

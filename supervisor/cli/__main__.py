@@ -1,6 +1,6 @@
 """`python -m supervisor.cli`."""
 
-from supervisor.cli import main
+from supervisor.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -7,24 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from supervisor import __version__
-from supervisor.cli import (
-    batch,
-    capture,
-    config,
-    engine,
-    hooks,
-    key,
-    measure,
-    model,
-    profile,
-    record,
-    requests,
-    run,
-    service,
-    setup,
-    slots,
-    usage,
-)
+from supervisor.cli import app_measure, app_requests, app_run, app_setup
 from supervisor.errors import Interrupted
 
 _HELP: Final = """Run llama.cpp's llama-server well.
@@ -52,22 +35,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(run.commands)
-app.add_typer(measure.commands)
-app.add_typer(capture.commands)
-app.add_typer(setup.commands)
-app.add_typer(usage.commands)
-app.add_typer(engine.commands, name="engine")
-app.add_typer(model.commands, name="model")
-app.add_typer(profile.commands, name="profile")
-app.add_typer(config.commands, name="config")
-app.add_typer(service.commands, name="service")
-app.add_typer(requests.commands, name="requests")
-app.add_typer(hooks.commands, name="hooks")
-app.add_typer(slots.commands, name="slots")
-app.add_typer(record.commands, name="record")
-app.add_typer(key.commands, name="key")
-app.add_typer(batch.commands, name="batch")
+app.add_typer(app_run.run_commands)
+app.add_typer(app_measure.measure_commands)
+app.add_typer(app_requests.capture_commands)
+app.add_typer(app_setup.setup_commands)
+app.add_typer(app_measure.usage_commands)
+app.add_typer(app_setup.engine_commands, name="engine")
+app.add_typer(app_setup.model_commands, name="model")
+app.add_typer(app_setup.profile_commands, name="profile")
+app.add_typer(app_setup.config_commands, name="config")
+app.add_typer(app_run.service_commands, name="service")
+app.add_typer(app_requests.requests_commands, name="requests")
+app.add_typer(app_setup.hooks_commands, name="hooks")
+app.add_typer(app_requests.slots_commands, name="slots")
+app.add_typer(app_measure.record_commands, name="record")
+app.add_typer(app_setup.key_commands, name="key")
+app.add_typer(app_requests.batch_commands, name="batch")
 
 
 def main() -> None:

@@ -1,57 +1,457 @@
-"""`corral batch`: files of requests."""
+"""`corral batch run|list|show|cancel`: files of requests that the daemon computes."""
 
 from __future__ import annotations
 
+import json
+import os
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Any, Final, Self
 
-import typer
+import httpx
 
-from supervisor.cli.options import Json, finish
+from proxy.errors import Draining
+from supervisor.daemon.control_client import Client
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DaemonBusy,
+    Interrupted,
+    NotRunning,
+    SettingsInvalid,
+)
+from supervisor.output import CommandResult, ProgressMeter, colored, duration, table, write
+from supervisor.system.files import open_regular
+from supervisor.system.paths import directories
 
-commands = typer.Typer(help="Files of requests, computed as batches.", no_args_is_help=True)
-
-Output = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.jsonl", help="Write the results there, and errors beside it."),
-]
+CERT_VARIABLE: Final = "CORRAL_CLIENT_CERT"
+_END: Final = "-----END CERTIFICATE-----"
 
 
-@commands.command("run")
-def batch_run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="Requests, one a line.")],
-    output: Output = None,
-    as_json: Json = False,
-) -> None:
-    """Compute a file of requests in OpenAI's batch format, and write the results beside it.
+def pinned_context(cert: Path) -> ssl.SSLContext:
+    """Trust the daemon's own certificate alone, whatever names it has.
 
-    Exits with 1 if a line failed. After Ctrl-C the batch goes on, after a second one it is
-    cancelled. Where the daemon needs an API key, it is read from CORRAL_API_KEY.
+    Its control socket has named the file, so no CA is needed, and 127.0.0.1 need not be a name.
+
+    Raises:
+        AccessDenied: The file cannot be read.
+        SettingsInvalid: It has no certificate, or the client certificate cannot be used.
     """
-    from supervisor.commands.batch import run as call
-
-    finish("batch run", lambda: call(file, output), as_json=as_json)
-
-
-@commands.command("list")
-def batch_list(as_json: Json = False) -> None:
-    """List the newest batches."""
-    from supervisor.commands.batch import list_batches as call
-
-    finish("batch list", call, as_json=as_json)
-
-
-@commands.command("show")
-def batch_show(batch: str, output: Output = None, as_json: Json = False) -> None:
-    """Show how far a batch is, and what is wrong with its lines."""
-    from supervisor.commands.batch import show as call
-
-    finish("batch show", lambda: call(batch, output), as_json=as_json)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        text = cert.read_text("ascii", "ignore")
+        context.load_verify_locations(cadata=text.partition(_END)[0] + _END + "\n")
+    except (ssl.SSLError, ValueError) as error:
+        raise SettingsInvalid(f"the daemon's certificate {cert} cannot be used: {error}") from error
+    except OSError as error:
+        reason = f"the daemon's certificate {cert} cannot be read: {error.strerror}"
+        raise AccessDenied(reason) from error
+    if own := os.environ.get(CERT_VARIABLE):
+        _present(context, own)
+    return context
 
 
-@commands.command("cancel")
-def batch_cancel(batch: str, as_json: Json = False) -> None:
-    """Cancel a batch; the results that it has are kept."""
-    from supervisor.commands.batch import cancel as call
+def raise_if_refused(error: Exception) -> None:
+    """Raises AccessDenied if TLS with the daemon has failed, and not only the connection."""
+    if "[SSL" in str(error) or "CERTIFICATE" in str(error):
+        raise AccessDenied(
+            f"no TLS connection with the daemon: {error}",
+            hint=f"where it demands a client certificate, set {CERT_VARIABLE} to a PEM file with "
+            "one and its key; corral config check shows whether its own has expired",
+        ) from error
 
-    finish("batch cancel", lambda: call(batch), as_json=as_json)
+
+def _present(context: ssl.SSLContext, own: str) -> None:
+    try:
+        context.load_cert_chain(own, password="")
+    except OSError as error:  # also an ssl.SSLError
+        raise SettingsInvalid(
+            f"{CERT_VARIABLE}: {own} cannot be used: {error.strerror or error}",
+            hint="it names a PEM file with a client certificate and its key, without a passphrase",
+        ) from error
+
+
+KEY_VARIABLE: Final = "CORRAL_API_KEY"
+_TIMEOUT_S: Final = 60.0
+_LIST_MAX: Final = 100
+
+Object = Mapping[str, Any]
+
+
+class BatchClient:
+    """Every method raises CorralError: DaemonBusy where the proxy does not answer."""
+
+    def __init__(self) -> None:
+        """Find the daemon. Raises NotRunning."""
+        self._http = connected()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def reconnect(self) -> None:
+        """Find the daemon again, which may have another address. Raises NotRunning."""
+        found = connected()
+        self._http.close()
+        self._http = found
+
+    def upload(self, path: Path) -> Object:
+        with open_regular(path) as file:
+            form = {"file": (path.name, file, "application/jsonl")}
+            return self._json("POST", "/v1/files", data={"purpose": "batch"}, files=form)
+
+    def create(self, file_id: str, endpoint: str) -> Object:
+        members = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
+        return self._json("POST", "/v1/batches", json=members)
+
+    def get(self, batch_id: str) -> Object:
+        return self._json("GET", f"/v1/batches/{_safe(batch_id)}")
+
+    def cancel(self, batch_id: str) -> Object:
+        return self._json("POST", f"/v1/batches/{_safe(batch_id)}/cancel")
+
+    def list(self) -> list[Object]:
+        """The newest batches."""
+        found: list[Object] = self._json("GET", "/v1/batches", params={"limit": _LIST_MAX})["data"]
+        return found
+
+    def download(self, file_id: str, path: Path) -> None:
+        """Write a file; it is there whole or not at all."""
+        with (
+            _translate_http_errors(),
+            self._http.stream("GET", f"/v1/files/{file_id}/content") as response,
+        ):
+            if response.is_error:
+                response.read()
+                raise _failure(response)
+            _write(path, response.iter_bytes())
+
+    def _json(self, method: str, path: str, **content: Any) -> Object:
+        with _translate_http_errors():
+            response = self._http.request(method, path, **content)
+            if response.is_error:
+                raise _failure(response)
+            found: Object = response.json()
+            return found
+
+
+def connected() -> httpx.Client:
+    """Find the daemon. Raises NotRunning."""
+    status = Client(directories().control_socket).status()
+    cert = status["tls_cert"]
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    # No proxy of the environment: the daemon is on this machine.
+    return httpx.Client(
+        base_url=status["url"],
+        headers=headers,
+        timeout=_TIMEOUT_S,
+        trust_env=False,
+        verify=pinned_context(Path(cert)) if cert else True,
+    )
+
+
+@contextmanager
+def _translate_http_errors() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise_if_refused(error)
+        raise DaemonBusy(
+            f"the daemon does not answer: {str(error) or type(error).__name__}",
+            hint="corral status shows whether it runs; its batches go on when it runs again",
+        ) from error
+
+
+def _failure(response: httpx.Response) -> CorralError:
+    try:
+        error = response.json()["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, code = f"the daemon answered with status {response.status_code}", None
+    if code == Draining.code:
+        return DaemonBusy(message)
+    is_key = response.status_code == httpx.codes.UNAUTHORIZED
+    return CorralError(message, hint=f"set {KEY_VARIABLE} to an API key" if is_key else None)
+
+
+def _safe(batch_id: str) -> str:
+    if not batch_id.replace("_", "").replace("-", "").isalnum() or not batch_id.isascii():
+        raise CorralError(f"{batch_id!r} is no id of a batch", hint="corral batch list shows them")
+    return batch_id
+
+
+def _write(path: Path, pieces: Iterator[bytes]) -> None:
+    try:
+        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(pieces)
+        Path(draft).replace(path)
+    except OSError as error:
+        Path(draft).unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def _unwritable(path: Path, error: OSError) -> AccessDenied:
+    return AccessDenied(f"cannot write {path}: {error.strerror}")
+
+
+_ACTIVE: Final = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+_POLL_FIRST_S: Final = 0.1
+_POLL_MAX_S: Final = 2.0
+# A daemon that is restarted drains for up to half a minute, and may replay its database.
+_RESTART_MAX_S: Final = 120.0
+
+
+class Pace:
+    """How long the rest takes, by the lines that were done since the first look."""
+
+    def __init__(self, done: int, now_s: float) -> None:
+        self._done = done
+        self._began_at_s = now_s
+
+    def left_s(self, done: int, total: int, now_s: float) -> float | None:
+        """None before a line is done."""
+        new = done - self._done
+        return (now_s - self._began_at_s) * (total - done) / new if new > 0 else None
+
+
+def wait(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
+    """Return the batch at its end; goes on where the daemon is restarted meanwhile.
+
+    Raises:
+        DaemonBusy, NotRunning: The daemon has not answered for two minutes.
+    """
+    pace, pause_s = Pace(_count_done(batch), time.monotonic()), _POLL_FIRST_S
+    try:
+        while batch["status"] in _ACTIVE:
+            _show(batch, pace, meter)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _POLL_MAX_S)
+            batch = _await_batch(client, batch, meter)
+    finally:
+        meter.clear()
+    return batch
+
+
+def _await_batch(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
+    """Return the batch as it is now, or once the daemon answers again."""
+    until_s = time.monotonic() + _RESTART_MAX_S
+    while True:
+        try:
+            return client.get(batch["id"])
+        except (DaemonBusy, NotRunning):
+            if time.monotonic() >= until_s:
+                raise
+        meter.show(batch["id"], _fraction(batch), "waits until the daemon runs again")
+        time.sleep(_POLL_FIRST_S)
+        with suppress(DaemonBusy, NotRunning):
+            client.reconnect()
+
+
+def _show(batch: Object, pace: Pace, meter: ProgressMeter) -> None:
+    meter.show(batch["id"], _fraction(batch), _detail(batch, pace))
+
+
+def _detail(batch: Object, pace: Pace) -> str:
+    if reason := batch.get("pause_reason"):
+        return f"waits: {reason}"
+    if batch["status"] != "in_progress":
+        return str(batch["status"])
+    counts, done = batch["request_counts"], _count_done(batch)
+    left_s = pace.left_s(done, counts["total"], time.monotonic())
+    parts = [f"{done} of {counts['total']} lines"]
+    parts += [f"{counts['failed']} failed"] if counts["failed"] else []
+    parts += [f"{duration(left_s)} left"] if left_s is not None else []
+    return " · ".join(parts)
+
+
+def _fraction(batch: Object) -> float:
+    total = batch["request_counts"]["total"]
+    return _count_done(batch) / total if total else 0.0
+
+
+def _count_done(batch: Object) -> int:
+    counts = batch["request_counts"]
+    return int(counts["completed"] + counts["failed"])
+
+
+_HEAD: Final = ("BATCH", "STATUS", "DONE", "FAILED", "LINES", "CREATED", "ENDPOINT")
+# For a second Ctrl-C, which cancels.
+_SECOND_S: Final = 2.0
+_LINE_MAX_BYTES: Final = 64 * 1024**2
+_EXAMPLE: Final = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", '
+    '"body": {"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}}'
+)
+
+
+def run(path: Path, output: Path | None) -> CommandResult:
+    """Compute a file; exit code 0 only if every line was computed without an error."""
+    endpoint = _endpoint(path)
+    files = _files_of(output or path.with_suffix(".output.jsonl"))
+    _check_new(files)
+    with BatchClient() as client:
+        batch = _create_batch(client, path, endpoint)
+        try:
+            batch = wait(client, batch, ProgressMeter())
+        except KeyboardInterrupt as interrupt:
+            raise _handle_interrupt(client, batch["id"]) from interrupt
+        except (DaemonBusy, NotRunning) as error:
+            again = f"corral start, then corral batch show {batch['id']}"
+            hint = f"{batch['id']} goes on when the daemon runs again: {again}"
+            raise DaemonBusy(error.message, hint=hint) from error
+        return _result(batch, _download(client, batch, files))
+
+
+def list_batches() -> CommandResult:
+    with BatchClient() as client:
+        found = client.list()
+    rows = [_row(batch) for batch in found]
+    text = table(_HEAD, rows) if rows else "no batches; corral batch run FILE.jsonl runs one"
+    return CommandResult(found, text)
+
+
+def show(batch_id: str, output: Path | None) -> CommandResult:
+    """Show a batch, and with `output` write its results there."""
+    files = _files_of(output) if output else None
+    with BatchClient() as client:
+        batch = client.get(batch_id)
+        if files is None:
+            return CommandResult(batch, _text(batch), tuple(_notes(batch)))
+        _check_new(files)
+        return _result(batch, _download(client, batch, files))
+
+
+def cancel(batch_id: str) -> CommandResult:
+    with BatchClient() as client:
+        batch = client.cancel(batch_id)
+    note = f"corral batch show {batch_id} shows what was computed until now"
+    return CommandResult(batch, f"{batch_id} is {batch['status']}", (note,))
+
+
+# A file and its results.
+
+
+def _create_batch(client: BatchClient, path: Path, endpoint: str) -> Object:
+    try:
+        uploaded = client.upload(path)
+        return client.create(uploaded["id"], endpoint)
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(
+            f"stopped while {path} was sent", hint="corral batch list shows whether it runs"
+        ) from interrupt
+
+
+def _endpoint(path: Path) -> str:
+    """The endpoint of a file's first line; the daemon checks all lines."""
+    try:
+        with open_regular(path) as file:
+            lines = iter(lambda: file.readline(_LINE_MAX_BYTES), b"")
+            line = next((line for line in lines if line.strip()), b"")
+    except OSError as error:
+        raise AccessDenied(f"cannot read {path}: {error.strerror}") from error
+    try:
+        url = json.loads(line.decode("utf-8-sig"))["url"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorralError(
+            f"the first line of {path} is no request of a batch", hint=f"a line is {_EXAMPLE}"
+        ) from error
+    return str(url)
+
+
+def _files_of(output: Path) -> tuple[Path, Path]:
+    """Where results and errors are written."""
+    name = output.name.removesuffix(".jsonl").removesuffix(".output")
+    return output, output.with_name(f"{name}.errors.jsonl")
+
+
+def _check_new(files: tuple[Path, Path]) -> None:
+    for path in files:
+        if os.path.lexists(path):
+            raise AccessDenied(
+                f"{path} exists already", hint="move it away, or name another file by --output"
+            )
+    parent = files[0].absolute().parent
+    if not os.access(parent, os.W_OK):
+        raise AccessDenied(f"cannot write to {parent}", hint="name a file by --output")
+
+
+def _download(client: BatchClient, batch: Object, files: tuple[Path, Path]) -> list[Path]:
+    written = []
+    for name, path in zip(("output_file_id", "error_file_id"), files, strict=True):
+        if file_id := batch[name]:
+            client.download(file_id, path)
+            written.append(path)
+    return written
+
+
+def _handle_interrupt(client: BatchClient, batch_id: str) -> Interrupted:
+    """After Ctrl-C the batch goes on; after a second one it is cancelled."""
+    write(f"\n{batch_id} goes on; Ctrl-C again cancels it", sys.stderr)
+    try:
+        time.sleep(_SECOND_S)
+    except KeyboardInterrupt:
+        client.cancel(batch_id)
+        return Interrupted(
+            f"{batch_id} is cancelled",
+            hint=f"corral batch show {batch_id} --output FILE.jsonl writes what was computed",
+        )
+    return Interrupted(
+        f"stopped waiting; {batch_id} goes on",
+        hint=f"corral batch show {batch_id} shows how far it is, "
+        f"with --output FILE.jsonl it writes the results; corral batch cancel {batch_id} ends it",
+    )
+
+
+# What is shown.
+
+
+def _result(batch: Object, written: list[Path]) -> CommandResult:
+    is_success = batch["status"] == "completed" and not batch["request_counts"]["failed"]
+    lines = [_text(batch), *(f"written: {path}" for path in written)]
+    data = {**batch, "files": [str(path) for path in written]}
+    notes = tuple(_notes(batch))
+    return CommandResult(data, "\n".join(lines), notes, exit_code=0 if is_success else 1)
+
+
+def _text(batch: Object) -> str:
+    counts = batch["request_counts"]
+    done = f"{counts['completed']} of {counts['total']} lines done, {counts['failed']} failed"
+    style = {"completed": "green", "failed": "red", "expired": "red"}.get(batch["status"], "yellow")
+    return f"{batch['id']}: {colored(batch['status'], style)}, {done}"
+
+
+def _notes(batch: Object) -> Iterator[str]:
+    if reason := batch.get("pause_reason"):
+        yield f"it waits: {reason}"
+    for error in (batch["errors"] or {"data": []})["data"]:
+        where = f"line {error['line']}: " if error["line"] else ""
+        yield f"{where}{error['message']}"
+
+
+def _row(batch: Object) -> tuple[str, ...]:
+    counts = batch["request_counts"]
+    created = datetime.fromtimestamp(batch["created_at"], UTC).astimezone()
+    status = f"{batch['status']}, waits" if batch.get("pause_reason") else batch["status"]
+    return (
+        *(batch["id"], status),
+        *(str(counts[name]) for name in ("completed", "failed", "total")),
+        *(f"{created:%Y-%m-%d %H:%M}", batch["endpoint"]),
+    )

@@ -1,135 +1,209 @@
-"""`corral capture`, `replay`, `report`: what was asked and answered, in files."""
+"""`corral capture`: the requests to a model with their responses, in a file."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from types import FrameType
+from typing import Any, Final, Self
 
-import typer
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import capture_text
+from supervisor.daemon.model_commands import resolve_running
+from supervisor.errors import AccessDenied, CorralError, DaemonBusy, DiskFull
+from supervisor.output import CommandResult, ProgressMeter, size
+from supervisor.system.paths import directories, file_name
 
-from supervisor.cli.options import Config, Json, finish, offer
-from supervisor.cli.quantities import read_bytes, read_flag, read_seconds
-from supervisor.output import CommandResult
-
-commands = typer.Typer()
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@commands.command()
-def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Whose requests.", autocompletion=offer("model")),
-    ] = None,
-    duration_s: Annotated[
-        float,
-        typer.Option("--for", parser=read_seconds, metavar="TIME", help="Such as 90s, 10m or 2h."),
-    ] = "10m",  # type: ignore[assignment]
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A new file. Unset: named after the model and the time."),
-    ] = None,
-    max_size: Annotated[
-        int, typer.Option(parser=read_bytes, metavar="SIZE", help="Of the file, such as 64MiB.")
-    ] = "64MiB",  # type: ignore[assignment]
-    max_requests: Annotated[int | None, typer.Option(min=1, help="As many requests.")] = None,
-    stop: Annotated[bool, typer.Option("--stop", help="End the capture that runs.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Record the requests to a model with their responses; without words, show what is recorded.
+class CaptureFile:
+    """A new file of mode 0600. Each line is written whole, or, on a full disk, not at all.
 
-    The file has prompts and answers, for you alone (mode 0600), and no keys. The capture ends with
-    this command (Ctrl-C), at the first of its limits, or with the daemon. `corral replay` plays it.
+    Attributes:
+        end: The members of the last line; None before it.
     """
-    from supervisor.capture.limits import DURATION_MAX_S, SIZE_MAX_BYTES, SIZE_MIN_BYTES
-    from supervisor.commands import capture as command
 
-    if not 0 < duration_s <= DURATION_MAX_S:
-        raise typer.BadParameter("--for is above 0s and at most 24h")
-    if not SIZE_MIN_BYTES <= max_size <= SIZE_MAX_BYTES:
-        raise typer.BadParameter("--max-size is from 64KiB to 64GiB")
-    if stop and model:
-        raise typer.BadParameter("give --model or --stop, not both")
-    if output and not model:
-        raise typer.BadParameter("--output needs --model")
+    def __init__(self, path: Path) -> None:
+        """Create the file; raises AccessDenied where that cannot be or something is there."""
+        self.path = path.absolute()
+        self.size_bytes = self.requests = self.responses = 0
+        self.end: dict[str, Any] | None = None
+        self._began_at_s = time.monotonic()
+        try:
+            self._descriptor = os.open(self.path, _FLAGS, 0o600)
+        except FileExistsError as error:
+            raise AccessDenied(
+                f"{self.path} is there already", hint="name another file with --output"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise AccessDenied(
+                f"cannot write {self.path}: {getattr(error, 'strerror', None) or error}",
+                hint="name a file in a directory that exists and is yours to write",
+            ) from error
 
-    def call() -> CommandResult:
-        if stop:
-            return command.stop()
-        if model is None:
-            return command.show()
-        options = command.CaptureOptions(model, duration_s, max_size, max_requests, output)
-        return command.capture(options)
+    def __enter__(self) -> Self:
+        return self
 
-    finish("capture", call, as_json=as_json)
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began_at_s
+
+    def write(self, line: bytes) -> None:
+        """Append a line; an empty one only says that the daemon is there. Raises OSError."""
+        if line == b"\n":
+            return
+        self._append(line)
+        self.size_bytes += len(line)
+        self.requests += line.startswith(b'{"type":"request"')
+        self.responses += line.startswith(b'{"type":"response"')
+        if line.startswith(b'{"type":"end"'):
+            self.end = json.loads(line)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _append(self, line: bytes) -> None:
+        view = memoryview(line)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self.size_bytes)
+            raise
 
 
-@commands.command()
-def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
-    capture_file: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file of `capture`.")],
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Another build, or a path.", autocompletion=offer("engine")),
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Another profile.", autocompletion=offer("profile"))
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A flag, such as cache-type-k=q8_0."),
-    ] = None,
-    daemon: Annotated[
-        bool, typer.Option("--daemon", help="Play against the running daemon.")
-    ] = False,
-    speed: Annotated[
-        Literal["full", "as-recorded"],
-        typer.Option(help="As fast as answers come, or not before the time of each request."),
-    ] = "full",
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Unset: as many as were in flight.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Unset: the model of the capture.", autocompletion=offer("model")),
-    ] = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Play the requests of a capture with other settings or another build, on an engine of its own.
+_REASONS = {
+    "time": "its time is over",
+    "requests": "it has as many requests as were wanted",
+    "size": "it has its full size",
+    "stopped": "it was stopped",
+    "daemon_stopped": "the daemon stopped",
+}
+_CONTENT = "it contains prompts and answers; keys are taken out"
 
-    Greedy, with one seed. Shows speed, cache use, and the first token of each answer that differs
-    from the captured one where that was greedy, else from that of the model's present settings,
-    which are played first. A running daemon is not disturbed, but for the processor.
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """`output` None: a new file in this directory, named after the model and the time."""
+
+    model: str
+    duration_s: float
+    size_bytes: int
+    requests: int | None
+    output: Path | None
+
+
+def capture(options: CaptureOptions) -> CommandResult:
+    """Capture until a limit, Ctrl-C, or the end of the daemon."""
+    client = Client(directories().control_socket)
+    (model,) = resolve_running([options.model], client.status())
+    body = {
+        "model": model,
+        "duration_s": options.duration_s,
+        "size_bytes": options.size_bytes,
+        "requests": options.requests,
+    }
+    file = CaptureFile(options.output or _new_name(model))
+    try:
+        with file, _stopped_by_signals(client.stop_capture):
+            _fill(file, client, body, options.duration_s)
+    except OSError as error:
+        if not file.requests:
+            file.remove()
+        raise DiskFull(
+            f"cannot write {file.path}: {error.strerror}",
+            hint=f"it has {file.requests} requests, whole up to its last line"
+            if file.requests
+            else "name a file on another disk with --output",
+        ) from error
+    except CorralError:
+        if not file.size_bytes:
+            file.remove()
+        raise
+    return _result(file)
+
+
+def show() -> CommandResult:
+    """Show the capture that runs, if one does."""
+    running = Client(directories().control_socket).status()["capture"]
+    text = capture_text(running) if running else "nothing is captured"
+    return CommandResult(running, text)
+
+
+def stop() -> CommandResult:
+    """End the capture that runs; its command has the file."""
+    client = Client(directories().control_socket)
+    running = client.status()["capture"]
+    client.stop_capture()
+    return CommandResult(running, "stopped the capture" if running else "nothing is captured")
+
+
+def _new_name(model: str) -> Path:
+    return Path(f"{file_name(model)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
+
+
+def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: float) -> None:
+    meter = ProgressMeter()
+    try:
+        for line in client.capture(body):
+            file.write(line)
+            done = min(1.0, file.age_s / duration_s)
+            meter.show("capturing", done, f"{file.requests} requests, {size(file.size_bytes)}")
+    except DaemonBusy:
+        if not file.size_bytes:
+            raise  # it never began; else the daemon ended in the middle of it
+    finally:
+        meter.clear()
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """End the capture on the first Ctrl-C or SIGTERM, without losing a line; the second ends all.
+
+    A KeyboardInterrupt would lose what is half read.
     """
-    from supervisor.commands.replay import ReplayOptions
-    from supervisor.commands.replay import replay as call
 
-    if daemon and (engine or profile or changes):
-        raise typer.BadParameter("--daemon plays with the daemon's settings; leave the others out")
-    flags = dict(map(read_flag, changes or ()))
-    is_as_recorded = speed == "as-recorded"
-    options = ReplayOptions(
-        model, engine, profile, flags, daemon, is_as_recorded, concurrency, config
+    def on_signal(number: int, _: FrameType | None) -> None:
+        signal.signal(number, before[signal.Signals(number)])
+        with suppress(CorralError):
+            stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])
+
+
+def _result(file: CaptureFile) -> CommandResult:
+    end = file.end
+    dropped = int(end["dropped"]) if end else 0
+    data = {
+        "path": str(file.path),
+        "requests": file.requests,
+        "responses": file.responses,
+        "dropped": dropped,
+        "size_bytes": file.size_bytes,
+        "reason": end["reason"] if end else "daemon_lost",
+    }
+    why = _REASONS.get(str(end["reason"]), "it ended") if end else "the daemon ended suddenly"
+    noun = "request" if file.requests == 1 else "requests"
+    text = (
+        f"captured {file.requests} {noun}, {file.responses} answered, {size(file.size_bytes)}; "
+        f"{why}\n{file.path}"
     )
-    finish("replay", lambda: call(capture_file, options), as_json=as_json)
-
-
-@commands.command()
-def report(
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A new file. Unset: named after the time, in here."),
-    ] = None,
-    with_prompts: Annotated[
-        bool, typer.Option("--with-prompts", help="Keep what logs and settings have of prompts.")
-    ] = False,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Write one archive for a bug report: versions, checks, plans, settings, logs and figures.
-
-    It has no keys, no prompts and no answers, and neither your name nor your home directory. Works
-    without a daemon, and with settings that are wrong.
-    """
-    from supervisor.commands.report import report as call
-
-    finish("report", lambda: call(config, output, with_prompts=with_prompts), as_json=as_json)
+    lost = [f"{dropped} requests or responses were dropped"] if dropped else []
+    return CommandResult(data, text, (*lost, _CONTENT), exit_code=0 if end else 1)

@@ -1,80 +1,317 @@
-"""`corral config`: the settings file."""
+"""`corral config` and `corral profile`: settings checked, shown and changed; sets of flags."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
-import typer
+from cryptography import x509
 
-from supervisor.cli.options import Config, Json, finish, offer
-
-commands = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
-
-SettingKey = Annotated[
-    str,
-    typer.Argument(
-        metavar="KEY", help="A dotted key, as proxy.listen.", autocompletion=offer("setting")
-    ),
-]
-
-
-@commands.command("check")
-def config_check(config: Config = None, as_json: Json = False) -> None:
-    """Check the settings and plan every model, without starting anything."""
-    from supervisor.commands.config import check as call
-
-    finish("config check", lambda: call(config), as_json=as_json)
-
-
-@commands.command("show")
-def config_show(config: Config = None, as_json: Json = False) -> None:
-    """Show the value and origin of every setting."""
-    from supervisor.commands.config import show_settings as call
-
-    finish("config show", lambda: call(config), as_json=as_json)
-
-
-@commands.command("path")
-def config_path(config: Config = None, as_json: Json = False) -> None:
-    """Show the settings file and all directories."""
-    from supervisor.commands.config import paths as call
-
-    finish("config path", lambda: call(config), as_json=as_json)
-
-
-@commands.command("set")
-def config_set(
-    key: SettingKey,
-    value: Annotated[str, typer.Argument(help="A TOML value, or a text without quotes.")],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Set one value in corral.toml; its comments stay, and invalid settings are refused."""
-    from supervisor.commands.config_change import set_value as call
-
-    finish("config set", lambda: call(key, value, config), as_json=as_json)
+from proxy.common.toml_text import parse_toml
+from supervisor.backend.proxy_settings import check_proxy_settings, read_nodes
+from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, from_json
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.output import CommandResult, table
+from supervisor.plan import profile as profiles
+from supervisor.plan.context import embedding
+from supervisor.plan.plan import Plan
+from supervisor.plan.plan import check as check_profile
+from supervisor.plan.profile import Profile
+from supervisor.settings.edit import (
+    Edit,
+    key_parts,
+    values_of,
+    with_value,
+    without_value,
+    write_file,
+)
+from supervisor.settings.load import (
+    FILE_NAME,
+    find_file,
+    flatten,
+    load,
+    merge,
+    restart_changes,
+    search_path,
+)
+from supervisor.settings.reference import DIRECTIVE, json_schema
+from supervisor.settings.reference import FILE_NAME as SCHEMA_NAME
+from supervisor.settings.schema import Settings
+from supervisor.system.files import write_atomic
+from supervisor.system.paths import directories, make_private
+from supervisor.system.toml_file import read_toml
 
 
-@commands.command("unset")
-def config_unset(key: SettingKey, config: Config = None, as_json: Json = False) -> None:
-    """Take one value or table out of corral.toml; its comments stay."""
-    from supervisor.commands.config_change import unset_value as call
+def certificate_notes(settings: Settings, now: datetime) -> Iterator[str]:
+    """Yield a sentence for each certificate that has expired or is not valid yet."""
+    for setting, path in _files(settings):
+        for found in _certificates(path):
+            if (problem := _problem(found, now)) is not None:
+                yield f"{setting}: {path}: the certificate {_name(found)} {problem}"
 
-    finish("config unset", lambda: call(key, config), as_json=as_json)
+
+def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
+    if tls := settings.proxy.tls:
+        yield "proxy.tls.cert", tls.cert
+        if tls.client_ca:
+            yield "proxy.tls.client_ca", tls.client_ca
+    for name, node in settings.nodes.items():
+        if node.ca_file:
+            yield f"nodes.{name}.ca_file", node.ca_file
+        if node.cert:
+            yield f"nodes.{name}.cert", node.cert
 
 
-@commands.command("schema")
-def config_schema(
-    write: Annotated[
-        bool,
-        typer.Option(
-            "--write", help="Write it beside corral.toml, whose first line then tells editors."
-        ),
-    ] = False,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Show the JSON Schema of corral.toml, with the meaning of every setting."""
-    from supervisor.commands.config_schema import schema, write_schema
+def _certificates(path: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):  # OpenSSL, which reads more, has accepted the file
+        return []
 
-    finish("config schema", lambda: write_schema(config) if write else schema(), as_json=as_json)
+
+def _problem(found: x509.Certificate, now: datetime) -> str | None:
+    if found.not_valid_after_utc < now:
+        return f"expired at {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it"
+    if found.not_valid_before_utc > now:
+        return f"is not valid before {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    return None
+
+
+def _name(found: x509.Certificate) -> str:
+    return found.subject.rfc4514_string() or f"number {found.serial_number:x}"
+
+
+def check(config: Path | None) -> CommandResult:
+    where = directories()
+    loaded = load(config, config_dir=where.config)
+    check_proxy_settings(loaded.settings.proxy)
+    read_nodes(loaded.settings.nodes, _emit_nothing)
+    notes = tuple(certificate_notes(loaded.settings, datetime.now(UTC)))
+    planner = LaunchPlanner(loaded.settings, where)
+    plans = list(_all_plans(planner.reading_once()))
+    _check_fallbacks(loaded.settings, plans)
+    omitted = [
+        f"{plan.model}: {line.flag} is omitted: {line.reason}"
+        for plan in plans
+        for line in plan.omitted
+    ]
+    source = str(loaded.path or "no settings file")
+    names = ", ".join(planner.entries) or "none"
+    data = {"path": source, "models": list(planner.entries), "omitted": omitted}
+    return CommandResult(data, f"{source} is fine; models: {names}", (*omitted, *notes))
+
+
+def _emit_nothing(_: str, /, **_fields: object) -> None:
+    """A check starts no daemon, so its events have no reader."""
+
+
+def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:
+    """Reject a fallback that generates no text; raises SettingsInvalid."""
+    mute = [plan.model for plan in plans if _generates_nothing(plan)]
+    names = {name for model in mute for name in (model, *settings.models[model].aliases)}
+    lists = {
+        f"proxy.fallback.{name}": set(others) for name, others in settings.proxy.fallback.items()
+    }
+    for name, model in settings.models.items():
+        if model.fallback:
+            lists[f"models.{name}.fallback"] = {name, *model.fallback}
+    for place, others in lists.items():
+        for wrong in names & others:
+            raise SettingsInvalid(
+                f"{place}: {wrong} makes embeddings or ranks texts, no chats",
+                hint="only chats fall back: vectors and ranks of two models do not compare",
+            )
+
+
+def _generates_nothing(plan: Plan) -> bool:
+    found = embedding(plan.gguf, plan.memory_inputs.chosen)
+    return found is not None and found.is_only
+
+
+def _all_plans(planner: LaunchPlanner) -> Iterator[Plan]:
+    """Yield the plans of all models; raises CorralError with what is wrong with each model."""
+    errors: list[CorralError] = []
+    for name in planner.entries:
+        try:
+            yield from _plans(planner, name)
+        except CorralError as error:
+            errors.append(error)
+    if errors:
+        lines = dict.fromkeys(error.message for error in errors)
+        raise from_json({**errors[0].as_json(), "message": "\n".join(lines)})
+
+
+def _plans(planner: LaunchPlanner, model: str) -> Iterator[Plan]:
+    yield planner.plan(model)
+    if trial := planner.places.trial(model):
+        yield planner.plan_trial(model, trial)
+
+
+def show_settings(config: Path | None) -> CommandResult:
+    loaded = load(config, config_dir=directories().config)
+    values = flatten(loaded.settings.model_dump(mode="json"))
+    rows = [(key, str(value), loaded.origins.get(key, "default")) for key, value in values.items()]
+    data = {key: {"value": values[key], "origin": origin} for key, _, origin in rows}
+    return CommandResult(data, table(("SETTING", "VALUE", "FROM"), rows))
+
+
+def paths(config: Path | None) -> CommandResult:
+    where = directories()
+    loaded = load(config, config_dir=where.config)
+    data = {
+        "settings": str(loaded.path) if loaded.path else None,
+        "looked at": [str(place) for place in search_path(where.config)],
+        "config": str(where.config),
+        "data": str(where.data),
+        "cache": str(where.cache),
+        "log": str(where.log),
+        "runtime": str(where.runtime),
+    }
+    rows = [
+        (key, ", ".join(value) if isinstance(value, list) else str(value or "none"))
+        for key, value in data.items()
+    ]
+    return CommandResult(data, "\n".join(f"{key:10} {value}" for key, value in rows))
+
+
+def set_value(key: str, word: str, config: Path | None) -> CommandResult:
+    """Set one value; the file is made where there is none."""
+    parts = key_parts(key)
+    path = _file(config) or directories().config / FILE_NAME
+
+    def edit(text: str) -> Edit:
+        return _first_valid((with_value(text, parts, value) for value in values_of(word)), path)
+
+    return _write(path, edit, parts)
+
+
+def unset_value(key: str, config: Path | None) -> CommandResult:
+    """Take a value or a table out of the file."""
+    parts = key_parts(key)
+    path = _file(config)
+    if path is None:
+        raise SettingsInvalid("there is no settings file", hint="corral config path shows where")
+
+    def edit(text: str) -> Edit:
+        return _first_valid([without_value(text, parts)], path)
+
+    return _write(path, edit, parts)
+
+
+def _file(config: Path | None) -> Path | None:
+    return find_file(config, config_dir=directories().config, environ=os.environ)
+
+
+def _first_valid(edits: Iterable[Edit], path: Path) -> Edit:
+    """Return the first edit that leaves valid settings; raises what is wrong with the first."""
+    errors = []
+    for edit in edits:
+        try:
+            merge(parse_toml(edit.text.encode()), path)
+        except SettingsInvalid as error:
+            errors.append(error)
+        else:
+            return edit
+    raise SettingsInvalid(
+        errors[0].message, hint="nothing was changed; corral config show lists every setting"
+    )
+
+
+def _write(path: Path, edit: Callable[[str], Edit], parts: tuple[str, ...]) -> CommandResult:
+    before = _settings(path)
+    made = write_file(path, edit)
+    data = {"file": str(path), "lines": made.lines}
+    text = "\n".join(f"{path}: {line}" for line in made.lines)
+    return CommandResult(data, text, tuple(_notes(path, before, ".".join(parts))))
+
+
+def _settings(path: Path) -> Settings | None:
+    """Return what a file says now, or None if there is none or it is not valid."""
+    try:
+        return merge(read_toml(path), path).settings
+    except SettingsInvalid:
+        return None
+
+
+def _notes(path: Path, before: Settings | None, key: str) -> Iterator[str]:
+    loaded = merge(read_toml(path), path)
+    if loaded.origins.get(key) == "environment":
+        yield f"the environment sets {key} too, and wins"
+    if not directories().control_socket.exists():
+        return
+    if any(restart_changes(before or Settings(), loaded.settings)):
+        yield "a daemon runs: it takes a restart (corral stop, then corral start) to apply it"
+    else:
+        yield "a daemon runs: corral reload applies it"
+
+
+def schema() -> CommandResult:
+    """Show the schema."""
+    made = json_schema()
+    return CommandResult(made, json.dumps(made, indent=2))
+
+
+def write_schema(config: Path | None) -> CommandResult:
+    """Write the schema beside the settings file, whose first line then points editors to it."""
+    where = directories().config
+    path = find_file(config, config_dir=where, environ=os.environ) or where / FILE_NAME
+    beside = path.with_name(SCHEMA_NAME)
+    try:
+        if not path.parent.exists():
+            make_private(path.parent)
+        write_atomic(beside, json.dumps(json_schema(), indent=2) + "\n")
+    except OSError as error:
+        raise AccessDenied(f"{beside} cannot be written: {error.strerror}") from error
+    write_file(path, _with_directive)
+    return CommandResult({"file": str(path), "schema": str(beside)}, f"{beside}\n{path}")
+
+
+def _with_directive(text: str) -> Edit:
+    is_there = text.startswith("#:schema ")
+    return Edit(text if is_there else f"{DIRECTIVE}\n{text}", ())
+
+
+def list_profiles() -> CommandResult:
+    dirs = directories().profiles
+    found = [profiles.load(name, dirs) for name in profiles.names(dirs)]
+    rows = [(profile.name, profile.extends or "-", profile.description) for profile in found]
+    return CommandResult(
+        [_data(profile) for profile in found], table(("PROFILE", "EXTENDS", "WHAT FOR"), rows)
+    )
+
+
+def show_profile(name: str) -> CommandResult:
+    found = profiles.load(name, directories().profiles)
+    rows = [(flag, str(value), found.origins[flag]) for flag, value in found.flags.items()]
+    text = f"{found.description}\n{found.path}\n\n{table(('FLAG', 'VALUE', 'FROM'), rows)}"
+    return CommandResult(_data(found), text)
+
+
+def check_profiles(name: str | None, config: Path | None) -> CommandResult:
+    where = directories()
+    flags = LaunchPlanner(load(config, config_dir=where.config).settings, where).engine().flags
+    names = [name] if name else profiles.names(where.profiles)
+    omitted = {
+        name: [
+            f"{line.key}: {line.reason}"
+            for line in check_profile(profiles.load(name, where.profiles), flags).omitted
+        ]
+        for name in names
+    }
+    text = "\n".join(f"{name}: fine" for name in names)
+    notes = tuple(f"{name}: omits {line}" for name, lines in omitted.items() for line in lines)
+    return CommandResult({"profiles": omitted}, text, notes)
+
+
+def _data(found: Profile) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "path": str(found.path),
+        "description": found.description,
+        "extends": found.extends,
+        "flags": dict(found.flags),
+        "origins": dict(found.origins),
+    }

@@ -1,179 +1,355 @@
-"""`corral engine`: llama-server binaries."""
+"""`corral engine`: llama-server builds: listed, installed, chosen and removed."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
 
-import typer
-
-from supervisor.cli.options import Config, Json, finish, offer
-from supervisor.cli.quantities import read_seconds
-from supervisor.output import CommandResult
-
-Build = Annotated[
-    str,
-    typer.Argument(
-        metavar="BUILD",
-        help="Such as b10434 or b10434-vulkan.",
-        autocompletion=offer("engine"),
-    ),
-]
-Wanted = Annotated[
-    str,
-    typer.Argument(
-        metavar="BUILD",
-        help="A build such as b11434, a version such as v0.5.0, stable (the latest version), or "
-        "newest (the newest build).",
-    ),
-]
-
-# As the daemon allows.
-_LIMIT_MAX_S: Final = 31 * 86_400
-
-
-def _share(text: str) -> float:
-    """Read a share such as `10%` or `0.1`; raises BadParameter."""
-    number = text.strip()
-    try:
-        return float(number[:-1]) / 100 if number.endswith("%") else float(number)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text} is no share; write 10% or 0.1") from error
+from supervisor.builds import discover
+from supervisor.builds import discover as engines
+from supervisor.builds.discover import Engine, FoundEngine, runtime_metadata
+from supervisor.builds.help import Flag
+from supervisor.builds.install import find_installed_build
+from supervisor.builds.install import install as install_release
+from supervisor.builds.installed import (
+    EngineSetting,
+    InstalledBuild,
+    changing,
+    find_build,
+    read_in_use,
+    remove_build,
+    roll_back,
+    use_build,
+)
+from supervisor.builds.releases import ReleaseApi, is_tag, new_client
+from supervisor.builds.variant import Choice, choose, this_machine
+from supervisor.cli.transfer_meter import TransferMeter
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import DaemonStatus
+from supervisor.errors import CorralError, EngineInUse, EngineMissing, SettingsInvalid
+from supervisor.output import CommandResult, size, table
+from supervisor.settings.load import load
+from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories, directories
 
 
-commands = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
+def list_engines(config: Path | None) -> CommandResult:
+    where = directories()
+    setting = _setting(config)
+    places = discover.default_search_paths(where.engines)
+    found = engines.list_engines(setting, cache_dir=where.cache, places=places)
+    if not found:
+        engines.load(setting, cache_dir=where.cache, places=places)
+    notes = tuple(note for entry in found for note in _engine_notes(entry))
+    head = ("BUILD", "FROM", "NAME", "DEVICES", "PATH")
+    return CommandResult([_data(entry) for entry in found], table(head, [*map(_row, found)]), notes)
 
 
-@commands.command("list")
-def engine_list(config: Config = None, as_json: Json = False) -> None:
-    """List all llama-server builds found; the first is the one in use."""
-    from supervisor.commands.engine import list_engines as call
-
-    finish("engine list", lambda: call(config), as_json=as_json)
+def path(config: Path | None) -> CommandResult:
+    found = _load(config)
+    return CommandResult({"path": str(found.path)}, str(found.path))
 
 
-@commands.command("path")
-def engine_path(config: Config = None, as_json: Json = False) -> None:
-    """Print the path of the llama-server in use."""
-    from supervisor.commands.engine import path as call
-
-    finish("engine path", lambda: call(config), as_json=as_json)
-
-
-@commands.command("help")
-def engine_help(
-    flag: Annotated[str | None, typer.Argument(help="One flag; none means all.")] = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Show the options of the llama-server in use, read from its --help."""
-    from supervisor.commands.engine import show_help as call
-
-    finish("engine help", lambda: call(flag, config), as_json=as_json)
+def show_help(name: str | None, config: Path | None) -> CommandResult:
+    flags = _load(config).flags
+    if name is None:
+        rows = [(_flag_names(flag), flag.hint or "", _state(flag)) for flag in flags.entries]
+        return CommandResult(
+            [asdict(flag) for flag in flags.entries], table(("FLAG", "VALUE", ""), rows)
+        )
+    flag = flags.find(name)
+    if flag is None:
+        near = flags.nearest(name)
+        raise SettingsInvalid(
+            f"this engine has no flag {name}",
+            hint=f"did you mean {near}?" if near else "corral engine help lists them all",
+        )
+    return CommandResult(asdict(flag), _describe(flag))
 
 
-@commands.command("install")
-def engine_install(
-    wanted: Wanted = "stable",
-    variant: Annotated[
-        Literal["cpu", "vulkan", "cuda", "rocm", "metal"] | None,
-        typer.Option("--variant", help="What it computes on; unset: what suits this machine."),
-    ] = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Install a release of llama.cpp, beside those that are here."""
-    from supervisor.commands.engine_install import install as call
-
-    finish("engine install", lambda: call(wanted, variant, config), as_json=as_json)
+def _setting(config: Path | None) -> EngineSetting | None:
+    return load(config, config_dir=directories().config).settings.engine
 
 
-@commands.command("update")
-def engine_update(wanted: Wanted = "stable", config: Config = None, as_json: Json = False) -> None:
-    """Install the newest release and use it; `rollback` goes back to the one before."""
-    from supervisor.commands.engine_install import update as call
-
-    finish("engine update", lambda: call(wanted, config), as_json=as_json)
+def _load(config: Path | None) -> Engine:
+    where = directories()
+    places = discover.default_search_paths(where.engines)
+    return engines.load(_setting(config), cache_dir=where.cache, places=places)
 
 
-@commands.command("use")
-def engine_use(name: Build, config: Config = None, as_json: Json = False) -> None:
-    """Use an installed build, from each model's next start; `corral reload` replaces what runs."""
-    from supervisor.commands.engine_use import use as call
-
-    finish("engine use", lambda: call(name, config), as_json=as_json)
-
-
-@commands.command("rollback")
-def engine_rollback(config: Config = None, as_json: Json = False) -> None:
-    """Use the build that was in use before; each further rollback goes one more back."""
-    from supervisor.commands.engine_use import rollback as call
-
-    finish("engine rollback", lambda: call(config), as_json=as_json)
+def _row(entry: FoundEngine) -> tuple[str, ...]:
+    source, name = entry.candidate.source, entry.candidate.name or "-"
+    if entry.engine is None:
+        return ("broken", source, name, "-", str(entry.candidate.path))
+    command = " ".join(entry.engine.command)
+    devices = ", ".join(
+        f"{device.name} {size(device.total_mib << 20)}" for device in entry.engine.devices
+    )
+    return (str(entry.engine.build or "?"), source, name, devices or "CPU only", command)
 
 
-@commands.command("remove")
-def engine_remove(name: Build, config: Config = None, as_json: Json = False) -> None:
-    """Remove an installed build that nothing uses."""
-    from supervisor.commands.engine_use import remove as call
-
-    finish("engine remove", lambda: call(name, config), as_json=as_json)
+def _engine_notes(entry: FoundEngine) -> list[str]:
+    if entry.engine is None:
+        return [f"{entry.candidate.path}: {entry.error.message}"] if entry.error else []
+    return [text for text in (entry.engine.note, entry.engine.warning) if text]
 
 
-@commands.command("canary")
-def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
-    build: Annotated[
-        str | None,
-        typer.Argument(
-            help="An installed build, or the path of a llama-server.",
-            autocompletion=offer("engine"),
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="A loaded model; the only one by default.")
-    ] = None,
-    share: Annotated[
-        float,
-        typer.Option(
-            parser=_share, metavar="SHARE", help="Of new conversations, such as 10% or 0.1."
-        ),
-    ] = "10%",  # type: ignore[assignment]
-    limit_s: Annotated[
-        float | None,
-        typer.Option(
-            "--for", parser=read_seconds, metavar="TIME", help="Decide after 90s, 10m or 2h."
-        ),
-    ] = None,
-    margin: Annotated[
-        float,
-        typer.Option(parser=_share, metavar="SHARE", help="How much slower it may be."),
-    ] = "20%",  # type: ignore[assignment]
-    promote: Annotated[
-        bool, typer.Option("--promote", help="Make it the model's own engine.")
-    ] = False,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="End it.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Try another build on a share of a model's conversations; without words, show how it does.
+def _data(entry: FoundEngine) -> dict[str, object]:
+    found = entry.engine
+    return {
+        "name": entry.candidate.name,
+        "path": str(found.path if found else entry.candidate.path),
+        "subcommand": found.subcommand if found else "",
+        "source": entry.candidate.source,
+        **asdict(runtime_metadata(found)),
+        "build": found and found.build,
+        "devices": [asdict(device) for device in found.devices] if found else [],
+        "library_dirs": [str(directory) for directory in found.library_dirs] if found else [],
+        "note": found and found.note,
+        "warning": found and found.warning,
+        "error": entry.error and entry.error.as_json(),
+    }
 
-    One replica of the model runs it. A crash, more errors, or less speed than the margin allows
-    withdraw it; at the end of --for it is promoted where the figures exclude all that: every
-    replica moves to it, and corral.toml keeps it. No answer is cut.
+
+def _flag_names(flag: Flag) -> str:
+    return ", ".join(flag.names)
+
+
+def _state(flag: Flag) -> str:
+    if flag.removed:
+        return "removed"
+    return "deprecated" if flag.deprecated else ""
+
+
+def _describe(flag: Flag) -> str:
+    facts = {
+        "value": flag.hint or "none",
+        "choices": ", ".join(flag.choices),
+        "default": flag.default,
+        "environment": flag.env,
+        "removed": flag.removed,
+    }
+    lines = [f"{label}: {text}" for label, text in facts.items() if text]
+    return "\n".join([_flag_names(flag), *lines, "", flag.help])
+
+
+def use(name: str, config: Path | None) -> CommandResult:
+    """Use an installed build for models without an engine of their own.
+
+    Raises:
+        EngineMissing: It is not installed.
+        EngineBroken: It does not run here.
     """
-    from supervisor.commands import canary as command
+    where = directories()
+    settings = load(config, config_dir=where.config).settings
+    build = find_build(name, where.engines)
+    discover.load(
+        build.name, cache_dir=where.cache, places=discover.default_search_paths(where.engines)
+    )
+    with changing(where.engines):
+        use_build(build.name, where.engines)
+    return now_in_use(build.name, settings, where)
 
-    if sum((build is not None, promote, withdraw)) > 1:
-        raise typer.BadParameter("give a build, --promote or --withdraw, not two of them")
-    if not 0 < share < 1:
-        raise typer.BadParameter("--share is above 0% and below 100%")
-    if limit_s is not None and not 0 < limit_s <= _LIMIT_MAX_S:
-        raise typer.BadParameter("--for is above 0s and at most 31d")
-    if not 0 <= margin <= 1:
-        raise typer.BadParameter("--margin is from 0% to 100%")
-    options = command.CanaryOptions(share, limit_s, margin)
 
-    def call() -> CommandResult:
-        if promote or withdraw:
-            return command.end(model, is_promoted=promote)
-        return command.start(build, model, options) if build else command.show()
+def rollback(config: Path | None) -> CommandResult:
+    """Use what was in use before.
 
-    finish("engine canary", call, as_json=as_json)
+    Raises:
+        EngineMissing: Nothing was.
+    """
+    where = directories()
+    settings = load(config, config_dir=where.config).settings
+    with changing(where.engines):
+        current = roll_back(where.engines).current
+    return now_in_use(current, settings, where)
+
+
+def remove(name: str, config: Path | None) -> CommandResult:
+    """Remove an installed build.
+
+    Raises:
+        EngineMissing: It is not installed.
+        EngineInUse: It is in use, the settings name it, or the daemon runs it.
+    """
+    where = directories()
+    build = find_build(name, where.engines)
+    settings = load(config, config_dir=where.config).settings
+    with changing(where.engines):
+        for reason, hint in _uses(build, settings, where):
+            raise EngineInUse(f"{build.name} is not removed: {reason}", hint=hint)
+        remove_build(build, where.engines)
+    return CommandResult({"name": build.name}, f"removed {build.name}")
+
+
+def _uses(
+    build: InstalledBuild, settings: Settings, where: Directories
+) -> Iterator[tuple[str, str]]:
+    """Yield each use of a build, with what ends it."""
+    if read_in_use(where.engines).current == build.name:
+        yield "it is the build in use", "corral engine use another one, or corral engine rollback"
+    for key, setting in _settings(settings):
+        if isinstance(setting, str) and _is_named(setting, build, where):
+            yield f"the setting {key} names it", "change the setting, then run corral reload"
+    status = _status(where)
+    files = where.engines / build.name
+    for model in status["models"] if status else ():
+        for instance in model["instances"]:
+            if (
+                instance["pid"]
+                and instance["engine"]
+                and Path(instance["engine"]).is_relative_to(files)
+            ):
+                ends = (
+                    "it ends with its last answer"
+                    if instance["retiring"]
+                    else "corral reload ends it"
+                )
+                yield f"{instance['name']} runs it", ends
+
+
+def _is_named(setting: str, build: InstalledBuild, where: Directories) -> bool:
+    try:
+        return find_build(setting, where.engines) == build
+    except CorralError:
+        return False
+
+
+def _settings(settings: Settings) -> Iterator[tuple[str, EngineSetting | None]]:
+    yield "engine", settings.engine
+    for name, model in settings.models.items():
+        yield f"models.{name}.engine", model.engine
+        if model.trial:
+            yield f"models.{name}.trial.engine", model.trial.engine
+
+
+def _status(where: Directories) -> DaemonStatus | None:
+    with suppress(CorralError):
+        return Client(where.control_socket).status()
+    return None
+
+
+def now_in_use(name: str | None, settings: Settings, where: Directories) -> CommandResult:
+    """Show what models without a setting run from now on."""
+    text, notes = f"in use: {name or 'no installed build'}", [*_setting_notes(settings, where)]
+    path = None
+    try:
+        places = discover.default_search_paths(where.engines)
+        path = str(discover.load(None, cache_dir=where.cache, places=places).path)
+    except CorralError as error:
+        notes.append(f"it does not run: {error.message}")
+    if path and name is None:
+        text += f"; {path} is found instead"
+    return CommandResult({"name": name, "path": path}, text, tuple(notes))
+
+
+def _setting_notes(settings: Settings, where: Directories) -> Iterator[str]:
+    for key, setting in _settings(settings):
+        if setting is not None:
+            yield f"the setting {key} = {setting} wins over this"
+    if _status(where):
+        yield "the running daemon takes it up with corral reload"
+
+
+STABLE: Final = "stable"
+NEWEST: Final = "newest"
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A build that is there now, and what to know of it."""
+
+    build: InstalledBuild
+    is_new: bool
+    notes: tuple[str, ...] = ()
+
+
+def install(wanted: str, variant: str | None, config: Path | None) -> CommandResult:
+    """Install a build; it is used where nothing else is found.
+
+    Raises:
+        EngineMissing: There is no such build for this machine.
+        DownloadFailed, DiskFull, AccessDenied: It cannot be fetched.
+        EngineBroken: It does not run on this machine.
+        EnginesBusy: Another command changes the installed builds.
+    """
+    where = directories()
+    settings = load(config, config_dir=where.config).settings
+    with changing(where.engines):
+        done = _install(wanted, variant, settings, where)
+        if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
+            use_build(done.build.name, where.engines)
+        is_used = read_in_use(where.engines).current == done.build.name
+    text = f"{'installed' if done.is_new else 'already installed:'} {done.build.name}"
+    then = "in use" if is_used else f"corral engine use {done.build.name}"
+    data = {**asdict(done.build), "path": str(done.build.path(where.engines))}
+    return CommandResult({**data, "is_new": done.is_new}, f"{text} ({then})", done.notes)
+
+
+def update(wanted: str, config: Path | None) -> CommandResult:
+    """Install a newer build of the variant in use, and use it; the others stay."""
+    where = directories()
+    settings = load(config, config_dir=where.config).settings
+    with changing(where.engines):
+        current = _current_build(where)
+        variant = current.variant.partition("-")[0] if current else None
+        done = _install(wanted, variant, settings, where, newer_than=current)
+        use_build(done.build.name, where.engines)
+    shown = now_in_use(done.build.name, settings, where)
+    if current == done.build:
+        return replace(shown, text=f"{current.name} is up to date")
+    text = shown.text + (f", was {current.name}" if current else "")
+    return replace(shown, text=text, notes=(*done.notes, *shown.notes))
+
+
+def _current_build(where: Directories) -> InstalledBuild | None:
+    name = read_in_use(where.engines).current
+    try:
+        return find_build(name, where.engines) if name else None
+    except EngineMissing:
+        return None
+
+
+def _install(
+    wanted: str,
+    variant: str | None,
+    settings: Settings,
+    where: Directories,
+    newer_than: InstalledBuild | None = None,
+) -> _Done:
+    """Install a build unless it is there, or older than one."""
+    if not (wanted in {STABLE, NEWEST} or is_tag(wanted)):
+        raise EngineMissing(
+            f"no build of llama.cpp is named {wanted!r}",
+            hint=f"name a build such as b11434, a version such as v0.5.0, {STABLE} or {NEWEST}",
+        )
+    target, releases = this_machine(), settings.releases
+    with new_client() as client:
+        release = ReleaseApi(client, releases.api).find(wanted)
+        if newer_than and (release.build or 0) <= newer_than.build:
+            return _Done(newer_than, is_new=False)
+        choice = choose(release, target, variant)
+        if there := find_installed_build(choice, where.engines):
+            return _Done(there, is_new=False)
+        with TransferMeter() as meter:
+            meter.note(f"{choice.name}, {choice.reason}; {size(choice.size_bytes)} to download")
+
+            def show(stage: str, done: int, whole: int) -> None:
+                name, _, file = stage.partition(" ")
+                meter.show(file, name, done, whole)
+
+            made = install_release(choice, where.engines, client, releases.downloads, show)
+    return _Done(
+        made.build, is_new=True, notes=tuple(_install_notes(choice, len(made.engine.devices)))
+    )
+
+
+def _install_notes(choice: Choice, devices: int) -> Iterator[str]:
+    variant = choice.named.variant
+    if variant != "cpu" and not devices:
+        yield (
+            f"{choice.name} runs, but lists no device: it computes on the CPU until the driver "
+            f"for {variant} is there"
+        )

@@ -1,89 +1,245 @@
-"""`corral key`: API keys of clients."""
+"""`corral key`, `slots new-key` and `hooks`: API keys, keys of slot files, the user's hooks.
+
+`corral key add|list|remove`: the file of API keys. The file is replaced as a whole, so a running
+daemon reads the old or the new one. Keys that were written into it by hand are replaced by their
+SHA-256.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Final, get_args
 
-import typer
+from proxy.auth.keys_file import FILE_NAME, Key, parse_keys, render_keys
+from supervisor.backend.proxy_settings import api_keys, as_settings_invalid
+from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.output import CommandResult, colored, table
+from supervisor.service.hook_commands import (
+    HookEvent,
+    HookRun,
+    example,
+    hook_command,
+    hook_directory,
+    run_command,
+)
+from supervisor.settings.load import Loaded, load
+from supervisor.settings.tables import CATCH_ALL, HookName
+from supervisor.slot_store.encryption import new_key, parse_key_ring, read_key_ring, with_newest
+from supervisor.system.files import write_atomic
+from supervisor.system.paths import directories
 
-from supervisor.cli.options import Config, Json, finish, offer
-
-commands = typer.Typer(help="API keys of clients.", no_args_is_help=True)
-
-
-@commands.command("add")
-def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
-    name: Annotated[str, typer.Argument(help="Its name in logs and limits.")],
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            help="A model it may use; repeat for more. Unset: all.",
-            autocompletion=offer("model"),
-        ),
-    ] = None,
-    in_flight: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Requests at once.")
-    ] = None,
-    rpm: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Requests a minute.")
-    ] = None,
-    priority: Annotated[
-        Literal["interactive", "batch"],
-        typer.Option(help="batch: all other requests go first."),
-    ] = "interactive",
-    admin: Annotated[
-        bool, typer.Option("--admin", help="It may use the dashboard, and sees all requests.")
-    ] = False,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompts and answers a minute.")
-    ] = None,
-    tokens_per_day: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompts and answers a day.")
-    ] = None,
-    max_context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a prompt and the answer it asks for.")
-    ] = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Create a random API key, print it once, and store only its SHA-256.
-
-    A running daemon accepts it within a second.
-    """
-    from proxy.auth.keys_file import Key
-    from supervisor.commands.key import add as call
-
-    key = Key(
-        name,
-        b"",
-        in_flight,
-        rpm,
-        frozenset(models) if models else None,
-        priority,
-        admin=admin,
-        tokens_per_minute=tokens_per_minute,
-        tokens_per_day=tokens_per_day,
-        max_context=max_context,
-    )
-    finish("key add", lambda: call(key, config), as_json=as_json)
+_RANDOM_BYTES: Final = 24
 
 
-@commands.command("list")
-def key_list(config: Config = None, as_json: Json = False) -> None:
-    """List the API keys with their limits."""
-    from supervisor.commands.key import list_keys as call
+def add(wanted: Key, config: Path | None) -> CommandResult:
+    """Create a key with a random secret (the digest of `wanted` is ignored), and show it once."""
+    loaded = _load_settings(config)
+    path = _path(loaded)
+    keys = _keys(path)
+    if any(key.name == wanted.name for key in keys):
+        raise SettingsInvalid(
+            f"{path} already has a key {wanted.name}",
+            hint=f"corral key remove {wanted.name} removes it",
+        )
+    secret = f"corral-{secrets.token_hex(_RANDOM_BYTES)}"
+    _write_keys(path, [*keys, replace(wanted, digest=hashlib.sha256(secret.encode()).digest())])
+    data = {"name": wanted.name, "key": secret, "path": str(path)}
+    return CommandResult(data, secret, tuple(_key_notes(wanted, loaded, path)))
 
-    finish("key list", lambda: call(config), as_json=as_json)
+
+def add_known(known: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Add keys that clients have already; return the names of those that were not there."""
+    keys = list(_keys(path))
+    names = (f"imported-{number}" for number in count(1))
+    added = list[str]()
+    for secret in known:
+        digest = hashlib.sha256(secret.encode()).digest()
+        if all(key.digest != digest for key in keys):
+            taken = {key.name for key in keys}
+            keys.append(Key(next(name for name in names if name not in taken), digest))
+            added.append(keys[-1].name)
+    if added:
+        _write_keys(path, keys)
+    return tuple(added)
 
 
-@commands.command("remove")
-def key_remove(
-    name: Annotated[str, typer.Argument(autocompletion=offer("key"))],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Remove an API key; a running daemon rejects it within a second."""
-    from supervisor.commands.key import remove as call
+def list_keys(config: Path | None) -> CommandResult:
+    path = _path(_load_settings(config))
+    keys = _keys(path)
+    rows = [
+        (
+            key.name,
+            ", ".join(sorted(key.models)) if key.models is not None else "all",
+            str(key.max_in_flight or "-"),
+            str(key.requests_per_minute or "-"),
+            str(key.tokens_per_minute or "-"),
+            str(key.tokens_per_day or "-"),
+            str(key.max_context or "-"),
+            key.priority,
+            "yes" if key.admin else "-",
+        )
+        for key in keys
+    ]
+    limits = ("IN FLIGHT", "PER MINUTE", "TOKENS/MIN", "TOKENS/DAY", "CONTEXT")
+    head = ("NAME", "MODELS", *limits, "PRIORITY", "ADMIN")
+    text = table(head, rows) if rows else f"no keys in {path}; corral key add NAME creates one"
+    return CommandResult([_data(key) for key in keys], text)
 
-    finish("key remove", lambda: call(name, config), as_json=as_json)
+
+def names(config: Path | None) -> tuple[str, ...]:
+    return tuple(key.name for key in _keys(_path(_load_settings(config))))
+
+
+def remove(name: str, config: Path | None) -> CommandResult:
+    path = _path(_load_settings(config))
+    keys = _keys(path)
+    left = [key for key in keys if key.name != name]
+    if len(left) == len(keys):
+        names = ", ".join(key.name for key in keys) or "none"
+        raise SettingsInvalid(f"{path} has no key {name}", hint=f"its keys are: {names}")
+    _write_keys(path, left)
+    notes = () if left else (f"{path} is now empty: all requests will be rejected",)
+    return CommandResult({"name": name, "path": str(path)}, f"removed {name}", notes)
+
+
+def _data(key: Key) -> dict[str, object]:
+    fields = asdict(key)
+    del fields["digest"]
+    return fields | {"models": sorted(key.models) if key.models is not None else None}
+
+
+def _load_settings(config: Path | None) -> Loaded:
+    return load(config, config_dir=directories().config)
+
+
+def _path(loaded: Loaded) -> Path:
+    return loaded.settings.proxy.api_keys_file or directories().config / FILE_NAME
+
+
+def _keys(path: Path) -> tuple[Key, ...]:
+    return api_keys(path) if os.path.lexists(path) else ()
+
+
+def _key_notes(key: Key, loaded: Loaded, path: Path) -> Iterable[str]:
+    yield f"the key is shown only now; {path} stores its SHA-256"
+    if loaded.settings.proxy.api_keys_file is None:
+        yield f'no key is required until [proxy] has: api_keys_file = "{path}"'
+    models = loaded.settings.models
+    known = {*models, *(alias for model in models.values() for alias in model.aliases)}
+    for name in sorted((key.models or set()) - (known - {CATCH_ALL})):
+        yield f"the settings have no model {name}"
+
+
+def _write_keys(path: Path, keys: Iterable[Key]) -> None:
+    text = render_keys(keys)
+    with as_settings_invalid():
+        parse_keys(text.encode(), path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    except OSError as error:
+        raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
+
+
+_FILE_NAME: Final = "slots.key"
+
+
+def new(file: Path | None, config: Path | None) -> CommandResult:
+    """Make a file with a random key, or put one before those that a file has; show no key."""
+    used = load(config, config_dir=directories().config).settings.supervisor.slots_key_file
+    path = file or used or directories().config / _FILE_NAME
+    older = 0
+    text = ""
+    if os.path.lexists(path):
+        older = len(read_key_ring(path).by_id)
+        text = path.read_text("ascii")
+    key = new_key()
+    _write_key_ring(path, with_newest(key, text))
+    data = {"path": str(path), "key_id": key.id, "older_keys": older}
+    shown = f"{path} has a new key, {key.id}"
+    return CommandResult(data, shown, tuple(_key_ring_notes(path, older, is_used=path == used)))
+
+
+def _write_key_ring(path: Path, text: str) -> None:
+    parse_key_ring(text.encode(), path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(path, text)
+    except OSError as error:
+        raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
+
+
+def _key_ring_notes(path: Path, older: int, *, is_used: bool) -> Iterator[str]:
+    if not is_used:
+        yield f'nothing is encrypted until [supervisor] has: slots_key_file = "{path}"'
+    else:
+        yield "a running daemon encrypts with it after corral reload"
+    if older:
+        yield f"its older keys, {older}, still decrypt what was saved with them"
+    yield "without its key, a saved conversation is computed again"
+
+
+_HOOKS: tuple[HookName, ...] = get_args(HookName)
+_NODE = "node"
+_MODEL = "chat"
+
+
+def list_hooks(config: Path | None) -> CommandResult:
+    """List the hooks that have commands; works without a daemon."""
+    hooks = load(config, config_dir=directories().config).settings.hooks
+    found = {hook: hooks.commands(hook) for hook in _HOOKS if hooks.commands(hook)}
+    rows = [(hook, json.dumps(words)) for hook, commands in found.items() for words in commands]
+    text = table(("HOOK", "COMMAND"), rows) if rows else _no_hooks()
+    return CommandResult(found, text)
+
+
+def try_hook(hook: str, config: Path | None) -> CommandResult:
+    """Run the commands of a hook with an example event; exit code 1 if one fails."""
+    if hook not in _HOOKS:
+        raise SettingsInvalid(f"there is no hook {hook}", hint=f"there are {', '.join(_HOOKS)}")
+    loaded = load(config, config_dir=directories().config)
+    commands = loaded.settings.hooks.commands(hook)
+    if not commands:
+        raise SettingsInvalid(f"hooks.{hook} has no command", hint=_no_hooks(hook))
+    event = _example(hook, loaded)
+    runs = asyncio.run(_run(commands, event, loaded))
+    lines = [f"{colored('event', 'dim')} {event.as_json().decode().strip()}"]
+    for words, run in zip(commands, runs, strict=True):
+        lines += ["", *_describe(words, run)]
+    data = [{"command": words, **asdict(run)} for words, run in zip(commands, runs, strict=True)]
+    exit_code = 1 if any(run.problem for run in runs) else 0
+    return CommandResult(data, "\n".join(lines), exit_code=exit_code)
+
+
+def _example(hook: HookName, loaded: Loaded) -> HookEvent:
+    model = next(iter(loaded.settings.models), _MODEL)
+    return example(hook, datetime.now(tz=UTC), model, next(iter(loaded.settings.nodes), _NODE))
+
+
+async def _run(
+    commands: Sequence[tuple[str, ...]], event: HookEvent, loaded: Loaded
+) -> list[HookRun]:
+    directory, timeout_s = hook_directory(loaded.path), loaded.settings.hooks.timeout_s
+    return [
+        await run_command(hook_command(words, event, directory), event.as_json(), timeout_s)
+        for words in commands
+    ]
+
+
+def _describe(words: Sequence[str], run: HookRun) -> list[str]:
+    verdict = colored(f"failed: {run.problem}", "red") if run.problem else "exited with code 0"
+    output = [f"  {line}" for line in run.output.splitlines()]
+    return [json.dumps(words), *output, f"{verdict} after {run.duration_s or 0:.2f} s"]
+
+
+def _no_hooks(hook: str = "model_loaded") -> str:
+    return f'no hook is set; in corral.toml: [hooks] {hook} = ["notify-send", "llama-corral"]'

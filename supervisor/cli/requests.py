@@ -1,94 +1,372 @@
-"""`corral requests`: requests in flight, and those that have ended."""
+"""`corral requests`: those in flight, and those that have ended. Starts fast.
+
+`corral requests --last|show|forget`: requests that have ended. A daemon has the database to itself,
+so it is asked; without one, the file is read here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import typer
+from proxy.observe.past import HistoryQuery, StoredRequest
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import RequestStatus, phase_text
+from supervisor.errors import HistoryUnavailable, NoSuchRequest, NotRunning, SettingsInvalid
+from supervisor.output import CommandResult, duration, table, warn
+from supervisor.system.paths import directories
 
-from supervisor.cli.options import Json, finish, offer
+if TYPE_CHECKING:
+    from supervisor.records.history import HistoryDatabase
 
-# As `proxy.requests.history.LIMIT_MAX`.
-_LAST_MAX: Final = 10_000
-
-commands = typer.Typer(help="Requests: in flight, and of the past.", invoke_without_command=True)
-
-RequestId = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="Of `corral requests`.", autocompletion=offer("request")),
-]
-
-
-@commands.callback()
-def requests(  # noqa: PLR0913, PLR0917 (one for each option)
-    context: typer.Context,
-    last: Annotated[
-        int | None,
-        typer.Option("--last", "-n", min=1, max=_LAST_MAX, help="The latest N that have ended."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Ended, of this model.", autocompletion=offer("model")),
-    ] = None,
-    client: Annotated[
-        str | None, typer.Option("--client", help="Ended, of this API key or address.")
-    ] = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Ended in an error, or cancelled.")
-    ] = False,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", help="Ended since then: 90s, 15m, 1h, 2d, or a date."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List the requests in flight; with any of these options, 20 that have ended."""
-    if context.invoked_subcommand is not None:
-        return
-    from supervisor.commands.past_requests import Chosen, list_past
-    from supervisor.commands.requests import list_requests
-
-    chosen = Chosen(last, model, client, failed, since)
-    call = (lambda: list_past(chosen)) if chosen.is_any else list_requests
-    finish("requests", call, as_json=as_json)
+_ENDED_HEAD: Final = (
+    "ID",
+    "ENDED",
+    "MODEL",
+    "CLIENT",
+    "STATUS",
+    "TOOK",
+    "WAITED",
+    "FIRST TOKEN",
+    "PROMPT",
+    "CACHED",
+    "TOKENS",
+    "TOKENS/S",
+)
+_NONE: Final = "-"
+_BAR_CELLS: Final = 24
+# What each phase is called here, in their order.
+_PHASES: Final[Mapping[str, str]] = {
+    "queued": "queued",
+    "evict": "waiting for memory",
+    "load": "loading the model",
+    "prefill": "prefill",
+    "decode": "decode",
+    "stalled": "client not reading",
+    "other": "other",
+}
+_WAITS: Final = ("queued_ms", "evict_ms", "load_ms")
 
 
-@commands.command("show")
-def requests_show(
-    request_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="Of `corral requests`, or of X-Request-Id.",
-            autocompletion=offer("any request"),
-        ),
-    ],
-    as_json: Json = False,
-) -> None:
-    """Show every figure of a request, and where its time went."""
-    from supervisor.commands.past_requests import show as call
-
-    finish("requests show", lambda: call(request_id), as_json=as_json)
+def request_rows(requests: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of requests that have ended."""
+    return table(_ENDED_HEAD, list(map(_ended_row, requests)))
 
 
-@commands.command("forget")
-def requests_forget(
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="The model.", autocompletion=offer("model")),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Of all models.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Delete what is stored of requests that have ended; works without a daemon."""
-    from supervisor.commands.past_requests import forget as call
-
-    finish("requests forget", lambda: call(model, everything=everything), as_json=as_json)
+def request_lines(request: Mapping[str, Any]) -> str:
+    """Return all figures of a request that has ended, and where its time went."""
+    return "\n".join(
+        [
+            _outcome(request),
+            *_origin_lines(request),
+            "",
+            *_timeline(request),
+            *_figure_lines(request),
+        ]
+    )
 
 
-@commands.command("cancel")
-def requests_cancel(request_id: RequestId, as_json: Json = False) -> None:
+def running_lines(row: Mapping[str, Any]) -> str:
+    """Return the figures of a request in flight."""
+    place = f", place {row['position']}" if row["position"] else ""
+    done = f"{row['prompt_tokens_done']} of {row['prompt_tokens'] or '?'} prompt tokens"
+    return "\n".join(
+        [
+            f"{row['id']}: in flight for {duration(row['age_s'])}, {row['phase']}{place}",
+            *_origin_lines(row),
+            f"{done}, {row['cached_tokens']} of them cached; {row['decoded_tokens']} generated",
+        ]
+    )
+
+
+def _ended_row(request: Mapping[str, Any]) -> tuple[str, ...]:
+    waited = [request[name] for name in _WAITS if request[name] is not None]
+    return (
+        request["id"],
+        f"{_local(request):%m-%d %H:%M:%S}",
+        request["model"] or _NONE,
+        request["client"] or _NONE,
+        _status(request),
+        _time(request["duration_ms"]),
+        _time(sum(waited)) if waited else _NONE,
+        _time(request["first_token_ms"]),
+        _count(_prompt(request)),
+        _count(request["cached_tokens"]),
+        _count(request["decoded_tokens"]),
+        _rate(request),
+    )
+
+
+def _outcome(request: Mapping[str, Any]) -> str:
+    ended = f"ended {_local(request):%Y-%m-%d %H:%M:%S}"
+    return f"{request['id']}: {_status(request)} after {_time(request['duration_ms'])}, {ended}"
+
+
+def _status(request: Mapping[str, Any]) -> str:
+    if request["cancelled"]:
+        return f"{request['status']} by {request['cancelled']}"
+    return f"{request['status'] or _NONE} {request['code'] or ''}".rstrip()
+
+
+def _origin_lines(request: Mapping[str, Any]) -> Iterator[str]:
+    parts = {
+        "model": request["model"],
+        "for": request.get("fallback_for"),
+        "instance": request["instance"],
+        "slot": request["slot"],
+        "client": request["client"],
+        "path": request["path"],
+        "priority": request["priority"],
+        "streamed": {True: "yes", False: "no"}.get(request.get("streamed")),  # type: ignore[arg-type]
+        "attempts": request.get("attempts"),
+    }
+    yield "  ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+
+
+def _timeline(request: Mapping[str, Any]) -> Iterator[str]:
+    whole_ms = request["duration_ms"] or 0.0
+    notes = {"prefill": _prefill(request), "decode": _decode(request)}
+    for phase, name in _PHASES.items():
+        ms = request[f"{phase}_ms"]
+        if ms is not None:
+            cells = "█" * round(_BAR_CELLS * ms / whole_ms) if whole_ms else ""
+            line = f"{name:18}  {_time(ms):>9}  {cells:{_BAR_CELLS}}  {notes.get(phase, '')}"
+            yield line.rstrip()
+
+
+def _prefill(request: Mapping[str, Any]) -> str:
+    if request["prompt_tokens"] is None:
+        return ""
+    expected = request["expected_cached_tokens"]
+    return (
+        f"{request['prompt_tokens']} tokens computed, {request['cached_tokens']} from the cache"
+        f" ({_count(expected)} expected)"
+    )
+
+
+def _decode(request: Mapping[str, Any]) -> str:
+    if not request["decoded_tokens"]:
+        return ""
+    drafted = request["drafted_tokens"]
+    draft = f"; {request['accepted_tokens']} of {drafted} drafted were accepted" if drafted else ""
+    return f"{request['decoded_tokens']} tokens, {_rate(request)}/s{draft}"
+
+
+def _figure_lines(request: Mapping[str, Any]) -> Iterator[str]:
+    figures = {
+        "first byte": _time(request["first_byte_ms"]),
+        "first token": _time(request["first_token_ms"]),
+        "the engine's own prefill": _time(request["engine_prefill_ms"] or None),
+        "and decode": _time(request["engine_decode_ms"] or None),
+        "sent": None if request["bytes_out"] is None else f"{request['bytes_out']} bytes",
+    }
+    known = [f"{name} {value}" for name, value in figures.items() if value not in {None, _NONE}]
+    if known:
+        yield ""
+        yield "; ".join(known)
+
+
+def _local(request: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(request["ended_at"]).astimezone()
+
+
+def _prompt(request: Mapping[str, Any]) -> int | None:
+    if request["prompt_tokens"] is None:
+        return None
+    total: int = request["prompt_tokens"] + (request["cached_tokens"] or 0)
+    return total
+
+
+def _rate(request: Mapping[str, Any]) -> str:
+    # On some endpoints, such as /v1/messages, engines report tokens and no times.
+    tokens, decode_ms = (
+        request["decoded_tokens"],
+        request["engine_decode_ms"] or request["decode_ms"],
+    )
+    if not tokens or tokens < 2 or not decode_ms:
+        return _NONE
+    return f"{(tokens - 1) * 1000 / decode_ms:.1f}"
+
+
+def _count(count: int | None) -> str:
+    return _NONE if count is None else str(count)
+
+
+def _time(ms: float | None) -> str:
+    if ms is None:
+        return _NONE
+    if ms < 1000:
+        return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
+    return f"{ms / 1000:.2f} s" if ms < 60_000 else duration(ms / 1000)
+
+
+_IN_FLIGHT_HEAD = (
+    "ID",
+    "AGE",
+    "MODEL",
+    "INSTANCE",
+    "SLOT",
+    "CLIENT",
+    "PHASE",
+    "TOKENS",
+    "TOKENS/S",
+)
+_ABSENT = "-"
+
+
+def list_requests() -> CommandResult:
+    """List the requests in flight, oldest first."""
+    found = Client(directories().control_socket).requests()
+    text = (
+        table(_IN_FLIGHT_HEAD, list(map(_in_flight_row, found)))
+        if found
+        else "no request is in flight"
+    )
+    return CommandResult(found, text)
+
+
+def cancel(request_id: str) -> CommandResult:
     """End a request with an error, in whatever phase it is."""
-    from supervisor.commands.requests import cancel as call
+    Client(directories().control_socket).cancel_request(request_id)
+    return CommandResult({"id": request_id}, f"cancelled {request_id}")
 
-    finish("requests cancel", lambda: call(request_id), as_json=as_json)
+
+def _in_flight_row(request: RequestStatus) -> tuple[str, ...]:
+    return (
+        request["id"],
+        duration(request["age_s"]),
+        request["model"] or _ABSENT,
+        request["instance"] or _ABSENT,
+        _ABSENT if request["slot"] is None else str(request["slot"]),
+        request["client"] + (" (batch)" if request["priority"] == "batch" else ""),
+        phase_text(request),
+        str(request["decoded_tokens"] or _ABSENT),
+        f"{request['tokens_per_second']:.1f}" if request["tokens_per_second"] else _ABSENT,
+    )
+
+
+_LIMIT: Final = 20
+_AGE: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which of the requests that ended; nothing chosen: those in flight are meant."""
+
+    last: int | None
+    model: str | None
+    client: str | None
+    is_failed: bool
+    since: str | None
+
+    @property
+    def is_any(self) -> bool:
+        return self.is_failed or any(
+            value is not None for value in (self.last, self.model, self.client, self.since)
+        )
+
+
+def list_past(chosen: Chosen) -> CommandResult:
+    """List requests that have ended, the latest last; works without a daemon."""
+    query = HistoryQuery(
+        limit=chosen.last or _LIMIT,
+        model=chosen.model,
+        client=chosen.client,
+        is_failed=chosen.is_failed,
+        since=None if chosen.since is None else since_of(chosen.since, datetime.now(UTC)),
+    )
+    found = list(reversed(read_past_requests(query)))
+    return CommandResult(found, request_rows(found) if found else "no such request is stored")
+
+
+def show(request_id: str) -> CommandResult:
+    """Show every figure of a request, in flight or ended, and where its time went."""
+    for request in read_running_requests():
+        if request["id"] == request_id:
+            return CommandResult({"state": "in_flight", **request}, running_lines(request))
+    found = read_past_requests(HistoryQuery(limit=2, request_id=request_id))
+    if not found:
+        raise NoSuchRequest(
+            f"no request has the id {request_id}", hint="corral requests --last 20 lists some"
+        )
+    notes = ("further requests have this id; this is the latest",) if len(found) > 1 else ()
+    return CommandResult({"state": "finished", **found[0]}, request_lines(found[0]), notes)
+
+
+def latest_ids() -> list[str]:
+    """Return the ids of requests in flight, and of the latest that have ended."""
+    return [
+        str(request["id"])
+        for request in (*read_running_requests(), *read_past_requests(HistoryQuery(limit=_LIMIT)))
+    ]
+
+
+def forget(model: str | None, *, everything: bool) -> CommandResult:
+    """Delete what is stored of the requests of a model, or of all; works without a daemon."""
+    if (model is None) is not everything:
+        raise SettingsInvalid("name a model with --model, or give --all")
+    try:
+        count = Client(directories().control_socket).forget_requests(model)
+    except NotRunning:
+        count = _read(lambda database: database.forget(model), 0)
+    return CommandResult({"count": count}, f"deleted: figures of {count} requests")
+
+
+def since_of(text: str, now: datetime) -> float:
+    """Return the Unix time that `90s`, `1h`, `2d` (ago) or an ISO 8601 date in local time means.
+
+    Raises:
+        SettingsInvalid: It is neither.
+    """
+    if found := _AGE.fullmatch(text):
+        return now.timestamp() - float(found[1]) * _SECONDS[found[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise SettingsInvalid(
+            f"--since {text!r} is no time", hint="use 90s, 15m, 1h, 2d or 2026-11-22T10:00"
+        ) from None
+
+
+def read_running_requests() -> Sequence[StoredRequest]:
+    """Return the requests in flight; none without a daemon."""
+    try:
+        return [dict(request) for request in Client(directories().control_socket).requests()]
+    except NotRunning:
+        return ()
+
+
+def read_past_requests(query: HistoryQuery) -> Sequence[StoredRequest]:
+    """Return requests that have ended, the latest first; works without a daemon."""
+    try:
+        return Client(directories().control_socket).past_requests(query)
+    except NotRunning:
+        from supervisor.records import history
+
+        return _read(
+            lambda database: database.run(lambda connection: history.select(connection, query)), ()
+        )
+
+
+def _read(work: Callable[[HistoryDatabase], Result], nothing: Result) -> Result:
+    """Use the file without a daemon; `nothing` where there is none."""
+    from supervisor.records.history import HistoryDatabase, HistoryFailedError
+
+    path = directories().history
+    if not path.exists():
+        return nothing
+    database = HistoryDatabase(path)
+    try:
+        return work(database)
+    except HistoryFailedError as error:
+        raise HistoryUnavailable(f"the history cannot be read: {error}") from error
+    finally:
+        database.close()
+        if found := database.set_aside:
+            warn(f"the history could not be read and begins again: {found.reason} ({found.kept})")

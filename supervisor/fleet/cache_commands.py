@@ -6,19 +6,18 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from proxy.models import PrefillResult
+from proxy.request.models import PrefillResult
 from proxy.upstream.timings import Timings
-from supervisor.engine_client.client import EngineClient, ErrorResponse
+from supervisor.engine.client import EngineClient, ErrorResponse
+from supervisor.engine.prompts import WarmPrompt
+from supervisor.engine.state_tasks import Traffic
+from supervisor.engine.states import InstanceSnapshot, State
+from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
 from supervisor.fleet.model import Model, Replica
-from supervisor.instance.interfaces import Traffic
-from supervisor.instance.snapshot import InstanceSnapshot
-from supervisor.instance.states import State
-from supervisor.slot_store.config import SlotPersistence
 from supervisor.slot_store.manifest import Manifest, cache_key
-from supervisor.slot_store.task import ReplicaRef
-from supervisor.warmup.prompts import WarmPrompt
-from supervisor.warmup.queue import PrefillQueue
+from supervisor.slot_store.slot_files import ReplicaRef
+from supervisor.slot_store.store_config import SlotPersistence
 
 # How long a prefill waits for an instance to be idle.
 _IDLE_TIMEOUT_S: Final = 60.0
@@ -36,18 +35,22 @@ def replica_ref(model: Model, replica: Replica) -> ReplicaRef:
 
 async def save_predecessors(model: Model, replica: Replica) -> None:
     """Save the slots of the instances that a replica will replace, for it to restore."""
-    for one in model.all_replicas:
-        if one is not replica and one.place == replica.place and _share_cache_key(one, replica):
-            await _save(one)
+    for other in model.all_replicas:
+        if (
+            other is not replica
+            and other.place == replica.place
+            and _share_cache_key(other, replica)
+        ):
+            await _save(other)
 
 
 async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> list[Manifest]:
     """Save the idle slots of serving instances; return all saved slots of their models."""
     replicas = list(replicas)
-    for one in replicas:
-        await _save(one)
+    for replica in replicas:
+        await _save(replica)
     saved: list[Manifest] = []
-    for model in dict.fromkeys(one.place.model for one in replicas):
+    for model in dict.fromkeys(replica.place.model for replica in replicas):
         saved += await asyncio.to_thread(persistence.store.saved, model)
     return saved
 
@@ -56,7 +59,7 @@ async def warm(
     replicas: Sequence[Replica], prompt: WarmPrompt, traffic: Traffic
 ) -> list[PrefillResult] | CorralError:
     """Prefill a prompt on each serving instance, when it is idle within a minute."""
-    serving = [one for one in replicas if _serving(one)]
+    serving = [replica for replica in replicas if _serving_snapshot(replica)]
     if not serving:
         return StartFailed("no instance is ready", hint="run corral start")
     done = []
@@ -79,7 +82,7 @@ async def _prefill(
     replica: Replica, prompt: WarmPrompt, traffic: Traffic
 ) -> Timings | ErrorResponse | None:
     """Prefill a prompt on one instance; None if it was not idle or stopped."""
-    snapshot = _serving(replica)
+    snapshot = _serving_snapshot(replica)
     if snapshot is None:
         return None
     found: list[Timings | ErrorResponse] = []
@@ -97,12 +100,12 @@ async def _prefill(
 
 
 async def _save(replica: Replica) -> None:
-    if snapshot := _serving(replica):
+    if snapshot := _serving_snapshot(replica):
         async with _client(snapshot) as client:
             await replica.slots.save(client, snapshot.run)
 
 
-def _serving(replica: Replica) -> InstanceSnapshot | None:
+def _serving_snapshot(replica: Replica) -> InstanceSnapshot | None:
     snapshot = replica.instance.snapshot()
     return snapshot if snapshot.state is State.READY else None
 
@@ -111,7 +114,7 @@ def _client(snapshot: InstanceSnapshot) -> EngineClient:
     return EngineClient(snapshot.endpoint, snapshot.api_key)
 
 
-def _share_cache_key(one: Replica, other: Replica) -> bool:
-    if one.plan is None or other.plan is None:
+def _share_cache_key(replica: Replica, other: Replica) -> bool:
+    if replica.plan is None or other.plan is None:
         return False
-    return cache_key(other.plan).fits(cache_key(one.plan))
+    return cache_key(other.plan).fits(cache_key(replica.plan))

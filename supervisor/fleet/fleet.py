@@ -7,31 +7,68 @@ are added and retired while it serves, as `reload/` decides.
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from proxy.failures import FAILURES, persist
-from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
-from proxy.upstream.slots import SlotState
+from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.common.background_tasks import FAILURES, persist
+from proxy.router.lease import Activity
+from proxy.upstream.engine_state import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
+from supervisor.engine.calibration import ThreadCalibrator
+from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.instance import Instance
+from supervisor.engine.state_tasks import Traffic
+from supervisor.engine.states import STATES, InstanceSnapshot, State
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet import cache_commands
-from supervisor.fleet.calibration import calibrator
-from supervisor.fleet.device_memory import DeviceMemory
-from supervisor.fleet.launch_id import ReplicaId
+from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.model import Model, Replica, name_for
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.start_memory import StartMemory
-from supervisor.instance.instance import Instance
-from supervisor.instance.interfaces import Traffic
-from supervisor.instance.snapshot import InstanceSnapshot
-from supervisor.instance.states import State
-from supervisor.process.exit_cause import FailureCause
-from supervisor.slot_store.catalogue import SlotFileListener
+from supervisor.fleet.start_memory import DeviceMemory, StartMemory
+from supervisor.slot_store.file_index import SlotFileListener
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.slot_files import SlotFiles
+from supervisor.system.processor_load import ProcessorReading, read_this_processor
+
+Replicas = Callable[[], Iterable[Replica]]
+
+
+class InstanceActivity(Protocol):
+    def activity(self, name: str, /) -> Activity: ...
+
+
+def calibrator(
+    replica: Replica, replicas: Replicas, traffic: InstanceActivity, emit: Emit
+) -> ThreadCalibrator:
+    """Make the calibrator of a replica, one of `replicas`."""
+    return ThreadCalibrator(
+        plan=lambda: replica.plan,
+        plan_again=lambda: replica.planner.plan_at(replica.place),
+        store=lambda plan: replica.planner.measurements(plan.gguf.path, plan.engine),
+        is_alone=lambda: all(
+            _rests(other, traffic) for other in replicas() if other is not replica
+        ),
+        read=lambda: _read_processor(replicas()),
+        emit=functools.partial(emit, instance=replica.name, model=replica.place.model),
+    )
+
+
+def _rests(replica: Replica, traffic: InstanceActivity) -> bool:
+    """Whether an instance neither computes nor loads."""
+    state = replica.instance.snapshot().state
+    is_idle = state is State.READY and not traffic.activity(replica.name).in_flight
+    return is_idle or not STATES[state].process
+
+
+def _read_processor(replicas: Iterable[Replica]) -> ProcessorReading:
+    engines = (replica.instance.snapshot().pid for replica in replicas)
+    return read_this_processor([os.getpid(), *filter(None, engines)])
+
 
 # A start is done when the instance serves or the cause of its failure is known: in BACKOFF it will
 # be started again.
@@ -117,7 +154,7 @@ class Fleet:
         return next(replica for replica in self.all_replicas() if replica.name == instance)
 
     def _find(self, instance: str) -> Replica | None:
-        return next((one for one in self.all_replicas() if one.name == instance), None)
+        return next((replica for replica in self.all_replicas() if replica.name == instance), None)
 
     def is_retiring(self, replica: Replica) -> bool:
         return replica in self.models[replica.place.model].retiring
@@ -194,7 +231,7 @@ class Fleet:
     def worker_ended(self, name: str) -> None:
         """Replace the processes that a worker computed for: they fail with their next request."""
         for replica in self.all_replicas():
-            if replica.plan and name in {one.name for one in replica.plan.workers}:
+            if replica.plan and name in {worker.name for worker in replica.plan.workers}:
                 self.overdue(replica.name, f"worker {name} has ended")
 
     def restore_verified(self, instance: str, tokens: int, timings: Timings) -> None:
@@ -203,10 +240,10 @@ class Fleet:
         if replica is None or replica.slots.check_restore(tokens, timings):
             return
         self.slot_files.catalogue.remove_all(replica.caches.cache_key)
-        for one in self.models[replica.place.model].all_replicas:
-            snapshot = one.instance.snapshot()
+        for other in self.models[replica.place.model].all_replicas:
+            snapshot = other.instance.snapshot()
             if snapshot.state is State.READY:
-                self._admit(one, snapshot)  # without its cache key
+                self._admit(other, snapshot)  # without its cache key
 
     # Changes. None of these waits; what follows runs in tasks.
 
@@ -298,9 +335,9 @@ class Fleet:
     def _reduce(self, replica: Replica, cause: FailureCause) -> bool:
         """Plan less for a model whose start ran out of memory; not beside an instance of it."""
         others = (
-            one for one in self.models[replica.place.model].all_replicas if one is not replica
+            other for other in self.models[replica.place.model].all_replicas if other is not replica
         )
-        if any(one.instance.snapshot().state is State.READY for one in others):
+        if any(other.instance.snapshot().state is State.READY for other in others):
             return False
         return self._start_memory.reduce(replica, cause)
 

@@ -1,28 +1,160 @@
-"""Makes launches: a plan with a key, a place to listen, a log and the prompts to prefill."""
+"""Makes launches: a plan with an identity, its model files, a key, a place to listen and a log."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from proxy.adapter import Adapter, with_adapter
-from supervisor.engine_client.endpoint import Endpoint
-from supervisor.engines.discover import Engine
-from supervisor.flags.loras import Lora, loras_of
-from supervisor.flags.plan import Plan, unix_sockets
-from supervisor.host.paths import Directories, make_private
-from supervisor.process.launch import Launch, ProcessTag, clean_environment
+from proxy.request.variants import Adapter, with_adapter
+from supervisor.builds.discover import Engine
+from supervisor.builds.help import FlagValue
+from supervisor.engine import prompts
+from supervisor.engine.client import Endpoint
+from supervisor.engine.launch import Launch, ProcessTag, clean_environment
+from supervisor.engine.prompts import LearnedPrompts, WarmPrompt
+from supervisor.errors import CorralError, ModelInvalid
+from supervisor.models import metadata, model_lookup
+from supervisor.models.local_stores import Root
+from supervisor.models.metadata import Gguf
+from supervisor.models.stored_model import Projector, find_projector
+from supervisor.plan import draft as draft_module
+from supervisor.plan import embedding, loras
+from supervisor.plan.auto import AUTO
+from supervisor.plan.draft import Draft, offered_types
+from supervisor.plan.loras import Lora, loras_of
+from supervisor.plan.plan import Plan, unix_sockets
+from supervisor.plan.resolve import BatchingSettings, ModelEntry
+from supervisor.rpc.relay import ShardRun
 from supervisor.settings.schema import Settings
-from supervisor.shards.run import ShardRun
-from supervisor.slot_store.config import slot_persistence
-from supervisor.warmup import prompts
-from supervisor.warmup.learned import LearnedPrompts
-from supervisor.warmup.prompts import WarmPrompt
+from supervisor.slot_store.store_config import slot_persistence
+from supervisor.system.paths import Directories, make_private
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplicaId:
+    """One replica of a model, numbered from 0, whichever instance serves it."""
+
+    model: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.model}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """A version of a file; its size and time are None if there is no file."""
+
+    path: Path
+    size_bytes: int | None = None
+    mtime_ns: int | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        try:
+            found = path.stat()
+        except (OSError, ValueError):  # missing, or not a path
+            return cls(path)
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFingerprint:
+    """What the command line of an instance is made from, apart from the machine."""
+
+    engine: FileVersion
+    library_dirs: tuple[Path, ...]
+    model: FileVersion
+    draft: FileVersion | None
+    flags: Mapping[str, FlagValue]
+    args: tuple[str, ...]
+    batching: BatchingSettings = field(default_factory=BatchingSettings)
+    workers: tuple[str, ...] = ()
+    projector: FileVersion | None = None  # found beside the model
+    adapters: tuple[FileVersion, ...] = ()
+    spool: Path | None = None  # where it writes slot files, unless that is beside them
+
+
+Flags = Mapping[str, FlagValue]
+
+
+class ModelFiles:
+    """Finds the files of models; `flags` are those of the model on its profile."""
+
+    def __init__(self, cache_dir: Path, places: Sequence[Root]) -> None:
+        self._cache_dir = cache_dir
+        self._places = places
+
+    def path(self, entry: ModelEntry) -> Path:
+        """Return the file of a model.
+
+        A reference stays one until the model is fetched, which may be after the settings were read.
+
+        Raises:
+            ModelInvalid: The model of a reference is not stored, or cannot be served.
+        """
+        if not model_lookup.is_reference(entry.path):
+            return entry.path
+        found = model_lookup.find(entry.path, self._places, self._cache_dir)
+        if found is None or found.problem:
+            raise model_lookup.missing_model_error(entry.path, found)
+        return found.path
+
+    def version(self, entry: ModelEntry) -> FileVersion:
+        with suppress(ModelInvalid):
+            return FileVersion.of(self.path(entry))
+        return FileVersion.of(entry.path)
+
+    def gguf(self, entry: ModelEntry) -> Gguf:
+        """Read the metadata of a model; raises ModelInvalid."""
+        return metadata.read(self.path(entry), cache_dir=self._cache_dir)
+
+    def draft(self, entry: ModelEntry, flags: Flags, engine: Engine, model: Gguf) -> Draft:
+        return draft_module.choose(
+            entry.draft,
+            model,
+            cache_dir=self._cache_dir,
+            spec_types=offered_types(engine.flags),
+            takes_heads=flags.get("spec-type") == AUTO and "spec-draft-model" not in flags,
+        )
+
+    def draft_version(self, entry: ModelEntry, flags: Flags, engine: Engine) -> FileVersion | None:
+        if isinstance(entry.draft, Path):
+            return FileVersion.of(entry.draft)
+        with suppress(CorralError):
+            found = self.draft(entry, flags, engine, self.gguf(entry))
+            return FileVersion.of(found.gguf.path) if found.gguf else None
+        return None
+
+    def projector(self, entry: ModelEntry, flags: Flags, model: Gguf) -> Projector:
+        """Find the projector beside a model, where none is set."""
+        if not embedding.is_looked_for(model, flags, entry.args):
+            return Projector()
+        return find_projector(model, self._cache_dir)
+
+    def projector_version(self, entry: ModelEntry, flags: Flags) -> FileVersion | None:
+        with suppress(CorralError):
+            found = self.projector(entry, flags, self.gguf(entry)).path
+            return FileVersion.of(found) if found else None
+        return None
+
+    def adapters(self, entry: ModelEntry, model: Gguf) -> list[Gguf]:
+        """Read the adapters of a model; raises SettingsInvalid or ModelInvalid."""
+        found = [metadata.read(lora.path, cache_dir=self._cache_dir) for lora in entry.loras]
+        for lora, gguf in zip(entry.loras, found, strict=True):
+            loras.check(lora.name, gguf, model)
+        return found
+
+
+def total_bytes(paths: Iterable[object]) -> int:
+    """Return the size of files; one that is missing counts nothing."""
+    return sum(FileVersion.of(Path(str(path))).size_bytes or 0 for path in paths if path)
+
 
 _LOOPBACK: Final = "127.0.0.1"
 
@@ -81,7 +213,9 @@ class Launches:
         table = self._models[model]
         learned = self.learned.prompts(model) if table.learn_prompts else []
         found = (*map(prompts.read, table.warm_prompts), *learned)
-        return tuple(replace(one, body=self._without_adapters(model, one.body)) for one in found)
+        return tuple(
+            replace(prompt, body=self._without_adapters(model, prompt.body)) for prompt in found
+        )
 
     def _without_adapters(self, model: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         adapters = adapters_of(loras_of(self._models[model].loras))
@@ -94,7 +228,7 @@ class Launches:
 
 def adapters_of(found: Sequence[Lora]) -> tuple[Adapter, ...]:
     """Return the adapters of a model as the proxy knows them."""
-    return tuple(Adapter(one.name, one.scale) for one in found)
+    return tuple(Adapter(lora.name, lora.scale) for lora in found)
 
 
 def _argv(plan: Plan, endpoint: Endpoint, rpc: str | None = None) -> tuple[str, ...]:

@@ -1,31 +1,152 @@
-"""A configured model and its replicas.
+"""A configured model and its replicas; its availability, caches and use of GPUs.
 
-While settings change, a ReplicaId can have three instances: one that serves, its replacement, and
-retiring ones. Their names differ: `chat.0`, then `chat.0~2`, then `chat.0` again once that is free.
-Model names have no tilde, so sockets and logs named after instances never clash.
+A configured model and its replicas. While settings change, a ReplicaId can have three instances:
+one that serves, its replacement, and retiring ones. Their names differ: `chat.0`, then `chat.0~2`,
+then `chat.0` again once that is free. Model names have no tilde, so sockets and logs named after
+instances never clash.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final, Literal
 
+from proxy.request.models import GpuUse
 from proxy.upstream.upstream import BATCH_TOKENS, Upstream
-from supervisor.flags.plan import ModelEntry, Plan
-from supervisor.flags.setting import Settings
-from supervisor.fleet.cache_properties import CacheProperties, cache_properties
-from supervisor.fleet.gpu_use import gpu_use
-from supervisor.fleet.launch_id import LaunchFingerprint, ReplicaId
+from supervisor.engine.instance import Instance
+from supervisor.engine.launch import Launch
+from supervisor.engine.prompts import WarmPrompt
+from supervisor.engine.states import InstanceSnapshot, State
+from supervisor.fleet.launches import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.instance.instance import Instance
-from supervisor.instance.snapshot import InstanceSnapshot
-from supervisor.process.launch import Launch
+from supervisor.plan.context import context_layout
+from supervisor.plan.estimate import Estimate
+from supervisor.plan.kv_cache import BYTES_PER_VALUE, PADDING_TOKENS, Cache, cache_bytes
+from supervisor.plan.plan import Plan
+from supervisor.plan.resolve import ModelEntry
+from supervisor.plan.setting import SettingsByFlag
+from supervisor.rpc.relay import ShardRun
 from supervisor.settings.schema import ResidencyPolicy
-from supervisor.shards.run import ShardRun
-from supervisor.slot_store.config import SLOT_DIRECTORY
+from supervisor.slot_store.file_index import key_digest
 from supervisor.slot_store.manager import SlotManager
-from supervisor.warmup.prompts import WarmPrompt
+from supervisor.slot_store.manifest import cache_key
+from supervisor.slot_store.store_config import SLOT_DIRECTORY
+
+Availability = Literal["loaded", "loading", "unloaded", "failed"]
+
+_LOADING: Final = frozenset({State.STARTING, State.WARMING, State.BACKOFF})
+_LOADED: Final = frozenset({State.READY, State.UNHEALTHY})
+_UNLOADING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
+
+
+class Phase(Enum):
+    """Where a model is between unloaded and loaded."""
+
+    DOWN = auto()
+    LOADING = auto()
+    LOADED = auto()
+    UNLOADING = auto()
+    FAILED = auto()  # a start would fail again
+
+
+def snapshots_of(model: Model) -> list[InstanceSnapshot]:
+    return [replica.instance.snapshot() for replica in model.replicas]
+
+
+def phase_of(model: Model, snapshots: Sequence[InstanceSnapshot]) -> Phase:
+    states = {snapshot.state for snapshot in snapshots}
+    if states & _LOADED:
+        return Phase.LOADED
+    if states & _LOADING:
+        return Phase.LOADING
+    if states & _UNLOADING:
+        return Phase.UNLOADING
+    return Phase.FAILED if State.FAILED in states or not model.is_open else Phase.DOWN
+
+
+def availability(model: Model) -> tuple[Availability, str | None]:
+    """Return whether a model serves, and why it failed, or failed before its present load."""
+    snapshots = [replica.instance.snapshot() for replica in (*model.replicas, *model.replacements)]
+    if any(snapshot.state is State.READY for snapshot in snapshots):
+        return "loaded", None
+    if any(snapshot.wanted and snapshot.state is not State.FAILED for snapshot in snapshots):
+        return "loading", next(
+            (snapshot.cause.sentence for snapshot in snapshots if snapshot.cause), None
+        )
+    causes = [
+        snapshot.cause.sentence
+        for snapshot in snapshots
+        if snapshot.cause and snapshot.state is State.FAILED
+    ]
+    if causes or model.refusal:
+        return "failed", causes[0] if causes else model.refusal
+    if model.is_open:
+        return "unloaded", None
+    return "failed", f"it is stopped (corral start {model.entry.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheProperties:
+    """As of the proxy's `Upstream`."""
+
+    cache_key: str = ""
+    token_bytes: float = 0.0
+    state_bytes: int = 0
+    host_cache_bytes: float = 0.0
+
+
+def cache_properties(plan: Plan) -> CacheProperties:
+    """Return what a run of a plan has; reads the metadata of the files that its options name."""
+    key, inputs = cache_key(plan), plan.memory_inputs
+    layout = context_layout(inputs.gguf, inputs.chosen, inputs.engine)
+    size_bytes = layout.prompt_cache_bytes
+    return CacheProperties(
+        cache_key=key_digest(plan.model, key) if plan.has_own_slots else "",
+        token_bytes=_token_bytes(plan, layout.cache),
+        state_bytes=key.state_bytes or 0,
+        host_cache_bytes=math.inf if size_bytes < 0 else size_bytes,
+    )
+
+
+def _token_bytes(plan: Plan, cache: Cache) -> float:
+    """Return the bytes of a token in a slot; 0 for a type whose size is not known."""
+    if not {cache.type_k, cache.type_v} <= BYTES_PER_VALUE.keys():
+        return 0.0
+    padding = Cache(PADDING_TOKENS, type_k=cache.type_k, type_v=cache.type_v, full_window=True)
+    return cache_bytes(plan.gguf, padding) / PADDING_TOKENS
+
+
+# A worker on another machine is a device for the engine, whatever it computes with.
+_REMOTE: Final = "RPC"
+
+
+def gpu_use(estimates: Iterable[Estimate]) -> GpuUse:
+    """Return what instances with these estimates have on GPUs."""
+    uses = [_use(estimate) for estimate in estimates]
+    return GpuUse(
+        layers=max((use.layers for use in uses), default=0),
+        memory_bytes=sum(use.memory_bytes for use in uses),
+        devices=tuple(dict.fromkeys(name for use in uses for name in use.devices)),
+    )
+
+
+def _use(estimate: Estimate) -> GpuUse:
+    gpus = {
+        name: memory
+        for name, memory in estimate.devices.items()
+        if not name.startswith(_REMOTE) and memory.total
+    }
+    weights = sum(memory.weights for memory in estimate.devices.values())
+    ours = sum(memory.weights for memory in gpus.values())
+    return GpuUse(
+        layers=round(estimate.layers_offloaded * ours / weights) if weights else 0,
+        memory_bytes=sum(memory.total for memory in gpus.values()),
+        devices=tuple(gpus),
+    )
 
 
 class Replica:
@@ -50,7 +171,7 @@ class Replica:
         self.life: asyncio.Task[None] | None = None
         # Free bytes of each device when its next run was prepared, where that is known.
         self.free_bytes: Mapping[str, int] = {}
-        self.attempted: Settings = {}  # what its latest start did without, successful or not
+        self.attempted: SettingsByFlag = {}  # what its latest start did without, successful or not
         self.slots = slots(self)
         self.instance = instance(self)
 
@@ -126,7 +247,7 @@ class Model:
     @property
     def plan(self) -> Plan | None:
         """The latest plan of one of its replicas; None before the first."""
-        return next((one.plan for one in self.all_replicas if one.plan), None)
+        return next((replica.plan for replica in self.all_replicas if replica.plan), None)
 
     @property
     def slots(self) -> int:
@@ -137,27 +258,27 @@ class Model:
 
     @property
     def is_wanted(self) -> bool:
-        return any(one.instance.snapshot().wanted for one in self.replicas)
+        return any(replica.instance.snapshot().wanted for replica in self.replicas)
 
     def at(self, number: int) -> Replica:
-        return next(one for one in self.replicas if one.place.number == number)
+        return next(replica for replica in self.replicas if replica.place.number == number)
 
     def set_replica(self, new: Replica) -> None:
         """Make a replica the current one; the caller retires the one before."""
-        others = [one for one in self.replicas if one.place != new.place]
-        self.replacements = tuple(one for one in self.replacements if one is not new)
-        self.replicas = tuple(sorted([*others, new], key=lambda one: one.place))
+        others = [replica for replica in self.replicas if replica.place != new.place]
+        self.replacements = tuple(replica for replica in self.replacements if replica is not new)
+        self.replicas = tuple(sorted([*others, new], key=lambda replica: replica.place))
 
     def add_replacement(self, replica: Replica) -> None:
         self.replacements = (*self.replacements, replica)
 
     def retire(self, replica: Replica) -> None:
-        self.replicas = tuple(one for one in self.replicas if one is not replica)
-        self.replacements = tuple(one for one in self.replacements if one is not replica)
+        self.replicas = tuple(other for other in self.replicas if other is not replica)
+        self.replacements = tuple(other for other in self.replacements if other is not replica)
         self.retiring = (*self.retiring, replica)
 
     def forget(self, replica: Replica) -> None:
-        self.retiring = tuple(one for one in self.retiring if one is not replica)
+        self.retiring = tuple(other for other in self.retiring if other is not replica)
 
 
 def name_for(place: ReplicaId, taken: Collection[str]) -> str:

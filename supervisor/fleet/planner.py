@@ -14,47 +14,53 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from supervisor.calibration.store import MeasurementStore
-from supervisor.engines import discover as engines
-from supervisor.engines import search
-from supervisor.engines.discover import Engine
-from supervisor.engines.installed import EngineSetting
-from supervisor.flags.adapted_slots import SLOTS
-from supervisor.flags.file_paths import check_files
-from supervisor.flags.plan import ModelEntry, Plan, make_plan
-from supervisor.flags.projector import FLAG as PROJECTOR
-from supervisor.flags.setting import Settings as FlagSettings
-from supervisor.flags.thread_speeds import ThreadMeasurement
-from supervisor.flags.trial import TrialSettings, with_context_of
-from supervisor.fleet.entries import entries_of, entry_named
-from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
-from supervisor.fleet.launches import Launches
-from supervisor.fleet.model_files import ModelFiles, total_bytes
-from supervisor.fleet.places import Places
-from supervisor.fleet.reductions import Reductions
-from supervisor.fleet.tuned_profiles import ReadTuned, TunedProfiles
-from supervisor.gguf.metadata import Gguf
-from supervisor.host import machine
-from supervisor.host.machine import Machine
-from supervisor.host.paths import Directories
-from supervisor.instance.backoff import RestartPolicy
-from supervisor.memory.fit import MemoryCapacity, capacity, check_fits
-from supervisor.memory.inputs import with_free
-from supervisor.model_stores.roots import roots
-from supervisor.settings.balance import BalanceSettings
+from supervisor.builds import discover
+from supervisor.builds import discover as engines
+from supervisor.builds.discover import Engine
+from supervisor.builds.installed import EngineSetting
+from supervisor.engine.calibration import MeasurementStore
+from supervisor.fleet.launches import (
+    FileVersion,
+    Launches,
+    LaunchFingerprint,
+    ModelFiles,
+    ReplicaId,
+    total_bytes,
+)
+from supervisor.fleet.model_entries import (
+    Places,
+    ReadTuned,
+    Reductions,
+    TunedProfiles,
+    entries_of,
+    entry_named,
+)
+from supervisor.models.local_stores import roots
+from supervisor.models.metadata import Gguf
+from supervisor.plan.auto import SLOTS, ThreadMeasurement
+from supervisor.plan.embedding import FLAG as PROJECTOR
+from supervisor.plan.estimate import with_free
+from supervisor.plan.fit import MemoryCapacity, capacity, check_fits
+from supervisor.plan.loras import check_files
+from supervisor.plan.plan import Plan, TrialSettings, make_plan, with_context_of
+from supervisor.plan.resolve import ModelEntry
+from supervisor.plan.setting import SettingsByFlag as FlagSettings
+from supervisor.rpc.address import KnownWorkers
+from supervisor.rpc.model_workers import ModelWorkers
+from supervisor.rpc.relay import ShardRun
+from supervisor.rpc.shards import LayerShares, shard_plans, worker_split
 from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
-from supervisor.shards.layer_shares import LayerShares
-from supervisor.shards.plan import shard_plans, worker_split
-from supervisor.shards.run import ShardRun
-from supervisor.workers.known import KnownWorkers
-from supervisor.workers.of_models import ModelWorkers
+from supervisor.settings.tables import BalanceSettings, RestartPolicy
+from supervisor.system import machine
+from supervisor.system.machine import Machine
+from supervisor.system.paths import Directories
 
 # Larger models take long to load, and lose less to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def _nothing_adapted(_model: str) -> FlagSettings:
+def _no_adapted_settings(_model: str) -> FlagSettings:
     return {}
 
 
@@ -72,7 +78,7 @@ class LaunchPlanner:
         self,
         settings: Settings,
         directories: Directories,
-        adapted: Callable[[str], FlagSettings] = _nothing_adapted,
+        adapted: Callable[[str], FlagSettings] = _no_adapted_settings,
         *,
         read_tuned: ReadTuned | None = None,
         known_workers: KnownWorkers | None = None,
@@ -140,7 +146,7 @@ class LaunchPlanner:
         return self._load(self._settings.engine or (own[0] if own and all(own) else None))
 
     def _load_now(self, setting: EngineSetting | None) -> Engine:
-        places = search.here(self._directories.engines)
+        places = discover.default_search_paths(self._directories.engines)
         return engines.load(setting, cache_dir=self._directories.cache, places=places)
 
     def engine_of(self, entry: ModelEntry) -> Engine:
@@ -179,7 +185,7 @@ class LaunchPlanner:
         entry, instances = trial.applied(self.entry(model)), max(1, self.places.instances)
         adapted = self.adapted(model)
         if trial.profile or trial.flags:
-            adapted = {key: one for key, one in adapted.items() if key != SLOTS}
+            adapted = {key: setting for key, setting in adapted.items() if key != SLOTS}
         plan = self._plan(entry, adapted, instances=instances)
         longer = with_context_of(self.plan(model), plan, entry)
         return self._plan(longer, adapted, instances=instances) if longer else plan
@@ -220,7 +226,7 @@ class LaunchPlanner:
         projector = self._files.projector(entry, flags, found)
         entry = replace(entry, split=self._split(entry, found), projector=projector.path)
         adapters = self._files.adapters(entry, found)
-        beside = [flags.get(PROJECTOR, projector.path), *(one.path for one in adapters)]
+        beside = [flags.get(PROJECTOR, projector.path), *(adapter.path for adapter in adapters)]
         plan = make_plan(
             entry,
             under,
@@ -249,7 +255,7 @@ class LaunchPlanner:
 
     def _split(self, entry: ModelEntry, found: Gguf) -> str | None:
         """Return the `--tensor-split` to which the layers of a model were moved, if they were."""
-        names = [one.name for one in entry.workers]
+        names = [worker.name for worker in entry.workers]
         layers = self._layers.get(entry.name)
         if layers is None or layers.keys() != set(names):
             layers = self._layer_shares.layers(entry.name, names, found.layers)
@@ -297,7 +303,7 @@ class LaunchPlanner:
             args=entry.args,
             batching=entry.batching,
             workers=self.workers.fingerprint(entry.name),
-            adapters=tuple(FileVersion.of(one.path) for one in entry.loras),
+            adapters=tuple(FileVersion.of(lora.path) for lora in entry.loras),
             spool=self.launches.slot_persistence.memory_spool,
         )
 

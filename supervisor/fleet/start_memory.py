@@ -3,19 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from supervisor.builds import discover
+from supervisor.builds.discover import Device, Engine
+from supervisor.engine.exit_cause import FailureCause
 from supervisor.errors import CorralError, DeviceMemoryShort
 from supervisor.events import Emit
-from supervisor.flags.plan import Plan
-from supervisor.fleet.device_memory import DeviceMemory
 from supervisor.fleet.model import Replica
-from supervisor.host import machine
-from supervisor.memory.estimate import Estimate
-from supervisor.memory.fit import RESERVE_SHARE
-from supervisor.memory.reduction import Reduction, next_reduction
-from supervisor.memory.shortage import shortage
-from supervisor.process.exit_cause import FailureCause
+from supervisor.plan.estimate import Estimate
+from supervisor.plan.fit import RESERVE_SHARE
+from supervisor.plan.plan import Plan
+from supervisor.plan.shortage import Reduction, next_reduction, shortage
+from supervisor.system import machine
+
+# A listing takes 50 ms and more; one of this age will do to decide what to unload.
+_FRESH_S: Final = 0.2
+# Loads wait for it; a driver that takes longer says nothing.
+_LIMIT_S: Final = 5.0
+
+
+def _list_engine_devices(engine: Engine) -> Sequence[Device]:
+    return discover.list_devices(engine, _LIMIT_S)
+
+
+class DeviceMemory:
+    """The latest listing, and until when it may still grow.
+
+    A driver may take seconds to give back the memory of a process that has ended.
+    """
+
+    def __init__(
+        self,
+        list_devices: Callable[[Engine], Sequence[Device]] = _list_engine_devices,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._list_devices = list_devices
+        self._clock = clock
+        self._grows_until_s = self._read_at_s = float("-inf")
+        self.free_bytes: Mapping[str, int] = {}
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether an engine has ended whose memory may yet come back."""
+        return self._clock() < self._grows_until_s
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._clock() - self._read_at_s < _FRESH_S
+
+    def note_exit(self, wait_s: float) -> None:
+        """Note the end of an engine that used devices."""
+        self._grows_until_s = max(self._grows_until_s, self._clock() + wait_s)
+
+    async def read(self, engine: Engine) -> Mapping[str, int]:
+        """List the devices again; return the free bytes of each, as far as they are known."""
+        try:
+            found = await asyncio.to_thread(self._list_devices, engine)
+        except CorralError:  # nothing is known; the start reports what is wrong with the engine
+            found = ()
+        self.free_bytes, self._read_at_s = discover.free_bytes(found), self._clock()
+        return self.free_bytes
+
 
 _PAUSE_S: Final = 0.25
 _HOST_MEMORY: Final = "host_memory"
@@ -95,28 +146,32 @@ class StartMemory:
         def is_short(found: Estimate) -> bool:
             return _is_short(replica, found, cause)
 
-        one = next_reduction(plan.memory_inputs, reductions.kinds(entry), plan.from_user, is_short)
-        if one is None:
+        reduction = next_reduction(
+            plan.memory_inputs, reductions.kinds(entry), plan.from_user, is_short
+        )
+        if reduction is None:
             return False
         was_short = cause.code != _HOST_MEMORY and is_short(plan.estimate)
-        reductions.add(entry, one, _reason(one, cause), was_short=was_short)
-        self._report(plan, one, cause)
+        reductions.add(entry, reduction, _reason(reduction, cause), was_short=was_short)
+        self._report(plan, reduction, cause)
         return True
 
-    def _report(self, plan: Plan, one: Reduction, cause: FailureCause) -> None:
-        for key, value in one.flags.items():
+    def _report(self, plan: Plan, reduction: Reduction, cause: FailureCause) -> None:
+        for key, value in reduction.flags.items():
             self._emit(
                 "model.reduced",
                 model=plan.model,
                 key=key,
-                before=one.before[key],
+                before=reduction.before[key],
                 after=value,
                 reason=cause.sentence,
             )
 
 
-def _reason(one: Reduction, cause: FailureCause) -> str:
-    before = ", ".join(f"{key} = {value}" for key, value in one.before.items() if value is not None)
+def _reason(reduction: Reduction, cause: FailureCause) -> str:
+    before = ", ".join(
+        f"{key} = {value}" for key, value in reduction.before.items() if value is not None
+    )
     return f"with {before or 'more'}, {cause.sentence}"
 
 

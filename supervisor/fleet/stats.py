@@ -1,8 +1,7 @@
-"""Speed, draft acceptance and memory of each instance, taken on request and at most every 2 s.
+"""Speed, draft acceptance and memory of each instance, read on request and at most every 2 s.
 
-Frequent readers of an engine's `/metrics` delay its notice of clients that left, so the proxy's
-reader is the one for all who only show figures. Health checks and usage need what the engine counts
-at that moment, and read it themselves. Source: llama-server build 10434, tools/server.
+Polling an engine faster disturbs it: each reader of `/metrics` resets its gauges, and frequent
+readers delay its notice of clients that left. Source: llama-server build 10434, tools/server.
 """
 
 from __future__ import annotations
@@ -12,10 +11,36 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from supervisor.fleet.process_memory import memory_bytes
-from supervisor.instance.instance import Instance
-from supervisor.instance.snapshot import InstanceSnapshot
-from supervisor.instance.states import State
+import psutil
+
+from supervisor.engine.instance import Instance
+from supervisor.engine.states import InstanceSnapshot, State
+
+
+def memory_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process; None if unknown.
+
+    Includes the touched pages of a memory-mapped model, which instances share.
+    """
+    try:
+        found: int = psutil.Process(pid).memory_info().rss
+    except (psutil.Error, OSError):
+        return None
+    return found
+
+
+def own_bytes(pid: int) -> int | None:
+    """Return the resident memory without mapped files; None if unknown.
+
+    All of it where the system does not report the two apart.
+    """
+    try:
+        found = psutil.Process(pid).memory_info()
+    except (psutil.Error, OSError):
+        return None
+    own: int = found.rss - getattr(found, "shared", 0)
+    return own
+
 
 ReadEngines = Callable[[float], Awaitable[Mapping[str, Mapping[str, float]]]]
 

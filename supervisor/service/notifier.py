@@ -1,4 +1,10 @@
-"""Tells the service manager what the daemon does, and that its event loop turns.
+"""Tells the service manager what the daemon does, and takes the sockets that it passes.
+
+The messages of sd_notify(3).
+
+Source: sd_notify(3) and systemd.service(5), `WatchdogSec=`, `NotifyAccess=`.
+
+Tells the service manager what the daemon does, and that its event loop turns.
 
     READY=1        clients and commands are answered; models may still load
     STATUS         instances ready, and the progress of those that load
@@ -8,20 +14,140 @@
 
 While models load, settings are applied, or requests are drained, the manager's time limit is
 extended: the daemon has its own, and a manager that knows others kills it in the middle.
+
+Listening sockets that the service manager passes to this process. The manager keeps them open over
+a restart, so connections wait in them until a daemon accepts them. Source: sd_listen_fds(3).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Final
 
-from supervisor.events import Event
-from supervisor.service import notification
-from supervisor.service.load_status import LoadStatus
-from supervisor.service.notify_socket import Send
+from proxy.common.toml_types import is_loopback
+from supervisor.errors import SettingsInvalid
+from supervisor.events import LOAD_PROGRESS, Event
+
+_US_PER_S: Final = 1_000_000
+
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+PING: Final = "WATCHDOG=1"
+
+
+def reloading_text(monotonic_ns: int) -> str:
+    """`monotonic_ns` is of CLOCK_MONOTONIC; `READY` ends the reload."""
+    return f"RELOADING=1\nMONOTONIC_USEC={monotonic_ns // 1000}"
+
+
+def status(text: str) -> str:
+    return f"STATUS={' '.join(text.split())}"
+
+
+def extend_timeout(by_s: float) -> str:
+    """Ask for so much more time, from now, for the start, reload or stop that runs."""
+    return f"EXTEND_TIMEOUT_USEC={int(by_s * _US_PER_S)}"
+
+
+def watchdog_s(environ: Mapping[str, str], pid: int) -> float | None:
+    """Return after how long without `PING` the process is killed; None where it is not watched.
+
+    Source: sd_watchdog_enabled(3).
+    """
+    if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return None
+    text = environ.get("WATCHDOG_USEC", "")
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(2**64))
+    return int(text) / _US_PER_S or None if is_number else None
+
+
+# It reads them at once; a message that does not fit waits no longer than this.
+_SEND_TIMEOUT_S: Final = 0.1
+
+Send = Callable[[str], None]
+
+
+def open_notify_socket(environ: Mapping[str, str]) -> Send | None:
+    """Return a function that sends a message, or None where no service manager wants any.
+
+    It never raises: a service works without its manager. `@` begins an abstract address.
+    Source: sd_notify(3), unix(7).
+    """
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return None
+    target = f"\0{address[1:]}" if address.startswith("@") else address
+
+    def send(message: str) -> None:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.settimeout(_SEND_TIMEOUT_S)
+            channel.sendto(message.encode(errors="backslashreplace"), target)
+
+    return send
+
+
+_STATE_CHANGED: Final = "instance.state_changed"
+_LOADING: Final = frozenset({"starting", "warming"})
+# Instances of each kind that are named.
+_NAMED_MAX: Final = 4
+
+
+class LoadStatus:
+    """The state of each instance, as its events tell."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+        self._percent: dict[str, int] = {}
+
+    @property
+    def is_loading(self) -> bool:
+        return not _LOADING.isdisjoint(self._states.values())
+
+    def observe(self, event: Event) -> bool:
+        """Return whether the event was about the state or the load of an instance."""
+        if event.name == LOAD_PROGRESS:
+            value = event.fields["value"]
+            self._percent[str(event.fields["instance"])] = int(100 * float(str(value)))
+        elif event.name == _STATE_CHANGED:
+            self._enter(str(event.fields["instance"]), str(event.fields["after"]))
+        else:
+            return False
+        return True
+
+    def _enter(self, instance: str, state: str) -> None:
+        self._percent.pop(instance, None)
+        self._states[instance] = state
+        if state == "stopped":
+            del self._states[instance]
+
+    @property
+    def text(self) -> str:
+        states = self._states
+        if not states:
+            return "no model is loaded"
+        ready = sum(state == "ready" for state in states.values())
+        loading = [self._progress(name) for name, state in states.items() if state in _LOADING]
+        failed = [name for name, state in states.items() if state == "failed"]
+        parts = [f"{ready} of {len(states)} instances ready"]
+        parts += [f"loading {_list_text(loading)}"] if loading else []
+        parts += [f"failed: {_list_text(failed)}"] if failed else []
+        return "; ".join(parts)
+
+    def _progress(self, instance: str) -> str:
+        percent = self._percent.get(instance)
+        return instance if percent is None else f"{instance} {percent} %"
+
+
+def _list_text(names: Iterable[str]) -> str:
+    first, rest = [*names][:_NAMED_MAX], [*names][_NAMED_MAX:]
+    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
+
 
 _EXTENSION_S: Final = 30.0
 _INTERVAL_S: Final = 5.0
@@ -32,7 +158,7 @@ class ServiceNotifier:
 
     def __init__(self, send: Send | None = None, watchdog_s: float | None = None) -> None:
         self._send_message = send
-        self._pings = (notification.PING,) if watchdog_s else ()
+        self._pings = (PING,) if watchdog_s else ()
         # Half of the limit. Source: sd_watchdog_enabled(3).
         self._interval_s = min(_INTERVAL_S, watchdog_s / 2 if watchdog_s else _INTERVAL_S)
         self._load = LoadStatus()
@@ -46,12 +172,12 @@ class ServiceNotifier:
 
     def started(self) -> None:
         self._is_started = True
-        self._send(notification.READY)
+        self._send(READY)
         self._send_status()
 
     def stopping(self) -> None:
         self._is_stopping = True
-        self._send(notification.STOPPING, notification.extend_timeout(_EXTENSION_S))
+        self._send(STOPPING, extend_timeout(_EXTENSION_S))
         self._send_status()
 
     @contextmanager
@@ -60,14 +186,14 @@ class ServiceNotifier:
         self._reloads += 1
         if self._is_serving:
             now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            extension = notification.extend_timeout(_EXTENSION_S)
-            self._send(notification.reloading(now_ns), extension)
+            extension = extend_timeout(_EXTENSION_S)
+            self._send(reloading_text(now_ns), extension)
         try:
             yield
         finally:
             self._reloads -= 1
             if self._is_serving and not self._reloads:
-                self._send(notification.READY)
+                self._send(READY)
 
     @property
     def _is_serving(self) -> bool:
@@ -83,7 +209,7 @@ class ServiceNotifier:
         if self._send_message is None:
             return
         while True:
-            extension = notification.extend_timeout(_EXTENSION_S)
+            extension = extend_timeout(_EXTENSION_S)
             self._send(*self._pings, *([extension] if self._is_extending else []))
             await asyncio.sleep(self._interval_s)
 
@@ -91,8 +217,115 @@ class ServiceNotifier:
         text = f"stopping; {self._load.text}" if self._is_stopping else self._load.text
         if text != self._text:
             self._text = text
-            self._send(notification.status(text))
+            self._send(status(text))
 
     def _send(self, *lines: str) -> None:
         if self._send_message is not None and lines:
             self._send_message("\n".join(lines))
+
+
+_FIRST: Final = 3
+_SOCKETS_MAX: Final = 16
+
+
+def activation_sockets(environ: Mapping[str, str], pid: int) -> tuple[socket.socket, ...]:
+    """Take the sockets that are meant for this process; () without a service manager.
+
+    Raises:
+        SettingsInvalid: One is not a listening TCP socket, or there are too many.
+    """
+    if environ.get("LISTEN_PID") != str(pid):
+        return ()
+    count = _count(environ.get("LISTEN_FDS", ""))
+    names = environ.get("LISTEN_FDNAMES", "").split(":")
+    found = [*range(_FIRST, _FIRST + count)]
+    return tuple(
+        _socket(descriptor, name)
+        for descriptor, name in zip(found, _pad_names(names), strict=False)
+    )
+
+
+def listen_address(sockets: Sequence[socket.socket]) -> str | None:
+    """Return HOST:PORT of the sockets as `listen` under [proxy]; None without any.
+
+    Where several listen, it is one that other machines reach, because stricter rules hold there.
+    """
+    addresses = [socket.getsockname()[:2] for socket in sockets]
+    open_first = sorted(addresses, key=lambda address: is_loopback(address[0]))
+    return next((f"{_bracket_host(host)}:{port}" for host, port in open_first), None)
+
+
+def _count(text: str) -> int:
+    count = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
+    if count > _SOCKETS_MAX:
+        raise SettingsInvalid(
+            f"the service manager passed {count} sockets; at most {_SOCKETS_MAX} are used",
+            hint="remove lines ListenStream= of the .socket unit",
+        )
+    return count
+
+
+def _pad_names(names: Sequence[str]) -> Iterator[str]:
+    yield from names
+    while True:
+        yield "unknown"
+
+
+def _socket(descriptor: int, name: str) -> socket.socket:
+    os.set_inheritable(descriptor, False)  # noqa: FBT003 (positional only)
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise _descriptor_error(descriptor, name) from error
+    if not _listens(found):
+        found.detach()
+        raise _descriptor_error(descriptor, name)
+    return found
+
+
+def _listens(found: socket.socket) -> bool:
+    is_tcp = found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM
+    return is_tcp and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _descriptor_error(descriptor: int, name: str) -> SettingsInvalid:
+    return SettingsInvalid(
+        f"descriptor {descriptor} ({name}) of the service manager is not a listening TCP socket",
+        hint="the .socket unit needs ListenStream=ADDRESS:PORT and Accept=no",
+    )
+
+
+def _bracket_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+_VARIABLES: Final = (
+    "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEnvironment:
+    """Without a service manager, the notifier sends nothing, and there are no `sockets`."""
+
+    notifier: ServiceNotifier = field(default_factory=ServiceNotifier)
+    sockets: tuple[socket.socket, ...] = ()
+
+    @property
+    def listen(self) -> str | None:
+        """The address of the sockets, which applies in place of `listen` under [proxy]."""
+        return listen_address(self.sockets)
+
+
+def take_service_environment(
+    environ: MutableMapping[str, str] = os.environ,
+) -> ServiceEnvironment:
+    """Read the variables and remove them, so that no child speaks in our name.
+
+    Raises:
+        SettingsInvalid: A socket cannot be used.
+    """
+    found = {name: value for name in _VARIABLES if (value := environ.pop(name, ""))}
+    pid = os.getpid()
+    notifier = ServiceNotifier(open_notify_socket(found), watchdog_s(found, pid))
+    return ServiceEnvironment(notifier, activation_sockets(found, pid))

@@ -1,6 +1,6 @@
 """`corral.toml`, the environment and the command line, as one frozen value.
 
-Later wins: defaults, the file, the environment (`CORRAL_PROXY__LISTEN`), the command line. The file
-is the first of `--config`, `CORRAL_CONFIG`, `./corral.toml` and `corral.toml` in the user's config
-directory. Model names are checked here, once: a valid one is safe as part of a file name.
+`schema` and `tables` declare every setting, `load` reads and checks them, `edit` changes the file
+in place, `messages` explains what is wrong, `reference` lists all keys. `import_source` turns
+settings of other programs into ours.
 """

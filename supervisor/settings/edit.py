@@ -1,9 +1,10 @@
-"""Changes `corral.toml` in place: comments, order and layout stay."""
+"""Changes `corral.toml` in place: comments, order and layout stay. Writes a first one."""
 
 from __future__ import annotations
 
+import functools
 import tomllib
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from supervisor.errors import AccessDenied, SettingsInvalid
-from supervisor.host.files import back_up, rewrite, write_atomic
-from supervisor.host.paths import make_private
+from supervisor.settings.reference import DIRECTIVE
+from supervisor.system.files import back_up, rewrite, write_atomic
+from supervisor.system.paths import make_private
 
 Table = MutableMapping[str, Any]
 
@@ -41,7 +43,7 @@ class ChangedFile:
 
     def restore(self) -> None:
         """Put the file back; raises AccessDenied."""
-        with _reported(self.path):
+        with _report_write_errors(self.path):
             rewrite(self.path, self.before)
             self.backup.unlink(missing_ok=True)
 
@@ -53,7 +55,7 @@ def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
         SettingsInvalid: As `edit` raises it; nothing is changed.
         AccessDenied: The file cannot be read or written.
     """
-    with _reported(path):
+    with _report_write_errors(path):
         text = path.read_text("utf-8")
         made = edit(text)
         backup = back_up(path)
@@ -68,7 +70,7 @@ def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
         SettingsInvalid: As `edit` raises it; nothing is changed.
         AccessDenied: The file cannot be read or written.
     """
-    with _reported(path):
+    with _report_write_errors(path):
         is_new = not path.exists()
         made = edit("" if is_new else path.read_text("utf-8"))
         if is_new:
@@ -79,7 +81,7 @@ def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
     return made
 
 
-def edited(text: str, change: Callable[[Table], None]) -> str:
+def edit_text(text: str, change: Callable[[Table], None]) -> str:
     """Apply a change to the tables of a TOML text.
 
     The change is made twice, to the text with its layout and to the plain values. Where the new
@@ -108,7 +110,7 @@ def toml(value: object) -> str:
 
 
 @contextmanager
-def _reported(path: Path) -> Iterator[None]:
+def _report_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -116,3 +118,244 @@ def _reported(path: Path) -> Iterator[None]:
             f"{path} cannot be changed: {error.strerror or error}",
             hint="change it as its owner, then run corral reload",
         ) from error
+
+
+_KEY_HINT = (
+    'parts with other signs than letters, digits, - and _ are quoted: models."qwen3:8b".path'
+)
+
+
+def key_parts(key: str) -> tuple[str, ...]:
+    """Read a dotted key as TOML does; a part with other signs may also stand without quotes.
+
+    Raises:
+        SettingsInvalid: It is no key.
+    """
+    parts = _as_toml(key) or tuple(key.split("."))
+    if not all(parts) or not key.isprintable():
+        raise SettingsInvalid(f"{key!r} is not the key of a setting", hint=_KEY_HINT)
+    return parts
+
+
+def _as_toml(key: str) -> tuple[str, ...]:
+    if not key.isprintable() or "=" in key or "#" in key:
+        return ()
+    try:
+        found: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    parts = []
+    while isinstance(found, dict):
+        ((part, found),) = found.items()
+        parts.append(part)
+    return tuple(parts)
+
+
+def key_text(parts: Sequence[str]) -> str:
+    """Write a dotted key as TOML does, with quotes where a part needs them."""
+    return tomlkit.key(list(parts)).as_string()
+
+
+def values_of(word: str) -> Iterator[object]:
+    """Return what a word of the command line may mean: a TOML value first, then a text."""
+    try:
+        found = tomllib.loads(f"value = {word}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        found = {}
+    if found.keys() == {"value"}:
+        yield found["value"]
+    yield word
+
+
+def with_value(text: str, key: tuple[str, ...], value: object) -> Edit:
+    """Set a value. Raises SettingsInvalid: a part of the key is no table, or the text no TOML."""
+    edit = _edit_text(text, key, functools.partial(_set, key=key, value=value))
+    return Edit(edit, (f"{key_text(key)} = {toml(value)}",))
+
+
+def without_value(text: str, key: tuple[str, ...]) -> Edit:
+    """Take a value or a table out. Raises SettingsInvalid: the file does not have it."""
+    name = key_text(key)
+    if not _has_key(tomllib.loads(text), key):
+        raise SettingsInvalid(
+            f"the settings file does not set {name}",
+            hint="corral config show lists every setting, and where it comes from",
+        )
+    return Edit(_edit_text(text, key, functools.partial(_remove, key=key)), (f"{name} is not set",))
+
+
+def _edit_text(text: str, key: tuple[str, ...], change: Callable[[Table], None]) -> str:
+    try:
+        return edit_text(text, change)
+    except (LookupError, TypeError) as error:
+        raise SettingsInvalid(f"{'.'.join(key)}: a part of this key is not a table") from error
+
+
+def _set(whole: Table, key: tuple[str, ...], value: object) -> None:
+    table = whole
+    for depth, part in enumerate(key[:-1]):
+        if part not in table:
+            has_only_tables = depth < len(key) - 2
+            table[part] = tomlkit.table(is_super_table=has_only_tables)
+        table = table[part]
+    table[key[-1]] = value
+
+
+def _remove(whole: Table, key: tuple[str, ...]) -> None:
+    table = functools.reduce(lambda table, part: table[part], key[:-1], whole)
+    del table[key[-1]]
+    if not table and key[:-1]:
+        _remove(whole, key[:-1])
+
+
+def _has_key(whole: Mapping[str, Any], key: tuple[str, ...]) -> bool:
+    found: Any = whole
+    for part in key:
+        if not isinstance(found, Mapping) or part not in found:
+            return False
+        found = found[part]
+    return True
+
+
+_HEAD: Final = """\
+{directive}
+# Settings of llama-corral; `corral config show` lists all of them, `corral reload` applies changes.
+# This machine: {machine}.
+
+[proxy]
+listen = "127.0.0.1:8080"
+{default}
+# api_keys_file = "keys.toml"  # then clients need a key: corral key add NAME
+
+# [supervisor]
+# memory_budget = "12 GiB"     # main memory of all models together; unset: all but a twentieth
+"""
+_EXAMPLE: Final = """\
+
+# [models.chat]                # the name that clients use
+# path = "~/models/chat.gguf"
+"""
+_CHOICES: Final = """\
+# profile = "low-latency"      # corral profile list
+# ttl_s = 900                  # unload it after this long without a request
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialModel:
+    """A model of the file.
+
+    Attributes:
+        table: `[models.NAME]`.
+        facts: What it is and takes, for a comment.
+        problem: Why it cannot be served here, or None.
+        generates: Whether it generates text.
+    """
+
+    name: str
+    table: Mapping[str, Any]
+    facts: str
+    problem: str | None = None
+    generates: bool = True
+
+    @property
+    def is_usable(self) -> bool:
+        return self.problem is None
+
+
+def initial_text(machine: str, models: Sequence[InitialModel]) -> str:
+    """Return the file; a model that cannot be served here stands in comments."""
+    chats = [model.name for model in models if model.is_usable and model.generates]
+    default = f"default_model = {toml(chats[0] if chats else 'chat')}"
+    line = f"{default:30} # for requests that name no model"
+    head = _HEAD.format(
+        directive=DIRECTIVE, machine=machine, default=line if chats else f"# {line}"
+    )
+    parts = [_model(model, is_first=model.name in chats[:1]) for model in models]
+    return head + ("".join(parts) or _EXAMPLE)
+
+
+def _model(model: InitialModel, *, is_first: bool) -> str:
+    lines = list(_lines(model, is_first=is_first))
+    if model.is_usable:
+        comment = f"\n# {model.facts}\n"
+        return comment + "".join(f"{line}\n" for line in lines) + (_CHOICES if is_first else "")
+    facts = f"# {model.facts}\n" if model.facts else ""
+    return f"\n{facts}# Not served: {model.problem}\n" + "".join(f"# {line}\n" for line in lines)
+
+
+def _lines(model: InitialModel, *, is_first: bool) -> Iterator[str]:
+    """Yield the lines of its table; one model is loaded at the start, others by requests."""
+    name = toml({model.name: 0}).partition(" = ")[0]
+    yield f"[models.{name}]"
+    for key, value in model.table.items():
+        yield f"{key} = {_value(value)}"
+    if not is_first:
+        yield "preload = false"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key} = {_value(member)}" for key, member in value.items())
+        return f"{{ {inner} }}"
+    return toml(list(value) if isinstance(value, tuple) else value)
+
+
+# What a trial says as the model's own table does.
+_OWN: Final = ("profile", "engine")
+
+
+def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:
+    """Remove a model's trial; its profile and flags become the model's own if `is_applied`.
+
+    Raises:
+        SettingsInvalid: The file does not have the trial, or cannot be changed safely.
+    """
+    try:
+        after = edit_text(text, functools.partial(_change, model=model, is_applied=is_applied))
+        trial = dict(tomllib.loads(text)["models"][model]["trial"])
+    except (SettingsInvalid, LookupError, TypeError) as error:
+        raise _edit_by_hand_error(model, text, is_applied=is_applied) from error
+    own = _own_lines(trial) if is_applied else []
+    return Edit(
+        after, (*(f"models.{model}.{line}" for line in own), f"models.{model}.trial is gone")
+    )
+
+
+def _change(whole: Table, model: str, *, is_applied: bool) -> None:
+    table = whole["models"][model]
+    trial = dict(table["trial"])
+    del table["trial"]
+    if not is_applied:
+        return
+    for name in _OWN:
+        if name in trial:
+            table[name] = str(trial[name])
+    if flags := trial.get("flags"):
+        if "flags" not in table:
+            table["flags"] = tomlkit.inline_table()
+        for name, value in flags.items():
+            table["flags"][name] = value
+
+
+def _own_lines(trial: Mapping[str, object]) -> list[str]:
+    """Return what the model's own table says once its trial is applied."""
+    own = [f"{name} = {toml(trial[name])}" for name in _OWN if name in trial]
+    flags = trial.get("flags")
+    named = flags.items() if isinstance(flags, Mapping) else ()
+    return [*own, *(f"flags.{name} = {toml(value)}" for name, value in named)]
+
+
+def _edit_by_hand_error(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:
+    """Return an error with what a person is to change."""
+    hint = f"remove [models.{model}.trial] from it, then run corral reload"
+    if is_applied:
+        try:
+            trial = tomllib.loads(text)["models"][model]["trial"]
+        except (tomllib.TOMLDecodeError, LookupError, TypeError):
+            return SettingsInvalid(
+                f"the settings file has no [models.{model}.trial]",
+                hint="a trial of CORRAL_MODELS__… variables ends where they are set",
+            )
+        hint = f"write {' and '.join(_own_lines(trial))} into [models.{model}], {hint}"
+    return SettingsInvalid("the settings file cannot be changed safely", hint=hint)

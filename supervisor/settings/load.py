@@ -13,28 +13,22 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from proxy.config.toml_text import DEPTH_MAX, is_deeper
-from proxy.config.types import SettingsTable
-from supervisor.engines.engine_setting import joined_engine
+from proxy.common.toml_text import DEPTH_MAX, is_deeper
+from proxy.common.toml_types import SettingsTable
+from supervisor.builds.installed import join_engine_path
 from supervisor.errors import SettingsInvalid
-from supervisor.flags import loras
-from supervisor.flags.file_paths import absolute
-from supervisor.flags.trial import TrialSettings
-from supervisor.host.files import NotRegular, expanded, stat_regular
-from supervisor.host.paths import directories
-from supervisor.host.toml_file import line_of, read_toml
-from supervisor.model_stores import references
-from supervisor.model_stores.roots import roots
+from supervisor.models import model_lookup
+from supervisor.models.local_stores import roots
 from supervisor.output import warn
-from supervisor.settings import trust
-from supervisor.settings.messages import (
-    conflicts,
-    explain,
-    refusal,
-    shared_names,
-    unknown_tables,
-)
+from supervisor.plan import loras
+from supervisor.plan.loras import absolute
+from supervisor.plan.plan import TrialSettings
+from supervisor.settings.messages import conflicts, explain, refusal, shared_names, unknown_tables
 from supervisor.settings.schema import ModelSettings, Settings
+from supervisor.system import ownership
+from supervisor.system.files import NotRegular, expand_home, stat_regular
+from supervisor.system.paths import directories
+from supervisor.system.toml_file import line_of, read_toml
 
 FILE_NAME: Final = "corral.toml"
 
@@ -104,7 +98,7 @@ def merge(
         "environment": _environment(),
         "command line": dict(overrides or {}),
     }
-    merged: dict[str, Any] = functools.reduce(_merged, sources.values(), {})
+    merged: dict[str, Any] = functools.reduce(_merge_tables, sources.values(), {})
     place = functools.partial(_place, sources, path)
     problems = list(unknown_tables(merged))
     try:
@@ -114,15 +108,17 @@ def merge(
     if problems := [*problems, *conflicts(settings)]:
         raise refusal(problems, place)
     origins = {key: name for name, table in sources.items() for key in flatten(table)}
-    return Loaded(_resolved(settings, path.parent if path else _here()), path, origins)
+    return Loaded(
+        _resolve_paths(settings, path.parent if path else _current_directory()), path, origins
+    )
 
 
 def _place(sources: Mapping[str, Mapping[str, Any]], path: Path | None, key: Sequence[str]) -> str:
     """Return `FILE:LINE: ` or `the variable NAME: ` for where a key is set, or should be."""
-    if _has(sources["command line"], key):
+    if _is_set_in(sources["command line"], key):
         return ""
     names = {name.upper() for name in os.environ}
-    if _has(sources["environment"], key):
+    if _is_set_in(sources["environment"], key):
         variables = ("CORRAL_" + "__".join(key[:end]).upper() for end in range(len(key), 0, -1))
         return next((f"the variable {name}: " for name in variables if name in names), "")
     if path is None:
@@ -131,7 +127,7 @@ def _place(sources: Mapping[str, Mapping[str, Any]], path: Path | None, key: Seq
     return f"{path}:{line}: " if line else f"{path}: "
 
 
-def _has(table: object, key: Sequence[str]) -> bool:
+def _is_set_in(table: object, key: Sequence[str]) -> bool:
     for part in key:
         if not isinstance(table, Mapping) or part not in table:
             return False
@@ -159,7 +155,7 @@ def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, st
     """
     named = config or (Path(environ["CORRAL_CONFIG"]) if environ.get("CORRAL_CONFIG") else None)
     if named is not None:
-        return _trusted(_named(named))
+        return _warn_unless_trusted(_named_settings_file(named))
     here, at_home = search_path(config_dir)
     if _is_there(here):
         if (reason := _doubts(here)) is None:
@@ -168,11 +164,11 @@ def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, st
             f"{here.absolute()} is ignored: {reason}; if it is yours, "
             f"correct that or name it: --config {here}"
         )
-    return _trusted(at_home.absolute()) if _is_there(at_home) else None
+    return _warn_unless_trusted(at_home.absolute()) if _is_there(at_home) else None
 
 
-def _named(path: Path) -> Path:
-    found = expanded(path)
+def _named_settings_file(path: Path) -> Path:
+    found = expand_home(path)
     try:
         stat_regular(found)
     except OSError as error:
@@ -191,7 +187,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _trusted(path: Path) -> Path:
+def _warn_unless_trusted(path: Path) -> Path:
     if reason := _doubts(path):
         warn(f"the settings file {path} may have been changed by others: {reason}")
     return path
@@ -199,7 +195,7 @@ def _trusted(path: Path) -> Path:
 
 def _doubts(path: Path) -> str | None:
     try:
-        return trust.doubts(trust.see(path), trust.this_user())
+        return ownership.doubts(ownership.see(path), ownership.this_user())
     except OSError as error:
         return f"its permissions cannot be read ({error.strerror})"
 
@@ -236,9 +232,9 @@ def restart_changes(began_with: Settings, after: Settings) -> Iterator[tuple[str
                 yield key, old.get(key)
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     both = {
-        key: _merged(under[key], value)
+        key: _merge_tables(under[key], value)
         for key, value in over.items()
         if isinstance(value, Mapping) and isinstance(under.get(key), Mapping)
     }
@@ -266,27 +262,27 @@ def _environment() -> dict[str, Any]:
     return found
 
 
-def _resolved(settings: Settings, base: Path) -> Settings:
+def _resolve_paths(settings: Settings, base: Path) -> Settings:
     """Join relative paths to a directory, and complete the models' restart policies."""
-    models_dirs = tuple(base / one for one in settings.models_dirs)
+    models_dirs = tuple(base / directory for directory in settings.models_dirs)
 
     def located(path: Path) -> tuple[Path, Mapping[str, str]]:
-        if not references.is_reference(path):
+        if not model_lookup.is_reference(path):
             return base / path, {}
         where = directories()
-        found = references.find(path, roots(where.models, models_dirs), where.cache)
+        found = model_lookup.find(path, roots(where.models, models_dirs), where.cache)
         return (path, {}) if found is None or found.problem else (found.path, found.flags)
 
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
         path, beside = located(model.path)
         update = {
             "path": path,
-            "engine": joined_engine(model.engine, base),
+            "engine": join_engine_path(model.engine, base),
             "flags": {**beside, **absolute(model.flags, base)},
             "trial": model.trial and _resolved_trial(model.trial, base),
             "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
-            "loras": loras.resolved(model.loras, base),
+            "loras": loras.resolve_loras(model.loras, base),
             "restart": settings.restart_policy(name),
         }
         return model.model_copy(update=update)
@@ -294,18 +290,18 @@ def _resolved(settings: Settings, base: Path) -> Settings:
     proxy = settings.proxy
     in_proxy = {
         "api_keys_file": proxy.api_keys_file and base / proxy.api_keys_file,
-        "tls": proxy.tls and _joined(proxy.tls, base, ("cert", "key", "client_ca")),
+        "tls": proxy.tls and _join_paths(proxy.tls, base, ("cert", "key", "client_ca")),
     }
     key_file = settings.supervisor.slots_key_file
     in_supervisor = {"slots_key_file": key_file and base / key_file}
     update = {
-        "engine": joined_engine(settings.engine, base),
+        "engine": join_engine_path(settings.engine, base),
         "models_dir": models_dirs,
         "proxy": proxy.model_copy(update=in_proxy),
         "supervisor": settings.supervisor.model_copy(update=in_supervisor),
-        "models": {name: resolve_model(name, one) for name, one in settings.models.items()},
+        "models": {name: resolve_model(name, entry) for name, entry in settings.models.items()},
         "nodes": {
-            name: _joined(node, base, ("key_file", "ca_file", "cert", "key"))
+            name: _join_paths(node, base, ("key_file", "ca_file", "cert", "key"))
             for name, node in settings.nodes.items()
         },
     }
@@ -313,17 +309,17 @@ def _resolved(settings: Settings, base: Path) -> Settings:
 
 
 def _resolved_trial(trial: TrialSettings, base: Path) -> TrialSettings:
-    engine = joined_engine(trial.engine, base)
+    engine = join_engine_path(trial.engine, base)
     return trial.model_copy(update={"engine": engine, "flags": absolute(trial.flags, base)})
 
 
-def _joined(table: Table, base: Path, names: Sequence[str]) -> Table:
+def _join_paths(table: Table, base: Path, names: Sequence[str]) -> Table:
     """Join those of the paths that are set to a directory."""
     paths = {name: getattr(table, name) for name in names}
     return table.model_copy(update={name: path and base / path for name, path in paths.items()})
 
 
-def _here() -> Path:
+def _current_directory() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError:  # it was removed; relative paths lead nowhere

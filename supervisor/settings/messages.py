@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from proxy.adapter import MARK
+from proxy.request.variants import MARK
 from supervisor.errors import SettingsInvalid, did_you_mean
-from supervisor.flags.loras import LoraSettings
-from supervisor.host.toml_file import brief
-from supervisor.settings.renamed import new_name
+from supervisor.plan.loras import LoraSettings
 from supervisor.settings.schema import ModelSettings, Settings
-from supervisor.settings.types import CATCH_ALL
+from supervisor.settings.tables import CATCH_ALL
+from supervisor.system.toml_file import brief
+
+_PROXY: Final = {
+    "head_timeout_s": "header_timeout_s",
+    "hosts": "allowed_hosts",
+    "index_max": "prefix_index_max_blocks",
+    "keys_file": "api_keys_file",
+    "line_max": "queue_max",
+    "origins": "allowed_origins",
+    "patience_s": "queue_timeout_s",
+    "silence_timeout_s": "upstream_read_timeout_s",
+    "unread_timeout_s": "client_write_timeout_s",
+}
+_SUPERVISOR: Final = {
+    "give_up_below": "abandon_load_below",
+    "keep_slots": "persist_slots",
+    "save_timeout_s": "slot_save_timeout_s",
+    "slots_budget": "slots_disk_budget",
+    "swap_wait_s": "eviction_wait_s",
+    "unwell_timeout_s": "unhealthy_timeout_s",
+}
+_RESTART: Final = {
+    "base_s": "backoff_initial_s",
+    "breaker": "max_failures",
+    "cap_s": "backoff_max_s",
+    "half_life_s": "failure_half_life_s",
+}
+_BY_TABLE: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {"proxy": _PROXY, "supervisor": _SUPERVISOR, "restart": _RESTART}
+)
+
+
+def new_name(table: str, key: str) -> str | None:
+    """Return the new name of a setting; `table` is the last part, as `restart` of a model's."""
+    return _BY_TABLE.get(table, {}).get(key)
+
 
 _LINES_MAX: Final = 20
 _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
@@ -128,7 +162,10 @@ def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:
     """Yield the fallbacks under `[proxy.fallback]` of models that are not a node's."""
     known = all_names(settings.models)
     for name in settings.proxy.fallback:
-        key, shown = ("proxy", "fallback", name), f"proxy.fallback.{brief(name, quoted=False)}"
+        key, shown = (
+            ("proxy", "fallback", name),
+            f"proxy.fallback.{brief(name, quoted=False)}",
+        )
         if name in known:
             yield Problem(
                 key,
@@ -171,7 +208,7 @@ def _workers(settings: Settings) -> Iterator[Problem]:
 
 def all_names(models: Mapping[str, ModelSettings]) -> set[str]:
     """Return every name by which clients may ask for these models."""
-    further = (name for one in models for name in _further_names(one, models[one]))
+    further = (name for model in models for name in _further_names(model, models[model]))
     return {*models, *further} - {CATCH_ALL}
 
 
@@ -180,8 +217,8 @@ def _further_names(name: str, model: ModelSettings) -> Iterator[str]:
     for base in (name, *model.aliases):
         adapted = [f"{base}{MARK}{adapter}" for adapter in model.loras]
         yield from adapted
-        for one in (base, *adapted):
-            yield from (f"{one}:{variant}" for variant in model.variants)
+        for own_name in (base, *adapted):
+            yield from (f"{own_name}:{variant}" for variant in model.variants)
 
 
 def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
@@ -215,7 +252,7 @@ def _known_keys(table: list[str]) -> list[str]:
             next(parts)  # the name of a model or a node
             found = get_args(found)[1]
         if get_origin(found) in {UnionType, Union}:  # a table that may be missing, or be a path
-            found = next(one for one in get_args(found) if _is_table(one))
+            found = next(kind for kind in get_args(found) if _is_table(kind))
         assert isinstance(found, type)  # noqa: S101 (for mypy)
         assert issubclass(found, BaseModel)  # noqa: S101 (for mypy)
         model = found

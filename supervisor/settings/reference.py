@@ -1,4 +1,9 @@
-"""Every setting by its dotted key: type, default, limits and meaning, read from the JSON Schema."""
+"""Every setting by its dotted key, and the JSON Schema of `corral.toml`.
+
+The JSON Schema of `corral.toml`, for editors and for the reference of settings.
+
+Source: JSON Schema, draft 2020-12; taplo, "Directives" (the line `#:schema`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,36 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from supervisor.settings.json_schema import json_schema
+from supervisor.settings.schema import Settings
+
+FILE_NAME: Final = "corral.schema.json"
+DIRECTIVE: Final = f"#:schema ./{FILE_NAME}"
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+# pydantic leaves the limits of a number that may be written as text under its own words.
+_WORDS: Final = {"ge": "minimum", "le": "maximum"}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema, with a description of every setting."""
+    made = _for_toml(Settings.model_json_schema())
+    return {"$schema": _DIALECT, **made, "title": "corral.toml"}
+
+
+def _for_toml(node: Any) -> Any:
+    """Leave out null, which TOML does not have, and the values of whole tables."""
+    if isinstance(node, list):
+        return [_for_toml(element) for element in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {_WORDS.get(key, key): _for_toml(value) for key, value in node.items()}
+    if "anyOf" in kept:
+        kept["anyOf"] = [choice for choice in kept["anyOf"] if choice != {"type": "null"}]
+        if len(kept["anyOf"]) == 1:
+            kept = {**kept.pop("anyOf")[0], **kept}
+    if "default" in kept and (kept["default"] is None or isinstance(kept["default"], dict)):
+        del kept["default"]
+    return kept
+
 
 # A table whose keys users choose, as [models.NAME].
 ANY: Final = "NAME"
@@ -78,7 +112,7 @@ def _setting(
 
 def _limit(node: Mapping[str, Any], word: str) -> object:
     """Return a limit of a value, or of one of the types that it may have."""
-    return next((one[word] for one in (node, *node.get("anyOf", ())) if word in one), None)
+    return next((part[word] for part in (node, *node.get("anyOf", ())) if word in part), None)
 
 
 def _kind(node: Mapping[str, Any]) -> str:
@@ -87,7 +121,7 @@ def _kind(node: Mapping[str, Any]) -> str:
     if "const" in node:
         return f'"{node["const"]}"'
     if "enum" in node:
-        return " or ".join(f'"{one}"' for one in node["enum"])
+        return " or ".join(f'"{value}"' for value in node["enum"])
     if node.get("type") == "array":
         return f"list of {_kind(node.get('items', {}))}"
     if node.get("format") == "path":

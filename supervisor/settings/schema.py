@@ -8,34 +8,33 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from proxy.config.types import ExpandedPath, SettingsTable, Text
-from proxy.jobs.settings import JobSettings
+from proxy.common.toml_types import ExpandedPath, SettingsTable, Text
 from proxy.nodes.settings import NodeSettings
-from proxy.settings import ProxySettings
-from proxy.variant import Variant
-from supervisor.engines.engine_setting import EngineField
-from supervisor.flags.batching import BatchingSettings
-from supervisor.flags.loras import LORAS_MAX, LoraSetting, conflict
-from supervisor.flags.setting import Argument, FlagName, FlagSetting
-from supervisor.flags.trial import TrialSettings
-from supervisor.instance.backoff import RestartPolicy
-from supervisor.instance.limits import InstanceLimits
-from supervisor.settings.adaptive import SlotSettings
-from supervisor.settings.balance import BalanceSettings
-from supervisor.settings.history import HistorySettings
-from supervisor.settings.hooks import HookSettings
-from supervisor.settings.releases import ReleaseSettings
-from supervisor.settings.types import (
+from proxy.request.variants import Variant
+from proxy.settings import JobSettings, ProxySettings
+from supervisor.builds.installed import EngineField
+from supervisor.plan.loras import LORAS_MAX, LoraSetting, conflict
+from supervisor.plan.plan import TrialSettings
+from supervisor.plan.resolve import BatchingSettings
+from supervisor.plan.setting import Argument, FlagName, FlagSetting
+from supervisor.settings.tables import (
     Alias,
+    BalanceSettings,
     Bytes,
+    HistorySettings,
+    HookSettings,
+    InstanceLimits,
     ModelName,
     ModelPath,
     NodeName,
+    ReleaseSettings,
+    RestartPolicy,
     Seconds,
+    SlotSettings,
     VariantName,
     WorkerName,
+    WorkerSettings,
 )
-from supervisor.settings.workers import WorkerSettings
 
 
 class EvictionSettings(SettingsTable):

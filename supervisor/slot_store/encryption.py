@@ -1,4 +1,9 @@
-"""Encrypts slot files, frame by frame, so that none is ever whole in memory.
+"""How the content of a slot file is kept: encrypted if there is a key, otherwise as it is.
+
+The keys that encrypt slot files: 64 hexadecimal digits a line, the newest key first. The first key
+encrypts, all of them decrypt. Empty lines and those that begin with # are ignored.
+
+Encrypts slot files, frame by frame, so that none is ever whole in memory.
 
     u8 x 8: magic   u8 x 32: salt   frames
 
@@ -14,19 +19,104 @@ Misuse-Resistance" (STREAM), as in age-encryption.org/v1; RFC 5869.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import io
+import json
 import os
+import re
 import secrets
+import shutil
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from supervisor.slot_store.key_ring import SlotKey
-from supervisor.slot_store.slot_file import InvalidSlotFile
+from proxy.auth.keys_file import read_private
+from proxy.errors import ConfigError
+from supervisor.builds.discover import sha256_of
+from supervisor.engine.client import SlotFileInfo
+from supervisor.errors import SettingsInvalid
+from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.slot_file import (
+    InvalidSlotFile,
+    SlotFileHeader,
+    SlotKeyMissing,
+    check_header,
+    read_checked,
+)
+from supervisor.system.files import sync
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEYS_MAX: Final = 16
+_KEY_BYTES: Final = 32
+_FILE_MAX_BYTES: Final = 16 * 1024
+_LINE: Final = re.compile(rf"[0-9a-fA-F]{{{2 * _KEY_BYTES}}}")
+_WRONG: Final = "a key is a line of 64 hexadecimal digits, as corral slots new-key writes it"
+_MISSING: Final = "corral slots new-key makes it; or unset slots_key_file under [supervisor]"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotKey:
+    """A key of 256 bits."""
+
+    secret: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """Names the key in manifests, and reveals nothing of it."""
+        return hashlib.sha256(b"llama-corral slot key\0" + self.secret).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """The keys of a file, at least one."""
+
+    newest: SlotKey
+    by_id: Mapping[str, SlotKey]
+
+
+def read_key_ring(path: Path) -> KeyRing:
+    """Read a file of keys.
+
+    Raises:
+        SettingsInvalid: It is missing, another user's, open to others, or has no valid keys.
+    """
+    try:
+        text, _ = read_private(
+            path, "the slot key file", _FILE_MAX_BYTES, missing=_MISSING, wrong=_WRONG
+        )
+    except ConfigError as error:
+        raise SettingsInvalid(error.message, hint=error.hint) from error
+    return parse_key_ring(text, path)
+
+
+def parse_key_ring(text: bytes, path: Path) -> KeyRing:
+    """Parse keys; raises SettingsInvalid, whose message contains none of them."""
+    keys = []
+    for number, line in enumerate(text.decode("ascii", "replace").splitlines(), start=1):
+        if not (word := line.strip()) or word.startswith("#"):
+            continue
+        if not _LINE.fullmatch(word):
+            raise SettingsInvalid(f"line {number} of the slot key file {path} is no key", _WRONG)
+        keys.append(SlotKey(bytes.fromhex(word)))
+    if not 1 <= len(keys) <= KEYS_MAX:
+        reason = f"has {len(keys)} keys, not 1 to {KEYS_MAX}"
+        raise SettingsInvalid(f"the slot key file {path} {reason}", hint=_WRONG)
+    return KeyRing(keys[0], {key.id: key for key in keys})
+
+
+def new_key() -> SlotKey:
+    return SlotKey(secrets.token_bytes(_KEY_BYTES))
+
+
+def with_newest(key: SlotKey, text: str) -> str:
+    """Return the text of a file of keys with one more, which encrypts from now on."""
+    return f"{key.secret.hex()}\n{text}"
+
 
 _MAGIC: Final = b"corral\x00\x01"
 _SALT_BYTES: Final = 32
@@ -71,7 +161,7 @@ def decrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
     """
     with source.open("rb") as read, _create(target) as write:
         try:
-            for frame in _decrypted(read, key, context):
+            for frame in _decrypt_chunks(read, key, context):
                 write.write(frame)
         except BaseException:
             target.unlink(missing_ok=True)
@@ -108,7 +198,7 @@ def unseal(sealed: str, key: SlotKey, context: bytes) -> str:
 class _Decrypted(io.RawIOBase):
     def __init__(self, file: BinaryIO, key: SlotKey, context: bytes) -> None:
         self._file = file
-        self._frames = _decrypted(file, key, context)
+        self._frames = _decrypt_chunks(file, key, context)
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
@@ -127,7 +217,7 @@ class _Decrypted(io.RawIOBase):
         super().close()
 
 
-def _decrypted(file: BinaryIO, key: SlotKey, context: bytes) -> Iterator[bytes]:
+def _decrypt_chunks(file: BinaryIO, key: SlotKey, context: bytes) -> Iterator[bytes]:
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 (as in _cipher)
 
     head = file.read(_HEAD_BYTES)
@@ -165,3 +255,126 @@ def _nonce(number: int, count: int) -> bytes:
 
 def _create(target: Path) -> BinaryIO:
     return os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+_DRAFT: Final = ".new"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContent:
+    """Moves the content of slot files out of the spool and into it."""
+
+    keys: KeyRing | None = None
+
+    def is_readable(self, manifest: Manifest) -> bool:
+        return not manifest.key_id or bool(self.keys and manifest.key_id in self.keys.by_id)
+
+    def completed(self, unverified: Manifest, spooled: Path, header: SlotFileHeader) -> Manifest:
+        """Return the manifest of a file that is to be kept; encryption needs no hashes."""
+        if self.keys:
+            return replace(unverified, key_id=self.keys.newest.id)
+        return replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
+
+    def sealed(self, manifest: Manifest) -> Manifest:
+        """Return a manifest as it is kept: who knows a text cannot find its hashes in it."""
+        if not manifest.key_id:
+            return manifest
+        sealed = seal(manifest.fingerprint, self._key(manifest), _seal_context(manifest))
+        return replace(manifest, fingerprint=sealed)
+
+    def opened(self, manifest: Manifest) -> Manifest:
+        """Return what was sealed; without its fingerprint if no key at hand opens it."""
+        if not manifest.key_id:
+            return manifest
+        try:
+            fingerprint = unseal(manifest.fingerprint, self._key(manifest), _seal_context(manifest))
+        except InvalidSlotFile:
+            fingerprint = ""
+        return replace(manifest, fingerprint=fingerprint)
+
+    def put(self, spooled: Path, target: Path, manifest: Manifest) -> None:
+        """Move a file from the spool, whole and on the disk; encrypted if its manifest has a key.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        if not manifest.key_id:
+            spooled.chmod(0o600)
+            sync(spooled)
+            spooled.replace(target)
+            return
+        draft = target.with_suffix(_DRAFT)
+        encrypt(spooled, draft, self._key(manifest), _context(manifest))
+        draft.replace(target)
+
+    def take(self, path: Path, link: Path, manifest: Manifest) -> None:
+        """Put a file, verified, into the spool.
+
+        Raises:
+            SlotKeyMissing: No key at hand decrypts it.
+            InvalidSlotFile: It differs from its manifest.
+            OSError: It cannot be read, or the spool is full (ENOSPC).
+        """
+        if manifest.key_id:
+            _check_size(path, manifest)
+            _check_room(link.parent, manifest.size_bytes)
+            decrypt(path, link, self._key(manifest), _context(manifest))
+            return
+        header = self.header(path, manifest)
+        if (header.digest, sha256_of(path)) != (manifest.tokens_sha256, manifest.sha256):
+            raise InvalidSlotFile("its content was altered")
+        _link(path, link, manifest.size_bytes)
+
+    def header(self, path: Path, manifest: Manifest) -> SlotFileHeader:
+        """Read what a file holds, without its content; raises as `take`."""
+        expected = SlotFileInfo(manifest.tokens, manifest.size_bytes)
+        if not manifest.key_id:
+            return read_checked(path, expected)
+        _check_size(path, manifest)
+        with open_decrypted(path, self._key(manifest), _context(manifest)) as file:
+            return check_header(file, expected)
+
+    def _key(self, manifest: Manifest) -> SlotKey:
+        found = self.keys.by_id.get(manifest.key_id) if self.keys else None
+        if found is None:
+            raise SlotKeyMissing(f"its key {manifest.key_id} is not at hand")
+        return found
+
+
+PLAIN: Final = SlotContent()
+
+
+def _context(manifest: Manifest) -> bytes:
+    """Return what of a manifest belongs to its file and never changes."""
+    members = ("name", "model", "size_bytes", "tokens", "key_id")
+    fixed = {name: getattr(manifest, name) for name in members}
+    fixed["identity"] = asdict(manifest.identity)
+    return json.dumps(fixed, sort_keys=True).encode()
+
+
+def _seal_context(manifest: Manifest) -> bytes:
+    return b"fingerprint of " + _context(manifest)
+
+
+def _check_size(path: Path, manifest: Manifest) -> None:
+    expected_bytes = encrypted_bytes(manifest.size_bytes)
+    if (size_bytes := path.stat().st_size) != expected_bytes:
+        raise InvalidSlotFile(f"it has {size_bytes:,} bytes, not {expected_bytes:,}")
+
+
+def _check_room(directory: Path, size_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < size_bytes:
+        reason = f"{directory} has {free_bytes:,} bytes left, and it needs {size_bytes:,}"
+        raise OSError(errno.ENOSPC, reason)
+
+
+def _link(path: Path, link: Path, size_bytes: int) -> None:
+    try:
+        os.link(path, link)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # the spool is in memory, as for encrypted files
+            raise
+        _check_room(link.parent, size_bytes)
+        shutil.copyfile(path, link)
+        link.chmod(0o600)

@@ -1,5 +1,9 @@
 """Saves the idle slots of one replica, and restores them into its next run.
 
+Saves one idle slot of a serving engine, and fills one from a file. The engine decodes nothing while
+it writes or reads, so it is asked for nothing else, and what it wrote is stored afterwards. A
+failure fails no request: it is logged, once.
+
 An engine writes and reads in a spool directory of its own, never in the slot store. Each file is
 verified before it is kept and again before an engine reads it. Nothing here fails an instance: what
 cannot be saved or restored is logged, and the request is served without a cache.
@@ -10,27 +14,96 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Final
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
-from proxy.prompt_cache.shared_prefixes import shared_prefix
-from proxy.slot_files.storage import Transfer
+from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.save_policy import Transfer
+from proxy.cache.shared_prefixes import shared_prefix
 from proxy.upstream.timings import Timings
-from supervisor.engine_client.client import EngineClient, EngineUnreachable
+from supervisor.engine.client import EngineClient, EngineUnreachable
+from supervisor.engine.prompts import WarmPrompt
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit
-from supervisor.flags.plan import Plan
-from supervisor.slot_store.config import SlotPersistence
-from supervisor.slot_store.first_restore import UNUSED, note_outcome
-from supervisor.slot_store.manifest import CacheKey, cache_key
-from supervisor.slot_store.outcomes import RestoreOutcome
-from supervisor.slot_store.prefixes import find_prefix
-from supervisor.slot_store.restore import restore
-from supervisor.slot_store.save import save
-from supervisor.slot_store.single_slot import restore_one, save_one
-from supervisor.slot_store.slot_files import SlotFiles
-from supervisor.slot_store.task import Fingerprints, ReplicaRef, SlotTask, SlotTransfer
-from supervisor.warmup.prompts import WarmPrompt
+from supervisor.plan.plan import Plan
+from supervisor.slot_store.file_index import TOKENS_AWAY_MAX, find_prefix
+from supervisor.slot_store.manifest import CacheKey, Manifest, cache_key
+from supervisor.slot_store.slot_files import (
+    Fingerprints,
+    ReplicaRef,
+    SlotFiles,
+    SlotTask,
+    SlotTransfer,
+)
+from supervisor.slot_store.slot_transfer import (
+    UNUSED,
+    note_outcome,
+    restore,
+    restore_file,
+    save,
+    write,
+)
+from supervisor.slot_store.store import RestoreOutcome
+from supervisor.slot_store.store_config import SlotPersistence
+
+
+async def save_one(
+    task: SlotTask,
+    client: EngineClient,
+    id_slot: int,
+    tokens: int,
+    fingerprint: ConversationFingerprint,
+) -> Transfer | None:
+    """Have the engine write a slot of `tokens`, or up to 2 fewer; store it in the background."""
+    try:
+        spooled = await write(task, client, id_slot, fingerprint, datetime.now(tz=UTC))
+    except EngineUnreachable as error:
+        task.emit_failed(str(error))
+        return None
+    except (OSError, AccessDenied) as error:
+        task.pause_saving(str(error))
+        return None
+    if spooled is None:
+        return None
+    written = spooled.unverified
+    if not 0 <= tokens - written.tokens <= TOKENS_AWAY_MAX:
+        spooled.path.unlink(missing_ok=True)  # another conversation has the slot
+        return None
+    task.files.store(spooled, task.pause_saving)
+    return Transfer(written.tokens, written.size_bytes, spooled.duration_s)
+
+
+async def restore_one(
+    task: SlotTask, client: EngineClient, id_slot: int, name: str
+) -> Transfer | None:
+    """Fill a slot from a file; a file that cannot be used is removed from the catalogue."""
+    found = task.files.catalogue.get(name)
+    is_paused = task.files.restore_pause.is_on
+    if found is None or is_paused or not _fits(task, found.manifest):
+        return None
+    try:
+        read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
+    except EngineUnreachable as error:
+        if task.files.catalogue.get(name):  # else its quarantine is reported
+            task.emit_restore_failed(error)
+        return None
+    except (OSError, AccessDenied) as error:
+        if task.files.restore_pause.begin():
+            task.emit_restore_failed(error)
+        return None
+    task.files.restore_pause.end()
+    if read is None:
+        return None
+    now = datetime.now(tz=UTC)
+    task.files.catalogue.note_use(name, now)
+    task.files.start(asyncio.to_thread(task.store.mark_used, found.manifest, now), f"use {name}")
+    return Transfer(read.tokens, read.size_bytes, read.duration_s)
+
+
+def _fits(task: SlotTask, manifest: Manifest) -> bool:
+    has_room = not task.ctx_slot or manifest.tokens < task.ctx_slot
+    return has_room and manifest.model == task.owner.model and task.key.fits(manifest.identity)
+
 
 # So many responses in a row without a token from the cache disprove that restored slots are used.
 _UNUSED_MAX: Final = 2
@@ -165,10 +238,10 @@ class SlotManager:
         except (OSError, AccessDenied) as error:
             task.emit_restore_failed(error)
         else:
-            self._saved_tasks = {one.id_slot: one.task for one in found}
+            self._saved_tasks = {slot.id_slot: slot.task for slot in found}
             self._restored, self._run = tuple(found) if transfer.slots else (), run
         task.emit_transfer("slots.restored", transfer)
-        return sum(_is_conversation(one) for one in self.restored_slots(run))
+        return sum(_is_conversation(slot) for slot in self.restored_slots(run))
 
     def has_prompt(self, prompt: WarmPrompt) -> bool:
         """Return whether requests that begin with a prompt go on from a file of it."""

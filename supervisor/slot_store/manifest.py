@@ -1,20 +1,28 @@
-"""What is known of a slot file, as JSON beside it. Pure but for `cache_key`.
+"""What is known of a slot file, as JSON beside it; which files belong to one conversation.
 
-A manifest holds a hash of itself, so that a change is detected.
+What is known of a slot file, as JSON beside it. Pure but for `cache_key`. A manifest holds a hash
+of itself, so that a change is detected.
+
+Which slot files are of one conversation. A file has the hashes of the last turns that it was saved
+after. Those of a conversation that was saved several times, or went on in two ways, share some of
+them with the next, not all with each.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from supervisor.flags.plan import Plan
-from supervisor.host.files import is_regular
-from supervisor.memory.kv_cache import state_bytes
+from proxy.cache.fingerprint import decode_fingerprint
+from supervisor.errors import NoSuchConversation
+from supervisor.plan.kv_cache import state_bytes
+from supervisor.plan.plan import Plan
+from supervisor.system.files import is_regular
 
 FORMAT: Final = 3
 
@@ -66,7 +74,7 @@ class CacheKey:
             return None
         if self.state_bytes is None:
             return None
-        words = (one.split() for one in self.options)
+        words = (option.split() for option in self.options)
         return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
 
     @property
@@ -88,7 +96,7 @@ class CacheKey:
     @property
     def without_slots(self) -> CacheKey:
         """The key without the number of slots."""
-        options = tuple(one for one in self.options if one.split()[0] != _SLOTS)
+        options = tuple(option for option in self.options if option.split()[0] != _SLOTS)
         return replace(self, options=options)
 
 
@@ -113,7 +121,9 @@ class Manifest:
 
 def cache_key(plan: Plan) -> CacheKey:
     """Return the cache key of a plan. Reads the metadata of the files that its options name."""
-    words = (" ".join(filter(None, (line.flag, _stamped(line.value)))) for line in plan.lines)
+    words = (
+        " ".join(filter(None, (line.flag, _with_file_stamp(line.value)))) for line in plan.lines
+    )
     # A recurrent state is the same for any number of slots.
     without = _WITHOUT_EFFECT if any(plan.gguf.kv_heads) else _WITHOUT_EFFECT | {_SLOTS}
     return CacheKey(
@@ -169,7 +179,7 @@ def _check(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _stamped(value: str | None) -> str | None:
+def _with_file_stamp(value: str | None) -> str | None:
     """Return an option's value; if it names a file, with the file's size and date."""
     if value is None or "/" not in value or not is_regular(Path(value)):
         return value
@@ -179,3 +189,36 @@ def _stamped(value: str | None) -> str | None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
+
+
+# The turns of each file, by its name.
+Turns = Mapping[str, Collection[int]]
+
+
+def turns_of(saved: Iterable[Manifest]) -> Turns:
+    return {
+        manifest.name: decode_fingerprint(manifest.fingerprint).turn_hashes for manifest in saved
+    }
+
+
+def file_named(files: Turns, name: str) -> str:
+    """Return the name of a file by its beginning.
+
+    Raises:
+        NoSuchConversation: No file has it, or several do.
+    """
+    found = [file for file in files if name and file.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} saved conversations begin" if found else "no saved conversation begins"
+    raise NoSuchConversation(f"{what} with {name!r}", hint="corral slots list has their names")
+
+
+def of_conversation(files: Turns, turns: Collection[int]) -> tuple[list[str], frozenset[int]]:
+    """Return the files that share a turn with these, or with one that does; and all their turns."""
+    found, known, left = list[str](), {*turns}, dict(files)
+    while more := [name for name, its in left.items() if known.intersection(its)]:
+        for name in more:
+            known.update(left.pop(name))
+        found += more
+    return found, frozenset(known)

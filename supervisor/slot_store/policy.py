@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.upstream.slots import SlotState
-from supervisor.engines.spec_types import needs_draft_cache, spec_types
-from supervisor.flags.loras import SCALED
-from supervisor.flags.plan import Plan
-from supervisor.slot_store.catalogue import CataloguedFile
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.upstream.engine_state import SlotState
+from supervisor.builds.help import needs_draft_cache, spec_types
+from supervisor.plan.loras import SCALED
+from supervisor.plan.plan import Plan
+from supervisor.slot_store.file_index import CataloguedFile, is_prefix
 from supervisor.slot_store.manifest import Manifest
-from supervisor.slot_store.prefixes import is_prefix
 from supervisor.slot_store.slot_file import SlotFileHeader
 
 # The engine's default. Source: --help of build 10434.
@@ -73,11 +72,11 @@ def is_redundant(
     need not be equal token by token: a response is tokenized again as part of the next prompt.
     """
     evicted = []
-    for one, held in others.items():
+    for manifest, held in others.items():
         shared = new.shared_with(held)
-        is_newer = used_at >= one.used_at
+        is_newer = used_at >= manifest.used_at
         if is_newer and len(held.tokens) - shared < tokens_min:
-            evicted.append(one)
+            evicted.append(manifest)
         elif len(new.tokens) == shared or (not is_newer and len(new.tokens) - shared < tokens_min):
             return True, []
     return False, evicted
@@ -100,19 +99,19 @@ def to_restore(
     """
     number, replicas = replica
     fitting = [
-        one
-        for one in kept
-        if one.file.cache_key == cache_key
-        and (one.manifest.replica % replicas == number or is_prefix(one.file))
-        and one.file.tokens < ctx
-        and not is_elsewhere(one.file.fingerprint)
+        entry
+        for entry in kept
+        if entry.file.cache_key == cache_key
+        and (entry.manifest.replica % replicas == number or is_prefix(entry.file))
+        and entry.file.tokens < ctx
+        and not is_elsewhere(entry.file.fingerprint)
     ]
     return sorted(fitting, key=_is_wanted, reverse=True)[:most]
 
 
-def _is_wanted(one: CataloguedFile) -> tuple[bool, bool, datetime]:
-    file = one.file
-    return bool(file.fingerprint.turn_hashes), is_prefix(file), one.manifest.used_at
+def _is_wanted(entry: CataloguedFile) -> tuple[bool, bool, datetime]:
+    file = entry.file
+    return bool(file.fingerprint.turn_hashes), is_prefix(file), entry.manifest.used_at
 
 
 def fill_order(slots: Sequence[SlotState]) -> list[int]:
@@ -123,7 +122,7 @@ def fill_order(slots: Sequence[SlotState]) -> list[int]:
 
     Source: measured on build 10434; llama.cpp, get_available_slot.
     """
-    return [slot.id_slot for slot in sorted(slots, key=lambda one: (one.task < 0, one.id_slot))]
+    return [slot.id_slot for slot in sorted(slots, key=lambda slot: (slot.task < 0, slot.id_slot))]
 
 
 def unsupported_reason(plan: Plan) -> str | None:

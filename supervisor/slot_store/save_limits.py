@@ -1,16 +1,62 @@
-"""Limits of what is written while engines serve: bytes per hour, and pauses after a failure.
+"""Limits of slot files: bytes per hour, pauses after failures, pending files, the budget.
 
-Flash memory wears with each byte written.
+Limits of what is written while engines serve: bytes per hour, and pauses after a failure. Flash
+memory wears with each byte written.
+
+Which slot files are deleted, so that the rest stays within the budget. A file is worth the tokens
+that it is expected to save: those that it holds, and those that were restored from it lately, times
+how likely its conversation returns. That falls with the time since it was used last, as most
+conversations that return do so soon. A prefix is worth as much more as conversations begin with it.
+What is worth least for each byte goes first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
 
-from supervisor.slot_store.pause import Pause
+from supervisor.slot_store.file_index import CataloguedFile
+from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.store import SlotStore
+from supervisor.system.paths import file_name
+
+_FIRST_S: Final = 60.0
+_LAST_S: Final = 3600.0
+
+
+class Pause:
+    """A disk that fails is tried again, and reported, once for each pause."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until_s = float("-inf")
+        self._length_s = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        return self._clock() < self._until_s
+
+    def begin(self) -> float | None:
+        """Begin a pause; return its seconds, None during one."""
+        if self.is_on:
+            return None
+        self._length_s = min(_LAST_S, max(_FIRST_S, 2 * self._length_s))
+        self._until_s = self._clock() + self._length_s
+        return self._length_s
+
+    def end(self) -> None:
+        """Note a success: the next pause is a short one."""
+        self._length_s = 0.0
+
 
 _HOUR_S: Final = 3600.0
 _HOUR_MIN: Final = 60
@@ -76,3 +122,127 @@ class SaveLimits:
     def _spent(self, hour_bytes: float) -> float:
         passed_s = self._clock() - self._spent_at_s
         return max(0.0, self._spent_bytes - hour_bytes * passed_s / _HOUR_S)
+
+
+_FILES_MAX: Final = 32
+# A single file may be larger.
+_MAX_BYTES: Final = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledFile:
+    """A file that an engine has written, for `duration_s`."""
+
+    path: Path
+    unverified: Manifest
+    duration_s: float
+    store: SlotStore
+    budget: DiskBudget
+
+
+class PendingFiles:
+    """Each with the task that stores it."""
+
+    def __init__(self) -> None:
+        self._files: dict[asyncio.Task[Any], SpooledFile] = {}
+
+    def add(self, spooled: SpooledFile, task: asyncio.Task[Any]) -> None:
+        self._files[task] = spooled
+        task.add_done_callback(self._files.pop)
+
+    def __contains__(self, path: Path) -> bool:
+        return any(pending.path == path for pending in self._files.values())
+
+    def has_room(self, size_bytes: float) -> bool:
+        """Return whether an engine may write a file of this size now."""
+        held_bytes = sum(pending.unverified.size_bytes for pending in self._files.values())
+        is_small = not held_bytes or held_bytes + size_bytes <= _MAX_BYTES
+        return len(self._files) < _FILES_MAX and is_small
+
+    async def settle(self, instance: str | None = None) -> None:
+        """Wait until the files of an instance, or of all, are stored."""
+        spool = None if instance is None else file_name(instance)
+        waiting = [
+            task
+            for task, pending in self._files.items()
+            if spool in {None, pending.path.parent.name}
+        ]
+        if waiting:
+            await asyncio.wait(waiting)
+
+
+# Of the conversations that did not return in this time, half return in as much again.
+_RETURN_S: Final = 3600.0
+# What was restored counts half after a day.
+_RESTORED_HALF_S: Final = 86_400.0
+
+_Worth = Callable[[CataloguedFile], float]
+
+
+def to_evict(
+    kept: Collection[CataloguedFile], budget: DiskBudget, now: datetime
+) -> list[CataloguedFile]:
+    """Return what to delete: what is too old, then what is worth least for each byte."""
+    young = [entry for entry in kept if now - entry.manifest.used_at <= budget.max_age]
+    fitting = _select_within_budget(young, budget, _worth(young, now))
+    names = {entry.file.name for entry in fitting}
+    return [entry for entry in kept if entry.file.name not in names]
+
+
+def _select_within_budget(
+    kept: list[CataloguedFile], budget: DiskBudget, worth: _Worth
+) -> list[CataloguedFile]:
+    by_model = groupby(sorted(kept, key=_model), key=_model)
+    share_bytes = budget.model_share * budget.size_bytes
+    models = [
+        _keep_best(list(found), budget.files_a_model, share_bytes, worth) for _, found in by_model
+    ]
+    rest = [entry for found in models for entry in found]
+    return _keep_best(rest, budget.files, budget.size_bytes, worth)
+
+
+def _keep_best(
+    kept: list[CataloguedFile], files: int, size_bytes: float, worth: _Worth
+) -> list[CataloguedFile]:
+    left_bytes = size_bytes - sum(entry.file.size_bytes for entry in kept)
+    if left_bytes >= 0 and len(kept) <= files:
+        return kept
+    least_first = sorted(kept, key=worth)
+    gone = max(0, len(kept) - files)
+    left_bytes += sum(entry.file.size_bytes for entry in least_first[:gone])
+    while left_bytes < 0:
+        left_bytes += least_first[gone].file.size_bytes
+        gone += 1
+    return least_first[gone:]
+
+
+def _worth(kept: Iterable[CataloguedFile], now: datetime) -> _Worth:
+    """Return what files are worth for each byte."""
+    conversations = _conversations(list(kept))
+
+    def worth(entry: CataloguedFile) -> float:
+        file, age_s = entry.file, max(0.0, (now - entry.manifest.used_at).total_seconds())
+        restored: float = entry.restored_tokens * 0.5 ** (age_s / _RESTORED_HALF_S)
+        return_p = _RETURN_S / (_RETURN_S + age_s)
+        tokens = (file.tokens + restored) * (1 + conversations[file.name])
+        return tokens * return_p / max(1, file.size_bytes)
+
+    return worth
+
+
+def _conversations(kept: Collection[CataloguedFile]) -> Counter[str]:
+    """Return of how many conversations each prefix is the beginning."""
+    counts = Counter[str]()
+    for prefix in (entry.file for entry in kept if not entry.file.fingerprint.turn_hashes):
+        if blocks := prefix.fingerprint.blocks:
+            end = len(blocks) - 1
+            others = (
+                entry.file.fingerprint.blocks
+                for entry in kept
+                if entry.file.cache_key == prefix.cache_key and entry.file is not prefix
+            )
+            counts[prefix.name] = sum(len(its) > end and its[end] == blocks[end] for its in others)
+    return counts
+
+
+_model = attrgetter("manifest.model")

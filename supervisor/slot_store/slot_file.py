@@ -1,4 +1,6 @@
-"""The header of a slot file: the tokens whose KV cache it holds.
+"""The format of llama-server's slot files: header, tokens, and another number of slots.
+
+The header of a slot file: the tokens whose KV cache it holds.
 
     u32 magic   u32 version   u32 count   i32 x count: words   state
 
@@ -12,6 +14,20 @@ The tokens of a medium are -1. The state is opaque.
 
 Source: llama.cpp, llama_state_seq_save_file, llama.h (LLAMA_STATE_SEQ_MAGIC) and server-common.cpp,
 server_tokens::serialize; the record was read from files of build 10434.
+
+Slot files for engines with another number of slots. Where each slot has a cache of its own, the
+state of a slot file has a part for every cache:
+
+    u32 caches   u32 x before: 0   u32 cells   data of the cells   u32 x after: 0   recurrent state
+
+One part holds the sequence, the others have no cells. An engine refuses a file of another number of
+caches ("n_stream mismatch"), though the sequence would fit, so the empty parts are rewritten.
+
+The recurrent state, of models that have one, begins with u32 1, i32 position, u32 0, u32 0,
+u32 layers, and the type and row size of its first tensor. It is the same for any number of slots.
+
+Source: llama.cpp, llama_kv_cache::state_write and state_read, llama_memory_hybrid::state_write,
+llama_memory_recurrent::state_write; files of build 10434.
 """
 
 from __future__ import annotations
@@ -19,6 +35,8 @@ from __future__ import annotations
 import array
 import hashlib
 import io
+import os
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -26,7 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from supervisor.engine_client.slots import SlotFileInfo
+from supervisor.engine.client import SlotFileInfo
 
 MAGIC: Final = 0x67677371
 # More than any context has.
@@ -74,8 +92,8 @@ class SlotFileHeader:
     def digest(self) -> str:
         """The SHA-256 of the tokens as little-endian 32-bit integers, and of the media."""
         digest = hashlib.sha256(struct.pack(f"<{len(self.tokens)}i", *self.tokens))
-        for one in self.media:
-            digest.update(f"{one.at} {one.sha256}".encode())
+        for medium in self.media:
+            digest.update(f"{medium.at} {medium.sha256}".encode())
         return digest.hexdigest()
 
     def shared_with(self, other: SlotFileHeader) -> int:
@@ -83,7 +101,7 @@ class SlotFileHeader:
         pairs = zip(self.tokens, other.tokens, strict=False)
         differing = (at for at, (ours, its) in enumerate(pairs) if ours != its)
         shared = next(differing, min(len(self.tokens), len(other.tokens)))
-        return min([shared, *(one.at for one in {*self.media} ^ {*other.media})])
+        return min([shared, *(medium.at for medium in {*self.media} ^ {*other.media})])
 
 
 def read(path: Path) -> SlotFileHeader:
@@ -100,7 +118,7 @@ def read(path: Path) -> SlotFileHeader:
 def read_from(file: BinaryIO) -> SlotFileHeader:
     """Read the header at the start of a file; raises as `read`."""
     version, count = _head(file)
-    content = _exactly(file, 4 * count)
+    content = _read_exactly(file, 4 * count)
     words = _words(content)
     if words[:1] != (_RECORD,):
         return SlotFileHeader(version, words)
@@ -146,7 +164,7 @@ def check_header(file: BinaryIO, expected: SlotFileInfo) -> SlotFileHeader:
 
 def _head(file: BinaryIO) -> tuple[int, int]:
     """Read the version of the state, and the number of words."""
-    magic, version, count = _HEAD.unpack(_exactly(file, _HEAD.size))
+    magic, version, count = _HEAD.unpack(_read_exactly(file, _HEAD.size))
     if magic != MAGIC:
         raise NotASlotFile("it does not start like a slot file")
     if count > _WORDS_MAX:
@@ -163,25 +181,135 @@ def _words(content: bytes) -> tuple[int, ...]:
 
 def _media(rest: BinaryIO, tokens: tuple[int, ...]) -> Iterator[Medium]:
     """Read the media behind the tokens."""
-    begin = _words(_exactly(rest, 4 * _number(rest, _WORDS_MAX)))
+    begin = _words(_read_exactly(rest, 4 * _number(rest, _WORDS_MAX)))
     for at in begin:
         if not 0 <= at < len(tokens) or tokens[at] != _NO_TOKEN:
             raise NotASlotFile(f"a medium begins at token {at:,}, which is text")
-        content = _exactly(rest, _number(rest, 4 * _WORDS_MAX))
+        content = _read_exactly(rest, _number(rest, 4 * _WORDS_MAX))
         yield Medium(at, hashlib.sha256(content).hexdigest())
     if len(rest.read()) >= _U32.size or (_NO_TOKEN in tokens and not begin):
         raise NotASlotFile("its token record holds something unknown")
 
 
 def _number(file: BinaryIO, most: int) -> int:
-    (number,) = _U32.unpack(_exactly(file, _U32.size))
+    (number,) = _U32.unpack(_read_exactly(file, _U32.size))
     if number > most:
         raise NotASlotFile("it is truncated in its header")
     return int(number)
 
 
-def _exactly(file: BinaryIO, count: int) -> bytes:
+def _read_exactly(file: BinaryIO, count: int) -> bytes:
     found = file.read(count)
     if len(found) < count:
         raise NotASlotFile("it is truncated in its header")
     return found
+
+
+_COPY_BYTES: Final = 1024**2
+# One cell, its position, no sequence, not transposed, the number of layers.
+_RECURRENT: Final = re.compile(rb"\x01\x00{3}.{4}\x00{8}(.{2}\x00\x00)", re.DOTALL)
+_RECURRENT_HEAD_BYTES: Final = 20
+_LAYER_HEAD_BYTES: Final = 24
+_LAYERS_MAX: Final = 1024
+
+
+def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes: int = 0) -> None:
+    """Write a slot file of an engine with `before` slots for one with `after`.
+
+    Args:
+        source: The file.
+        target: Where to write.
+        before: Slots of the engine that wrote it, at least 1.
+        after: Slots of the engine that will read it, at least 1.
+        state_bytes: Of its recurrent state, without what describes it; 0 without any.
+
+    Raises:
+        InvalidSlotFile: It has no such state.
+        OSError: The disk refused.
+    """
+    with source.open("rb") as read, target.open("xb") as write:
+        target.chmod(0o600)
+        head = read.read(state_offset(source))
+        leading = _count_empty_parts(read, before)
+        begin = read.tell()
+        recurrent_at = _recurrent_at(read, state_bytes)
+        end = _end_of_sequence(read, recurrent_at, before - 1 - leading)
+        if end <= begin:
+            raise InvalidSlotFile("it holds more than one sequence")
+        write.write(head + _U32.pack(after))
+        _copy(read, write, begin, end)
+        write.write(_U32.pack(0) * (after - 1))
+        _copy(read, write, recurrent_at, read.seek(0, os.SEEK_END))
+
+
+def refit(path: Path, before: int | None, after: int | None, state_bytes: int) -> None:
+    """Rewrite a file in its place for another number of slots; removed where that fails.
+
+    Raises:
+        InvalidSlotFile, OSError: As `rewrite`.
+    """
+    if before is None or after is None or before == after:
+        return
+    fitting = path.with_suffix(".new")
+    try:
+        rewrite(path, fitting, before=before, after=after, state_bytes=state_bytes)
+        fitting.replace(path)
+    except (InvalidSlotFile, OSError):
+        fitting.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _count_empty_parts(read: BinaryIO, before: int) -> int:
+    """Read up to the sequence; return the number of empty parts before it."""
+    if _read_u32(read) != before:
+        raise InvalidSlotFile(f"its state is not of {before} slots")
+    for leading in range(before):
+        if _read_u32(read):
+            read.seek(-_U32.size, 1)
+            return leading
+    raise InvalidSlotFile("it holds no sequence")
+
+
+def _recurrent_at(read: BinaryIO, state_bytes: int) -> int:
+    """Return where the recurrent state begins; the end of the file without one."""
+    size_bytes = read.seek(0, os.SEEK_END)
+    if not state_bytes:
+        return size_bytes
+    most = _RECURRENT_HEAD_BYTES + _LAYERS_MAX * _LAYER_HEAD_BYTES
+    searched_at = max(0, size_bytes - state_bytes - most)
+    read.seek(searched_at)
+    for found in _RECURRENT.finditer(read.read()):
+        begin, (layers,) = searched_at + found.start(), _U32.unpack(found[1])
+        described_bytes = size_bytes - begin - _RECURRENT_HEAD_BYTES - state_bytes
+        if 0 <= described_bytes <= layers * _LAYER_HEAD_BYTES:
+            return begin
+    raise InvalidSlotFile("it holds no recurrent state")
+
+
+def _end_of_sequence(read: BinaryIO, end: int, trailing: int) -> int:
+    """Return where the sequence ends: before the empty parts that end at `end`."""
+    begin = end - _U32.size * trailing
+    if begin < 0:
+        raise InvalidSlotFile("it is too short")
+    read.seek(begin)
+    if any(read.read(end - begin)):
+        raise InvalidSlotFile("it holds more than one sequence")
+    return begin
+
+
+def _read_u32(read: BinaryIO) -> int:
+    found = read.read(_U32.size)
+    if len(found) < _U32.size:
+        raise InvalidSlotFile("it is too short")
+    (number,) = _U32.unpack(found)
+    return int(number)
+
+
+def _copy(read: BinaryIO, write: BinaryIO, begin: int, end: int) -> None:
+    read.seek(begin)
+    while left := end - read.tell():
+        piece = read.read(min(left, _COPY_BYTES))
+        if not piece:
+            raise InvalidSlotFile("it became shorter while it was read")
+        write.write(piece)

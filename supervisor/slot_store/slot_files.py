@@ -1,29 +1,32 @@
-"""The slot files of a daemon: which there are, and those that engines have just written.
+"""The slot files of a daemon, those just written, and what saving and restoring of one run share.
 
-What an engine has written is verified, hashed and stored one file after another, in a thread. What
-waits for that is bounded: beyond it no engine is asked to save.
+The slot files of a daemon: which there are, and those that engines have just written. What an
+engine has written is verified, hashed and stored one file after another, in a thread. What waits
+for that is bounded: beyond it no engine is asked to save.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.upstream.engine_state import SlotState
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit
-from supervisor.slot_store.catalogue import Catalogue, SlotFileListener
-from supervisor.slot_store.config import SlotPersistence
-from supervisor.slot_store.conversation_files import Turns, of_conversation, turns_of
-from supervisor.slot_store.eviction import to_evict
-from supervisor.slot_store.manifest import Manifest
-from supervisor.slot_store.pause import Pause
-from supervisor.slot_store.pending_files import PendingFiles, SpooledFile
-from supervisor.slot_store.quarantine import QuarantinedFile
-from supervisor.slot_store.save_limits import SaveLimits
+from supervisor.plan.plan import Plan
+from supervisor.slot_store.file_index import Catalogue, SlotFileListener, key_digest
+from supervisor.slot_store.manifest import CacheKey, Manifest, Turns, of_conversation, turns_of
+from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.save_limits import Pause, PendingFiles, SaveLimits, SpooledFile, to_evict
 from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.store import QuarantinedFile, SlotStore
+from supervisor.slot_store.store_config import SlotPersistence
 
 # So many manifests are taken in at once, within milliseconds.
 _READ_AT_ONCE: Final = 32
@@ -153,8 +156,8 @@ class SlotFiles:
             store = self._persistence().store
             saved = await asyncio.to_thread(store.saved)
             found = {*names, *of_conversation(turns_of(saved), turns)[0]}
-            gone = [one for one in saved if one.name in found]
-            self.catalogue.remove(one.name for one in gone)
+            gone = [manifest for manifest in saved if manifest.name in found]
+            self.catalogue.remove(manifest.name for manifest in gone)
             await asyncio.to_thread(store.forget_files, gone)
             return gone
 
@@ -163,7 +166,9 @@ class SlotFiles:
         await self.settle()
         async with self._lock:
             all_files = self.catalogue.files()
-            gone = [one.manifest.name for one in all_files if model in {None, one.manifest.model}]
+            gone = [
+                entry.manifest.name for entry in all_files if model in {None, entry.manifest.model}
+            ]
             self.catalogue.remove(gone)
             return await asyncio.to_thread(self._persistence().store.forget, model)
 
@@ -182,12 +187,12 @@ class SlotFiles:
         new, budget = spooled.unverified, spooled.budget
         others = [] if new.fingerprint else self.catalogue.unknown(new)
         (manifest, replaced), duration_s = await asyncio.to_thread(
-            _timed, spooled.store.add, spooled.path, new, others, budget.tokens_min
+            _run_timed, spooled.store.add, spooled.path, new, others, budget.tokens_min
         )
         if manifest is not None:
             known = self.catalogue.add(manifest).file
             names = self.catalogue.replaced_by(known, budget.tokens_min)
-            await self._delete([*names, *(one.name for one in replaced)])
+            await self._delete([*names, *(file.name for file in replaced)])
             await self._evict()
         return manifest, self.limits.note_stored(new.size_bytes, duration_s)
 
@@ -224,20 +229,110 @@ class SlotFiles:
             self.catalogue.add(manifest, is_readable=is_readable)
             if not count % _READ_AT_ONCE:
                 await asyncio.sleep(0)
-        unreadable = [one for one in new if not persistence.store.content.is_readable(one)]
+        unreadable = [
+            manifest for manifest in new if not persistence.store.content.is_readable(manifest)
+        ]
         if unreadable:
-            keys = sorted({one.key_id for one in unreadable})
+            keys = sorted({manifest.key_id for manifest in unreadable})
             self._emit("slots.key_missing", files=len(unreadable), keys=keys)
-        for one in invalid:
-            self._emit("slots.quarantined", model=one.model, file=one.name, reason=one.reason)
+        for file in invalid:
+            self._emit("slots.quarantined", model=file.model, file=file.name, reason=file.reason)
         self._read_from = persistence
 
     async def _evict(self) -> None:
         budget = self._persistence().budget
         evicted = to_evict(self.catalogue.files(), budget, datetime.now(tz=UTC))
-        await self._delete(one.file.name for one in evicted)
+        await self._delete(entry.file.name for entry in evicted)
 
 
-def _timed(work: Callable[..., Result], *given: object) -> tuple[Result, float]:
+def _run_timed(work: Callable[..., Result], *given: object) -> tuple[Result, float]:
     began_at_s = time.monotonic()
     return work(*given), time.monotonic() - began_at_s
+
+
+# Returns the proxy's fingerprints of the conversations in idle slots.
+Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, ConversationFingerprint]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRef:
+    """The replica whose slots they are."""
+
+    instance: str
+    model: str
+    replica: int  # from 0
+    replicas: int  # of the model
+
+
+@dataclass(slots=True)
+class SlotTransfer:
+    """What was saved or restored so far."""
+
+    began_at_s: float = field(default_factory=time.monotonic)
+    slots: int = 0
+    tokens: int = 0
+    size_bytes: int = 0
+
+    def add(self, manifest: Manifest) -> None:
+        self.slots += 1
+        self.tokens += manifest.tokens
+        self.size_bytes += manifest.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTask:
+    """One saving or restoring."""
+
+    run: int
+    owner: ReplicaRef
+    plan: Plan
+    fingerprints: Fingerprints
+    is_elsewhere: Callable[[ConversationFingerprint], bool]
+    key: CacheKey
+    files: SlotFiles
+    store: SlotStore
+    budget: DiskBudget
+    emit: Emit  # adds the instance and the model
+    emit_any: Emit
+
+    @property
+    def key_digest(self) -> str:
+        return key_digest(self.owner.model, self.key)
+
+    @property
+    def ctx_slot(self) -> int:
+        """The context size of a slot; 0 where the engine decides."""
+        return self.plan.ctx_size // max(1, self.plan.slots)
+
+    def spool(self) -> Path:
+        """Return the directory in which the engine writes and reads, made if missing.
+
+        Raises:
+            AccessDenied: It cannot be made.
+        """
+        return self.store.spool(self.owner.instance)
+
+    def emit_transfer(self, event: str, transfer: SlotTransfer) -> None:
+        if transfer.slots:
+            self.emit(
+                event,
+                run=self.run,
+                slots=transfer.slots,
+                tokens=transfer.tokens,
+                size_bytes=transfer.size_bytes,
+                duration_ms=round(1000 * (time.monotonic() - transfer.began_at_s), 1),
+            )
+
+    def emit_failed(self, reason: str) -> None:
+        self.emit("slots.save_failed", run=self.run, reason=reason)
+
+    def emit_restore_failed(self, error: Exception) -> None:
+        self.emit("slots.restore_failed", run=self.run, reason=str(error))
+
+    def pause_saving(self, reason: str) -> None:
+        """Save nothing for a while, except when an instance stops; report it once."""
+        if pause_s := self.files.limits.pause.begin():
+            self.emit_failed(f"{reason}; more is saved in {pause_s:.0f} s")
+
+    def emit_quarantined(self, file: QuarantinedFile) -> None:
+        self.emit_any("slots.quarantined", model=file.model, file=file.name, reason=file.reason)

@@ -1,4 +1,16 @@
-"""Slot files on disk: a private directory, a manifest beside each file, a budget over all.
+"""Slot files on disk: a private directory, a manifest beside each file, a budget, a quarantine.
+
+Remembers what an engine did with the first slot that it restored. An outcome belongs to a cache key
+without its number of slots: a model, a build, and the options that matter to a cache. So another
+build or option is tried again.
+
+The file beside the slot store is read at every use, so a command may delete an entry that the
+daemon wrote. An unreadable file counts as empty.
+
+Slot files that must not be given to an engine, kept for inspection within bounds. A file that
+changed by itself hints at a failing disk.
+
+Slot files on disk: a private directory, a manifest beside each file, a budget over all.
 
     slots/kept/MODEL/NAME.slot, NAME.json    saved slots
     slots/spool/INSTANCE/                    where an engine writes and reads; elsewhere in memory
@@ -6,7 +18,7 @@
     slots/quarantine/                        invalid files, for some days
     slots/outcomes.json                      what engines did with restored slots
 
-File names are random; a directory is named by `file_name` of its model or instance. A file appears
+File names are random; a model's directory has its name, which the settings checked. A file appears
 by rename, whole and on the disk, and its manifest after it: a file without a manifest does not
 count. Commands may use the directory beside a daemon, which has a `catalogue` of it in memory. All
 methods block; call them in a thread.
@@ -15,30 +27,163 @@ methods block; call them in a thread.
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
+import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from supervisor.engine_client.slots import SlotFileInfo
-from supervisor.host.files import write_atomic
-from supervisor.host.paths import file_name, is_ours, make_private
-from supervisor.slot_store.content import PLAIN, SlotContent
-from supervisor.slot_store.manifest import CacheKey, Manifest, dump
-from supervisor.slot_store.manifest_file import read_manifest, set_time
-from supervisor.slot_store.outcomes import RestoreOutcomes
+from supervisor.engine.client import SlotFileInfo
+from supervisor.slot_store.encryption import PLAIN, SlotContent
+from supervisor.slot_store.manifest import CacheKey, Manifest, ManifestInvalid, dump, load
 from supervisor.slot_store.policy import is_redundant
-from supervisor.slot_store.quarantine import Quarantine, QuarantinedFile
-from supervisor.slot_store.slot_count import refit
 from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
     SlotFileHeader,
     SlotFileMissing,
     read_checked,
+    refit,
 )
+from supervisor.system import files
+from supervisor.system.files import write_atomic
+from supervisor.system.paths import file_name, is_ours, make_private, name_of_file
+
+_ENTRIES_MAX: Final = 64
+_NAME: Final = "outcomes"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOutcome:
+    """What became of the first restored slot."""
+
+    model: str  # its name in the settings
+    expected_tokens: int = 0  # that the slot held
+    found_tokens: int = 0  # of those, what the engine used
+    problem: str = ""  # a clause; empty where restored slots are used
+
+
+class RestoreOutcomes:
+    """The latest 64 outcomes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def get(self, key: CacheKey) -> RestoreOutcome | None:
+        """Return what became of the first restore; None if none was tried."""
+        found = self._read().get(_digest(key))
+        try:
+            return RestoreOutcome(**found) if found else None
+        except TypeError:
+            return None
+
+    def set(self, key: CacheKey, outcome: RestoreOutcome) -> None:
+        """Keep an outcome; a full disk is not an error."""
+        entries = self._read()
+        entries.pop(digest := _digest(key), None)
+        self._write({**entries, digest: asdict(outcome)})
+
+    def forget(self, model: str | None = None) -> None:
+        """Delete the outcomes of a model, or all."""
+        kept = {
+            digest: outcome
+            for digest, outcome in self._read().items()
+            if model not in {None, outcome.get("model")}
+        }
+        self._write(kept)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """Return the entries by digest, oldest first."""
+        found = files.get(self._directory, _NAME) or {}
+        return found if all(isinstance(outcome, dict) for outcome in found.values()) else {}
+
+    def _write(self, entries: dict[str, dict[str, Any]]) -> None:
+        if entries:
+            files.put(self._directory, _NAME, dict(list(entries.items())[-_ENTRIES_MAX:]))
+        else:
+            (self._directory / f"{_NAME}.json").unlink(missing_ok=True)
+
+
+def _digest(key: CacheKey) -> str:
+    text = json.dumps(asdict(key.without_slots), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_FILES_MAX: Final = 16
+_SIZE_MAX_BYTES: Final = 1024**3
+_AGE_MAX: Final = timedelta(days=3)
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedFile:
+    """A file that was moved into quarantine, and why, as a clause."""
+
+    model: str
+    name: str
+    reason: str
+
+
+class Quarantine:
+    """A directory of invalid files, made with mode 0700 when first needed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def take(self, *paths: Path) -> None:
+        """Move those of the files here that exist."""
+        make_private(self._root.parent)
+        make_private(self._root)
+        for path in paths:
+            if path.exists():
+                path.replace(self._root / path.name)
+        self.bound()
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._files())
+
+    def bound(self) -> None:
+        """Delete the oldest files beyond 16 files and 1 GiB, and all beyond 3 days."""
+        oldest_at = (datetime.now(tz=UTC) - _AGE_MAX).timestamp()
+        left_bytes = _SIZE_MAX_BYTES
+        newest_first = sorted(self._files(), key=lambda path: -path.lstat().st_ctime)
+        for rank, path in enumerate(newest_first):
+            found = path.lstat()
+            left_bytes -= found.st_size
+            if rank >= _FILES_MAX or left_bytes < 0 or found.st_ctime < oldest_at:
+                path.unlink(missing_ok=True)
+
+    def empty(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _files(self) -> Iterable[Path]:
+        return self._root.iterdir() if self._root.is_dir() else ()
+
+
+def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
+    """Return a manifest, or why it is invalid; None if it is gone meanwhile."""
+    try:
+        found = load(path.read_text("utf-8"))
+        used_at = datetime.fromtimestamp(path.stat().st_mtime_ns // 1000 / 1e6, tz=UTC)
+    except FileNotFoundError:
+        return None
+    except (ManifestInvalid, OSError, UnicodeDecodeError) as error:
+        return QuarantinedFile(name_of_file(path.parent.name), path.stem, str(error))
+    if (found.name, file_name(found.model)) != (path.stem, path.parent.name):
+        model = name_of_file(path.parent.name)
+        return QuarantinedFile(model, path.stem, "its manifest is of another file")
+    return replace(found, used_at=max(found.used_at, used_at))
+
+
+def set_time(path: Path, when: datetime) -> None:
+    """Make a manifest as old as the last use."""
+    time_ns = 1000 * round(1e6 * when.timestamp())
+    os.utime(path, ns=(time_ns, time_ns))
+
 
 _DATA: Final = ".slot"
 _MANIFEST: Final = ".json"
@@ -97,7 +242,9 @@ class SlotStore:
     def saved(self, model: str | None = None) -> list[Manifest]:
         """Return what is saved of a model or of all, without invalid manifests."""
         found = (read_manifest(path) for path in self._manifests(model))
-        return [self.content.opened(one) for one in found if isinstance(one, Manifest)]
+        return [
+            self.content.opened(manifest) for manifest in found if isinstance(manifest, Manifest)
+        ]
 
     def mark_used(self, manifest: Manifest, now: datetime) -> None:
         """Remember when a file was used; one that is gone is not an error."""
@@ -113,10 +260,12 @@ class SlotStore:
         """
         paths = list(self._manifests(None))
         found = [read_manifest(path) for path in paths if path.stem not in known]
-        invalid = [one for one in found if isinstance(one, QuarantinedFile)]
-        for one in invalid:
-            self._quarantine(one.model, one.name)
-        new = [self.content.opened(one) for one in found if isinstance(one, Manifest)]
+        invalid = [file for file in found if isinstance(file, QuarantinedFile)]
+        for file in invalid:
+            self._quarantine(file.model, file.name)
+        new = [
+            self.content.opened(manifest) for manifest in found if isinstance(manifest, Manifest)
+        ]
         return {path.stem for path in paths}, new, invalid
 
     def add(
@@ -179,9 +328,9 @@ class SlotStore:
         except OSError as error:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
 
-    def quarantine_file(self, one: Manifest, reason: str) -> QuarantinedFile:
-        self._quarantine(one.model, one.name)
-        return QuarantinedFile(one.model, one.name, reason)
+    def quarantine_file(self, manifest: Manifest, reason: str) -> QuarantinedFile:
+        self._quarantine(manifest.model, manifest.name)
+        return QuarantinedFile(manifest.model, manifest.name, reason)
 
     def forget_files(self, manifests: Iterable[Manifest]) -> None:
         """Delete files, and the quarantine: nobody knows of which conversations that is."""
@@ -234,9 +383,9 @@ class SlotStore:
 
     def _headers(self, manifests: Iterable[Manifest]) -> dict[Manifest, SlotFileHeader]:
         found = {}
-        for one in manifests:
+        for manifest in manifests:
             with suppress(InvalidSlotFile, OSError):  # found before it is restored
-                found[one] = self.content.header(self._path(one), one)
+                found[manifest] = self.content.header(self._path(manifest), manifest)
         return found
 
     def _put(self, spooled: Path, manifest: Manifest) -> None:
@@ -252,8 +401,8 @@ class SlotStore:
 
     def drop(self, manifests: Iterable[Manifest]) -> None:
         """Delete files."""
-        for one in manifests:
-            path = self._path(one)
+        for manifest in manifests:
+            path = self._path(manifest)
             # The manifest first: a file without one does not count.
             path.with_suffix(_MANIFEST).unlink(missing_ok=True)
             path.unlink(missing_ok=True)

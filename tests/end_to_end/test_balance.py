@@ -14,7 +14,7 @@ import tiny_gguf
 from corral_cli import PATIENCE_S, CorralCli, until
 from fakes.slow_worker import slow_worker, worker
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 LAYERS = 6
 LATE_S = 0.02

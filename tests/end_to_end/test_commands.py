@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from corral_cli import CorralCli, until
 
-from supervisor.host import machine
+from supervisor.system import machine
 
 KEYS = {"schema", "command", "status", "exit_code", "data", "notes", "error"}
 
@@ -112,7 +112,7 @@ def test_status_imports_nothing_slow(configured: CorralCli) -> None:
         check=True,
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "supervisor.commands.status" in imported
+    assert "supervisor.cli.status" in imported
     assert not imported & {"aiohttp", "httpx", "gguf", "numpy", "psutil", "rich", "structlog"}
 
 

@@ -28,7 +28,7 @@ from device_daemon import (
 )
 from software_device import SmallDevice
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 
 @pytest.fixture(scope="module")

@@ -14,20 +14,19 @@ from typing import Any
 import psutil
 import pytest
 
-from proxy.failures import FAILURES
+from proxy.common.background_tasks import FAILURES, Throttle
 from proxy.nodes.monitor import NodeMonitor
-from proxy.router.slot_release import SlotReleaser
-from proxy.throttle import Throttle
-from supervisor.admission.controller import AdmissionController
-from supervisor.admission.memory_usage import MemoryUsage
-from supervisor.daemon import Daemon
-from supervisor.daemon_parts import DaemonParts
+from proxy.router.release import SlotReleaser
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.parts import DaemonParts
+from supervisor.engine.state_tasks import HealthMonitor
 from supervisor.events import Event, EventStream
-from supervisor.host.paths import directories
-from supervisor.instance.health_monitor import HealthMonitor
-from supervisor.reload.triggers import ReloadTriggers
-from supervisor.service.environment import ServiceEnvironment
+from supervisor.fleet.reload import ReloadTriggers
+from supervisor.loading.controller import AdmissionController
+from supervisor.loading.memory_usage import MemoryUsage
+from supervisor.service.notifier import ServiceEnvironment
 from supervisor.settings.load import Loaded, load
+from supervisor.system.paths import directories
 
 CONFIG = """
 [proxy]

@@ -9,7 +9,7 @@ import trustme
 from corral_cli import CorralCli
 from fakes.certificates import expired, trusting, write, write_ca
 
-from supervisor.commands.certificate_notes import certificate_notes
+from supervisor.cli.config import certificate_notes
 from supervisor.settings.schema import Settings
 
 SETTINGS = """

@@ -3,8 +3,7 @@
 import random
 from datetime import UTC, datetime
 
-from supervisor.bench.figures import Figure
-from supervisor.bench.result import BenchMachine, BenchResult, Values, Variant
+from supervisor.bench.figures import BenchMachine, BenchResult, Figure, Values, Variant
 
 FIGURES = (
     Figure("chat.first_token_p50_ms", "first token, half within", "ms"),

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 from fakes.proxy_harness import ProxyHarness
 
-from proxy.auth.session_cookie import PAGE_TOKEN
+from proxy.auth.sessions import PAGE_TOKEN
 
 SESSION: Final = "/corral/v1/session"
 LIVE: Final = "/corral/v1/live"

@@ -12,8 +12,8 @@ from subprocess import DEVNULL, PIPE, Popen
 from fakes.proxy_harness import ProxyHarness
 
 from proxy.upstream.upstream import Upstream
-from supervisor.engines.discover import Engine
-from supervisor.process.load_progress import ROUTER_ENV
+from supervisor.builds.discover import Engine
+from supervisor.engine.launch import ROUTER_ENV
 
 KEY = "inner-key"
 

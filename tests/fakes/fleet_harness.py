@@ -12,15 +12,15 @@ from typing import Any
 from corral_cli import PATIENCE_S
 from fakes.instance_harness import QUICK, RecordingTraffic
 
-from supervisor.engine_client.client import EngineClient
+from supervisor.engine.client import EngineClient
+from supervisor.engine.states import State
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
-from supervisor.instance.states import State
 from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
 from supervisor.slot_store.manifest import Manifest
+from supervisor.system.paths import Directories
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})

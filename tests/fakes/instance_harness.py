@@ -12,19 +12,17 @@ from pathlib import Path
 
 import psutil
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.slot_file import SlotFile
-from proxy.router.instances import Activity, ProcessExit
-from proxy.upstream.slots import SlotState
-from supervisor.engine_client.endpoint import Endpoint
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.router.lease import Activity, ProcessExit
+from proxy.upstream.engine_state import SlotState
+from supervisor.engine.client import Endpoint
+from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.instance import Instance
+from supervisor.engine.launch import Launch, clean_environment
+from supervisor.engine.state_tasks import Calibrator
+from supervisor.engine.states import Event
 from supervisor.events import EventStream
-from supervisor.instance.backoff import RestartPolicy
-from supervisor.instance.instance import Instance
-from supervisor.instance.interfaces import Calibrator
-from supervisor.instance.limits import InstanceLimits
-from supervisor.instance.states import Event
-from supervisor.process.exit_cause import FailureCause
-from supervisor.process.launch import Launch, clean_environment
+from supervisor.settings.tables import InstanceLimits, RestartPolicy
 
 FAKE = Path(__file__).parent / "llama_server.py"
 QUICK = InstanceLimits(

@@ -10,21 +10,17 @@ from typing import Any
 
 from fakes.proxy_harness import FakeLoader
 
-from proxy.access_log import discard
 from proxy.auth.api_keys import ApiKeys
-from proxy.batch.requests import OwnAnswer
-from proxy.jobs import batch_rows, file_rows
-from proxy.jobs.access import Access
-from proxy.jobs.database import Database
-from proxy.jobs.job import Job
-from proxy.jobs.line_runner import Tools
-from proxy.jobs.places import Places
-from proxy.jobs.records import Batch, NewBatch, StoredFile
-from proxy.jobs.reporter import JobReporter
-from proxy.jobs.settings import JobSettings
-from proxy.models import ModelNames
+from proxy.batches import rows
+from proxy.batches.database import Database
+from proxy.batches.line_runner import Access, JobReporter, Tools
+from proxy.batches.own_requests import OwnAnswer
+from proxy.batches.records import Batch, NewBatch, StoredFile
+from proxy.batches.runner import Job, Places
+from proxy.observe.record import discard
+from proxy.request.models import ModelNames
 from proxy.router.router import Router
-from proxy.settings import ProxySettings
+from proxy.settings import JobSettings, ProxySettings
 
 CHAT = "/v1/chat/completions"
 OK = OwnAnswer(200, b'{"id": "1"}')
@@ -119,21 +115,21 @@ class JobsHarness:
 
     async def file(self, lines: Sequence[bytes], owner: str = "") -> StoredFile:
         key = await self.database.write(
-            lambda one: file_rows.begin(one, (f"file-{owner}", owner, "a.jsonl", self.now))
+            lambda one: rows.begin_file(one, (f"file-{owner}", owner, "a.jsonl", self.now))
         )
-        await self.database.write(lambda one: file_rows.add_lines(one, key, 1, lines))
+        await self.database.write(lambda one: rows.add_lines(one, key, 1, lines))
         size_bytes = sum(map(len, lines))
         await self.database.write(
-            lambda one: file_rows.finish(one, key, size_bytes, self.now + 10**6)
+            lambda one: rows.finish_file(one, key, size_bytes, self.now + 10**6)
         )
-        found = await self.database.read(lambda one: file_rows.find(one, owner, f"file-{owner}"))
+        found = await self.database.read(lambda one: rows.find_file(one, owner, f"file-{owner}"))
         assert found
         return found
 
     async def batch(self, *lines: bytes, owner: str = "") -> Batch:
         file = await self.file(lines, owner)
         new = NewBatch(owner, CHAT, file.id, None, None)
-        return await self.database.write(lambda one: batch_rows.create(one, new, self.now, 9))
+        return await self.database.write(lambda one: rows.create_batch(one, new, self.now, 9))
 
     def job(self, batch: Batch) -> Job:
         return Job(batch, self.places, self.tools, ProxySettings())
@@ -144,17 +140,17 @@ class JobsHarness:
         return await self.state(batch)
 
     async def state(self, batch: Batch) -> Batch:
-        return await self.database.read(lambda one: batch_rows.of_id(one, batch.id))
+        return await self.database.read(lambda one: rows.batch_of_id(one, batch.id))
 
     async def lines(self, file_id: str | None, owner: str = "") -> list[dict[str, Any]]:
         """The lines of a file of results."""
         if file_id is None:
             return []
-        file = await self.database.read(lambda one: file_rows.find(one, owner, file_id))
+        file = await self.database.read(lambda one: rows.find_file(one, owner, file_id))
         assert file
         text = b"".join(
             line.data
-            for line in await self.database.read(lambda one: file_rows.content(one, file, 0))
+            for line in await self.database.read(lambda one: rows.file_content(one, file, 0))
         )
         assert len(text) == file.size_bytes
         return [json.loads(line) for line in text.splitlines()]

@@ -15,13 +15,13 @@ from fakes.proxy_harness import FakeLoader
 from fakes.upstream import Call, Fake, Script, say_ok
 
 from proxy.app import build_app
+from proxy.auth.access import PREFIXES
+from proxy.endpoints.prometheus import Metrics
 from proxy.errors import UpstreamConnectFailed
-from proxy.metrics.prometheus import Metrics
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import NodeSettings
-from proxy.prompt_cache.prefix_digest import PREFIXES
-from proxy.router.listener import NoListener
+from proxy.router.reports import NoListener
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
@@ -97,7 +97,7 @@ def configured_node(name: str, url: str, *, api_key: str = "", **options: Any) -
 
 
 class NodeEvents(NoListener):
-    """Passes failed connections on to the nodes (proxy.router.router.RouterListener)."""
+    """Passes failed connections on to the nodes (proxy.router.reports.RouterListener)."""
 
     nodes: Nodes
 

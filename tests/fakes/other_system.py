@@ -25,6 +25,6 @@ if __name__ == "__main__":
     for module, name in _MISSING:
         with suppress(AttributeError):  # this system may not have it either
             delattr(module, name)
-    from supervisor.cli import main
+    from supervisor.cli.app import main
 
     main()

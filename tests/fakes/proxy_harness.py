@@ -27,19 +27,26 @@ import aiohttp
 from fakes.upstream import Fake, Script, say_ok
 
 from proxy.app import build_app
-from proxy.auth.token_limits import TokenLimits
+from proxy.auth.key_limits import TokenLimits
+from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
+from proxy.endpoints.prometheus import Metrics
 from proxy.errors import NotFound, ProxyError
-from proxy.metrics.prometheus import Metrics
-from proxy.models import GpuUse, ModelInfo, ModelNames, OnLoad, PrefillResult, nothing
-from proxy.nodes.stats import NodeStats
-from proxy.ollama.host import ModelDetails, Progress, Residence
-from proxy.prompt_cache.shared_prefixes import SharedPrefix
-from proxy.requests.conversations import ForgottenConversation
-from proxy.requests.history import HistoryQuery, StoredRequest
-from proxy.router.listener import NoListener
+from proxy.nodes.nodes import NodeStats
+from proxy.observe.past import ForgottenConversation, HistoryQuery, StoredRequest
+from proxy.request.models import (
+    GpuUse,
+    ModelDetails,
+    ModelInfo,
+    ModelNames,
+    OnLoad,
+    PrefillResult,
+    Progress,
+    Residence,
+    do_nothing_on_load,
+)
+from proxy.router.reports import NoListener, SlotUse
 from proxy.router.router import Router
-from proxy.router.slot_use import SlotUse
 from proxy.server import Server
 from proxy.settings import ProxySettings
 
@@ -75,7 +82,7 @@ class FakeLoader:
     def names(self) -> ModelNames:
         return ModelNames(self.models(), self.default)
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         self.began.set()
         on_load()
         await self.may_go_on.wait()

@@ -12,32 +12,28 @@ from types import MappingProxyType
 from fakes.instance_harness import FAKE
 from samples import engine, machine, model
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.slot_file import SlotFile
-from proxy.router.instances import Activity, ProcessExit
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.router.lease import Activity, ProcessExit
 from proxy.upstream.upstream import Upstream
-from supervisor.adaptive.values import AdaptedValues
-from supervisor.engine_client.endpoint import Endpoint
-from supervisor.engines.discover import Engine
+from supervisor.autoscale.slots import AdaptedValues
+from supervisor.builds.discover import Engine
+from supervisor.engine.client import Endpoint
+from supervisor.engine.launch import Launch, clean_environment
+from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import CorralError, SettingsInvalid
 from supervisor.events import EventStream
-from supervisor.flags.plan import Plan
-from supervisor.flags.setting import Settings as FlagSettings
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.launch_id import FileVersion, LaunchFingerprint, ReplicaId
-from supervisor.fleet.launches import Launches
+from supervisor.fleet.launches import FileVersion, Launches, LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
-from supervisor.instance.snapshot import InstanceSnapshot
-from supervisor.instance.states import State
-from supervisor.memory.estimate import MemoryInputs
-from supervisor.process.launch import Launch, clean_environment
-from supervisor.reload.reload import Reload, ReloadResult
-from supervisor.reload.replace import Replacement, Replacer
-from supervisor.reload.triggers import ReloadTriggers
+from supervisor.fleet.reload import Reload, ReloadResult, ReloadTriggers
+from supervisor.fleet.replace import Replacement, Replacer
+from supervisor.plan.estimate import MemoryInputs
+from supervisor.plan.plan import Plan
+from supervisor.plan.setting import SettingsByFlag as FlagSettings
+from supervisor.rpc.relay import ShardRun
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import ModelSettings, Settings
-from supervisor.shards.run import ShardRun
+from supervisor.system.paths import Directories
 
 READY = frozenset({State.READY})
 GOOD = (sys.executable, str(FAKE))

@@ -6,9 +6,9 @@ from typing import Any
 
 from multidict import CIMultiDict
 
-from proxy.endpoints import EndpointKind
-from proxy.prompt_cache.prompt import read_prompt
-from proxy.request import Priority, ProxyRequest
+from proxy.cache.prompt import read_prompt
+from proxy.request.request import Priority, ProxyRequest
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Upstream
 
 

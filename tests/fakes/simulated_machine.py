@@ -7,11 +7,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from supervisor.tune.goal import GOALS, Figures, Goal
-from supervisor.tune.search import Outcome, Search
-from supervisor.tune.space import GoalName
-from supervisor.tune.trials import Failure
-from supervisor.tune.variant import Variant
+from supervisor.bench.tune_goal import GOALS, Failure, Figures, Goal
+from supervisor.bench.tune_search import Outcome, Search
+from supervisor.bench.tune_space import GoalName, Variant
 
 
 def change(axis: str, value: int = 1) -> Variant:

@@ -10,8 +10,8 @@ from typing import Any
 
 from fakes.instance_harness import RecordingTraffic
 
-from supervisor.engine_client.slots import SlotFileInfo
-from supervisor.slot_store.catalogue import Catalogue, CataloguedFile
+from supervisor.engine.client import SlotFileInfo
+from supervisor.slot_store.file_index import Catalogue, CataloguedFile
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import MAGIC
 

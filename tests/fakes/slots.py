@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from proxy.router.instances import InstanceStats
-from proxy.router.lease import LeaseStats
+from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.upstream.upstream import Upstream
 
 NOW_S = 100.0

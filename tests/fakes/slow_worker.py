@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 
 from corral_cli import PATIENCE_S, until
 
-from supervisor.engines.discover import Engine
-from supervisor.engines.probe import environment
-from supervisor.shards.rpc_requests import RequestReader
+from supervisor.builds.discover import Engine
+from supervisor.builds.probe import environment
+from supervisor.rpc.relay import RequestReader
 
 _CHUNK_BYTES = 65536
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from supervisor.trial.equal_load import Conversations
-from supervisor.trial.figures import SideName, TrialFigures
+from supervisor.experiments.verdict import Conversations, SideName, TrialFigures
 
 
 def request(conversation: int | None = 1, **changes: Any) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from faults.endurance import kill_often, restart_often
 from faults.every import ABSENT, EVERY
 from faults.fault import Fault, run
 
-from supervisor.engines.discover import load
-from supervisor.host.paths import directories
+from supervisor.builds.discover import load
+from supervisor.system.paths import directories
 
 
 def main() -> int:

@@ -14,8 +14,8 @@ import psutil
 import tiny_gguf
 from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 
-from supervisor.control.client import Client
-from supervisor.control.messages import InstanceStatus
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import InstanceStatus
 from supervisor.errors import CorralError
 
 FAKE: Final = Path(__file__).parent.parent / "fakes" / "llama_server.py"

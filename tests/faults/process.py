@@ -14,7 +14,7 @@ from faults.endurance import restart_often
 from faults.fault import Faults, Seen
 from faults.pace import since, within
 
-from supervisor.host.lock import DaemonInfo, write_owner
+from supervisor.system.daemon_lock import DaemonInfo, write_owner
 
 PROCESS = Faults()
 

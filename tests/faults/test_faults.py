@@ -9,7 +9,7 @@ from faults.every import ABSENT, EVERY
 from faults.fault import Fault, run
 from fork_server import ForkServer
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 QUICK = [fault for fault in EVERY if fault.quick]
 

@@ -22,8 +22,8 @@ import tiny_gguf
 from corral_cli import PATIENCE_S, CorralCli, until
 from faults.daemon_under_test import DaemonUnderTest, Models
 
-from supervisor.engines.discover import Engine
-from supervisor.process.launch import PROCESS_TAG_ENV, ProcessTag
+from supervisor.builds.discover import Engine
+from supervisor.engine.launch import PROCESS_TAG_ENV, ProcessTag
 
 INTERVAL_S = 1.0
 CLOSELY = "[supervisor]\nliveness_interval_s = 1\nstop_timeout_s = 1\n"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
-from proxy.endpoints import ENDPOINTS
+from proxy.upstream.endpoint_kinds import ENDPOINTS
 
 MODELS: Final = ("m", "m", "m", "m", "m", "m", "embed", "later", "m:high", "alias")
 _SAMPLING: Final[Mapping[str, Any]] = {

@@ -18,7 +18,7 @@ from corral_cli import CorralCli, until
 from faults.daemon_under_test import Models
 from fuzz.served import KEYS, SETTINGS
 
-from supervisor.control.client import Client
+from supervisor.daemon.control_client import Client
 from supervisor.errors import CorralError
 
 

@@ -10,11 +10,10 @@ from fuzz.case import Case
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from proxy.jobs.settings import JobSettings
 from proxy.nodes.settings import NodeSettings
-from proxy.settings import ProxySettings
-from supervisor.instance.backoff import RestartPolicy
+from proxy.settings import JobSettings, ProxySettings
 from supervisor.settings.schema import ModelSettings, SupervisorSettings
+from supervisor.settings.tables import RestartPolicy
 
 _FLAGS: Final = (
     *(

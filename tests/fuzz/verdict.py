@@ -55,7 +55,7 @@ def _bad_events(what: Input, body: bytes) -> Iterator[str]:
             yield f"an event that is not JSON, to {what.target}"
             return
         code = (event.get("error") or {}).get("code") if isinstance(event, dict) else None
-        if code == 500 and upstream_errors.reclassified(500, data)[0] == 400:
+        if code == 500 and upstream_errors.reclassify_error(500, data)[0] == 400:
             continue  # the engine's own error event for a client error
         if code in {500, 502, 504, "internal_error", "upstream_failed", "upstream_timeout"}:
             yield f"an error event {message(data)} to {what.target}"

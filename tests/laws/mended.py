@@ -7,9 +7,8 @@ from typing import Any
 
 import orjson
 
-from proxy.responses.engine_request import engine_members
-from proxy.responses.response_object import completed, repeated
-from proxy.responses.stream_events import StreamEvents
+from proxy.forward.openai_responses import StreamEvents, complete_response, request_members
+from proxy.request.engine_members import engine_members
 
 
 def asked(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def asked(path: str, body: dict[str, Any]) -> dict[str, Any]:
 def mended(path: str, body: Mapping[str, Any], status: int, content: bytes) -> bytes:
     if not path.endswith("/responses") or status != 200:
         return content
-    base = {"model": body["model"], **repeated(body), "store": False}
+    base = {"model": body["model"], **request_members(body), "store": False}
     if body.get("stream") is True:
         return StreamEvents(base, "resp_0", 0).feed(content)
-    return orjson.dumps(completed(base, orjson.loads(content)))
+    return orjson.dumps(complete_response(base, orjson.loads(content)))

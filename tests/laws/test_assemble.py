@@ -14,7 +14,7 @@ from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness
 from laws.mended import mended
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"

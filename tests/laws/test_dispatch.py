@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
-from proxy.models import ModelInfo, ModelNames, OnLoad, nothing
-from proxy.request import Priority
+from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load
+from proxy.request.request import Priority
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -161,7 +161,7 @@ class NoLoader:
     def names(self) -> ModelNames:
         return ModelNames(())
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = nothing) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         on_load()
         while not self.world.router.serves(model):  # noqa: ASYNC110 (slow to notice, as some)
             await asyncio.sleep(0.7)

@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.instance.health import HealthSettings
-from supervisor.instance.limits import InstanceLimits
-from supervisor.instance.states import (
-    STATES,
-    TRANSITIONS,
-    Event,
-    Lifecycle,
-    State,
-    StopReason,
-    step,
-)
+from supervisor.engine.states import STATES, TRANSITIONS, Event, Lifecycle, State, StopReason, step
+from supervisor.settings.tables import HealthSettings, InstanceLimits
 
 COMMANDS = (Event.START, Event.STOP, Event.RESTART)
 FACTS = [event for event in Event if event not in {*COMMANDS, Event.DEADLINE}]

@@ -15,7 +15,7 @@ from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness
 from laws.mistakes import requests
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 STEP: Final = 1 if os.environ.get("MISTAKES") == "all" else 11
 # A page that a model of the sort does not serve is a mistake as well.

@@ -26,7 +26,7 @@ from laws.mended import asked, mended
 from laws.request_shapes import KNOWN, SHAPES, Shape
 from laws.test_assemble import TEMPLATE
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 ASKED: Final = os.environ.get("SHAPES")
 BOUNDS: Final = settings(

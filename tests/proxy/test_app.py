@@ -11,9 +11,9 @@ from aiohttp import http_writer, web
 from fakes.proxy_harness import ProxyHarness, model_info
 from fakes.upstream import Call
 
-from proxy.endpoints import ENDPOINTS
 from proxy.errors import ModelLoading
-from proxy.forward.client_response import ClientResponse
+from proxy.forward.response import ClientResponse
+from proxy.upstream.endpoint_kinds import ENDPOINTS
 
 
 async def hold(call: Call) -> None:

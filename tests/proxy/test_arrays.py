@@ -15,7 +15,7 @@ from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 TEXTS: Final = ["the cat", "in the", "a", "on the the cat"]
 GREEDY: Final = {"model": "chat", "temperature": 0, "seed": 1}

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from proxy.batch_config import BatchConfig, BatchSettings
+from proxy.settings import BatchConfig, BatchSettings
 
 # window_ms, min_batch, optimal_batch, max_batch, queue_size, gpu_threshold
 DEFAULT = (50, 4, 32, 64, 1024, 32)

@@ -13,7 +13,7 @@ from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
 
 from proxy.router.lease import LeaseStats
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 # The engine needs far less; only a slot that is never given back takes this long.
 PATIENCE_S = 120

@@ -11,7 +11,7 @@ import pytest
 from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness, until
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 LONG = {"prompt": "abc", "n_predict": 3000, "ignore_eos": True, "stream": True}
 

@@ -14,7 +14,7 @@ import tiny_gguf
 from fakes.proxy_harness import ProxyHarness
 
 from proxy.upstream.upstream import Upstream
-from supervisor.host.spawn_options import library_path
+from supervisor.builds.probe import library_path
 
 KEY = "inner-key"
 OPTIONS = ("--alias", "chat", "-c", "2048", "-np", "2", "-t", "1", "--no-ui")

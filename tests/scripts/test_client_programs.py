@@ -9,7 +9,7 @@ from scripts.client_programs.clients import CLIENTS, own_files
 from scripts.client_programs.packages import environment
 from scripts.client_programs.run import BIG, COMMANDS
 from scripts.client_programs.scripted_model import TOOLS, script
-from supervisor.connect.clients import CLIENTS as CONNECTED
+from supervisor.clients.programs import CLIENTS as CONNECTED
 
 
 def test_a_line_of_a_script_is_one_token_of_its_own() -> None:

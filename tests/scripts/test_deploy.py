@@ -14,7 +14,7 @@ from documented_metrics import documented_metrics
 
 from proxy.auth.api_keys import OPEN_PATHS
 from proxy.settings import ProxySettings
-from supervisor.service.facts import ServiceFacts
+from supervisor.service.units import ServiceFacts
 from supervisor.settings.schema import Settings
 
 ROOT = Path(__file__).parent.parent.parent

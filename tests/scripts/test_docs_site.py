@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.endpoints import ENDPOINTS
+from proxy.upstream.endpoint_kinds import ENDPOINTS
+from supervisor.engine.exit_patterns import FAILURE_PATTERNS
 from supervisor.events import EVENTS
-from supervisor.process.exit_patterns import FAILURE_PATTERNS
 from supervisor.settings.reference import settings_reference
 
 ROOT = Path(__file__).parents[2]

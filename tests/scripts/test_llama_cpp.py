@@ -10,7 +10,7 @@ import pytest
 
 from scripts.llama_cpp.outcomes import compare, decisions, read_outcomes
 from scripts.llama_cpp.stand_in import ROUTER_MODELS, CommandLine, OptionRefused, settings
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 WORDS = shlex.split(
     "--port 8081 --hf-repo ggml-org/test-model-stories260K --batch-size 32 --no-slots -fa on "

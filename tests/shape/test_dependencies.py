@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OURS = {"supervisor", "proxy"}
 # Modules of extras: the extra, and the only package that may import them.
-EXTRA = {"opentelemetry": ("otel", "proxy/tracing")}
+EXTRA = {"opentelemetry": ("otel", "proxy/observe")}
 
 
 def imported(roots: Iterable[Path]) -> set[str]:

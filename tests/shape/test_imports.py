@@ -21,8 +21,8 @@ def imports(path: Path) -> set[str]:
 
 def test_a_daemon_does_not_load_what_it_may_not_need(tiny_model: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; import supervisor.daemon\n"
-        "from supervisor.gguf import metadata\n"
+        "import sys; from pathlib import Path; import supervisor.daemon.daemon\n"
+        "from supervisor.models import metadata\n"
         f"metadata.read(Path({str(tiny_model)!r}), cache_dir=Path({str(tmp_path)!r}))\n"
         "unneeded = {'numpy', 'httpx', 'huggingface_hub', 'dns', 'zeroconf', 'opentelemetry'}\n"
         "sys.exit(bool(unneeded & sys.modules.keys()))"

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.auth.keys_file import parse_keys, read_keys
-from proxy.config.toml_text import parse_toml
+from proxy.common.toml_text import parse_toml
 from proxy.errors import ConfigError
-from supervisor.commands import config
+from supervisor.cli import config
+from supervisor.engine import prompts
 from supervisor.errors import SettingsInvalid
-from supervisor.flags import profile
 from supervisor.output import run_command
+from supervisor.plan import profile
 from supervisor.settings.load import load
-from supervisor.warmup import prompts
 
 MIB: Final = 1024**2
 MODEL: Final = '[models.m]\npath = "{model}"\n'

@@ -10,11 +10,17 @@ from typing import TextIO
 
 import pytest
 
-from proxy.failures import FAILURES, FailureHandler
-from proxy.throttle import Throttle
+from proxy.common.background_tasks import FAILURES, FailureHandler, Throttle
 from supervisor.events import Event, EventStream
-from supervisor.log import Sink, console_sink, is_journal, journal_sink, json_sink, stream_sink
-from supervisor.service.journal import journal_entry
+from supervisor.log import (
+    Sink,
+    console_sink,
+    is_journal,
+    journal_entry,
+    journal_sink,
+    json_sink,
+    stream_sink,
+)
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 STOPPING = Event("daemon.stopping", AT, {"reason": "SIGTERM received"})

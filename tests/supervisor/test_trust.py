@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.settings import trust
 from supervisor.settings.load import load
-from supervisor.settings.trust import Access, User, doubts
+from supervisor.system import ownership
+from supervisor.system.ownership import Access, User, doubts
 
 ME = User(1000, private_gid=1000)
 CHAT = '[models.chat]\npath = "chat.gguf"\n'
@@ -101,4 +101,4 @@ def test_a_file_of_another_user_is_ignored(
 
 
 def test_this_user_is_the_effective_user() -> None:
-    assert trust.this_user().uid == os.geteuid()
+    assert ownership.this_user().uid == os.geteuid()

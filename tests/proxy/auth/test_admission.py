@@ -12,11 +12,11 @@ from corral_cli import PATIENCE_S
 from fakes.proxy_harness import CHAT, ProxyHarness, until
 from fakes.upstream import Call
 
-from proxy.access_log import discard
-from proxy.auth.admission import Admission
 from proxy.auth.api_keys import ApiKeys
+from proxy.auth.key_limits import Admission
 from proxy.auth.keys_file import Key
 from proxy.errors import KeyLimited
+from proxy.observe.record import discard
 
 ANNA = {"Authorization": "Bearer corral-anna-1234"}
 BATCH = "/v1/batch/completions"

@@ -11,9 +11,10 @@ from aiohttp.test_utils import make_mocked_request
 from fakes.proxy_harness import CHAT, ProxyHarness, model_info
 from fakes.upstream import Call, say_ok
 
-from proxy.auth.api_keys import ApiKeys, find, visible
+from proxy.auth.api_keys import ApiKeys, find
 from proxy.auth.keys_file import Key, parse_keys
 from proxy.errors import ConfigError, Unauthorized
+from proxy.request.models import visible_models
 
 ME, TOOLS = "corral-me-1234", "corral-tools-1234"
 FILE = (
@@ -229,7 +230,9 @@ def test_every_key_is_compared_whichever_matches(
 
 def test_a_key_can_name_a_model_by_its_alias() -> None:
     (key,) = parse_keys(b'[keys.a]\nkey="12345678"\nmodels=["vendor/chat"]', Path("keys.toml"))
-    assert [one.id for one in visible([model_info("chat"), model_info("other")], key)] == ["chat"]
+    assert [one.id for one in visible_models([model_info("chat"), model_info("other")], key)] == [
+        "chat"
+    ]
 
 
 def test_an_unreadable_keys_file_is_a_config_error(path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from fakes.proxy_harness import ProxyHarness
 
 from proxy.auth import origin as origin_module
-from proxy.config.address import is_loopback
-from proxy.endpoints import ENDPOINTS, EndpointKind
+from proxy.common.toml_types import is_loopback
 from proxy.errors import ConfigError
+from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "[::1]:8080"])

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from proxy.auth.key_limits import RateLimiter, next_full_at_s
 from proxy.auth.keys_file import Key
-from proxy.auth.rate_limit import RateLimiter, next_full_at_s
 from proxy.errors import TooManyRequests
 
 

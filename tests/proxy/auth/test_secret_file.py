@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.auth.secret_file import read_private
+from proxy.auth.keys_file import read_private
 from proxy.errors import ConfigError
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.access_log import discard
 from proxy.auth.api_keys import ApiKeys
+from proxy.auth.key_limits import SignInLimit
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import IDLE_MAX_S, LIFE_MAX_S, TOKEN_LIFE_S, Sessions
-from proxy.auth.sign_in_limit import SignInLimit
 from proxy.errors import SessionTokenRequired, TooManyRequests
+from proxy.observe.record import discard
 
 ADMIN = Key("root", hashlib.sha256(b"corral-admin").digest(), admin=True)
 

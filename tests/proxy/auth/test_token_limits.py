@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from proxy.auth.key_limits import TokenLimits
 from proxy.auth.keys_file import Key
-from proxy.auth.token_limits import TokenLimits
 from proxy.errors import ContextTooLong, TooManyRequests
 
 

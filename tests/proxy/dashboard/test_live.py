@@ -16,9 +16,8 @@ from fakes.proxy_harness import CHAT, ProxyHarness
 from fakes.requests import ask
 from fakes.upstream import Call
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.slot_file import SlotFile
-from proxy.prompt_cache.slot_file_index import SavedPrompt
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.cache.slot_files import SavedPrompt
 from proxy.router.lease import Completion
 from proxy.upstream.timings import Timings
 

@@ -6,7 +6,7 @@ from fakes.dashboard_page import applied
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dashboard.merge_patch import merge_patch
+from proxy.dashboard.state import merge_patch
 
 _VALUES = st.recursive(
     st.booleans() | st.integers(0, 3) | st.text("ab", max_size=2) | st.lists(st.integers(0, 1)),

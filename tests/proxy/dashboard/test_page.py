@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fakes.proxy_harness import ProxyHarness
 
-from proxy.dashboard.static_files import library_files, page_files
+from proxy.dashboard.dashboard import library_files, page_files
 
 
 async def test_the_page_is_served_and_revalidated(proxy: ProxyHarness) -> None:

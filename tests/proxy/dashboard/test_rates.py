@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from proxy.dashboard.rates import Rates, Totals, with_running
-from proxy.dashboard.slot_map import slots_of
-from proxy.router.instances import InstanceStats
-from proxy.router.lease import LeaseStats
+from proxy.dashboard.state import Rates, Totals, slots_of, with_running
+from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.upstream.upstream import Upstream
 
 RUNNING = LeaseStats("a", "127.0.0.1", "decode", 20, 20, 8, 5, 1.0, 2.0, id_slot=1)

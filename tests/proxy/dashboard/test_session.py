@@ -9,7 +9,7 @@ from fakes.dashboard_page import SESSION as URL
 from fakes.dashboard_page import keep, origin, sign_in, signed_in
 from fakes.proxy_harness import CHAT, ProxyHarness
 
-from proxy.auth.session_cookie import PAGE_TOKEN
+from proxy.auth.sessions import PAGE_TOKEN
 
 KEYS = (
     '[keys.root]\nkey = "corral-admin-123"\nadmin = true\n[keys.laptop]\nkey = "corral-laptop-12"\n'

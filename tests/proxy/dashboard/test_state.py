@@ -7,12 +7,12 @@ from dataclasses import replace
 import orjson
 
 from proxy.dashboard.host import HostInstance, HostModel
-from proxy.dashboard.log_lines import LINES_MAX, LogLines
+from proxy.dashboard.live import LINES_MAX, LogLines
 from proxy.dashboard.state import Observed, caches_of, state_of
-from proxy.models import ModelInfo
-from proxy.nodes.stats import NodeStats
-from proxy.router.instances import InstanceStats
-from proxy.router.request_queue import QueueStats
+from proxy.nodes.nodes import NodeStats
+from proxy.request.models import ModelInfo
+from proxy.router.lease import InstanceStats
+from proxy.router.queue import QueueStats
 from proxy.upstream.upstream import Node, Upstream
 
 CHAT = ModelInfo("chat", ("gpt",), "loaded", 1, 4096, 3)

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 
-from proxy.dashboard.static_files import library_files, page_files
+from proxy.dashboard.dashboard import library_files, page_files
 
 VENDOR = Path(__file__).parents[3] / "vendor"
 REFERENCES = re.compile(r'(?:from |import\(?|src=|href=)"(\.{1,2}/[^"]+|(?:page|vendor)/[^"]+)"')

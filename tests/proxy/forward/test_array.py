@@ -6,9 +6,9 @@ import orjson
 import pytest
 from fakes.requests import ask
 
-from proxy.endpoints import EndpointKind
 from proxy.errors import BadRequest
-from proxy.forward.array import PromptArray, array_of
+from proxy.forward.arrays import PromptArray, array_of
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 
 def array(prompts: int, beside_bytes: int) -> PromptArray | None:

@@ -7,9 +7,9 @@ from typing import Any
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call
 
-from proxy.access_log import AccessRecord
-from proxy.capture import Exchange
-from proxy.request import ProxyRequest
+from proxy.forward.capture import Exchange
+from proxy.observe.record import AccessRecord
+from proxy.request.request import ProxyRequest
 
 
 class _Seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.forward.chunk_sizes import chunk_tokens, is_worth, next_end, pause_s, rate_tps
+from proxy.forward.prefill import chunk_tokens, is_worth, next_end, pause_s, rate_tps
 from proxy.upstream.timings import Timings
 
 

@@ -12,11 +12,11 @@ from fakes.proxy_harness import ProxyHarness
 from fakes.requests import ask
 from fakes.upstream import Call, Script
 
-from proxy.endpoints import EndpointKind
 from proxy.errors import Unfinished
-from proxy.forward.completed import CompletedResponse
-from proxy.forward.continuation import continuations
-from proxy.router.instances import ProcessExit
+from proxy.forward.relay import CompletedResponse
+from proxy.forward.second_request import continuations
+from proxy.router.lease import ProcessExit
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 MESSAGES = [{"role": "user", "content": "go"}]
 

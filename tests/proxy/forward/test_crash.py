@@ -7,7 +7,7 @@ import pytest
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call, Fake, Script
 
-from proxy.router.instances import ProcessExit
+from proxy.router.lease import ProcessExit
 from proxy.upstream.upstream import Upstream
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

@@ -5,9 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from proxy.endpoints import EndpointKind
-from proxy.forward.completed import CompletedResponse
-from proxy.forward.embedding_usage import EmbeddingUsage
+from proxy.forward.relay import CompletedResponse, EmbeddingUsage
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
 
 NUMBERS = b'"data":[{"embedding":[' + b",".join([b"0.25"] * 2000) + b"]}]"

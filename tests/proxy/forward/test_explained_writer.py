@@ -14,7 +14,7 @@ from fakes import engine as engines
 from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call, Script
 
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 ASK = {"X-Corral-Explain": "1"}
 PLACE = ("Instance", "Slot")

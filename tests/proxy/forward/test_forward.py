@@ -14,7 +14,7 @@ from fakes.requests import ask
 from fakes.upstream import Call, say_ok
 from yarl import URL
 
-from proxy.router.instances import Activity
+from proxy.router.lease import Activity
 from proxy.upstream.upstream import Upstream
 
 EVENT = b'data: {"n":%d}\n\n'

@@ -11,7 +11,7 @@ from fakes.proxy_harness import ProxyHarness
 from fakes.upstream import Call, Fake, say_ok
 
 from proxy.errors import Unavailable
-from proxy.forward import client_response
+from proxy.forward import response as response_module
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -24,8 +24,8 @@ PROGRESS = (
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_response, "FIRST_PING_S", 0.01)
-    monkeypatch.setattr(client_response, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(response_module, "FIRST_PING_S", 0.01)
+    monkeypatch.setattr(response_module, "INTERVAL_S", 0.01)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
-from proxy.body.form import Form, Part
 from proxy.errors import BadRequest
-from proxy.forward.node_request import for_node
+from proxy.forward.upstream_request import for_node
+from proxy.http.forms import Form, Part
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.upstream import Node
 

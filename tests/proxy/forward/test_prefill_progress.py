@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.forward.prefill_progress import PrefillFilter, PrefillProgress, progress_of
+from proxy.forward.prefill import PrefillFilter, PrefillProgress, progress_of
 from proxy.upstream.sse import InvalidEvent
 
 SAID = {"total": 100, "cache": 10, "processed": 40, "time_ms": 1}

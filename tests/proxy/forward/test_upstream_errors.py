@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from proxy.endpoints import EndpointKind
 from proxy.forward.upstream_errors import (
     client_error_body,
     is_loading,
     parse_error,
-    reclassified,
+    reclassify_error,
     shortened,
 )
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 BAD = {"code": 400, "message": "no", "type": "invalid_request_error"}
 
@@ -59,7 +59,7 @@ def test_claude_code_reads_that_a_prompt_is_too_long(tokens: int, most: int) -> 
 
 def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
     said = {"code": 500, "message": "image input is not supported - hint", "type": "server_error"}
-    status, body_sent = reclassified(500, body(said))
+    status, body_sent = reclassify_error(500, body(said))
     assert (status, json.loads(body_sent)) == (
         400,
         {"error": {**said, "code": 400, "type": "invalid_request_error"}},
@@ -85,7 +85,7 @@ def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
     ],
 )
 def test_every_form_of_a_mistake_is_known(message: str) -> None:
-    status, body_sent = reclassified(
+    status, body_sent = reclassify_error(
         500, body({"code": 500, "message": message, "type": "server_error"})
     )
     assert (status, json.loads(body_sent)["error"]["message"]) == (400, message)
@@ -106,7 +106,7 @@ def test_a_long_error_without_a_message_is_none(said: bytes) -> None:
 
 def test_a_model_without_text_says_what_it_is_for() -> None:
     message = "the current context does not logits computation. skipping"
-    status, body_sent = reclassified(
+    status, body_sent = reclassify_error(
         500, body({"code": 500, "message": message, "type": "server_error"})
     )
     error = parse_error(body_sent)
@@ -117,7 +117,7 @@ def test_a_model_without_text_says_what_it_is_for() -> None:
 
 def test_what_a_model_does_not_do_is_not_asked_again() -> None:
     said = {"code": 501, "message": "no embeddings", "type": "not_supported_error"}
-    status, body_sent = reclassified(501, body(said))
+    status, body_sent = reclassify_error(501, body(said))
     assert (status, json.loads(body_sent)) == (400, {"error": {**said, "code": 400}})
 
 
@@ -126,12 +126,12 @@ def test_what_a_model_does_not_do_is_not_asked_again() -> None:
 )
 def test_faults_in_an_engines_own_words_stay_faults(message: str) -> None:
     fault = body({"code": 500, "message": message, "type": "server_error"})
-    assert reclassified(500, fault) == (500, fault)
+    assert reclassify_error(500, fault) == (500, fault)
 
 
 @pytest.mark.parametrize("said", [body({**BAD, "message": "compute error"}), b"", body([])])
 def test_a_fault_of_the_engine_stays_one(said: bytes) -> None:
-    assert reclassified(500, said) == (500, said)
+    assert reclassify_error(500, said) == (500, said)
 
 
 @pytest.mark.parametrize("said", [b"", b"<html>", b"[]", b"{}", b'{"error":"no"}', body([])])
@@ -162,7 +162,7 @@ def test_an_input_that_is_too_long_is_the_clients_mistake() -> None:
         "input (1100 tokens) is too large to process. "
         "increase the physical batch size (current batch size: 1024)"
     )
-    status, body_sent = reclassified(500, body({"code": 500, "message": message}))
+    status, body_sent = reclassify_error(500, body({"code": 500, "message": message}))
     error = parse_error(body_sent)
     assert (status, error and error["n_ctx"]) == (400, 1024)
     shown = parse_error(

@@ -7,9 +7,9 @@ import orjson
 import pytest
 from fakes.requests import ask
 
-from proxy.body.form import Form, Part
-from proxy.endpoints import EndpointKind
 from proxy.forward.upstream_request import UpstreamRequestPlan, plan_request
+from proxy.http.forms import Form, Part
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 CHAT: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
 

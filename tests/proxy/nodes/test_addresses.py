@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.nodes.addresses import ADDRESSES_MAX, Answer, Known, NodeAddress, after
+from proxy.nodes.configured import ADDRESSES_MAX, Answer, Known, NodeAddress, after
 
 A, AAAA = "A corral", "AAAA corral"
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from proxy.nodes.addresses import Answer
-from proxy.nodes.announcement import addresses_of, announce, service_info
-from proxy.nodes.mdns_resolver import resolve
-from proxy.nodes.url import parse_url
+from proxy.nodes.configured import Answer
+from proxy.nodes.mdns import addresses_of, announce, resolve, service_info
+from proxy.nodes.settings import parse_url
 from proxy.settings import ProxySettings
 
 URL = parse_url("mdns+http://_llama-corral._tcp.local")

@@ -9,8 +9,8 @@ from dns.rcode import Rcode
 from fakes.dns_server import FakeDns
 
 from proxy.nodes import dns_resolver
-from proxy.nodes.addresses import ADDRESSES_MAX, Answer
-from proxy.nodes.url import parse_name_server, parse_url
+from proxy.nodes.configured import ADDRESSES_MAX, Answer
+from proxy.nodes.settings import parse_name_server, parse_url
 
 
 @pytest.fixture

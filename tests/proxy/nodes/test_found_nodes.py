@@ -14,7 +14,7 @@ from fakes.node import FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import until
 from fakes.upstream import Call, say_ok
 
-from proxy.nodes import addresses, discoveries, dns_resolver, monitor
+from proxy.nodes import configured, dns_resolver, monitor, nodes
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
 NAME = "A corral.test"
@@ -54,8 +54,8 @@ class Network:
 
 @pytest.fixture
 async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
-    monkeypatch.setattr(addresses, "_TTL_MIN_S", 0.01)
-    monkeypatch.setattr(addresses, "_CONFIRM_S", 0.01)
+    monkeypatch.setattr(configured, "_TTL_MIN_S", 0.01)
+    monkeypatch.setattr(configured, "_CONFIRM_S", 0.01)
     monkeypatch.setattr(monitor, "_FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(monitor, "_RETRY_MAX_S", 0.02)
     monkeypatch.setattr(dns_resolver, "_LIFETIME_S", 0.2)
@@ -108,7 +108,7 @@ async def test_machines_come_with_their_records(network: Network) -> None:
 async def test_all_names_together_have_a_bounded_number_of_machines(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (addresses, discoveries):
+    for module in (configured, nodes):
         monkeypatch.setattr(module, "ADDRESSES_MAX", 2)
     for host in (FIRST, SECOND, THIRD):
         await network.machine(host)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from proxy.nodes import load_refusals
-from proxy.nodes.load_refusals import LoadRefusals, again_in_s
+from proxy.nodes import loading
+from proxy.nodes.loading import LoadRefusals, retry_delay_s
 
 
 @pytest.mark.parametrize(("count", "wait_s"), [(1, 30), (2, 60), (5, 480), (6, 600), (10**6, 600)])
 def test_the_time_doubles_up_to_ten_minutes(count: int, wait_s: float) -> None:
-    assert again_in_s(count) == wait_s
+    assert retry_delay_s(count) == wait_s
 
 
 def test_a_refusal_holds_for_its_time_for_one_model_of_one_node() -> None:
@@ -29,7 +29,7 @@ def test_a_refusal_holds_for_its_time_for_one_model_of_one_node() -> None:
 
 
 def test_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_refusals, "_REFUSALS_MAX", 2)
+    monkeypatch.setattr(loading, "_REFUSALS_MAX", 2)
     refusals = LoadRefusals(lambda: 0.0)
     for node in ("one", "two", "three"):
         refusals.add(node, "chat", "no room")

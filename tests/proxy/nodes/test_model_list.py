@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 from fakes.proxy_harness import model_info
 
-from proxy.adapter import Adapter
-from proxy.models import ModelInfo, ModelNames, with_variants, without_nodes
-from proxy.nodes import merged_models
-from proxy.nodes.merged_models import remote_models
+from proxy.nodes import model_list
 from proxy.nodes.model_list import (
     OfferedModel,
     RemoteModel,
     Unreadable,
     count_slots,
     read_remote_models,
+    remote_models,
     served_id,
 )
-from proxy.variant import Variant
+from proxy.request.models import ModelInfo, ModelNames, with_variants, without_nodes
+from proxy.request.variants import Adapter, Variant
 
 CHAT = model_info("chat", "unloaded")
 
@@ -39,7 +38,7 @@ def merged(
     fallback: dict[str, list[str]] | None = None,
 ) -> list[ModelInfo]:
     remote = remote_models(ModelNames(local), offers, created, fallback or {})
-    return merged_models.merged(local, remote)
+    return model_list.merge_models(local, remote)
 
 
 def page(*entries: Any) -> bytes:

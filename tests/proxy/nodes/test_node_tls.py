@@ -14,13 +14,11 @@ from fakes.proxy_harness import ProxyHarness, until
 from pydantic import ValidationError
 
 from proxy.errors import NodeUnconnected
-from proxy.nodes.addresses import NodeAddress
-from proxy.nodes.configured import configured_nodes
+from proxy.http import tls
+from proxy.nodes.configured import NodeAddress, configured_nodes
 from proxy.nodes.poll import NodePoller
-from proxy.nodes.settings import NodeSettings
-from proxy.nodes.url import parse_url
-from proxy.tls import renewed
-from proxy.tls_config import TlsSettings
+from proxy.nodes.settings import NodeSettings, parse_url
+from proxy.settings import TlsSettings
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}}
 
@@ -113,7 +111,7 @@ async def test_a_node_that_speaks_no_tls_is_named_so(proxy: ProxyHarness) -> Non
 async def test_a_renewed_ca_file_is_taken(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewed, "_RECHECK_S", 0)
+    monkeypatch.setattr(tls, "_RECHECK_S", 0)
     ca_file = write_ca(tmp_path / "ca.pem", trustme.CA())
     async with fake_node(authority.issue_cert("127.0.0.1")) as url:
         tables = {"one": NodeSettings(url=url, ca_file=ca_file)}

@@ -19,10 +19,10 @@ from fakes.node import SETTINGS, FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import model_info, until
 from fakes.upstream import Call, Fake, say_ok
 
-from proxy.adapter import Adapter
 from proxy.errors import Unavailable
 from proxy.nodes import monitor, poll
-from proxy.router.weights import Weight
+from proxy.request.variants import Adapter
+from proxy.router.policy import Weight
 from proxy.upstream import client
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}

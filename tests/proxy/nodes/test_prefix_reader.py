@@ -15,9 +15,9 @@ from fakes.node import NodesProxy, configured_node
 from fakes.proxy_harness import ProxyHarness, until
 from fakes.upstream import Call
 
-from proxy.nodes import prefix_reader
-from proxy.nodes.prefix_reader import pause_s
-from proxy.prompt_cache.prefix_digest import PREFIXES
+from proxy.auth.access import PREFIXES
+from proxy.nodes import poll
+from proxy.nodes.poll import prefixes_pause_s
 
 ANSWER = "It is as wide as you want it to be."
 KEYS = """
@@ -75,9 +75,9 @@ class Machines:
 async def machines(
     socket_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Machines]:
-    monkeypatch.setattr(prefix_reader, "_PAUSE_MIN_S", 0.001)
-    monkeypatch.setattr(prefix_reader, "_PAUSE_MAX_S", 0.001)
-    monkeypatch.setattr(prefix_reader, "_READS_PER_S", 1e6)
+    monkeypatch.setattr(poll, "_PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(poll, "_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(poll, "_READS_PER_S", 1e6)
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Machines(socket_directory, stack)
 
@@ -157,4 +157,4 @@ async def test_what_a_node_that_is_gone_held_is_forgotten(machines: Machines) ->
 def test_a_node_with_news_is_asked_soon_and_many_nodes_seldom(
     unchanged: int, nodes: int, wait_s: float
 ) -> None:
-    assert pause_s(unchanged, nodes) == wait_s
+    assert prefixes_pause_s(unchanged, nodes) == wait_s

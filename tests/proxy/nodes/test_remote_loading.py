@@ -14,7 +14,7 @@ from fakes.node import FakeNode, NodesProxy, configured_node
 from fakes.proxy_harness import until
 from fakes.upstream import Call, say_ok
 
-from proxy.nodes import remote_loading
+from proxy.nodes import loading
 
 UNLOADED = {"value": "unloaded", "loadable": True}
 CHAT = {"id": "chat", "status": UNLOADED, "meta": {"slots": 1}}
@@ -79,8 +79,8 @@ class Place:
 
 @pytest.fixture
 async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr(remote_loading, "_POLL_S", 0.01)
-    monkeypatch.setattr(remote_loading, "_LOOK_S", 0.01)
+    monkeypatch.setattr(loading, "_POLL_S", 0.01)
+    monkeypatch.setattr(loading, "_LOOK_S", 0.01)
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Place(stack)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from proxy.nodes.url import NameServer, NodeUrl, normalized, parse_name_server, parse_url
+from proxy.nodes.settings import NameServer, NodeUrl, normalized, parse_name_server, parse_url
 
 
 def url_of(

@@ -10,8 +10,7 @@ from fakes.requests import ask, upstream
 from fakes.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamShutDown
-from proxy.router.background_lease import background_lease
-from proxy.router.router import Router
+from proxy.router.router import Router, background_lease
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 

@@ -11,7 +11,7 @@ import pytest
 from fakes.requests import ask, upstream
 from fakes.virtual_time import run_in_virtual_time
 
-from proxy.request import Priority, ProxyRequest
+from proxy.request.request import Priority, ProxyRequest
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
 from proxy.upstream.upstream import Node, Upstream

@@ -9,16 +9,14 @@ from dataclasses import replace
 import pytest
 from fakes.requests import ask, upstream
 
-from proxy.prompt_cache.cache_hint import CacheHint
+from proxy.cache.index import CacheHint
 from proxy.router.candidates import Candidates
-from proxy.router.instances import Instance
-from proxy.router.lease import Completion, Lease
-from proxy.router.lease_times import LeaseTimes
+from proxy.router.lease import Completion, Instance, Lease
+from proxy.router.policy import Weight
+from proxy.router.queue import LeaseTimes
 from proxy.router.router import Router
-from proxy.router.weights import Weight
 from proxy.settings import Policy, ProxySettings
-from proxy.upstream.rates import Rates
-from proxy.upstream.timings import Timings
+from proxy.upstream.timings import Rates, Timings
 from proxy.upstream.upstream import Node
 
 # Of 100 tokens.

@@ -7,16 +7,13 @@ from dataclasses import replace
 import pytest
 from fakes.requests import ask, upstream
 
-from proxy.explanation.causes import Cause
-from proxy.explanation.sentences import cache_sentence
-from proxy.prompt_cache.conversations import Conversation
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.no_file import NoFile
-from proxy.prompt_cache.slot_file import SlotFile
-from proxy.prompt_cache.slot_file_index import SavedPrompt
+from proxy.cache.conversations import Conversation
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.cache.slot_files import SavedPrompt
+from proxy.observe.cache_finding import Cause, NoFile, Tier
+from proxy.observe.explanation import cache_sentence
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
-from proxy.slot_files.tiers import Tier
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Node
 

@@ -7,9 +7,9 @@ import orjson
 import pytest
 from fakes.requests import ask
 
-from proxy.body.form import Form, Part
 from proxy.errors import CrashesEngine
-from proxy.request import ProxyRequest
+from proxy.http.forms import Form, Part
+from proxy.request.request import ProxyRequest
 from proxy.router.crash_suspects import CrashSuspects, fingerprint
 
 

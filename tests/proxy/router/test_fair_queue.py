@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.request import Priority
-from proxy.router.fair_queue import FairQueue, QueueEntry
+from proxy.request.request import Priority
+from proxy.router.queue import FairQueue, QueueEntry
 
 
 def place(client: str = "a", priority: Priority = "interactive", at_s: float = 0.0) -> QueueEntry:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from proxy.estimate.measures import Finished, Span
-from proxy.router.finished import note_finished, with_times
+from proxy.router.measures import Finished, Span
+from proxy.router.workload import note_finished, with_times
 from proxy.upstream.timings import Timings
 
 

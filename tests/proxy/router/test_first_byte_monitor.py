@@ -20,15 +20,15 @@ from fakes.requests import ask, upstream
 from fakes.upstream import Call
 from fakes.virtual_time import run_in_virtual_time
 
-from proxy.endpoints import EndpointKind
 from proxy.errors import UpstreamSilent
-from proxy.request import ProxyRequest
-from proxy.router.first_byte_monitor import answers_health
+from proxy.request.request import ProxyRequest
+from proxy.router.first_byte import answers_health
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Upstream
-from supervisor.engines.discover import Engine
+from supervisor.builds.discover import Engine
 
 Story = Callable[["RouterUnderTest"], Coroutine[Any, Any, None]]
 

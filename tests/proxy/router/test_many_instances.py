@@ -13,21 +13,17 @@ from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.prompt_cache.cache_hint import CacheHint
-from proxy.prompt_cache.index import PrefixIndex
-from proxy.request import ProxyRequest
-from proxy.router import instance_sets
-from proxy.router.candidates import Candidates
-from proxy.router.instance_sets import InstanceSets
-from proxy.router.instances import Instance
-from proxy.router.lease import Completion, Lease
-from proxy.router.lease_times import LeaseTimes
-from proxy.router.many_candidates import ManyCandidates
+from proxy.cache.index import CacheHint, PrefixIndex
+from proxy.request.request import ProxyRequest
+from proxy.router import registry
+from proxy.router.candidates import Candidates, ManyCandidates
+from proxy.router.lease import Completion, Instance, Lease
+from proxy.router.policy import Weight
+from proxy.router.queue import LeaseTimes
+from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
-from proxy.router.weights import Weight
 from proxy.settings import Policy, ProxySettings
-from proxy.upstream.rates import Rates
-from proxy.upstream.timings import Timings
+from proxy.upstream.timings import Rates, Timings
 from proxy.upstream.upstream import Node
 
 PROMPT = ask("tell me of the sea " * 200)
@@ -98,7 +94,7 @@ def together(facts: list[tuple[int, int]]) -> dict[int, int]:
 @pytest.fixture(autouse=True)
 def _orders_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are compared one by one; here the orders of many are to be seen."""
-    monkeypatch.setattr(instance_sets, "_FEW", 1)
+    monkeypatch.setattr(registry, "_FEW", 1)
 
 
 @settings(max_examples=400)

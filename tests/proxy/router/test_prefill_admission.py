@@ -13,15 +13,9 @@ from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.router.fair_queue import FairQueue, QueueEntry
-from proxy.router.lease import Lease
-from proxy.router.prefill_admission import (
-    FEW_TOKENS,
-    WAIT_MAX_S,
-    InstanceWork,
-    prefill_wait_s,
-    shortest_first,
-)
+from proxy.router.assignment import WAIT_MAX_S, prefill_wait_s, shortest_first
+from proxy.router.lease import FEW_TOKENS, InstanceWork, Lease
+from proxy.router.queue import FairQueue, QueueEntry
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 

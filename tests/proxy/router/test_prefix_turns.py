@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fakes.requests import ask, upstream
 
-from proxy.request import ProxyRequest
+from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion
 from proxy.router.router import Router
 from proxy.upstream.timings import Timings

@@ -13,13 +13,13 @@ import pytest
 from fakes.requests import ask
 from fakes.upstream import Call, Fake
 
-from proxy.endpoints import EndpointKind
-from proxy.prompt_cache.fingerprint import RestoredSlot, decode_fingerprint
-from proxy.request import ProxyRequest
+from proxy.cache.fingerprint import RestoredSlot, decode_fingerprint
+from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion
-from proxy.router.listener import NoListener
+from proxy.router.reports import NoListener
 from proxy.router.router import Router
-from proxy.upstream.slots import SlotState, get_slots
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.engine_state import SlotState, get_slots
 from proxy.upstream.timings import Timings
 
 STORY = "a long story of a river and a stone " * 10

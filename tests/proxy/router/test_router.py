@@ -11,15 +11,13 @@ import pytest
 from fakes.requests import ask, upstream
 from fakes.virtual_time import run_in_virtual_time
 
-from proxy.batch_config import BatchSettings
-from proxy.endpoints import EndpointKind
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
-from proxy.models import ModelInfo, ModelNames
-from proxy.router.in_flight import InFlight, InFlightRequest
-from proxy.router.instances import Activity
-from proxy.router.lease import Completion, Lease
+from proxy.observe.in_flight import InFlight, InFlightRequest
+from proxy.request.models import ModelInfo, ModelNames
+from proxy.router.lease import Activity, Completion, Lease
 from proxy.router.router import Router
-from proxy.settings import ProxySettings
+from proxy.settings import BatchSettings, ProxySettings
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 

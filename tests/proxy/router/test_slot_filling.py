@@ -13,16 +13,14 @@ import pytest
 from fakes.requests import ask
 from fakes.upstream import Call, Fake
 
-from proxy.endpoints import EndpointKind
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.cache.save_policy import Transfer
 from proxy.errors import UpstreamCrashed, UpstreamFailed
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.slot_file import SlotFile
-from proxy.request import ProxyRequest
-from proxy.router.instances import ProcessExit
-from proxy.router.lease import Completion, Lease
-from proxy.router.listener import NoListener
+from proxy.request.request import ProxyRequest
+from proxy.router.lease import Completion, Lease, ProcessExit
+from proxy.router.reports import NoListener
 from proxy.router.router import Router
-from proxy.slot_files.storage import Transfer
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
 
 A, B = "a long story of a river and a stone " * 20, "another tale of a king and a queen " * 20

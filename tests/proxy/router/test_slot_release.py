@@ -15,10 +15,9 @@ from fakes.upstream import Call
 from fakes.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamConnectFailed
-from proxy.router.listener import NoListener
+from proxy.router.release import SlotContents, slots_in_use
+from proxy.router.reports import NoListener
 from proxy.router.router import Router
-from proxy.router.slot_contents import SlotContents
-from proxy.router.slot_release import slots_in_use
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 

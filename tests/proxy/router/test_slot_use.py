@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.router.response_progress import ResponseProgress
-from proxy.router.slot_use import Tokens, of_cut_off
+from proxy.router.lease import ResponseProgress
+from proxy.router.reports import Tokens, of_cut_off
 
 
 def progress(done: int, total: int, cached: int, events: int) -> ResponseProgress:

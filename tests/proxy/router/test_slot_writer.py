@@ -9,16 +9,15 @@ from dataclasses import replace
 from fakes.requests import ask, upstream
 from fakes.virtual_time import run_in_virtual_time
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.index import PrefixIndex
-from proxy.prompt_cache.slot_map import TrackedSlot
-from proxy.router.instance_registry import Instances
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.index import PrefixIndex
+from proxy.cache.save_policy import NoSlotFiles, Transfer
+from proxy.cache.slot_map import TrackedSlot
 from proxy.router.lease import Lease
-from proxy.router.slot_saving import SlotSaver
-from proxy.router.slot_writer import SlotWriter
+from proxy.router.registry import Instances
+from proxy.router.slot_saver import SlotSaver, SlotWriter
 from proxy.settings import ProxySettings
-from proxy.slot_files.storage import NoSlotFiles, Transfer
-from proxy.upstream.slots import SlotState
+from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Upstream
 
 SAVE_S = 0.02

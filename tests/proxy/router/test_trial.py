@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from fakes.requests import ask, upstream
 
-from proxy.endpoints import EndpointKind
-from proxy.prompt_cache.prompt import read_prompt
-from proxy.request import ProxyRequest
+from proxy.cache.prompt import read_prompt
+from proxy.request.request import ProxyRequest
 from proxy.router.candidates import is_in_share
 from proxy.router.lease import Completion
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Upstream
 
 SYSTEM = {"role": "system", "content": "You write verse, and nothing but verse. " * 8}

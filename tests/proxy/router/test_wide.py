@@ -10,12 +10,12 @@ import pytest
 from fakes.requests import ask, upstream
 from fakes.virtual_time import run_in_virtual_time
 
-from proxy.endpoints import EndpointKind, choices_of
 from proxy.errors import QueueTimeout
-from proxy.request import ProxyRequest
+from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
+from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
 from proxy.upstream.upstream import Upstream
 
 

@@ -24,8 +24,13 @@ from proxy.errors import (
     UpstreamUnconnected,
 )
 from proxy.settings import ProxySettings
-from proxy.upstream.client import UpstreamRequest, UpstreamResponse, send
-from proxy.upstream.connection import ReadTimeout, UpstreamConnection
+from proxy.upstream.client import (
+    ReadTimeout,
+    UpstreamConnection,
+    UpstreamRequest,
+    UpstreamResponse,
+    send,
+)
 from proxy.upstream.upstream import Upstream
 
 LETTER = UpstreamRequest(

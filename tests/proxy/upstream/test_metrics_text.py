@@ -1,6 +1,6 @@
 """The parser of llama-server's `/metrics`."""
 
-from proxy.upstream.metrics_text import EngineMetric, parse_metrics, plain_values
+from proxy.upstream.engine_state import EngineMetric, parse_metrics, plain_values
 
 TEXT = """\
 # HELP llamacpp:a_total First.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.upstream.decode_latency import Measurement
-from proxy.upstream.rates import Rates
-from proxy.upstream.timings import Timings
+from proxy.upstream.timings import Measurement, Rates, Timings
 
 
 def test_acceptance_moves_with_answers_in_which_something_was_guessed() -> None:

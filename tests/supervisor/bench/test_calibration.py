@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.bench import calibration
-from supervisor.bench.calibration import measure_threads
+from supervisor.bench import own_engine
+from supervisor.bench.own_engine import measure_threads
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
-from supervisor.host.processor_load import ProcessorReading
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
+from supervisor.system.processor_load import ProcessorReading
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def busy_with(monkeypatch: pytest.MonkeyPatch, others_cores: float) -> None:
         at_s = next(seconds)
         return ProcessorReading(at_s, others_cores * at_s, 0, None, {}, is_low_priority=False)
 
-    monkeypatch.setattr(calibration, "read_this_processor", read)
+    monkeypatch.setattr(own_engine, "read_this_processor", read)
 
 
 def test_each_count_is_measured_once(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from supervisor.bench.comparison import (
+from supervisor.bench.figures import (
     AMOUNT,
     NO_DIFFERENCE,
     RATE,
@@ -15,8 +15,8 @@ from supervisor.bench.comparison import (
     compare_unpaired,
     requests_to_go,
     spread,
+    t_quantile,
 )
-from supervisor.bench.student import t_quantile
 
 _RUNS = 1000
 

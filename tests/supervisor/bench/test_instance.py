@@ -15,22 +15,22 @@ import psutil
 import pytest
 from corral_cli import PATIENCE_S, until
 
-from supervisor.bench.instance import private_instance
-from supervisor.engine_client.client import EngineUnreachable
+from supervisor.bench.own_engine import private_instance
+from supervisor.engine.client import EngineUnreachable
+from supervisor.engine.orphans import is_in_use, private_runtime
 from supervisor.errors import EngineFailed, StartFailed
-from supervisor.flags.plan import Plan, PlanLine
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
-from supervisor.process.private_runtime import is_in_use, private_runtime
+from supervisor.plan.plan import Plan, PlanLine
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
 
 # Starts an instance as a command does, tells its engine's number, and waits.
 COMMAND = """
 import asyncio, sys
 from pathlib import Path
-from supervisor.bench.instance import private_instance
+from supervisor.bench.own_engine import private_instance
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
+from supervisor.system.paths import Directories
 from supervisor.settings.schema import Settings
 
 where = Directories(*[Path(sys.argv[1])] * 5)

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 from samples import GIB
 
-from supervisor.bench.preconditions import (
+from supervisor.bench.variants import (
     LoadedModel,
     MachineFacts,
+    VariantSpec,
     check,
+    choose,
     note_on_load,
     notes,
     obstacles,
 )
-from supervisor.bench.variants import VariantSpec, choose
 from supervisor.errors import MachineBusy
-from supervisor.host.busy_programs import BusyProgram, busy_programs
-from supervisor.host.paths import Directories
-from supervisor.memory.fit import MemoryCapacity
+from supervisor.plan.fit import MemoryCapacity
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
+from supervisor.system.processor_load import BusyProgram, busy_programs
 
 FREE = MachineFacts(MemoryCapacity(8 * GIB, {}), 6 * GIB, 8, (), ())
 CHAT = LoadedModel("chat", 2 * GIB, 1, (77,))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from supervisor.bench.workloads.replay import ReplayedRequest, ReplayLimits, plan_replay
-from supervisor.request_record.recorded_request import RecordedRequest
+from supervisor.bench.workload import ReplayedRequest, ReplayLimits, plan_replay
+from supervisor.records.request_sizes import RecordedRequest
 
 WIDE = ReplayLimits(context=4096, prompts=100_000, answers=100_000)
 

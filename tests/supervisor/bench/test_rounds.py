@@ -6,9 +6,7 @@ import io
 
 import pytest
 
-from supervisor.bench.limits import RoundLimits
-from supervisor.bench.measurements import Measurements
-from supervisor.bench.progress import Progress, Step, Timeline
+from supervisor.bench.runner import Measurements, Progress, RoundLimits, Step, Timeline
 from supervisor.output import ProgressMeter
 
 START, CHAT = Step("base", "start"), Step("base", "chat")

@@ -13,25 +13,18 @@ from random import Random
 import pytest
 from fakes.bench_result import result as made_up
 
-from supervisor.bench.job_result import data, result_of
-from supervisor.bench.limits import RoundLimits
-from supervisor.bench.measurements import Measurements
-from supervisor.bench.runner import BenchJob, measure, order
+from supervisor.bench.runner import BenchJob, Measurements, RoundLimits, measure, order
+from supervisor.bench.standard_workloads import WORKLOADS
 from supervisor.bench.variants import VariantSpec, choose
-from supervisor.bench.workloads.registry import WORKLOADS
-from supervisor.bench.workloads.workload import (
-    MeasuredEngine,
-    Outcome,
-    Workload,
-    WorkloadFailed,
-)
-from supervisor.engine_client.client import EngineUnreachable
+from supervisor.bench.workload import MeasuredEngine, Outcome, Workload, WorkloadFailed
+from supervisor.cli.bench import data, result_of
+from supervisor.engine.client import EngineUnreachable
 from supervisor.errors import StartFailed
-from supervisor.flags.plan import PlanLine
-from supervisor.host.energy import Counter, EnergyReading
-from supervisor.host.paths import Directories
 from supervisor.output import ProgressMeter
+from supervisor.plan.plan import PlanLine
 from supervisor.settings.schema import Settings
+from supervisor.system.energy import Counter, EnergyReading
+from supervisor.system.paths import Directories
 
 GENERATION = WORKLOADS["generation"]
 

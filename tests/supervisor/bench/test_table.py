@@ -5,10 +5,7 @@ import re
 import pytest
 from fakes.bench_result import result
 
-from supervisor.bench.figures import Unit
-from supervisor.bench.findings import findings
-from supervisor.bench.quantities import scale_for
-from supervisor.bench.table import table
+from supervisor.bench.figures import Unit, findings, scale_for, table
 
 
 def test_each_figure_has_a_line_for_each_variant_and_a_verdict_against_the_first() -> None:

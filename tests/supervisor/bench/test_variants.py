@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import tiny_bert
 
-from supervisor.bench.variants import PLAIN, choose, of_profile, plain
+from supervisor.bench.variants import PLAIN, choose, of_profile, plain_variant
 from supervisor.errors import SettingsInvalid
-from supervisor.flags.plan import Plan
-from supervisor.host.paths import Directories
+from supervisor.plan.plan import Plan
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_named_profile_is_measured_without_what_tune_found(
 def test_the_defaults_of_an_embedding_model_still_embed(where: Directories, tmp_path: Path) -> None:
     made = tiny_bert.make(tmp_path / "b.gguf", "mean")
     own = of_profile(Settings(models={"bert": {"path": made}}), where, "bert")
-    found = plain(own.plan)
+    found = plain_variant(own.plan)
     assert {"--embedding", "--embeddings"} & set(flags(found.plan))
     assert len(found.plan.lines) < len(own.plan.lines)
     assert found.plan.embedding

@@ -11,15 +11,13 @@ from types import MappingProxyType
 import pytest
 import tiny_bert
 
-from supervisor.bench.instance import PrivateInstance, private_instance
-from supervisor.bench.sizes import Measured, Sizes, choose_sizes
-from supervisor.bench.workloads.registry import WORKLOADS
-from supervisor.bench.workloads.requests import complete, together
-from supervisor.bench.workloads.words import WORDS, text
-from supervisor.bench.workloads.workload import MeasuredEngine, WorkloadFailed
+from supervisor.bench.engine_requests import WORDS, complete, run_together, text
+from supervisor.bench.own_engine import PrivateInstance, private_instance
+from supervisor.bench.standard_workloads import WORKLOADS
+from supervisor.bench.workload import Measured, MeasuredEngine, Sizes, WorkloadFailed, choose_sizes
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
 
 SIZES = Sizes(
     system=24,
@@ -94,7 +92,7 @@ async def test_a_rejected_request_is_a_failure_in_the_engines_words(
             await complete(client, text(Random(1), words), 1)
 
     with pytest.raises(WorkloadFailed, match=r"status 400, .*exceed"):
-        await together([ask(5), ask(5000)])
+        await run_together([ask(5), ask(5000)])
 
 
 def test_equal_generators_make_equal_texts() -> None:

@@ -7,15 +7,13 @@ from random import Random
 
 import pytest
 
-from supervisor.bench.instance import private_instance
-from supervisor.bench.sizes import Measured, choose_sizes
-from supervisor.bench.workloads.workload import MeasuredEngine, WorkloadFailed
-from supervisor.bench.workloads.yours import YOURS
+from supervisor.bench.own_engine import private_instance
+from supervisor.bench.standard_workloads import YOURS
+from supervisor.bench.workload import Measured, MeasuredEngine, WorkloadFailed, choose_sizes
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
-from supervisor.request_record.files import RecordFiles
-from supervisor.request_record.recorded_request import RecordedRequest
+from supervisor.records.request_sizes import RecordedRequest, RecordFiles
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
 
 SIZES = choose_sizes([Measured(500, 50, 512, 2, 4.0)])
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from samples import GIB, GPU, engine, machine, model
 
-from proxy.models import GpuUse
-from supervisor.engines.discover import Device
-from supervisor.flags.plan import ModelEntry, Plan, make_plan
-from supervisor.flags.profile import load
-from supervisor.fleet.gpu_use import gpu_use
-from supervisor.host.paths import shipped
+from proxy.request.models import GpuUse
+from supervisor.builds.discover import Device
+from supervisor.fleet.model import gpu_use
+from supervisor.plan.plan import Plan, make_plan
+from supervisor.plan.profile import load
+from supervisor.plan.resolve import ModelEntry
+from supervisor.system.paths import shipped_directory
 
 WORKER = Device("RPC0", "a worker", 8 * 1024)
 
@@ -19,7 +20,7 @@ WORKER = Device("RPC0", "a worker", 8 * 1024)
 def planned(*devices: Device, **flags: Any) -> Plan:
     found = model()
     entry = ModelEntry("chat", found.path, flags=flags)
-    base = load("base", (shipped("profiles"),))
+    base = load("base", (shipped_directory("profiles"),))
     return make_plan(entry, base, engine("b10434", *devices), found, machine(), instances=1)
 
 

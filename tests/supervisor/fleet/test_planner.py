@@ -10,16 +10,16 @@ import tiny_gguf
 from pydantic import ValidationError
 from samples import GIB, GPU, engine, machine
 
-from supervisor.engines.discover import Device, Engine
-from supervisor.engines.help import parse
+from supervisor.builds.discover import Device, Engine
+from supervisor.builds.help import parse
 from supervisor.errors import NoSuchModel, OutOfMemory, SettingsInvalid
-from supervisor.flags import profile
-from supervisor.flags.setting import Setting
-from supervisor.fleet.launch_id import ReplicaId
-from supervisor.fleet.places import Places
+from supervisor.fleet.launches import ReplicaId
+from supervisor.fleet.model_entries import Places
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories, shipped
+from supervisor.plan import profile
+from supervisor.plan.setting import Setting
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories, shipped_directory
 
 SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
 
@@ -262,11 +262,11 @@ def test_plans_at_one_moment_read_machine_engine_and_profile_once(
 
         return read
 
-    base = profile.load("base", [shipped("profiles")])
+    base = profile.load("base", [shipped_directory("profiles")])
     monkeypatch.setattr("supervisor.fleet.planner.machine.read", returning("machine", machine()))
     monkeypatch.setattr("supervisor.fleet.planner.engines.load", returning("engine", engine()))
     loaded = returning("profile", base)
-    monkeypatch.setattr("supervisor.fleet.tuned_profiles.profile.load", loaded)
+    monkeypatch.setattr("supervisor.fleet.model_entries.profile.load", loaded)
     settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(9)})
     planner = LaunchPlanner(settings, Directories(*[tmp_path] * 5))
     once = planner.reading_once()

@@ -6,9 +6,9 @@ import pytest
 
 from supervisor.errors import NoSuchModel
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
-from supervisor.instance.backoff import RestartPolicy
 from supervisor.settings.schema import Settings
+from supervisor.settings.tables import RestartPolicy
+from supervisor.system.paths import Directories
 
 MODELS = {
     "plain": {"path": "a.gguf"},

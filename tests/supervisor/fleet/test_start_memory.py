@@ -12,20 +12,19 @@ import samples
 from fakes.instance_harness import RecordingTraffic
 from samples import GPU, engine, model
 
-from supervisor.engines.discover import Device, Engine
+from supervisor.builds.discover import Device, Engine
+from supervisor.engine.exit_cause import FailureCause
 from supervisor.errors import DeviceMemoryShort, EngineBroken
-from supervisor.flags.plan import Plan
-from supervisor.flags.setting import values
 from supervisor.fleet import start_memory
-from supervisor.fleet.device_memory import DeviceMemory
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.start_memory import StartMemory
-from supervisor.host.paths import Directories
-from supervisor.memory.estimate import MemoryInputs
-from supervisor.process.exit_cause import FailureCause
+from supervisor.fleet.start_memory import DeviceMemory, StartMemory
+from supervisor.plan.estimate import MemoryInputs
+from supervisor.plan.plan import Plan
+from supervisor.plan.setting import values
 from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
 
 FLAGS = {"gpu-layers": "all", "ctx-size": 65536, "parallel": 4, "kv-unified": False}
 FULL = FailureCause("device_memory", "the device's memory is full", "", permanent=False)
@@ -118,7 +117,7 @@ async def test_layers_that_would_not_fit_into_main_memory_either_are_not_fitted(
     machine = Machine(tmp_path, 1040)
     machine.planner.flags = {**FLAGS, "gpu-layers": "auto", "fit": "on"}
     without = samples.machine(memory_available_bytes=0)
-    monkeypatch.setattr("supervisor.host.machine.read", lambda: without)
+    monkeypatch.setattr("supervisor.system.machine.read", lambda: without)
     with pytest.raises(DeviceMemoryShort):
         await machine.memory.is_there(machine.replica)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import SettingsInvalid
-from supervisor.service import activation
-from supervisor.service.activation import activation_sockets, listen_address
+from supervisor.service import notifier
+from supervisor.service.notifier import activation_sockets, listen_address
 
 PID = os.getpid()
 
@@ -22,7 +22,7 @@ def passed(monkeypatch: pytest.MonkeyPatch, one: socket.socket) -> dict[str, str
     """Pass a copy of a socket; return the variables that say so."""
     copy = os.dup(one.fileno())
     os.set_inheritable(copy, True)  # noqa: FBT003 (positional only)
-    monkeypatch.setattr(activation, "_FIRST", copy)
+    monkeypatch.setattr(notifier, "_FIRST", copy)
     return {"LISTEN_PID": str(PID), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
 
 
@@ -57,12 +57,12 @@ def test_a_socket_that_does_not_listen_is_refused_by_its_name(
         environ = passed(monkeypatch, silent)
         with pytest.raises(SettingsInvalid, match=r"\(http\) .* not a listening TCP socket"):
             activation_sockets(environ, PID)
-    os.close(activation._FIRST)
+    os.close(notifier._FIRST)
 
 
 def test_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path(os.devnull).open("rb") as file:
-        monkeypatch.setattr(activation, "_FIRST", file.fileno())
+        monkeypatch.setattr(notifier, "_FIRST", file.fileno())
         with pytest.raises(SettingsInvalid, match="not a listening TCP socket"):
             activation_sockets({"LISTEN_PID": str(PID), "LISTEN_FDS": "1"}, PID)
 

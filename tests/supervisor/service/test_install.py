@@ -7,9 +7,8 @@ import pytest
 from service_facts import facts
 
 from supervisor.errors import AccessDenied, ServiceFailed
-from supervisor.service import install as service
-from supervisor.service.files import SERVICE, SOCKET, ServicePaths, service_files
-from supervisor.service.state import service_state
+from supervisor.service import units
+from supervisor.service.units import SERVICE, SOCKET, ServicePaths, service_files, service_state
 
 # Knows each unit whose file there is, and fails with the text of the file `fail`.
 SYSTEMCTL = """#!/bin/sh
@@ -30,7 +29,7 @@ class Systemd:
 
     def install(self, *, start: bool = True, **settings: Any) -> list[str]:
         files = service_files(facts("user", **settings), self.paths)
-        service.install("user", files, self.paths, start=start)
+        units.install("user", files, self.paths, start=start)
         return self.calls()
 
     def calls(self) -> list[str]:
@@ -98,7 +97,7 @@ def test_nothing_starts_without_start(systemd: Systemd) -> None:
 
 def test_uninstalling_stops_the_socket_first_and_leaves_nothing(systemd: Systemd) -> None:
     systemd.install()
-    assert service.uninstall("user", systemd.paths) == systemd.paths.all
+    assert units.uninstall("user", systemd.paths) == systemd.paths.all
     assert systemd.calls() == [
         f"stop {SOCKET}",
         f"stop {SERVICE}",
@@ -107,7 +106,7 @@ def test_uninstalling_stops_the_socket_first_and_leaves_nothing(systemd: Systemd
         "daemon-reload",
     ]
     assert list(systemd.paths.units.iterdir()) == []
-    assert service.uninstall("user", systemd.paths) == ()
+    assert units.uninstall("user", systemd.paths) == ()
 
 
 def test_a_file_of_the_users_own_is_left_alone(systemd: Systemd) -> None:
@@ -117,7 +116,7 @@ def test_a_file_of_the_users_own_is_left_alone(systemd: Systemd) -> None:
     with pytest.raises(ServiceFailed, match="was not written by"):
         systemd.install()
     with pytest.raises(ServiceFailed, match="was not written by"):
-        service.uninstall("user", systemd.paths)
+        units.uninstall("user", systemd.paths)
     assert "/mine" in own.read_text("utf-8")
 
 

@@ -1,7 +1,7 @@
 from datetime import UTC, datetime
 
 from supervisor.events import Event
-from supervisor.service.load_status import LoadStatus
+from supervisor.service.notifier import LoadStatus
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 

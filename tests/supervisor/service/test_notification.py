@@ -2,17 +2,17 @@ import os
 
 import pytest
 
-from supervisor.service import notification
+from supervisor.service import notifier
 
 PID = os.getpid()
 
 
 def test_a_status_stays_one_line() -> None:
-    assert notification.status("a\nREADY=1\tb") == "STATUS=a READY=1 b"
+    assert notifier.status("a\nREADY=1\tb") == "STATUS=a READY=1 b"
 
 
 def test_a_reload_has_its_time_in_microseconds() -> None:
-    assert notification.reloading(5_000_999) == "RELOADING=1\nMONOTONIC_USEC=5000"
+    assert notifier.reloading_text(5_000_999) == "RELOADING=1\nMONOTONIC_USEC=5000"
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_a_reload_has_its_time_in_microseconds() -> None:
 def test_the_watchdog_is_for_the_process_that_it_names(
     environ: dict[str, str], limit_s: float | None
 ) -> None:
-    assert notification.watchdog_s(environ, PID) == limit_s
+    assert notifier.watchdog_s(environ, PID) == limit_s

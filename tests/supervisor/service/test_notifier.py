@@ -9,9 +9,11 @@ import pytest
 from notify_peer import NotifyPeer, abstract_address, path_address
 
 from supervisor.events import Event
-from supervisor.service.environment import take_service_environment
-from supervisor.service.notifier import ServiceNotifier
-from supervisor.service.notify_socket import open_notify_socket
+from supervisor.service.notifier import (
+    ServiceNotifier,
+    open_notify_socket,
+    take_service_environment,
+)
 
 AT = datetime(2026, 11, 21, 9, tzinfo=UTC)
 LIMIT_S = 0.2

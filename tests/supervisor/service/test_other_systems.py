@@ -4,8 +4,7 @@ import plistlib
 
 from service_facts import facts
 
-from supervisor.service.launchd import launch_agent
-from supervisor.service.windows import windows_note
+from supervisor.service.units import launch_agent, windows_note
 
 
 def test_a_launch_agent_is_a_property_list_that_says_it_is_untested() -> None:

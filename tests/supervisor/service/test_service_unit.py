@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 from service_facts import facts
 
-from supervisor.service.facts import ServiceFacts
-from supervisor.service.service_unit import service_unit
+from supervisor.service.units import ServiceFacts, service_unit
 
 
 def lines(service: ServiceFacts) -> list[str]:

@@ -1,7 +1,7 @@
 import pytest
 
 from proxy.settings import ProxySettings
-from supervisor.service.socket_unit import socket_unit
+from supervisor.service.units import socket_unit
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from service_facts import facts
 
-from supervisor.service.facts import ServiceFacts
-from supervisor.service.files import SERVICE, ServicePaths, service_files
+from supervisor.service.units import SERVICE, ServiceFacts, ServicePaths, service_files
 
 KEYS = {"api_keys_file": "/etc/llama-corral/keys.toml"}
 NODES = {"big-box": {"url": "http://10.0.0.2:8080", "key_file": "/etc/llama-corral/big.key"}}

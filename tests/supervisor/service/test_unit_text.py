@@ -1,7 +1,7 @@
 import pytest
 
 from supervisor.errors import SettingsInvalid
-from supervisor.service.unit_text import MARK, assignment, command_line, escaped, unit_text
+from supervisor.service.units import MARK, assignment, command_line, escape_unit, unit_text
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_words_reach_the_program_as_they_are(words: list[str], line: str | None)
 
 def test_a_name_cannot_add_a_line() -> None:
     with pytest.raises(SettingsInvalid, match="control characters"):
-        escaped("a\nExecStart=/bin/evil")
+        escape_unit("a\nExecStart=/bin/evil")
 
 
 def test_an_assignment_keeps_a_specifier() -> None:

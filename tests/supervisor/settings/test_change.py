@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.commands.config_change import set_value, unset_value
+from supervisor.cli.config import set_value, unset_value
 from supervisor.errors import SettingsInvalid
-from supervisor.settings.change import key_parts, with_value, without_value
+from supervisor.settings.edit import key_parts, with_value, without_value
 
 TEXT = """\
 # mine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from supervisor.settings.initial import InitialModel, initial_text
+from supervisor.settings.edit import InitialModel, initial_text
 from supervisor.settings.load import merge
 
 GOOD = InitialModel("qwen3:8b", {"path": "/m/q.gguf", "flags": {"mmproj": "/m/p.gguf"}}, "facts")

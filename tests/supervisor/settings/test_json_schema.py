@@ -10,8 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from supervisor.settings.json_schema import json_schema
-from supervisor.settings.reference import settings_reference
+from supervisor.settings.reference import json_schema, settings_reference
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = "\n".join(

@@ -5,8 +5,8 @@ import pytest
 from fakes.instance_harness import RecordingTraffic
 from fakes.slot_files import IDENTITY, manifest
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from supervisor.slot_store.catalogue import Catalogue, key_digest
+from proxy.cache.fingerprint import ConversationFingerprint
+from supervisor.slot_store.file_index import Catalogue, key_digest
 
 KEY = key_digest("chat", IDENTITY)
 

@@ -13,20 +13,26 @@ from fakes.fleet_harness import FleetHarness
 from fakes.instance_harness import RecordingTraffic
 from fakes.slot_files import manifest, write
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint, decode_fingerprint
+from proxy.cache.fingerprint import ConversationFingerprint, decode_fingerprint
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.host.paths import Directories
 from supervisor.settings.schema import Settings, SupervisorSettings
-from supervisor.slot_store import config
-from supervisor.slot_store.catalogue import key_digest
-from supervisor.slot_store.config import SlotPersistence, slot_persistence
-from supervisor.slot_store.content import PLAIN, SlotContent
-from supervisor.slot_store.key_ring import KeyRing, SlotKey, new_key, with_newest
+from supervisor.slot_store import store_config
+from supervisor.slot_store.encryption import (
+    PLAIN,
+    KeyRing,
+    SlotContent,
+    SlotKey,
+    new_key,
+    with_newest,
+)
+from supervisor.slot_store.file_index import key_digest
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotKeyMissing
 from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import SlotStore
+from supervisor.slot_store.store_config import SlotPersistence, slot_persistence
+from supervisor.system.paths import Directories
 
 OLD, NEW = new_key(), new_key()
 PLENTY = DiskBudget(1 << 30)
@@ -191,7 +197,7 @@ def test_without_memory_or_key_nothing_is_saved(
     assert wrong.memory_spool  # for when it comes back
     off = persistence(tmp_path, slots_key_file=tmp_path / "none", persist_slots=False)
     assert not off.problem
-    monkeypatch.setattr(config, "memory_directory", lambda *_: None)
+    monkeypatch.setattr(store_config, "memory_directory", lambda *_: None)
     nowhere = persistence(tmp_path, slots_key_file=key_file)
     assert "no file system in memory" in nowhere.problem
 

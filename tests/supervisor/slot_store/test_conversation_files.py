@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.errors import NoSuchConversation
-from supervisor.slot_store.conversation_files import file_named, of_conversation
+from supervisor.slot_store.manifest import file_named, of_conversation
 
 FILES = {"ab1": (1, 2), "ab2": (2, 3), "cd": (3, 4), "other": (8, 9), "prefix": ()}
 

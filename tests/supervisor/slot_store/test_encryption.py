@@ -8,14 +8,15 @@ import pytest
 
 from supervisor.slot_store import encryption
 from supervisor.slot_store.encryption import (
+    SlotKey,
     decrypt,
     encrypt,
     encrypted_bytes,
+    new_key,
     open_decrypted,
     seal,
     unseal,
 )
-from supervisor.slot_store.key_ring import SlotKey, new_key
 from supervisor.slot_store.slot_file import InvalidSlotFile
 
 KEY = new_key()

@@ -3,10 +3,10 @@ from datetime import timedelta
 
 from fakes.slot_files import NOON, catalogued
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from supervisor.slot_store.catalogue import CataloguedFile
-from supervisor.slot_store.eviction import to_evict
+from proxy.cache.fingerprint import ConversationFingerprint
+from supervisor.slot_store.file_index import CataloguedFile
 from supervisor.slot_store.policy import DiskBudget
+from supervisor.slot_store.save_limits import to_evict
 
 BUDGET = DiskBudget(10_000, model_share=1, files=4, files_a_model=3)
 NOW = NOON + timedelta(hours=2)

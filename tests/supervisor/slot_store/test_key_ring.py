@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import SettingsInvalid
-from supervisor.slot_store.key_ring import (
+from supervisor.slot_store.encryption import (
     KEYS_MAX,
     new_key,
     parse_key_ring,

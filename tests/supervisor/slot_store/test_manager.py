@@ -12,14 +12,14 @@ import tiny_gguf
 import tiny_hybrid
 from fakes.fleet_harness import FleetHarness
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.timings import Timings
-from supervisor.engine_client import slots
-from supervisor.engine_client.client import EngineClient, EngineUnreachable, ErrorResponse
-from supervisor.slot_store import config, first_restore
+from supervisor.engine import client as client_module
+from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
+from supervisor.slot_store import slot_transfer, store_config
 from supervisor.slot_store import store as store_module
 from supervisor.slot_store.manifest import Manifest, dump
-from supervisor.slot_store.outcomes import RestoreOutcome
+from supervisor.slot_store.store import RestoreOutcome
 
 Harm = Callable[[FleetHarness, Manifest], None]
 
@@ -30,13 +30,13 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     def record(name: str) -> None:
-        transfer = getattr(slots, name)
+        transfer = getattr(client_module, name)
 
         def recorded(*arguments: object) -> object:
             asked.append(name)
             return transfer(*arguments)
 
-        monkeypatch.setattr(slots, name, recorded)
+        monkeypatch.setattr(client_module, name, recorded)
 
     record("save")
     record("restore")
@@ -216,7 +216,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("supervisor.slot_store.store.write_atomic", full)
+    monkeypatch.setattr("supervisor.system.files.write_atomic", full)
     async with harness.up():
         await harness.converse()
         await harness.save()
@@ -273,7 +273,7 @@ async def test_a_sliding_window_is_not_saved_because_the_engine_would_not_use_it
         await harness.converse()
     assert "its sliding window is not saved" in (harness.replica.slots.reason or "")
     assert not harness.store.saved()
-    monkeypatch.setattr(config, "unsupported_reason", lambda _plan: None)
+    monkeypatch.setattr(store_config, "unsupported_reason", lambda _plan: None)
     again = FleetHarness(runtime, windowed_model)
     messages, kept = await again.saved_one()
     async with again.up():
@@ -292,13 +292,13 @@ async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_i
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]
 ) -> None:
     """The weights are random: with another state the answer would be another."""
-    ask, tried = slots.cached_tokens, list[int]()
+    ask, tried = client_module.cached_tokens, list[int]()
 
     async def count(client: EngineClient, id_slot: int, prompt: Sequence[int]) -> Any:
         tried.append(len(prompt))
         return await ask(client, id_slot, prompt)
 
-    monkeypatch.setattr(slots, "cached_tokens", count)
+    monkeypatch.setattr(client_module, "cached_tokens", count)
     model = tiny_hybrid.make(tmp_path / "hybrid.gguf", drafts=True)
     prompt = [1, *(270 + number % 100 for number in range(400))]
     harness = FleetHarness(runtime, model, flags)
@@ -345,7 +345,7 @@ def timings(cached: int, prompt: int = 1000) -> Timings:
 async def test_the_first_response_counts_where_no_restore_could_be_tried(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_restore, "_text", lambda *_: ())  # all have pictures
+    monkeypatch.setattr(slot_transfer, "_text", lambda *_: ())  # all have pictures
     harness = FleetHarness(runtime, tiny_model)
     messages, kept = await harness.saved_one()
     async with harness.up():
@@ -369,7 +369,7 @@ async def test_the_first_response_counts_where_no_restore_could_be_tried(
 async def test_one_token_proves_that_restored_slots_are_used(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_restore, "_text", lambda *_: ())
+    monkeypatch.setattr(slot_transfer, "_text", lambda *_: ())
     harness = FleetHarness(runtime, tiny_model)
     _, kept = await harness.saved_one()
     async with harness.up():
@@ -387,7 +387,7 @@ async def test_an_engine_that_ends_over_the_first_restore_is_not_given_another(
 
     harness = FleetHarness(runtime, tiny_model)
     await harness.saved_one()
-    monkeypatch.setattr(slots, "cached_tokens", ends)
+    monkeypatch.setattr(client_module, "cached_tokens", ends)
     async with harness.up():
         assert "its engine ended" in str(harness.replica.slots.reason)
     assert not harness.emitted("slots.restored")
@@ -413,7 +413,7 @@ async def test_an_engine_that_fails_over_the_first_restore_is_not_given_another(
 
     harness = FleetHarness(runtime, tiny_model)
     await harness.saved_one()
-    monkeypatch.setattr(slots, "cached_tokens", fail)
+    monkeypatch.setattr(client_module, "cached_tokens", fail)
     async with harness.up():
         assert problem in (harness.replica.slots.reason or "")
     assert bool(harness.emitted("slots.restored")) == (not problem)
@@ -425,7 +425,7 @@ async def test_a_build_that_refuses_to_save_is_not_asked_again(
     async def refuse(*_: object) -> ErrorResponse:
         return ErrorResponse(501, "not supported by multimodal")
 
-    monkeypatch.setattr(slots, "save", refuse)
+    monkeypatch.setattr(client_module, "save", refuse)
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
         await harness.converse()

@@ -5,8 +5,8 @@ import pytest
 from fakes.slot_files import manifest
 from samples import engine, model
 
-from supervisor.flags.plan import Plan, PlanLine
-from supervisor.memory.estimate import MemoryInputs
+from supervisor.plan.estimate import MemoryInputs
+from supervisor.plan.plan import Plan, PlanLine
 from supervisor.slot_store.manifest import ManifestInvalid, cache_key, dump, load
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from fakes.slot_files import IDENTITY
 
-from supervisor.slot_store.outcomes import RestoreOutcome, RestoreOutcomes
+from supervisor.slot_store.store import RestoreOutcome, RestoreOutcomes
 
 OTHER = replace(IDENTITY, model="other")
 USED = RestoreOutcome("chat", 790, 775)

@@ -6,11 +6,11 @@ import pytest
 from fakes.slot_files import IDENTITY, NOON, catalogued, manifest
 from samples import engine, model
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.upstream.slots import SlotState
-from supervisor.flags.plan import Plan
-from supervisor.memory.estimate import MemoryInputs
-from supervisor.slot_store.catalogue import CataloguedFile, key_digest
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.upstream.engine_state import SlotState
+from supervisor.plan.estimate import MemoryInputs
+from supervisor.plan.plan import Plan
+from supervisor.slot_store.file_index import CataloguedFile, key_digest
 from supervisor.slot_store.policy import (
     DiskBudget,
     fill_order,

@@ -9,14 +9,13 @@ import pytest
 from fakes.instance_harness import RecordingTraffic
 from fakes.slot_files import manifest, write
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from supervisor.slot_store.catalogue import Catalogue
-from supervisor.slot_store.config import SlotPersistence
-from supervisor.slot_store.pending_files import SpooledFile
+from proxy.cache.fingerprint import ConversationFingerprint
+from supervisor.slot_store.file_index import Catalogue, find_prefix
 from supervisor.slot_store.policy import DiskBudget
-from supervisor.slot_store.prefixes import find_prefix
+from supervisor.slot_store.save_limits import SpooledFile
 from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import SlotStore
+from supervisor.slot_store.store_config import SlotPersistence
 
 BUDGET = DiskBudget(1 << 30, max_age=timedelta(days=36_500))
 

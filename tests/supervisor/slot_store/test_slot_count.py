@@ -11,8 +11,7 @@ from fakes.fleet_harness import LONG, FleetHarness
 from fakes.slot_files import content
 
 from supervisor.slot_store.manifest import CacheKey
-from supervisor.slot_store.slot_count import rewrite
-from supervisor.slot_store.slot_file import InvalidSlotFile
+from supervisor.slot_store.slot_file import InvalidSlotFile, rewrite
 
 HEAD = content([7, 8, 9]).removesuffix(b"state" * 100)
 CELLS = struct.pack("<I", 3) + b"data of three cells."

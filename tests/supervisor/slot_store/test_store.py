@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from fakes.slot_files import manifest, write
 
-from supervisor.engine_client.slots import SlotFileInfo
-from supervisor.slot_store import quarantine
+from supervisor.engine.client import SlotFileInfo
+from supervisor.slot_store import store as store_module
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
 from supervisor.slot_store.store import SlotStore
@@ -93,11 +93,11 @@ def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
 def test_the_quarantine_is_bounded_in_number_bytes_and_age(
     store: SlotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "_FILES_MAX", 4)
+    monkeypatch.setattr(store_module, "_FILES_MAX", 4)
     for number in range(4):
         store.quarantine_file(put(store, 1000 * number), "for a test")
     assert len(store.quarantine.names()) == 4
-    monkeypatch.setattr(quarantine, "_SIZE_MAX_BYTES", 10)
+    monkeypatch.setattr(store_module, "_SIZE_MAX_BYTES", 10)
     store.quarantine.bound()
     assert store.quarantine.names() == []
 

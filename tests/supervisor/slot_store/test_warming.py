@@ -7,16 +7,15 @@ import pytest
 from corral_cli import PATIENCE_S
 from fakes.fleet_harness import LONG, UP, FleetHarness
 
-from proxy.prompt_cache.fingerprint import ConversationFingerprint
-from proxy.prompt_cache.shared_prefixes import shared_prefix
-from proxy.router.instances import Activity
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.shared_prefixes import shared_prefix
+from proxy.router.lease import Activity
 from proxy.upstream.timings import Timings
+from supervisor.engine.prompts import WarmPrompt, of_text, read
+from supervisor.engine.states import State
+from supervisor.engine.warmup import PrefillQueue, prefill
 from supervisor.errors import SettingsInvalid, StartFailed
 from supervisor.fleet import cache_commands
-from supervisor.instance.states import State
-from supervisor.warmup.prefill import prefill
-from supervisor.warmup.prompts import WarmPrompt, of_text, read
-from supervisor.warmup.queue import PrefillQueue
 
 
 @pytest.fixture
@@ -153,7 +152,7 @@ async def test_a_request_ends_the_reading_of_a_prompt_which_is_begun_anew(
                 harness.traffic.now = Activity()
         return Timings(0, 1, 0, 0, 0)
 
-    monkeypatch.setattr("supervisor.warmup.queue.prefill", slow_at_first)
+    monkeypatch.setattr("supervisor.engine.warmup.prefill", slow_at_first)
     emitted: list[str] = []
     reading = PrefillQueue([of_text("x", LONG)], lambda prompt, _found: emitted.append(prompt.name))
     async with harness.up(), harness.client() as client:

@@ -1,0 +1,316 @@
+"""Endpoints that an instance answers: completions, embeddings, and what controls a completion.
+
+`/v1/chat/completions/control` acts on a completion that an instance is generating. Only its client
+knows the id of a completion, and the proxy does not read the ids in a stream. So every instance of
+the model gets the request, and the one that generates the completion acts.
+
+Source: llama-server, build 10434: the answer has `success`, false if no completion has the id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.apis import generate as generate_module
+from proxy.apis import llama_server
+from proxy.apis.batch_completions import BatchCompletions, PlainWriter
+from proxy.apis.generate import TRANSLATED, TranslatedResponse
+from proxy.apis.llama_server import (
+    NOTHING,
+    ROUTER,
+    LoraAdaptersResponse,
+    PropsResponse,
+    Remembered,
+    router_page,
+)
+from proxy.auth.access import BATCH_COMPLETIONS
+from proxy.auth.api_keys import visible_client
+from proxy.cache.shared_prefixes import SharedPrefixes
+from proxy.common.headers import JSON, RESPONSE_HEADERS
+from proxy.endpoints.prometheus import Metrics
+from proxy.errors import BadRequest, NotLoaded, ProxyError
+from proxy.forward.fallback import Fallback, is_refused
+from proxy.forward.forward import Forward
+from proxy.forward.response import ClientResponse
+from proxy.forward.upstream_errors import client_error_body, reclassify_error
+from proxy.forward.upstream_request import for_node
+from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.middleware import ACCESS_RECORD
+from proxy.http.routes import Routes, json_response
+from proxy.observe.in_flight import InFlightRequest, OpenRequest, ServerState
+from proxy.observe.record import CLIENT_GONE
+from proxy.request.models import ModelInfo, ModelLoader, ModelNames, PromptWarmer, client_models
+from proxy.request.request import (
+    ProxyRequest,
+    Translation,
+    client_names,
+    client_of,
+    named_model,
+    read_request,
+)
+from proxy.request.stored_responses import StoredTurn
+from proxy.router.batch_queue import gathers
+from proxy.router.router import Router
+from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
+from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind
+from proxy.upstream.upstream import Upstream
+
+PATH: Final = "/v1/chat/completions/control"
+# An engine acts between two batches; a batch may take seconds.
+_TIMEOUT_S: Final = 30.0
+_MAX_BYTES: Final = 64 * 1024
+
+
+class ControlEndpoint:
+    """It loads no model, and takes no slot."""
+
+    def __init__(
+        self, loader: ModelLoader, router: Router, server_state: ServerState, bodies: Bodies
+    ) -> None:
+        self._loader = loader
+        self._router = router
+        self._server_state = server_state
+        self._bodies = bodies
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(PATH, post=self.answer)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer as the instance that acted, or else as any of them.
+
+        Raises:
+            NotLoaded: No instance of the model runs.
+            ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
+        """
+        in_flight = InFlightRequest(self._server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            body, members = await _read(request, share)
+            name = named_model(members) or request.query.get("model")
+            model = client_names(self._loader, request).resolve(name).model_info.id
+            answers = await self._send(self._upstreams(model), body)
+        answer = first_successful(answers)
+        status, body = reclassify_error(answer.status, answer.body)
+        if status >= HTTPStatus.BAD_REQUEST:
+            body = client_error_body(EndpointKind.CHAT, PATH, status, body)
+        return web.Response(body=body, status=status, headers={"Content-Type": JSON})
+
+    def _upstreams(self, model: str) -> list[Upstream]:
+        """Return the instances of a model, also those that only finish what they have."""
+        found = [
+            instance.upstream
+            for instance in self._router.instances()
+            if instance.upstream.model == model
+        ]
+        if not found:
+            raise NotLoaded(f"{model} is not loaded, so it generates no completion")
+        return found
+
+    async def _send(self, upstreams: Sequence[Upstream], body: bytes) -> list[FetchedBody]:
+        """Send to all at once; raises the error of one where none answers."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._fetch(upstream, body)) for upstream in upstreams]
+        results = [task.result() for task in tasks]
+        answers = [result for result in results if isinstance(result, FetchedBody)]
+        if not answers:
+            raise next(result for result in results if isinstance(result, ProxyError))
+        return answers
+
+    async def _fetch(self, upstream: Upstream, body: bytes) -> FetchedBody | ProxyError:
+        headers = CIMultiDict({"Content-Type": "application/json"})
+        request = UpstreamRequest("POST", PATH, "", headers, body)
+        if upstream.node:
+            request = for_node(request, upstream.node)
+        try:
+            return await fetch(upstream, request, self._bodies.settings, _TIMEOUT_S, _MAX_BYTES)
+        except ProxyError as error:
+            return error
+
+
+def first_successful(answers: Iterable[FetchedBody]) -> FetchedBody:
+    """Return the first answer that reports success, or else the first one."""
+    found = list(answers)
+    return next((result for result in found if _is_success(result)), found[0])
+
+
+def _is_success(answer: FetchedBody) -> bool:
+    try:
+        members = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return False
+    return answer.status == 200 and isinstance(members, dict) and members.get("success") is True
+
+
+async def _read(request: web.BaseRequest, share: Share) -> tuple[bytes, dict[str, Any]]:
+    body = await read_body(request, share)
+    await check_complexity(body, share)
+    return body, members_of(body)
+
+
+_Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
+
+_CHAT: Final = Translation("/v1/chat/completions", EndpointKind.CHAT, lambda members: members)
+
+
+class ForwardedEndpoints:
+    def __init__(  # noqa: PLR0913, PLR0917 (what a request passes through)
+        self,
+        loader: ModelLoader,
+        forward: Forward,
+        server_state: ServerState,
+        metrics: Metrics,
+        warmer: PromptWarmer | None,
+        bodies: Bodies,
+        batches: BatchCompletions,
+    ) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._forward = forward
+        self._server_state = server_state
+        self._metrics = metrics
+        self._warmer = warmer
+        self._bodies = bodies
+        self._shared_prefixes = SharedPrefixes()
+        self._remembered = Remembered()
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(llama_server.PROPS, get=self.props)
+        routes.add(llama_server.LORA_ADAPTERS, get=self.lora_adapters)
+        for path in ENDPOINTS["POST"]:
+            routes.add(path, post=functools.partial(self.served_by, self.serve))
+        routes.add(BATCH_COMPLETIONS, post=functools.partial(self.served_by, self._batches.serve))
+        generate = functools.partial(
+            self._batches.serve,
+            read_batch=generate_module.read_batch,
+            make_writer=lambda _, response: PlainWriter(response),
+        )
+        routes.add("/batch/generate", post=functools.partial(self.served_by, generate))
+        for path, response in TRANSLATED.items():
+            routes.add(path, post=functools.partial(self.translated, response))
+
+    async def props(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer `/props`, from memory where its model is not loaded."""
+        names, name = client_names(self._loader, request), request.query.get("model")
+        if name or len(names.model_infos) == 1:
+            return await self._props_of(request, names.resolve(name).model_info.id)
+        try:
+            model = names.resolve(None).model_info.id
+            return await self._props_of(request, model, ROUTER)
+        except (BadRequest, NotLoaded):
+            request[ACCESS_RECORD].model = None  # a page of our own is not counted
+            return json_response(router_page(len(names.model_infos)))
+
+    async def _props_of(
+        self, request: web.BaseRequest, model: str, added: Mapping[str, object] = NOTHING
+    ) -> web.StreamResponse:
+        answer = PropsResponse(request, request[ACCESS_RECORD], added)
+        try:
+            response = await self.answered(request, answer, self.serve)
+        except NotLoaded:
+            found = self._remembered.page(self._model_info(request, model), added)
+            if found is None:
+                raise
+            answer.record.model = None  # a page of our own is not counted
+            return found
+        if answer.page:
+            known = [model.id for model in self._loader.models()]
+            self._remembered.keep(self._model_info(request, model), answer.page, known)
+        return response
+
+    def _model_info(self, request: web.BaseRequest, model: str) -> ModelInfo:
+        """A model as it is now; raises UnknownModel where a reload removed it."""
+        return ModelNames(client_models(self._loader, request)).resolve(model).model_info
+
+    async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])
+        return await self.answered(request, answer, self.serve)
+
+    async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
+        return await self.answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
+
+    async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a chat at another path than OpenAI's."""
+        serve = functools.partial(self.serve, translation=_CHAT)
+        return await self.served_by(serve, request)
+
+    async def translated(
+        self, response: type[TranslatedResponse], request: web.BaseRequest
+    ) -> web.StreamResponse:
+        answer = response(request, request[ACCESS_RECORD])
+        serve = functools.partial(self.serve, translation=answer.translation())
+        return await self.answered(request, answer, serve)
+
+    async def answered(
+        self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
+    ) -> web.StreamResponse:
+        try:
+            client = client_of(request)
+            answer.record.client, answer.record.path = client, request.path
+            shares = self._bodies.settings.share_caches == "all"
+            answer.record.hides_others = shares and visible_client(request) is not None
+            body = self._bodies.share(client)
+            in_flight = InFlightRequest(
+                self._server_state.in_flight, OpenRequest(answer.record, client, request.path)
+            )
+            with in_flight, self._metrics.counting(answer.record), body as share:
+                await serve(request, answer, share, client_names(self._loader, request))
+        except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
+            answer.record.status = CLIENT_GONE
+        except ProxyError as error:
+            if not answer.has_begun:
+                raise
+            answer.record.fail(error)
+            await answer.abort(error)
+        return answer.response
+
+    async def serve(  # noqa: PLR0913 (those by name are for one API each)
+        self,
+        request: web.BaseRequest,
+        answer: ClientResponse,
+        share: Share,
+        names: ModelNames,
+        *,
+        translation: Translation | None = None,
+        turn: StoredTurn | None = None,
+        read: ProxyRequest | None = None,
+    ) -> None:
+        """Answer a request; `read` is one whose body was read already."""
+        record = answer.record
+        proxy_request = read or await read_request(
+            request, record.request_id, names, share, translation
+        )
+        record.model, record.kind = proxy_request.model, proxy_request.kind
+        record.priority, record.is_stream = proxy_request.priority, proxy_request.is_stream
+        if record.trace:
+            record.trace.pass_on(proxy_request.headers)
+        if proxy_request.wait_s is not None:
+            request[RESPONSE_HEADERS]["Preference-Applied"] = f"wait={proxy_request.wait_s:g}"
+        if gathers(proxy_request):
+            await self._batches.queue.gather(proxy_request.model, proxy_request.client)
+        try:
+            await self._forward.handle(proxy_request, answer.writer(), turn)
+        except ProxyError as error:
+            if is_refused(request.headers):
+                raise
+            fallback = Fallback(self._forward, names, share, answer)
+            proxy_request = await fallback.send(proxy_request, error, turn)
+        if record.status == HTTPStatus.OK:
+            self._learn(proxy_request)
+
+    def _learn(self, request: ProxyRequest) -> None:
+        """Learn a shared prefix, if that is enabled."""
+        if self._warmer is None or not self._warmer.learns(request.model):
+            return
+        if request.owner.is_alone:  # what is learned serves all
+            return
+        if prefix := self._shared_prefixes.observe(
+            request.model, request.kind, request.json, request.prompt
+        ):
+            self._warmer.learn(request.model, prefix)

@@ -1,0 +1,458 @@
+"""Plain generation: `/generate`, `/stream/generate`, `/batch/tokenize`, `/v1/gpu/*`, the runtime.
+
+An instance answers them at an endpoint of its own, `/completion` or `/tokenize`. `strategy` selects
+one way of sampling: `greedy`, `top_k` or `top_p`. A request without it that gives `temperature`,
+`top_k` or `top_p` is sampled with those, and any other is greedy. Members that are not listed here
+are llama-server's own and pass. `/batch/tokenize` has the tokens of many texts, each from a request
+of its own.
+
+A GPU here is a device that layers of a model are on. If there is none, nothing is warm: a warm-up
+has loaded the model all the same, and says where it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.apis.batch_completions import (
+    EMPTY_PROMPT,
+    BatchRefused,
+    PromptBatch,
+    prompts_of,
+    write_whole,
+)
+from proxy.apis.llama_server import RewrittenResponse
+from proxy.auth.api_keys import KEY
+from proxy.batches.own_requests import OwnAnswer, OwnRequests
+from proxy.common.headers import HOP
+from proxy.errors import BadRequest, LimitExceeded, QueueTimeout, UpstreamFailed, quote
+from proxy.forward.response import ClientResponse
+from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.routes import Routes, json_response
+from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.observe.record import AccessRecord
+from proxy.request.models import EngineReader, GpuUse, ModelLoader, ModelNames
+from proxy.request.request import Translation, client_of, named_model
+from proxy.settings import BatchConfig
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.sse import Splitter
+from proxy.upstream.sse import members_of as event_members
+
+
+def generated_completion(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one completion; `token_ids` are those generated, without the prompt's."""
+    return {
+        "token_ids": answer["tokens"],
+        "text": answer["content"],
+        "num_generated": len(answer["tokens"]),
+    }
+
+
+def token_list(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token_ids": answer["tokens"], "num_tokens": len(answer["tokens"])}
+
+
+class TokenEvents:
+    """A stream of `/completion` as events `token`, and one event `done`."""
+
+    def __init__(self) -> None:
+        self._splitter = Splitter()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes, return the events for the client; raises InvalidEvent."""
+        return b"".join([_events(event) for event in self._splitter.feed(chunk)])
+
+
+def _events(event: bytes) -> bytes:
+    piece = event_members(event)
+    if piece is None:
+        return b""
+    if "error" in piece:
+        return _event(b"error", piece)
+    *silent, last = piece.get("tokens") or [None]
+    tokens = [{"token_id": token, "text": ""} for token in silent]
+    if last is not None:  # the last of them completed the text
+        tokens.append({"token_id": last, "text": piece.get("content", "")})
+    end = _event(b"done", {"num_generated": piece["tokens_predicted"]}) if _is_end(piece) else b""
+    return b"".join([_event(b"token", token) for token in tokens]) + end
+
+
+def _is_end(piece: Mapping[str, Any]) -> bool:
+    return piece.get("stop") is True and isinstance(piece.get("tokens_predicted"), int)
+
+
+def _event(name: bytes, members: Mapping[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name, orjson.dumps(members))
+
+
+MAX_TOKENS: Final = 50
+TEMPERATURE: Final = 1.0
+STRATEGY: Final = "greedy"
+TOP_K: Final = 50
+TOP_P: Final = 0.9
+
+_OURS: Final = frozenset(
+    ("prompt", "prompts", "max_tokens", "temperature", "strategy", "top_k", "top_p", "model_id")
+)
+# They make another response of a completion.
+_REFUSED: Final = ("n", "n_cmpl", "response_fields")
+
+
+def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
+    """Return the request for one prompt.
+
+    Raises:
+        BadRequest: It has no prompt, or a member with a value that means nothing.
+    """
+    prompt = members.get("prompt")
+    if not isinstance(prompt, str):
+        raise BadRequest("a prompt must be a string")
+    if not prompt:
+        raise BadRequest(EMPTY_PROMPT)
+    return {**_completion(members, is_stream=is_stream), "prompt": prompt}
+
+
+def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
+    """Return the requests for several prompts.
+
+    Raises:
+        BadRequest: As `completion_of` does.
+        LimitExceeded: There are too many prompts.
+    """
+    prompts = prompts_of(members, max_prompts)
+    return PromptBatch(prompts, _completion(members, is_stream=False))
+
+
+def with_model(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the member `model` of a request, which may call it `model_id`."""
+    name = members.get("model") or members.get("model_id")
+    return {} if name is None else {"model": name}
+
+
+def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
+    if refused := next((name for name in _REFUSED if members.get(name) not in (None, 1)), None):
+        raise BadRequest(f"the member {refused} has no meaning here; send it to /completion")
+    given = {name: value for name, value in members.items() if value is not None}
+    passed = {name: value for name, value in given.items() if name not in _OURS}
+    return {
+        **_sampling(given),
+        **passed,
+        **with_model(given),
+        # An engine generates one token also where none is asked for.
+        "n_predict": _count(given, "max_tokens", MAX_TOKENS),
+        "stream": is_stream,
+        "return_tokens": True,
+    }
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the engine needs to sample in this way only."""
+    temperature = given.get("temperature", TEMPERATURE)
+    match given.get("strategy", _implied_strategy(given)):
+        case "greedy":
+            return {"temperature": 0}
+        case "top_k":
+            k = _count(given, "top_k", TOP_K)
+            return {"temperature": temperature, "top_k": k, "top_p": 1, "min_p": 0}
+        case "top_p":
+            p = given.get("top_p", TOP_P)
+            return {"temperature": temperature, "top_k": 0, "top_p": p, "min_p": 0}
+        case other:
+            raise BadRequest(f"Invalid strategy: {quote(str(other))}; it is greedy, top_k or top_p")
+
+
+def _implied_strategy(given: Mapping[str, Any]) -> str:
+    if "top_p" in given:
+        return "top_p"
+    return "top_k" if given.keys() & {"temperature", "top_k"} else STRATEGY
+
+
+def _count(given: Mapping[str, Any], name: str, default: int) -> int:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadRequest(f"the member {name} must be a whole number, 1 or more")
+    return value
+
+
+_COMPLETION: Final = "/completion"
+TOKENIZE: Final = "/tokenize"
+
+
+class _Whole(RewrittenResponse):
+    """A whole response; an error stays as it is."""
+
+    def translated(self, answer: Any) -> dict[str, Any]:
+        """Return llama-server's answer in our format."""
+        raise NotImplementedError
+
+    def rewritten(self, status: int, body: bytes) -> bytes:
+        if status != HTTPStatus.OK:
+            return body
+        try:
+            return orjson.dumps(self.translated(orjson.loads(body)))
+        except (ValueError, LookupError, TypeError) as error:
+            raise UpstreamFailed(
+                f"{self.record.instance} answered in another format: {error!r}"
+            ) from error
+
+
+class GenerateResponse(_Whole):
+    def translated(self, answer: Any) -> dict[str, Any]:
+        return generated_completion(answer)
+
+    def translation(self) -> Translation:
+        return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _single_completion)
+
+
+class TokenizeResponse(_Whole):
+    """llama-server's own answer to `content`, and ours to `text`."""
+
+    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
+        super().__init__(request, record)
+        self._has_text = False
+
+    def translation(self) -> Translation:
+        return Translation(TOKENIZE, EndpointKind.INFO, self._members)
+
+    def translated(self, answer: Any) -> dict[str, Any]:
+        return token_list(answer)
+
+    def rewritten(self, status: int, body: bytes) -> bytes:
+        return super().rewritten(status, body) if self._has_text else body
+
+    def _members(self, members: dict[str, Any]) -> dict[str, Any]:
+        self._has_text = "text" in members and "content" not in members
+        return tokenize_members(members, members["text"]) if self._has_text else members
+
+
+class StreamGenerateResponse(ClientResponse):
+    """Events `token` as they arrive, one event `done`, or one event `error`."""
+
+    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
+        super().__init__(request, record)
+        self._events = TokenEvents()
+
+    def translation(self) -> Translation:
+        return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _stream)
+
+    def put(self, _chunk: bytes) -> bool:
+        """Leave it to `write`."""
+        return False
+
+    async def write(self, chunk: bytes) -> None:
+        if events := self._events.feed(chunk):
+            await super().write(events)
+
+    async def finish(self, last: bytes = b"") -> None:
+        await super().finish(self._events.feed(last))
+
+    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        self._events = _Unchanged()
+        await super().refuse(status, headers, body)
+
+
+class _Unchanged(TokenEvents):
+    def feed(self, chunk: bytes) -> bytes:
+        return chunk
+
+
+def tokenize_members(members: Mapping[str, Any], text: object) -> dict[str, Any]:
+    """Return llama-server's request for the tokens of a text; raises BadRequest."""
+    if not isinstance(text, str):
+        raise BadRequest("a text must be a string")
+    return {**with_model(members), "content": text}
+
+
+def _single_completion(members: dict[str, Any]) -> dict[str, Any]:
+    return completion_of(members, is_stream=False)
+
+
+def _stream(members: dict[str, Any]) -> dict[str, Any]:
+    return completion_of(members, is_stream=True)
+
+
+TranslatedResponse = GenerateResponse | StreamGenerateResponse | TokenizeResponse
+TRANSLATED: Final[Mapping[str, type[TranslatedResponse]]] = MappingProxyType(
+    {
+        "/generate": GenerateResponse,
+        "/stream/generate": StreamGenerateResponse,
+        TOKENIZE: TokenizeResponse,
+    }
+)
+
+
+_TEXTS_MAX: Final = 1024
+_AT_ONCE: Final = 4
+
+_Send = Callable[..., Awaitable[OwnAnswer]]
+
+
+class BatchTokenize:
+    def __init__(self, own: OwnRequests) -> None:
+        self._own = own
+
+    async def serve(
+        self, request: web.BaseRequest, response: ClientResponse, share: Share, names: ModelNames
+    ) -> None:
+        """Answer a request; the error of one text is the answer to all.
+
+        Raises:
+            BadRequest: It has no texts.
+            LimitExceeded: It has too many.
+            ProxyError: As `read_body` and `ModelNames.resolve` do.
+        """
+        bodies = await _read(request, share, names)
+        send = functools.partial(
+            self._own.answer,
+            TOKENIZE,
+            client=client_of(request),
+            requests=0,
+            limit_wait_s=share.settings.queue_timeout_s,
+            names=names,
+            is_from_proxy=HOP in request.headers,
+        )
+        try:
+            results = await _all(send, bodies, response.record.request_id)
+        except BatchRefused as refused:
+            answer = refused.answer
+        else:
+            answer = OwnAnswer(HTTPStatus.OK, orjson.dumps({"results": results}))
+        await write_whole(response, answer)
+
+
+async def _all(
+    send: _Send, bodies: Sequence[Mapping[str, Any]], request_id: str
+) -> list[dict[str, Any]]:
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(index: int, members: Mapping[str, Any]) -> dict[str, Any]:
+        async with gate:
+            answer = await send(members, request_id=f"{request_id}-{index}")
+        if answer.status != HTTPStatus.OK:
+            raise BatchRefused(answer)
+        return token_list(orjson.loads(answer.body))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(index, members)) for index, members in enumerate(bodies)]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # as it is: a task group wraps it up
+    return [task.result() for task in tasks]
+
+
+async def _read(request: web.BaseRequest, share: Share, names: ModelNames) -> list[dict[str, Any]]:
+    body = await read_body(request, share)
+    await check_complexity(body, share)
+    members = await share.run(len(body), lambda: members_of(body))
+    model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
+    shared = {"model": model.model_info.id}
+    return [tokenize_members(shared, text) for text in _texts(members)]
+
+
+def _texts(members: Mapping[str, Any]) -> list[object]:
+    texts = members.get("texts")
+    if not isinstance(texts, list):
+        raise BadRequest("the member texts must be a list of strings")
+    if not texts:
+        raise BadRequest("Texts array cannot be empty")
+    if len(texts) > _TEXTS_MAX:
+        raise LimitExceeded(
+            f"texts has {len(texts)} entries, more than {_TEXTS_MAX}; send fewer at once"
+        )
+    return texts
+
+
+class EngineEndpoints:
+    def __init__(
+        self, loader: ModelLoader, engine: EngineReader, server_state: ServerState, bodies: Bodies
+    ) -> None:
+        self._batch = bodies.settings.batch.config
+        self._loader = loader
+        self._engine = engine
+        self._server_state = server_state
+        self._bodies = bodies
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("/v1/gpu/warmup", post=self.warmup)
+        routes.add("/v1/gpu/status", get=self.status)
+        routes.add("/corral/v1/runtime", get=self.runtime)
+
+    async def warmup(self, request: web.BaseRequest) -> web.Response:
+        """Load a model of this machine, and say what of it is on GPUs.
+
+        Raises:
+            BadRequest: There are several models, and the request names none.
+            QueueTimeout: The model was not loaded in time.
+            ProxyError: As `ModelLoader.ensure_ready` and `read_body` do.
+        """
+        in_flight = InFlightRequest(self._server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            members = await _members(request, share)
+            name = named_model(with_model(members)) or request.query.get("model")
+            model = self._names(request).resolve(name).model_info.id
+            await self._load(model, share.settings.queue_timeout_s)
+        return json_response(warmup_answer(model, self._engine.gpu_use(model)))
+
+    async def status(self, request: web.BaseRequest) -> web.Response:
+        infos = self._names(request).model_infos
+        uses = [self._engine.gpu_use(info.id) for info in infos]
+        return json_response(status_answer(uses, self._batch))
+
+    async def runtime(self, _: web.BaseRequest) -> web.Response:
+        return json_response(await self._engine.runtime())
+
+    async def _load(self, model: str, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._loader.ensure_ready(model)
+        except TimeoutError as error:
+            message = f"timed out after {limit_s:g} s waiting for {model} to load; retry later"
+            raise QueueTimeout(message) from error
+
+    def _names(self, request: web.BaseRequest) -> ModelNames:
+        key = request[KEY]
+        return self._loader.names().local.visible(key.models if key else None)
+
+
+def warmup_answer(model: str, use: GpuUse) -> dict[str, object]:
+    return {
+        "success": use.layers > 0,
+        "memory_bytes": use.memory_bytes,
+        "num_layers": use.layers,
+        "message": _message(model, use),
+    }
+
+
+def status_answer(uses: Iterable[GpuUse], batch: BatchConfig) -> dict[str, object]:
+    found = [use for use in uses if use.layers]
+    return {
+        "cache_ready": bool(found),
+        "cache_memory_bytes": sum(use.memory_bytes for use in found),
+        "batch_threshold": batch.gpu_threshold,
+        "recommended_min_batch": batch.min_batch,
+    }
+
+
+def _message(model: str, use: GpuUse) -> str:
+    if not use.layers:
+        return f"{model} is loaded and runs on the CPU: no layer of it is on a GPU"
+    memory = f"{use.memory_bytes / 1e9:.2f} GB"
+    return f"{model} is loaded: {use.layers} layers on {', '.join(use.devices)}, {memory}"
+
+
+async def _members(request: web.BaseRequest, share: Share) -> dict[str, Any]:
+    """Read the body, which may be empty."""
+    body = await read_body(request, share)
+    if not body:
+        return {}
+    await check_complexity(body, share)
+    return await share.run(len(body), lambda: members_of(body))

@@ -1,0 +1,413 @@
+"""llama-server's endpoints about models: `/props`, `/lora-adapters`, and those of its router mode.
+
+`/props` and `/lora-adapters` have no paths of this machine. `/props` is remembered while its model
+is not loaded. Without a name among several models it is that of llama-server's router mode, with
+the members of the default model if there is one. Editors request it for every model in the list,
+and a web page can make a browser request it, so it never loads a model. The last response of a
+model's instance is repeated until the model changes.
+
+`/models/load`, `/models/unload`: a client may load and unload the models that it may use. Nothing
+is cut: running requests finish before their model is unloaded, and a model that the operator
+stopped is not loaded. For another llama-corral a model is loaded only if the settings say so, and
+no model in use goes for it. `/models/sse` sends changes of the models that a client may see.
+
+Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
+out of memory and returns with a request; `get_router_props` of tools/server/server-models.cpp;
+`/lora-adapters` is a list of objects, each with the `path` of its file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath, PureWindowsPath
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.common.headers import EVENT_STREAM, HOP, JSON, RESPONSE_HEADERS
+from proxy.endpoints.local import model_json
+from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel, UpstreamFailed
+from proxy.forward.response import ClientResponse
+from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.routes import Routes, json_response
+from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.observe.record import AccessRecord
+from proxy.request.models import ModelControl, ModelInfo, ModelLoader, client_models
+from proxy.request.request import client_names, client_of, named_model
+
+_DEFAULT_MAX_BYTES: Final = 64 * 1024**2
+
+
+class RewrittenResponse(ClientResponse):
+    """Its subclasses rewrite; nothing is sent before `finish`, so another instance can take over.
+
+    Attributes:
+        max_bytes: The largest body that is held.
+    """
+
+    max_bytes: ClassVar[int] = _DEFAULT_MAX_BYTES
+
+    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
+        super().__init__(request, record)
+        self._path = request.path
+        self._has_body = request.method != "HEAD"
+        self._held = bytearray()
+        self._begun: tuple[int, CIMultiDict[str]] | None = None
+
+    def rewritten(self, status: int, body: bytes) -> bytes:
+        """Return the body for the client."""
+        raise NotImplementedError
+
+    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        self._held.clear()
+        self._begun = status, headers
+
+    def put(self, _chunk: bytes) -> bool:
+        """Leave it to `write`."""
+        return False
+
+    async def write(self, chunk: bytes) -> None:
+        """Hold a piece; raises UpstreamFailed for too large a body."""
+        self._held += chunk
+        if len(self._held) > self.max_bytes:
+            raise UpstreamFailed(
+                f"{self._path} of {self.record.instance} is larger than {self.max_bytes} bytes"
+            )
+
+    async def finish(self, last: bytes = b"") -> None:
+        await self.write(last)
+        assert self._begun is not None, "it begins before it ends"  # noqa: S101 (for mypy)
+        status, headers = self._begun
+        body = self.rewritten(status, bytes(self._held))
+        headers.pop("Content-Length", None)  # that of HEAD, too: the body would be shorter
+        if self._has_body:
+            headers["Content-Length"] = str(len(body))
+        await super().begin(status, headers)
+        await super().finish(body)
+
+
+PROPS: Final = "/props"
+# Chat templates are the most of it; the longest known has 30 kB.
+_MAX_BYTES: Final = 1024**2
+# What tells clients that there are several models, which a request loads.
+ROUTER: Final[Mapping[str, object]] = MappingProxyType({"role": "router", "models_autoload": True})
+NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    body: bytes
+    context_length: int | None
+    slots: int
+    at_s: float
+
+
+class Remembered:
+    """The last response for each configured model."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, _Seen] = {}
+
+    def keep(self, model_info: ModelInfo, body: bytes, known: Collection[str]) -> None:
+        """Remember the response of a model, and forget models that are not in `known`."""
+        self._seen = {name: seen for name, seen in self._seen.items() if name in known}
+        self._seen[model_info.id] = _Seen(
+            body, model_info.context_length, model_info.slots, self._clock()
+        )
+
+    def page(
+        self, model_info: ModelInfo, added: Mapping[str, object] = NOTHING
+    ) -> web.Response | None:
+        """Return the last response for a model, or None where there is none or the model changed.
+
+        Members are `added` to it. `Age` is in seconds (RFC 9111 section 5.1).
+        """
+        seen = self._seen.get(model_info.id)
+        if seen is None or (seen.context_length, seen.slots) != (
+            model_info.context_length,
+            model_info.slots,
+        ):
+            return None
+        members = orjson.loads(seen.body)
+        if "is_sleeping" in members:
+            members["is_sleeping"] = True
+        age_s = int(self._clock() - seen.at_s)
+        headers = {"Content-Type": JSON, "Age": str(age_s)}
+        return web.Response(body=orjson.dumps({**members, **added}), headers=headers)
+
+
+class PropsResponse(RewrittenResponse):
+    """A response without paths, and with the members that are `added`.
+
+    Attributes:
+        page: The body without those, where the request succeeded.
+    """
+
+    max_bytes = _MAX_BYTES
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        record: AccessRecord,
+        added: Mapping[str, object] = NOTHING,
+    ) -> None:
+        super().__init__(request, record)
+        self._added = added
+        self.page: bytes | None = None
+
+    def rewritten(self, status: int, body: bytes) -> bytes:
+        shown = props_without_paths(body)
+        if status != web.HTTPOk.status_code or not shown.startswith(b"{"):
+            return shown
+        self.page = shown
+        return orjson.dumps({**orjson.loads(shown), **self._added}) if self._added else shown
+
+
+def router_page(models: int) -> dict[str, object]:
+    """`/props` where none of so many models is meant, or none whose properties are known.
+
+    The members are those of llama-server's own page.
+    """
+    return {
+        **ROUTER,
+        "max_instances": models,
+        "build_info": "llama-corral",
+        "ui_settings": {},
+        "cors_proxy_enabled": False,
+        "model_alias": "llama-corral",
+        "model_path": "none",
+        "default_generation_settings": {"params": None, "n_ctx": 0},
+    }
+
+
+def props_without_paths(body: bytes) -> bytes:
+    """Reduce `model_path` to the name of the file."""
+    try:
+        members = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body
+    if not isinstance(members, dict) or not isinstance(members.get("model_path"), str):
+        return body
+    return orjson.dumps({**members, "model_path": file_name(members["model_path"])})
+
+
+def file_name(path: str) -> str:
+    """The last part of a path of this system or of Windows."""
+    return PurePosixPath(PureWindowsPath(path).name).name
+
+
+LORA_ADAPTERS: Final = "/lora-adapters"
+
+
+class LoraAdaptersResponse(RewrittenResponse):
+    """A list of adapters; each `path` is reduced to the name of the file."""
+
+    max_bytes = _MAX_BYTES
+
+    def rewritten(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of all responses)
+        return adapters_without_paths(body)
+
+
+def adapters_without_paths(body: bytes) -> bytes:
+    try:
+        adapters = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body
+    if not isinstance(adapters, list):
+        return body
+    return orjson.dumps([_without_path(adapter) for adapter in adapters])
+
+
+def _without_path(adapter: object) -> object:
+    if isinstance(adapter, dict) and isinstance(adapter.get("path"), str):
+        return {**adapter, "path": file_name(adapter["path"])}
+    return adapter
+
+
+Event = Mapping[str, object]
+
+# llama-server reports stages; of several replicas there is one figure for all.
+_STAGE: Final = "text_model"
+_FAILED_CODE: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a model is sent.
+
+    Attributes:
+        status: In llama-server's words.
+        progress: Of its load, 0 to 1; None where it does not load, or that is not known.
+        model_info: What a client gets once it is loaded.
+    """
+
+    status: str
+    is_failed: bool = False
+    progress: float | None = None
+    model_info: ModelInfo | None = field(default=None, compare=False)
+
+
+def shown_state(model_info: ModelInfo) -> Shown:
+    if model_info.state == "failed":
+        return Shown("unloaded", is_failed=True)
+    return Shown(model_info.state, progress=model_info.load_progress, model_info=model_info)
+
+
+def events_between(before: Mapping[str, Shown], after: Mapping[str, Shown]) -> Iterator[Event]:
+    """Yield the events that tell a client who knows `before`, by model, what is true now."""
+    for model in before.keys() - after.keys():
+        yield {"model": model, "event": "model_remove"}
+    if after.keys() - before.keys():
+        yield {"model": "*", "event": "models_reload"}
+    for model, now in after.items():
+        if before.get(model, now) != now:
+            yield {"model": model, "event": "status_change", "data": _data(now)}
+
+
+def event_text(event: Event) -> bytes:
+    return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def _data(now: Shown) -> dict[str, object]:
+    data: dict[str, object] = {"status": now.status}
+    if now.status == "unloaded":
+        data["exit_code"] = _FAILED_CODE if now.is_failed else 0
+    if now.status == "loaded" and now.model_info:
+        data["info"] = model_json(now.model_info)
+    if now.progress is not None:
+        data["progress"] = {"stages": [_STAGE], "current": _STAGE, "value": now.progress}
+    return data
+
+
+# A comment keeps proxies from closing a silent stream. No event tells what a node has loaded, so
+# the models are looked at then, too.
+_PING_S: Final = 30.0
+_PING: Final = b":\n\n"
+_RUNNING: Final = frozenset({"loaded", "loading"})
+
+
+_STREAM_HEADERS: Final = MappingProxyType(
+    {"Content-Type": EVENT_STREAM, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+)
+
+
+class ModelControlEndpoints:
+    def __init__(
+        self,
+        loader: ModelLoader,
+        control: ModelControl,
+        server_state: ServerState,
+        bodies: Bodies,
+        *,
+        loads_for_others: bool,
+    ) -> None:
+        self._loads_for_others = loads_for_others
+        self._loader = loader
+        self._control = control
+        self._server_state = server_state
+        self._bodies = bodies
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("/models/load", post=self.load)
+        routes.add("/models/unload", post=self.unload)
+        routes.add("/models/sse", get=self.events)
+
+    async def load(self, request: web.BaseRequest) -> web.Response:
+        """Begin to load a model.
+
+        Raises:
+            BadRequest: It is loaded or loading, or is a model of another machine.
+            Forbidden: Another llama-corral asks, and this one loads nothing for others.
+            ProxyError: As `ModelControl.load` and `read_body` do.
+        """
+        model_info = await self._named(request)
+        if model_info.state in _RUNNING:
+            raise BadRequest(f"{model_info.id} is already running")
+        if HOP in request.headers:
+            await self._load_for_others(model_info.id)
+        else:
+            self._control.load(model_info.id)
+        return json_response({"success": True})
+
+    async def _load_for_others(self, model: str) -> None:
+        if not self._loads_for_others:
+            raise Forbidden(
+                'this machine loads no model for others; load_for_others = "idle" under [proxy] '
+                "on it allows that"
+            )
+        with InFlightRequest(self._server_state.in_flight):
+            await self._control.load_for_others(model)
+
+    async def unload(self, request: web.BaseRequest) -> web.Response:
+        """Begin to unload a model; raises as `load` does, BadRequest where it is not loaded."""
+        model_info = await self._named(request)
+        if model_info.state not in _RUNNING:
+            raise BadRequest(f"{model_info.id} is not running")
+        self._control.unload(model_info.id)
+        return json_response({"success": True})
+
+    async def events(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Send what changes from now on, until the client disconnects or the server stops.
+
+        A client that reads slowly gets the latest states, not each one between.
+        """
+        own = request[RESPONSE_HEADERS]
+        response = web.StreamResponse(headers={**_STREAM_HEADERS, **own})
+        with suppress(ConnectionError):  # the client's
+            with suppress(Draining), InFlightRequest(self._server_state.watching):
+                await self._send_events(request, response)
+            await response.write_eof()
+        return response
+
+    async def _send_events(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        with self._control.changes() as changed:
+            before = self._shown(request)
+            await response.prepare(request)
+            while True:
+                is_changed = await _is_set(changed, _PING_S)
+                changed.clear()
+                after = self._shown(request)
+                text = b"".join(map(event_text, events_between(before, after)))
+                before = after
+                if text or not is_changed:
+                    await response.write(text or _PING)
+
+    async def _named(self, request: web.BaseRequest) -> ModelInfo:
+        """Return the model of this machine that the body names; `*` means none here."""
+        in_flight = InFlightRequest(self._server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            name = named_model(await _members(request, share))
+        if not name:
+            raise BadRequest('the request names no model; send {"model": NAME}')
+        names = client_names(self._loader, request)
+        if (pick := names.get(name)) is None:
+            raise UnknownModel(name, [model.id for model in names.model_infos])
+        model = pick.model_info.id
+        found = next(info for info in client_models(self._loader, request) if info.id == model)
+        if not found.is_local:
+            raise BadRequest(f"{model} is a model of another machine; load and unload it there")
+        return found.local_only or found
+
+    def _shown(self, request: web.BaseRequest) -> dict[str, Shown]:
+        return {model.id: shown_state(model) for model in client_models(self._loader, request)}
+
+
+async def _is_set(event: asyncio.Event, within_s: float) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    return False
+
+
+async def _members(request: web.BaseRequest, share: Share) -> dict[str, Any]:
+    body = await read_body(request, share)
+    await check_complexity(body, share)
+    return members_of(body)

@@ -1,0 +1,496 @@
+"""Ollama's API: `/api/…`, and `/`, by which its clients tell that a server runs.
+
+GET    /  /api/version  /api/tags  /api/ps
+POST   /api/show  /api/chat  /api/generate  /api/embed  /api/embeddings  /api/pull
+DELETE /api/delete
+       /api/create  /api/copy  /api/push  /api/blobs/{digest}    are refused
+
+Text and vectors are requests for an instance like all others: keys, queues, leases, caches and
+fallbacks are the same. `/api/tags`, `/api/ps` and `/api/show` have the models that a client may
+use; `chat` and `chat:latest` are one. `/api/pull` and `/api/delete` work where that is allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.apis import ollama_request
+from proxy.apis.forwarded import ForwardedEndpoints
+from proxy.apis.ollama_request import EngineRequest, Translate
+from proxy.apis.ollama_response import (
+    LINES,
+    ChatResponse,
+    EmbeddingsResponse,
+    EmbedResponse,
+    GenerateResponse,
+    OllamaResponse,
+    header,
+)
+from proxy.auth.api_keys import KEY
+from proxy.common.headers import RESPONSE_HEADERS
+from proxy.endpoints.local import parameter_size
+from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError, QueueTimeout
+from proxy.forward.response import ClientResponse
+from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.middleware import ACCESS_RECORD
+from proxy.http.routes import Routes, json_response
+from proxy.request.keep_alive import keep_alive_s
+from proxy.request.models import (
+    ModelDetails,
+    ModelInfo,
+    ModelLoader,
+    ModelNames,
+    OllamaHost,
+    Progress,
+    Residence,
+    client_models,
+    with_variants,
+)
+from proxy.request.request import (
+    cache_owner,
+    client_of,
+    json_content,
+    named_model,
+    request_of,
+    written,
+)
+
+_LATEST: Final = ":latest"
+_HUB: Final = "hf.co/"
+
+
+def with_tag(name: str) -> str:
+    """Return a model's name as Ollama lists it."""
+    return name if ":" in name else name + _LATEST
+
+
+def untagged(name: str | None, names: ModelNames) -> str | None:
+    """Return the name that is configured for one that a client gave.
+
+    A client may put the host of the hub before the name of a model that it pulled from there.
+    """
+    if not name or names.get(name):
+        return name
+    short = name.removesuffix(_LATEST).removeprefix(_HUB)
+    return short if names.get(short) or not name.startswith(_HUB) else name
+
+
+def given_name(members: dict[str, Any]) -> str | None:
+    """Return the model that a body names, by the older member too; raises BadRequest."""
+    name = named_model(members)
+    if name is None and (older := members.get("name")) is not None:
+        return named_model({"model": older})
+    return name
+
+
+def required_name(members: dict[str, Any]) -> str:
+    """As `given_name`; raises BadRequest where there is none."""
+    if not (name := given_name(members)):
+        raise BadRequest('the request names no model; send {"model": NAME}')
+    return name
+
+
+# What Ollama shows as "Forever" is a date far away; its clients need one.
+_FOR_EVER: Final = timedelta(days=365 * 100)
+
+
+def tag(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
+    name = with_tag(model_info.id)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _date(model_info.created),
+        "size": model_info.meta.get("size", 0),
+        "digest": _digest(model_info),
+        "details": _details(model_info, details),
+    }
+
+
+def show(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
+    template = details.chat_template
+    return {
+        "license": "",
+        "modelfile": f"# This model is configured in corral.toml.\nFROM {model_info.id}\n",
+        "parameters": f"num_ctx {model_info.context_length}" if model_info.context_length else "",
+        "template": template,
+        "details": _details(model_info, details),
+        "model_info": _facts(model_info, details.architecture or "unknown"),
+        "capabilities": list(details.capabilities),
+        "modified_at": _date(model_info.created),
+    }
+
+
+def running_entry(
+    model_info: ModelInfo, details: ModelDetails, residence: Residence, now: datetime
+) -> dict[str, Any]:
+    left_s = residence.unload_in_s
+    expires = now + (_FOR_EVER if left_s is None else timedelta(seconds=left_s))
+    listed = tag(model_info, details)
+    del listed["modified_at"]
+    return {
+        **listed,
+        "size": residence.memory_bytes or listed["size"],
+        "expires_at": expires.isoformat(),
+        "size_vram": residence.gpu_bytes,
+        "context_length": model_info.context_length or 0,
+    }
+
+
+def _details(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
+    family = details.architecture
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": parameter_size(model_info.meta.get("n_params")),
+        "quantization_level": str(model_info.meta.get("ftype", "")).split(" ")[0],
+    }
+
+
+def _facts(model_info: ModelInfo, architecture: str) -> Mapping[str, object]:
+    """What the model's file says, by GGUF's names; the context is that of one request here."""
+    meta = model_info.meta
+    found = {
+        "general.architecture": architecture,
+        "general.parameter_count": meta.get("n_params"),
+        f"{architecture}.context_length": model_info.context_length or meta.get("n_ctx_train"),
+        f"{architecture}.embedding_length": meta.get("n_embd"),
+        f"{architecture}.vocab_size": meta.get("n_vocab"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _digest(model_info: ModelInfo) -> str:
+    """Of what is known of the entry: no file is hashed for a list."""
+    known = (model_info.id, sorted(model_info.meta.items()))
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+def _date(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, tz=UTC).isoformat()
+
+
+_SUCCESS: Final = {"status": "success"}
+
+
+class ModelFiles:
+    """A key that may use only some models downloads and deletes none."""
+
+    def __init__(self, loader: ModelLoader, host: OllamaHost, bodies: Bodies) -> None:
+        self._loader = loader
+        self._host = host
+        self._bodies = bodies
+
+    async def pull(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Download a model, and tell the progress in lines; what is served already is there.
+
+        Raises:
+            ProxyError: As `OllamaHost.pull`, before the first line.
+        """
+        members = await self._read(request)
+        name, names = required_name(members), self._names(request)
+        if names.get(untagged(name, names) or ""):
+            progress = _pull_of_present_model()
+        else:
+            self._check(request)
+            progress = self._host.pull(name)
+        if members.get("stream") is not False:
+            return await _stream(request, progress)
+        async with aclosing(progress):
+            async for _ in progress:
+                pass
+        return json_response(_SUCCESS)
+
+    async def delete(self, request: web.BaseRequest) -> web.Response:
+        """Delete a model; raises as `OllamaHost.delete`, and UnknownModel."""
+        name = required_name(await self._read(request))
+        self._check(request)
+        names = self._names(request)
+        short = untagged(name, names) or ""
+        found = names.resolve(short)
+        # The id of a model of the hub has no slash.
+        if found.model_info.id not in {short, short.replace("/", "--")}:
+            raise BadRequest(f"{name} is another name of {found.model_info.id}; delete that")
+        await self._host.delete(found.model_info.id)
+        return web.Response()
+
+    def _check(self, request: web.BaseRequest) -> None:
+        if not self._bodies.settings.ollama.manage_models:
+            raise Forbidden(
+                "clients may not download or delete models here; "
+                "to allow it, set manage_models = true under [proxy.ollama]"
+            )
+        if (key := request[KEY]) and key.models is not None:
+            raise Forbidden("this API key may use only some models, so it may not change them")
+
+    def _names(self, request: web.BaseRequest) -> ModelNames:
+        return ModelNames(client_models(self._loader, request))
+
+    async def _read(self, request: web.BaseRequest) -> dict[str, Any]:
+        with self._bodies.share(client_of(request)) as share:
+            return await members_in(request, share)
+
+
+async def members_in(request: web.BaseRequest, share: Share) -> dict[str, Any]:
+    """Read a small body; raises as `read_body` and `check_complexity`."""
+    body = await read_body(request, share)
+    await check_complexity(body, share)
+    return members_of(body)
+
+
+async def _stream(
+    request: web.BaseRequest, progress: AsyncGenerator[Progress, None]
+) -> web.StreamResponse:
+    own = request[RESPONSE_HEADERS]
+    response = web.StreamResponse(headers={"Content-Type": LINES, **own})
+    async with aclosing(progress):
+        try:
+            async for step in progress:
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(_line(_members(step)))
+        except ProxyError as error:
+            if not response.prepared:
+                raise
+            await response.write(_line({"error": error.message}))
+        else:
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(_line(_SUCCESS))
+    await response.write_eof()
+    return response
+
+
+def _members(step: Progress) -> Mapping[str, object]:
+    if not step.total_bytes:
+        return {"status": step.status}
+    digest = hashlib.sha256(step.file.encode()).hexdigest()
+    return {
+        "status": f"{step.status} {step.file}",
+        "digest": f"sha256:{digest}",
+        "total": step.total_bytes,
+        "completed": step.completed_bytes,
+    }
+
+
+def _line(members: Mapping[str, object]) -> bytes:
+    return orjson.dumps(members, option=orjson.OPT_APPEND_NEWLINE)
+
+
+async def _pull_of_present_model() -> AsyncGenerator[Progress, None]:
+    """Tell of a model that is there."""
+    yield Progress("pulling manifest")
+
+
+_NO_DETAILS: Final = ModelDetails()
+
+
+class ModelLists:
+    def __init__(self, loader: ModelLoader, host: OllamaHost, bodies: Bodies) -> None:
+        self._loader = loader
+        self._host = host
+        self._bodies = bodies
+
+    async def tags(self, request: web.BaseRequest) -> web.Response:
+        models = with_variants(client_models(self._loader, request))
+        details = await self._details(models)
+        return json_response(
+            {
+                "models": [
+                    tag(model, details.get(_base_model_id(model), _NO_DETAILS)) for model in models
+                ]
+            }
+        )
+
+    async def running(self, request: web.BaseRequest) -> web.Response:
+        models = [
+            model for model in client_models(self._loader, request) if model.state == "loaded"
+        ]
+        details, now = await self._details(models), datetime.now(tz=UTC)
+        listed = [
+            running_entry(
+                model, details.get(model.id, _NO_DETAILS), self._host.residence(model.id), now
+            )
+            for model in models
+        ]
+        return json_response({"models": listed})
+
+    async def show(self, request: web.BaseRequest) -> web.Response:
+        with self._bodies.share(client_of(request)) as share:
+            name = required_name(await members_in(request, share))
+        names = ModelNames(with_variants(client_models(self._loader, request)))
+        found = names.resolve(untagged(name, names)).model_info
+        details = await self._details([found])
+        return json_response(show(found, details.get(_base_model_id(found), _NO_DETAILS)))
+
+    async def _details(self, models: Sequence[ModelInfo]) -> Mapping[str, ModelDetails]:
+        names = {_base_model_id(model) for model in models if model.is_local}
+        return await self._host.details(sorted(names))
+
+
+def _base_model_id(model_info: ModelInfo) -> str:
+    """Return the model that an entry of a list belongs to."""
+    return model_info.variant_of or model_info.id
+
+
+# The API of this release: the first with `/v1/messages` beside `/v1/responses`. Clients compare it
+# with the release that they need.
+API_VERSION: Final = "0.14.0"
+RUNNING: Final = "Ollama is running"
+_NOT_SERVED: Final = MappingProxyType(
+    {
+        "/api/create": "a model is described in corral.toml; see `corral import` for a Modelfile",
+        "/api/copy": "give a model another name by `aliases` in corral.toml",
+        "/api/push": "models are not uploaded",
+        "/api/blobs/{id}": "models come from files on this machine or by /api/pull",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request as it was read; `request` is None for one that loads its model."""
+
+    model: str
+    is_local: bool
+    given_model: str
+    request: EngineRequest | None
+    keep_alive_s: float | None
+
+
+class OllamaEndpoints:
+    def __init__(
+        self,
+        forwarded: ForwardedEndpoints,
+        loader: ModelLoader,
+        host: OllamaHost,
+        bodies: Bodies,
+    ) -> None:
+        self._forwarded = forwarded
+        self._loader = loader
+        self._host = host
+        self._lists = ModelLists(loader, host, bodies)
+        self._files = ModelFiles(loader, host, bodies)
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("/", get=self.root)
+        routes.add("/api/version", get=self.version)
+        routes.add("/api/tags", get=self._lists.tags)
+        routes.add("/api/ps", get=self._lists.running)
+        routes.add("/api/show", post=self._lists.show)
+        text = self._handler
+        routes.add("/api/chat", post=text(ChatResponse, ollama_request.chat))
+        routes.add("/api/generate", post=text(GenerateResponse, ollama_request.generate))
+        routes.add("/api/embed", post=text(EmbedResponse, ollama_request.embed))
+        routes.add("/api/embeddings", post=text(EmbeddingsResponse, ollama_request.embeddings))
+        routes.add("/api/pull", post=self._files.pull)
+        routes.add("/api/delete", delete=self._files.delete)
+        for path in _NOT_SERVED:
+            refuse = functools.partial(self.refuse, path)
+            routes.add(path, get=refuse, post=refuse)
+
+    async def root(self, _: web.BaseRequest) -> web.Response:
+        return web.Response(text=RUNNING)
+
+    async def version(self, _: web.BaseRequest) -> web.Response:
+        return json_response({"version": API_VERSION})
+
+    async def refuse(self, path: str, request: web.BaseRequest) -> web.Response:
+        raise NotServed(f"{request.path} is not served here: {_NOT_SERVED[path]}")
+
+    def _handler(
+        self, response: type[OllamaResponse], translate: Translate
+    ) -> Callable[[web.BaseRequest], Any]:
+        return functools.partial(self._text, response, translate)
+
+    async def _text(
+        self, response: type[OllamaResponse], translate: Translate, request: web.BaseRequest
+    ) -> web.StreamResponse:
+        answer = response(request, request[ACCESS_RECORD])
+
+        async def serve(
+            request: web.BaseRequest, _: ClientResponse, share: Share, names: ModelNames
+        ) -> None:
+            await self._serve(translate, request, answer, share, names)
+
+        return await self._forwarded.answered(request, answer, serve)
+
+    async def _serve(
+        self,
+        translate: Translate,
+        request: web.BaseRequest,
+        answer: OllamaResponse,
+        share: Share,
+        names: ModelNames,
+    ) -> None:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        asked = await share.run(
+            len(body), lambda: _translate_question(members_of(body), translate, names)
+        )
+        answer.take(asked.given_model, engine := asked.request)
+        if engine is None:
+            await self._load(asked, answer, share.settings.queue_timeout_s)
+            return
+        share.add_bytes(len(body))
+        content = await share.run(
+            len(body),
+            lambda: json_content(
+                written({**engine.members, "model": asked.model}),
+                engine.kind,
+                None,
+                names,
+                share.settings,
+                cache_owner(request, share.settings),
+            ),
+        )
+        request_id = answer.record.request_id
+        path, kind = engine.path, engine.kind
+        read = request_of(request, request_id, share.settings, path, kind, content)
+        await self._forwarded.serve(request, answer, share, names, read=read)
+
+    async def _load(self, asked: _Asked, answer: OllamaResponse, limit_s: float) -> None:
+        """Load a model, or let it be unloaded at once; a node loads none."""
+        model = asked.model
+        is_unloaded = asked.keep_alive_s == 0
+        if asked.is_local and not is_unloaded:
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._loader.ensure_ready(model)
+            except TimeoutError as error:
+                message = f"timed out after {limit_s:g} s waiting for {model} to load; retry later"
+                raise QueueTimeout(message) from error
+        if asked.is_local and asked.keep_alive_s is not None:
+            self._host.keep_alive(model, asked.keep_alive_s)
+        reason = {"done": True, "done_reason": "unload" if is_unloaded else "load"}
+        body = orjson.dumps({**header(answer.model), **answer.empty(), **reason})
+        length = str(len(body))
+        headers = {"Content-Type": "application/json", "Content-Length": length}
+        await answer.begin(200, CIMultiDict(headers))
+        await answer.finish(body)
+
+
+def _translate_question(members: dict[str, Any], translate: Translate, names: ModelNames) -> _Asked:
+    given = given_name(members)
+    name = untagged(given, names)
+    model_info = names.resolve(name).model_info
+    request = translate(members)
+    model = name or model_info.id
+    stays_s = keep_alive_s(members) if request is None else None
+    is_local = model_info.is_local
+    return _Asked(
+        model if request else model_info.id, is_local, given or model_info.id, request, stays_s
+    )

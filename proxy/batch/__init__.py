@@ -1,1 +1,0 @@
-"""Requests that no client waits for one by one: batches of prompts."""

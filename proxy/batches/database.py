@@ -1,0 +1,335 @@
+"""The SQLite database of jobs: one connection in a thread of its own, one transaction a call.
+
+The write-ahead log is synchronised with the disk at each commit (`synchronous = FULL`), so a
+committed line survives a power failure. The lock is exclusive: two daemons that share a data
+directory never compute the same batch, and no shared memory file is mapped, whose growth on a full
+disk would end the process with SIGBUS. `max_page_count` bounds the whole database.
+
+A result is in its table once, by its primary key; the files of a batch's results are read from
+there, so nothing is copied when a batch ends. Lines keep their end of line: a file is their sum.
+
+Source: sqlite.org/wal.html, section 8 on WAL without shared memory; sqlite.org/pragma.html.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from proxy.common.background_tasks import worker_threads
+from proxy.errors import Draining, ProxyError, StorageFailed, StorageFull
+
+VERSION: Final = 1
+
+_TABLES: Final = (
+    """
+    CREATE TABLE files (
+        key INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        state TEXT NOT NULL,
+        filename TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER,
+        batch INTEGER,
+        is_error INTEGER NOT NULL DEFAULT 0
+    )
+    """,
+    """
+    CREATE TABLE lines (
+        file INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (file, number)
+    )
+    """,
+    """
+    CREATE TABLE batches (
+        key INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        endpoint TEXT NOT NULL,
+        input_file INTEGER NOT NULL,
+        input_file_id TEXT NOT NULL,
+        status TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER NOT NULL,
+        in_progress_at INTEGER,
+        finalizing_at INTEGER,
+        completed_at INTEGER,
+        failed_at INTEGER,
+        expired_at INTEGER,
+        cancelling_at INTEGER,
+        cancelled_at INTEGER,
+        total INTEGER NOT NULL DEFAULT 0,
+        completed INTEGER NOT NULL DEFAULT 0,
+        failed INTEGER NOT NULL DEFAULT 0,
+        errors TEXT,
+        metadata TEXT,
+        output_file_id TEXT,
+        error_file_id TEXT,
+        output_ttl_s INTEGER
+    )
+    """,
+    "CREATE INDEX batches_by_status ON batches (status)",
+    """
+    CREATE TABLE results (
+        batch INTEGER NOT NULL,
+        number INTEGER NOT NULL,
+        outcome TEXT NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (batch, number)
+    )
+    """,
+)
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Create the tables of a new database.
+
+    Raises:
+        StorageFailed: A newer version wrote it.
+    """
+    found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if found > VERSION:
+        raise StorageFailed(
+            f"the database of jobs was written by a newer llama-corral (layout {found}, "
+            f"here {VERSION}); update llama-corral, or move the database away"
+        )
+    if found == VERSION:
+        return
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute("PRAGMA user_version = 1")
+
+
+_PAGE_BYTES: Final = 4096
+_LOG_MAX_BYTES: Final = 64 * 1024**2
+# For the lock of a daemon that is about to end.
+_LOCK_TIMEOUT_S: Final = 1.0
+
+Result = TypeVar("Result")
+
+
+def run_in_transaction(
+    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Result]
+) -> Result:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        result = work(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite rolls back by itself when the disk is full
+            connection.execute("ROLLBACK")
+        raise
+    return result
+
+
+def open_connection(path: Path, max_bytes: int) -> sqlite3.Connection:
+    """Open the database, or create it. Raises sqlite3.Error, OSError or StorageFailed."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # SQLite gives its log the mode of the database.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    os.close(descriptor)
+    connection = sqlite3.connect(
+        path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.row_factory = sqlite3.Row
+        for pragma in (
+            "locking_mode = EXCLUSIVE",  # before the first access, or the shared memory is made
+            f"page_size = {_PAGE_BYTES}",
+            "auto_vacuum = FULL",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            f"journal_size_limit = {_LOG_MAX_BYTES}",
+            f"max_page_count = {max_bytes // _PAGE_BYTES}",
+        ):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        run_in_transaction(connection, prepare)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+# A disk with less space free is full.
+_DISK_FULL_BYTES: Final = 64 * 1024**2
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REASONS: Final = {
+    sqlite3.SQLITE_BUSY: "another daemon uses it",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; move it away",
+    sqlite3.SQLITE_IOERR: "the disk fails",
+    sqlite3.SQLITE_NOTADB: "it is not a database; move it away",
+    sqlite3.SQLITE_PERM: "no permission",
+    sqlite3.SQLITE_READONLY: "it is read-only",
+}
+
+
+def has_full_disk(directory: Path) -> bool:
+    """Whether there is little space; a database that is full anyway is so by its own limit."""
+    try:
+        return shutil.disk_usage(directory).free < _DISK_FULL_BYTES
+    except OSError:
+        return True
+
+
+def of_sqlite(error: sqlite3.Error, *, is_disk_full: bool) -> ProxyError | None:
+    """The error that clients get; None for a fault of ours."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    # On a full disk, opening the database fails as the disk does.
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_disk_full):
+        return _no_space(is_at_limit=not is_disk_full)
+    if reason := _REASONS.get(code):
+        return StorageFailed(f"the database of jobs cannot be used: {reason} ({error})")
+    return None
+
+
+def _no_space(*, is_at_limit: bool) -> StorageFull:
+    if is_at_limit:
+        return StorageFull(
+            "files and results of batches take all of their disk space; "
+            "delete files, or raise total_bytes under [jobs]"
+        )
+    return StorageFull("the disk that holds files and batches is full; free some of its space")
+
+
+def of_system(error: OSError) -> ProxyError:
+    if error.errno in _FULL:
+        return _no_space(is_at_limit=False)
+    return StorageFailed(f"the database of jobs cannot be used: {error.strerror}")
+
+
+# Between two attempts while the disk is full.
+_RETRY_FIRST_S: Final = 1.0
+_RETRY_MAX_S: Final = 15.0
+
+
+class Database:
+    """The database; opened, and created, by its first call.
+
+    Args:
+        max_bytes: Its largest size.
+        on_failure: Called with the reason when it can no longer be written, and with None when it
+            can be again.
+
+    Attributes:
+        failure: Why it cannot be written, or None.
+    """
+
+    def __init__(
+        self, path: Path, max_bytes: int, on_failure: Callable[[str | None], None]
+    ) -> None:
+        self.path = path
+        self.failure: str | None = None
+        self._max_bytes = max_bytes
+        self._on_failure = on_failure
+        self._thread = worker_threads(1, "jobs")
+        self._connection: sqlite3.Connection | None = None
+        self._is_closed = False
+
+    @property
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    async def read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Run `work` in a transaction.
+
+        Raises:
+            StorageFull: There is no space left; nothing was written.
+            StorageFailed: The database cannot be used; nothing was written.
+        """
+        if self._is_closed:
+            raise Draining("the server is stopping; retry later")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: self._transaction(work))
+
+    async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """As `read`; notes whether the database could be written."""
+        try:
+            result, is_changed = await self.read(
+                lambda connection: _run_and_detect_changes(connection, work)
+            )
+        except (StorageFull, StorageFailed) as error:
+            self._note(error.message)
+            raise
+        if is_changed:
+            self._note(None)
+        return result
+
+    async def read_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """As `read`, again and again until the database can be used."""
+        return await _retry_until_done(lambda: self.read(work))
+
+    async def write_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """As `write`, again and again until the database can be written."""
+        return await _retry_until_done(lambda: self.write(work))
+
+    def close(self) -> None:
+        """Close it behind the calls that were begun; further ones raise Draining."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.submit(self._close)
+            self._thread.shutdown(wait=False)
+
+    def _note(self, failure: str | None) -> None:
+        if (failure is None) != (self.failure is None):
+            self._on_failure(failure)
+        self.failure = failure
+
+    # In the thread.
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        try:
+            connection = self._opened()
+            return run_in_transaction(connection, work)
+        except sqlite3.Error as error:
+            is_disk_full = has_full_disk(self.path.parent)
+            failure = of_sqlite(error, is_disk_full=is_disk_full)
+            if failure is None:
+                raise
+            if isinstance(failure, StorageFailed):
+                self._close()  # the next call opens it again
+            raise failure from error
+        except OSError as error:
+            raise of_system(error) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = open_connection(self.path, self._max_bytes)
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+
+def _run_and_detect_changes(
+    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Result]
+) -> tuple[Result, bool]:
+    """The result of `work`, and whether it wrote anything."""
+    before = connection.total_changes
+    result = work(connection)
+    return result, connection.total_changes != before
+
+
+async def _retry_until_done(call: Callable[[], Awaitable[Result]]) -> Result:
+    pause_s = _RETRY_FIRST_S
+    while True:
+        try:
+            return await call()
+        except (StorageFull, StorageFailed):
+            await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _RETRY_MAX_S)

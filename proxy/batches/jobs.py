@@ -1,0 +1,221 @@
+"""`/v1/batches`: create, show, list and cancel batches; and all parts of the package, put together.
+
+Source: OpenAI's API reference, create batch; the limits of metadata too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from prometheus_client import Metric
+
+from proxy.auth.api_keys import KEY, ApiKeys
+from proxy.batches import rows
+from proxy.batches.api_objects import batch_object, limit_of, page_object
+from proxy.batches.database import Database
+from proxy.batches.files_api import FilesEndpoint, checked_ttl_s
+from proxy.batches.line_runner import Access, JobReporter, Requests, Tools, owner_of
+from proxy.batches.records import COMPLETION_WINDOW, Batch, NewBatch
+from proxy.batches.runner import Places, Runner, places_of
+from proxy.errors import BadRequest, NotFound, quote
+from proxy.http.body import Bodies, check_complexity, members_of, read_body
+from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.observe.in_flight import ServerState
+from proxy.observe.record import Emit
+from proxy.request.models import ModelLoader
+from proxy.request.request import client_of
+from proxy.settings import JobSettings
+
+ENDPOINTS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+)
+_METADATA_MAX: Final = 16
+_METADATA_NAME_MAX: Final = 64
+_METADATA_VALUE_MAX: Final = 512
+
+
+def new_batch(members: Mapping[str, Any], owner: str) -> NewBatch:
+    """Raises BadRequest."""
+    file_id, endpoint = members.get("input_file_id"), members.get("endpoint")
+    if not isinstance(file_id, str):
+        raise BadRequest("the member input_file_id must be the id of a file")
+    if endpoint not in ENDPOINTS:
+        raise BadRequest(f"the member endpoint must be one of {', '.join(ENDPOINTS)}")
+    if members.get("completion_window") != COMPLETION_WINDOW:
+        raise BadRequest(f'the member completion_window must be "{COMPLETION_WINDOW}"')
+    ttl_s = _ttl_s(members.get("output_expires_after"))
+    return NewBatch(owner, endpoint, file_id, _metadata(members.get("metadata")), ttl_s)
+
+
+def _ttl_s(policy: object) -> int | None:
+    if policy is None:
+        return None
+    seconds = policy.get("seconds") if isinstance(policy, dict) else None
+    if not isinstance(policy, dict) or policy.get("anchor") != "created_at" or not _is_int(seconds):
+        raise BadRequest("output_expires_after needs the anchor created_at and seconds")
+    return checked_ttl_s(int(seconds or 0))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _metadata(given: object) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or len(given) > _METADATA_MAX or not _are_short(given):
+        raise BadRequest(
+            f"metadata may have {_METADATA_MAX} members, each a string of up to "
+            f"{_METADATA_VALUE_MAX} characters with a name of up to {_METADATA_NAME_MAX}"
+        )
+    return orjson.dumps(given).decode()
+
+
+def _are_short(given: Mapping[str, object]) -> bool:
+    return all(
+        isinstance(value, str)
+        and len(value) <= _METADATA_VALUE_MAX
+        and len(name) <= _METADATA_NAME_MAX
+        for name, value in given.items()
+    )
+
+
+_LIST_DEFAULT: Final = 20  # both as OpenAI's
+_LIST_MAX: Final = 100
+
+
+class BatchesEndpoint:
+    """A client sees the batches of its own API key only."""
+
+    def __init__(self, tools: Tools, runner: Runner, bodies: Bodies) -> None:
+        self._tools = tools
+        self._runner = runner
+        self._bodies = bodies
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("/v1/batches", get=self.list, post=self.create)
+        routes.add("/v1/batches/{id}/cancel", post=self.cancel)
+        routes.add("/v1/batches/{id}", get=self.show)
+
+    async def create(self, request: web.BaseRequest) -> web.Response:
+        with self._bodies.share(client_of(request)) as share:
+            body = await read_body(request, share)
+            await check_complexity(body, share)
+            new = new_batch(members_of(body), owner_of(request[KEY]))
+        now, most = self._tools.now(), self._tools.settings.max_jobs
+        batch = await self._tools.database.write(
+            lambda connection: rows.create_batch(connection, new, now, most)
+        )
+        self._runner.wake()
+        return self._shown(batch)
+
+    async def show(self, request: web.BaseRequest) -> web.Response:
+        owner, batch_id = owner_of(request[KEY]), request[PATH_ID]
+        found = await self._tools.database.read(
+            lambda connection: rows.find_batch(connection, owner, batch_id)
+        )
+        if found is None:
+            raise _no_such_batch(batch_id)
+        return self._shown(found)
+
+    async def list(self, request: web.BaseRequest) -> web.Response:
+        limit = limit_of(request.query, _LIST_DEFAULT, _LIST_MAX)
+        owner, after = owner_of(request[KEY]), request.query.get("after")
+        found = await self._tools.database.read(
+            lambda connection: rows.page_of_batches(connection, owner, after, limit)
+        )
+        return json_response(page_object(found, [self._object(batch) for batch in found[:limit]]))
+
+    async def cancel(self, request: web.BaseRequest) -> web.Response:
+        owner, batch_id, now = owner_of(request[KEY]), request[PATH_ID], self._tools.now()
+        batch = await self._tools.database.write(
+            lambda connection: (
+                rows.find_batch(connection, owner, batch_id)
+                and rows.cancel_batch(connection, batch_id, now)
+            )
+        )
+        if batch is None:
+            raise _no_such_batch(batch_id)
+        self._runner.cancel(batch_id)
+        return self._shown(batch)
+
+    def _shown(self, batch: Batch) -> web.Response:
+        return json_response(self._object(batch))
+
+    def _object(self, batch: Batch) -> dict[str, object]:
+        wait_reason = self._tools.reporter.wait_reason(batch)
+        return batch_object(batch, self._tools.database.failure or wait_reason)
+
+
+def _no_such_batch(batch_id: str) -> NotFound:
+    return NotFound(f"there is no batch {quote(batch_id)}; GET /v1/batches lists them")
+
+
+_FILE_NAME: Final = "jobs.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStorage:
+    """Where jobs are kept, a private directory, and their limits; `now` is Unix time."""
+
+    directory: Path
+    settings: JobSettings = field(default_factory=JobSettings)
+    now: Callable[[], int] = lambda: int(datetime.now(tz=UTC).timestamp())
+
+
+class Jobs:
+    """Files and batches: their endpoints, and the task that computes them."""
+
+    def __init__(
+        self,
+        storage: JobStorage,
+        requests: Requests,
+        loader: ModelLoader,
+        keys: ApiKeys,
+        bodies: Bodies,
+        emit: Emit,
+    ) -> None:
+        self._loader = loader
+        self._bodies = bodies
+        self._reporter = JobReporter(emit)
+        self._database = Database(
+            storage.directory / _FILE_NAME, storage.settings.total_bytes, self._reporter.paused
+        )
+        self._tools = Tools(
+            database=self._database,
+            requests=requests,
+            access=Access(keys, loader),
+            settings=storage.settings,
+            reporter=self._reporter,
+            now=storage.now,
+        )
+        self._runner = Runner(Places(self._places_of), self._tools, bodies.settings)
+
+    def add_routes(self, routes: Routes, server_state: ServerState) -> None:
+        timeout_s = self._bodies.settings.body_timeout_s
+        FilesEndpoint(self._tools, self._runner, server_state, timeout_s).add_routes(routes)
+        BatchesEndpoint(self._tools, self._runner, self._bodies).add_routes(routes)
+
+    async def serve(self) -> None:
+        """Compute batches until cancelled; lines in flight then go back to their batches."""
+        await self._runner.serve()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def collect(self) -> Iterator[Metric]:
+        return self._reporter.collect()
+
+    def _places_of(self, model: str) -> int:
+        # Not by `names`: their slots are those of when the names last changed.
+        slots = next((info.slots for info in self._loader.models() if info.id == model), 0)
+        return places_of(slots, self._tools.settings)

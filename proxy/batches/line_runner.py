@@ -1,0 +1,269 @@
+"""Computes one line until it has a result, and stores that.
+
+A line is sent again after an answer of 429 or 503: these say that the daemon is busy, that the
+model loads, or that it was stopped or failed; the line is not at fault, and waits as long as its
+batch may. If its key has used up what it may, all lines of its batch wait, and none of another key.
+One that failed in an instance is tried a few times. What the client could change is its result at
+once, and so is a request that crashed engines twice (422).
+
+`Tools` is what all parts of this package share: access of the owner, events and figures, database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from proxy.auth.api_keys import ApiKeys
+from proxy.auth.keys_file import Key
+from proxy.batches import lines as lines_module
+from proxy.batches import rows
+from proxy.batches.database import Database
+from proxy.batches.lines import RequestLine
+from proxy.batches.own_requests import OwnAnswer
+from proxy.batches.records import (
+    ACTIVE,
+    ENDED,
+    Batch,
+    LineResult,
+    Outcome,
+    Status,
+    StoredLine,
+    new_id,
+)
+from proxy.observe.record import Emit
+from proxy.request.models import ModelLoader, ModelNames
+from proxy.settings import JobSettings
+
+_NOBODY = "jobs"  # the client of batches without a key, for fairness between clients
+
+
+def owner_of(key: Key | None) -> str:
+    return key.name if key else ""
+
+
+class Access:
+    """The owners of batches: the names of API keys, or the empty one where no key is needed."""
+
+    def __init__(self, keys: ApiKeys, loader: ModelLoader) -> None:
+        self._keys = keys
+        self._loader = loader
+
+    def names(self, owner: str) -> ModelNames | None:
+        """The models that an owner may use; None where one needs a key, and has none."""
+        names = self._loader.names()
+        if not self._keys.are_needed:
+            return names
+        key = self._keys.named(owner)
+        return names.visible(key.models) if key else None
+
+    @staticmethod
+    def client(owner: str) -> str:
+        return owner or _NOBODY
+
+
+_PREFIX: Final = "corral_"
+
+
+class JobReporter:
+    """Emits events, and counts since the start."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._lines: Counter[Outcome] = Counter({"completed": 0, "failed": 0, "expired": 0})
+        self._ended: Counter[Status] = Counter(dict.fromkeys(ENDED, 0))
+        self._active: dict[str, Status] = {}
+        self._is_paused = False
+        self._waits: dict[str, str] = {}
+
+    def changed(self, batch: Batch) -> None:
+        """Note the status of a batch."""
+        if batch.is_active:
+            self._active[batch.id] = batch.status
+            return
+        self._active.pop(batch.id, None)
+        self._waits.pop(batch.id, None)
+        self._ended[batch.status] += 1
+        self._emit(
+            "batch.ended",
+            batch=batch.id,
+            status=batch.status,
+            total=batch.total,
+            completed=batch.completed,
+            failed=batch.failed,
+        )
+
+    def stored(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+        self._lines.update(outcomes)
+        self._waits.pop(batch.id, None)
+
+    def waits(self, batch: Batch, reason: str) -> None:
+        """A line of a batch cannot be computed now."""
+        self._waits[batch.id] = reason
+
+    def wait_reason(self, batch: Batch) -> str | None:
+        """Why a batch makes no progress, unless it does."""
+        return self._waits.get(batch.id)
+
+    def paused(self, reason: str | None) -> None:
+        """The database cannot be written, for a reason, or can be again."""
+        self._is_paused = reason is not None
+        if reason is None:
+            self._emit("batches.resumed")
+        else:
+            self._emit("batches.paused", reason=reason)
+
+    def collect(self) -> Iterator[Metric]:
+        statuses = Counter(self._active.values())
+        text = "Batches that have not ended, by status."
+        gauge = GaugeMetricFamily(_PREFIX + "batches", text, labels=("status",))
+        for status in ACTIVE:
+            gauge.add_metric((status,), statuses[status])
+        yield gauge
+        text = "Batches that have ended, by status."
+        ended = CounterMetricFamily(_PREFIX + "batches_ended", text, labels=("status",))
+        for status, count in self._ended.items():
+            ended.add_metric((status,), count)
+        yield ended
+        text = "Lines of batches with a result, by outcome."
+        lines = CounterMetricFamily(_PREFIX + "batch_lines", text, labels=("outcome",))
+        for outcome, count in self._lines.items():
+            lines.add_metric((outcome,), count)
+        yield lines
+        text = "Whether batches are paused because their database cannot be written."
+        yield GaugeMetricFamily(_PREFIX + "batches_paused", text, value=float(self._is_paused))
+
+
+_BUSY: Final = frozenset({429, 503})
+_FAILED: Final = frozenset({500, 502, 504})
+_FIRST_S: Final = 1.0
+_MAX_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Send it again after `wait_s`.
+
+    Attributes:
+        is_counted: As one of a few attempts.
+        leaves_place: Others may be computed meanwhile.
+    """
+
+    wait_s: float
+    is_counted: bool
+    leaves_place: bool = False
+
+
+def retry_of(answer: OwnAnswer, failures: int, waits: int, max_attempts: int) -> Retry | None:
+    """What follows an answer; None: it is the result.
+
+    Args:
+        answer: The answer.
+        failures: Counted attempts before this one.
+        waits: Attempts before this one that were not counted.
+        max_attempts: Counted attempts at most.
+    """
+    if answer.is_limited:
+        wait_s = min(answer.retry_after_s or _FIRST_S, _MAX_S)
+        return Retry(wait_s, is_counted=False, leaves_place=True)
+    if answer.status in _BUSY:
+        return Retry(_pause_s(waits, answer.retry_after_s), is_counted=False)
+    if answer.status in _FAILED and failures + 1 < max_attempts:
+        return Retry(_pause_s(failures, answer.retry_after_s), is_counted=True)
+    return None
+
+
+def _pause_s(before: int, hint_s: int | None) -> float:
+    doubled_s = _FIRST_S * 2.0 ** min(before, 10)
+    return min(max(doubled_s, hint_s or 0.0), _MAX_S)
+
+
+class Requests(Protocol):
+    """As `proxy.batches.own_requests.OwnRequests`."""
+
+    async def answer(
+        self,
+        path: str,
+        members: Mapping[str, Any],
+        *,
+        client: str,
+        names: ModelNames,
+        request_id: str,
+    ) -> OwnAnswer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a job needs of its surroundings; `now` is Unix time in whole seconds."""
+
+    database: Database
+    requests: Requests
+    access: Access
+    settings: JobSettings
+    reporter: JobReporter
+    now: Callable[[], int]
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+
+Pause = Callable[[float], Awaitable[object]]
+
+
+class KeyGone(Exception):
+    """The owner of a batch may use nothing any more."""
+
+
+async def run_line(
+    batch: Batch, line: StoredLine, request: RequestLine, tools: Tools, pause: Pause
+) -> None:
+    """Compute a line and store its result; cancelled, it has none.
+
+    Args:
+        batch: Its batch.
+        line: As it is stored.
+        request: As it was read.
+        tools: To compute it.
+        pause: Waits so many seconds while lines of other keys are computed.
+
+    Raises:
+        KeyGone: Its owner's key is gone.
+    """
+    request_id = new_id("req_")
+    answer = await _final_answer(batch, request, request_id, tools, pause)
+    result = lines_module.answer_result(line.number, request.custom_id, request_id, answer)
+    await store(batch, [result], tools)
+
+
+async def store(batch: Batch, results: list[LineResult], tools: Tools) -> None:
+    await tools.database.write_until_done(
+        lambda connection: rows.store_result(connection, batch.key, results)
+    )
+    tools.reporter.stored(batch, [result.outcome for result in results])
+
+
+async def _final_answer(
+    batch: Batch, request: RequestLine, request_id: str, tools: Tools, pause: Pause
+) -> OwnAnswer:
+    failures = waits = 0
+    while True:
+        names = tools.access.names(batch.owner)
+        if names is None:
+            raise KeyGone
+        answer = await tools.requests.answer(
+            batch.endpoint,
+            request.members,
+            client=tools.access.client(batch.owner),
+            names=names,
+            request_id=request_id,
+        )
+        retry = retry_of(answer, failures, waits, tools.settings.max_attempts)
+        if retry is None:
+            return answer
+        failures, waits = failures + retry.is_counted, waits + (not retry.is_counted)
+        tools.reporter.waits(batch, lines_module.message_of(answer.body))
+        await (pause if retry.leaves_place else tools.sleep)(retry.wait_s)

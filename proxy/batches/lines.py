@@ -1,0 +1,270 @@
+"""Lines of files: split as they arrive, read as requests, checked, and written as results. Pure.
+
+    {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": …}}
+
+    {"id": "batch_req_…", "custom_id": "1",
+     "response": {"status_code": 200, "request_id": "req_…", "body": {…}}, "error": null}
+
+Source: OpenAI's guide to the Batch API, and its codes of errors where they are documented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+
+from proxy.batches.own_requests import OwnAnswer
+from proxy.batches.records import LineResult, Outcome, StoredLine, new_id
+from proxy.errors import BadRequest, BodyTooComplex, ProxyError, quote
+from proxy.http.body import count_values
+from proxy.settings import JobSettings, ProxySettings
+
+
+class LineSplitter:
+    """Lines keep their end of line; the last one may have none.
+
+    Attributes:
+        count: Lines so far.
+        size_bytes: Bytes of the file so far.
+    """
+
+    def __init__(self, settings: JobSettings) -> None:
+        self._settings = settings
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
+        self.count = 0
+        self.size_bytes = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that a piece completes. Raises BadRequest above a limit."""
+        self.size_bytes += len(piece)
+        if self.size_bytes > self._settings.max_file_bytes:
+            raise BadRequest(
+                f"the file is larger than {self._settings.max_file_bytes} bytes; "
+                "send several files, or raise max_file_bytes under [jobs]"
+            )
+        *complete, rest = piece.split(b"\n")
+        lines = [self._line(part + b"\n") for part in complete]
+        self._begin(rest)
+        return lines
+
+    def close(self) -> list[bytes]:
+        """The last line, if it has no end. Raises as `feed`."""
+        return [self._line(b"")] if self._begun_bytes else []
+
+    def _line(self, last: bytes) -> bytes:
+        self._begin(last)
+        self.count += 1
+        if self.count > self._settings.max_lines:
+            raise BadRequest(
+                f"the file has more than {self._settings.max_lines} lines; "
+                "send several files, or raise max_lines under [jobs]"
+            )
+        line = b"".join(self._begun)
+        self._begun, self._begun_bytes = [], 0
+        return line
+
+    def _begin(self, part: bytes) -> None:
+        self._begun_bytes += len(part)
+        if self._begun_bytes > self._settings.max_line_bytes:
+            raise BadRequest(
+                f"line {self.count + 1} has more than {self._settings.max_line_bytes} bytes; "
+                "shorten it, or raise max_line_bytes under [jobs]"
+            )
+        if part:
+            self._begun.append(part)
+
+
+CUSTOM_ID_MAX_CHARACTERS: Final = 512
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A valid line; `members` are those of its body."""
+
+    custom_id: str
+    members: Mapping[str, Any]
+
+    @property
+    def model(self) -> str | None:
+        name = self.members.get("model")
+        return name if isinstance(name, str) else None
+
+
+class InvalidLine(ValueError):
+    """A line is wrong; `code` and `param` as OpenAI's errors have them."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+def is_blank(data: bytes) -> bool:
+    return not data.strip() or data.strip() == _BYTE_ORDER_MARK
+
+
+def read_line(data: bytes, endpoint: str, settings: ProxySettings) -> RequestLine:
+    """Raises InvalidLine."""
+    members = _members(data.removeprefix(_BYTE_ORDER_MARK).strip(), settings)
+    custom_id = _text(members, "custom_id")
+    if not 0 < len(custom_id) <= CUSTOM_ID_MAX_CHARACTERS:
+        reason = f"custom_id must have 1 to {CUSTOM_ID_MAX_CHARACTERS} characters"
+        raise InvalidLine("invalid_custom_id", reason, "custom_id")
+    if _text(members, "method") != "POST":
+        raise InvalidLine("invalid_method", "method must be POST", "method")
+    if (url := _text(members, "url")) != endpoint:
+        reason = f"url is {quote(url)}, the endpoint of the batch {endpoint}"
+        raise InvalidLine("invalid_url", reason, "url")
+    body = _member(members, "body")
+    if not isinstance(body, dict):
+        raise InvalidLine("invalid_request", "body must be an object", "body")
+    return RequestLine(custom_id, body)
+
+
+def read_valid_line(data: bytes) -> RequestLine:
+    """Read a line that passed `read_line`, whatever the limits are now."""
+    members = orjson.loads(data.strip().removeprefix(_BYTE_ORDER_MARK))
+    return RequestLine(members["custom_id"], members["body"])
+
+
+def _members(data: bytes, settings: ProxySettings) -> dict[str, Any]:
+    try:
+        count_values(data, settings.max_body_values, settings.max_body_depth)
+        members = orjson.loads(data)
+    except BodyTooComplex as error:
+        raise InvalidLine(error.code, error.message) from error
+    except orjson.JSONDecodeError as error:
+        raise InvalidLine("invalid_json_line", f"the line is not JSON: {error}") from error
+    if not isinstance(members, dict):
+        raise InvalidLine("invalid_json_line", "the line is not a JSON object")
+    return members
+
+
+def _member(members: dict[str, Any], name: str) -> object:
+    if name not in members:
+        raise InvalidLine("missing_required_parameter", f"the line has no {name}", name)
+    return members[name]
+
+
+def _text(members: dict[str, Any], name: str) -> str:
+    value = _member(members, name)
+    if not isinstance(value, str):
+        raise InvalidLine("invalid_type", f"{name} must be a string", name)
+    return value
+
+
+_EXPIRED: Final = {
+    "code": "batch_expired",
+    "message": "This request could not be executed before the completion window expired.",
+}
+
+
+def answer_result(number: int, custom_id: str, request_id: str, answer: OwnAnswer) -> LineResult:
+    response = {
+        "status_code": answer.status,
+        "request_id": request_id,
+        "body": _body(answer.body),
+    }
+    outcome: Outcome = "completed" if answer.status < HTTPStatus.BAD_REQUEST else "failed"
+    return LineResult(number, outcome, _line(custom_id, response, None))
+
+
+def expired_result(number: int, custom_id: str) -> LineResult:
+    return LineResult(number, "expired", _line(custom_id, None, _EXPIRED))
+
+
+def message_of(body: bytes) -> str:
+    """The message of an error."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return "the request failed"
+
+
+def _line(custom_id: str, response: object, error: object) -> bytes:
+    members = {
+        "id": new_id("batch_req_"),
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return orjson.dumps(members, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _body(body: bytes) -> Any:
+    """Parsed, since a line of a file must not contain one of the body."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:  # not an instance's: its errors are JSON
+        return {"error": {"message": body.decode("utf-8", "replace"), "type": "server_error"}}
+
+
+_PROBLEMS_MAX: Final = 100
+
+# Raises ProxyError where a client may not use a model of this name.
+CheckModel = Callable[[str | None], object]
+
+
+class Validation:
+    """What is known of the lines so far; blank ones do not count.
+
+    Attributes:
+        total: Requests.
+    """
+
+    def __init__(self, endpoint: str, settings: ProxySettings, check_model: CheckModel) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._check_model = check_model
+        self._numbers: dict[str, int] = {}
+        self._problems: list[dict[str, object]] = []
+        self.total = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many errors as are told."""
+        return len(self._problems) >= _PROBLEMS_MAX
+
+    def add_all(self, lines: Iterable[StoredLine]) -> None:
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: StoredLine) -> None:
+        if is_blank(line.data):
+            return
+        self.total += 1
+        try:
+            request = read_line(line.data, self._endpoint, self._settings)
+            self._check_custom_id(request, line.number)
+            self._check_model(request.model)
+        except InvalidLine as error:
+            self._note(line.number, error.code, error.message, error.param)
+        except ProxyError as error:
+            self._note(line.number, error.code, error.message, "body.model")
+
+    def errors(self) -> str | None:
+        """The errors as JSON, OpenAI's list of them; None where there is none."""
+        if not self.total:
+            self._note(None, "empty_file", "the file has no requests", None)
+        if not self._problems:
+            return None
+        return orjson.dumps({"object": "list", "data": self._problems}).decode()
+
+    def _check_custom_id(self, request: RequestLine, number: int) -> None:
+        first = self._numbers.setdefault(request.custom_id, number)
+        if first != number:
+            reason = f"custom_id {quote(request.custom_id)} is that of line {first} already"
+            raise InvalidLine("duplicate_custom_id", reason, "custom_id")
+
+    def _note(self, number: int | None, code: str, message: str, param: str | None) -> None:
+        if not self.is_full:
+            self._problems.append(
+                {"code": code, "line": number, "message": message, "param": param}
+            )

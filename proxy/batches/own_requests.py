@@ -1,0 +1,268 @@
+"""Requests of our own: a client's in all but the connection.
+
+Each waits in the queue of its model, holds a lease, is retried where that is safe, and is counted
+and written to the access log. Its answer is whole: a stream is assembled, and held until complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+from multidict import CIMultiDict
+
+from proxy.auth.key_limits import Admission
+from proxy.cache.prompt import ANYONE, CacheOwner
+from proxy.endpoints.prometheus import Metrics
+from proxy.errors import (
+    BadRequest,
+    BodyTooLarge,
+    InternalError,
+    KeyLimited,
+    NotFound,
+    ProxyError,
+    UpstreamFailed,
+    quote,
+)
+from proxy.forward.arrays import GATHERED_MAX_BYTES
+from proxy.forward.forward import Forward
+from proxy.http.body import Bodies, Share, check_complexity
+from proxy.http.error_responses import error_body
+from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.observe.record import CLIENT_GONE, AccessRecord
+from proxy.observe.timeline import Timeline
+from proxy.request.models import ModelNames
+from proxy.request.request import Priority, ProxyRequest, json_content
+from proxy.router.lease import Lease
+from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, choices_of
+
+
+class HeldResponse:
+    """The response to one request.
+
+    Nothing of it is sent before its end, so another instance can always take over.
+
+    Attributes:
+        status: 0 before an instance has answered.
+    """
+
+    has_begun = False
+    is_committed = False
+
+    def __init__(self, record: AccessRecord, on_lease: Callable[[Lease], None]) -> None:
+        self.record = record
+        self.status = 0
+        self._on_lease = on_lease
+        self._body = bytearray()
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self._body)
+
+    def leased(self, lease: Lease) -> None:
+        self.record.set_instance(
+            lease.upstream.name, lease.expected_cached, lease.conversation_number
+        )
+        self.record.is_diverted = lease.is_diverted
+        self._on_lease(lease)
+
+    async def begin(self, status: int, _headers: CIMultiDict[str]) -> None:
+        self.status = self.record.status = status
+        self._body.clear()
+
+    def put(self, _chunk: bytes) -> bool:
+        """Leave it to `write`."""
+        return False
+
+    async def write(self, chunk: bytes) -> None:
+        self._body += chunk
+        if len(self._body) > GATHERED_MAX_BYTES:
+            raise UpstreamFailed(f"the response is larger than {GATHERED_MAX_BYTES} bytes")
+
+    async def finish(self, last: bytes = b"") -> None:
+        await self.write(last)
+        self.record.count(self.body)
+
+    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        """Take an instance's own error."""
+        await self.begin(status, headers)
+        await self.finish(body)
+
+    def keep_alive(self, _kind: EndpointKind) -> None:
+        """No client waits on a connection of its own."""
+
+    async def end_wait(self) -> None:
+        """Nothing was kept alive."""
+
+
+# What makes a response a stream.
+_STREAM_MEMBERS: Final = frozenset({"stream", "stream_options"})
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswer:
+    """An answer; `body` is JSON, from a status of 400 on an error in the API's shape.
+
+    Attributes:
+        retry_after_s: Whole seconds after which a retry can succeed; None: no hint.
+        is_limited: Whether the key of its client has used up what it may.
+    """
+
+    status: int
+    body: bytes
+    retry_after_s: int | None = None
+    is_limited: bool = False
+
+
+class OwnRequests:
+    """Sends requests of our own through the router."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        bodies: Bodies,
+        metrics: Metrics,
+        server_state: ServerState,
+        admission: Admission,
+    ) -> None:
+        self._forward = forward
+        self._admission = admission
+        self._bodies = bodies
+        self._metrics = metrics
+        self._server_state = server_state
+
+    async def answer(  # noqa: PLR0913 (what a client's request says, and who asks)
+        self,
+        path: str,
+        members: Mapping[str, Any],
+        *,
+        client: str,
+        names: ModelNames,
+        request_id: str,
+        requests: int = 1,
+        limit_wait_s: float = 0.0,
+        priority: Priority = "batch",
+        queue_timeout_s: float | None = None,
+        is_from_proxy: bool = False,
+        is_let_in: bool = False,
+        owner: CacheOwner | None = None,
+        on_lease: Callable[[Lease], None] = lambda _: None,
+    ) -> OwnAnswer:
+        """POST to one of llama-server's endpoints; an error is an answer as well.
+
+        A drain of the server aborts it as it aborts a client's; whether it may begin during one is
+        the caller's to decide.
+
+        Args:
+            path: The endpoint.
+            members: The body; `stream` and `stream_options` are left out.
+            client: The name of an API key, or an address.
+            names: The models that the client may use.
+            request_id: For the log, and for the engine.
+            requests: How many it counts as against the limits of its key, 0 or 1.
+            limit_wait_s: How long it may wait for these limits.
+            priority: In the queue.
+            queue_timeout_s: How long it may wait for a slot; None as set.
+            is_from_proxy: Whether another llama-corral asks for it: no node gets it.
+            is_let_in: Whether the limit of the queue does not apply: the caller has one.
+            owner: Whose caches it uses; None: those of its key.
+            on_lease: Called whenever it gets a slot.
+        """
+        record = AccessRecord(request_id, Timeline())
+        record.client, record.path, record.priority = client, path, priority
+        held = HeldResponse(record, on_lease)
+        failure: ProxyError | None = None
+        try:
+            in_flight = InFlightRequest(self._server_state.in_flight)
+            part = self._admission.part(client, requests=requests, wait_s=limit_wait_s)
+            with in_flight, self._metrics.counting(record), self._bodies.share(client) as share:
+                async with part:
+                    found = await _request(
+                        path, members, names, share, owner or self._owner(client)
+                    )
+                    default_s = found.queue_timeout_s
+                    request = replace(
+                        found,
+                        request_id=request_id,
+                        client=client,
+                        priority=priority,
+                        queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
+                        is_from_proxy=is_from_proxy,
+                        is_let_in=is_let_in,
+                    )
+                    record.model, record.kind = request.model, request.kind
+                    await self._forward.handle(request, held)
+        except ProxyError as error:
+            failure = error
+        except asyncio.CancelledError:
+            record.status = CLIENT_GONE
+            raise
+        except Exception:  # noqa: BLE001 (as a client's: one failure is one answer)
+            _log.exception("internal error in request %s", request_id)
+            failure = InternalError()
+        finally:
+            if failure:
+                record.fail(failure)
+            record.emit(self._metrics.emit, failure)
+        return refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
+
+    def _owner(self, client: str) -> CacheOwner:
+        is_alone = self._bodies.settings.share_caches == "key"
+        return CacheOwner(client, is_alone) if self._admission.keys.are_needed else ANYONE
+
+
+def refusal(path: str, error: ProxyError) -> OwnAnswer:
+    """Return an error as an answer of an endpoint."""
+    body = orjson.dumps(error_body(path, error))
+    return OwnAnswer(error.status, body, error.retry_after_s, isinstance(error, KeyLimited))
+
+
+async def _request(
+    path: str, members: Mapping[str, Any], names: ModelNames, share: Share, owner: CacheOwner
+) -> ProxyRequest:
+    """Read a request as `read_request` reads a client's; raises as that does."""
+    kind = ENDPOINTS["POST"].get(path)
+    if kind is None:
+        raise NotFound(f"no instance has an endpoint {quote(path)}")
+    body = _encode_body(
+        {name: value for name, value in members.items() if name not in _STREAM_MEMBERS}
+    )
+    if len(body) > share.settings.max_body_bytes:
+        raise BodyTooLarge(share.settings.max_body_bytes)
+    share.add_bytes(len(body))
+    await check_complexity(body, share)
+    content = await share.run(
+        len(body), lambda: json_content(body, kind, None, names, share.settings, owner)
+    )
+    return ProxyRequest(
+        request_id="",
+        method="POST",
+        path=path,
+        query="",
+        headers=CIMultiDict({"Content-Type": "application/json"}),
+        body=content.body,
+        json=content.members,
+        kind=kind,
+        model=content.model,
+        client="",
+        priority="batch",
+        queue_timeout_s=share.settings.queue_timeout_s,
+        prompt=content.prompt,
+        slots=choices_of(kind, content.members),
+        keep_alive_s=content.keep_alive_s,
+        remote_variant=content.remote_variant,
+        adapter=content.adapter,
+        owner=owner,
+    )
+
+
+def _encode_body(members: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(members)
+    except TypeError as error:  # parsing allows more levels than serialising
+        raise BadRequest(f"the body cannot be serialised: {error}") from error

@@ -1,0 +1,119 @@
+"""Files and batches as they are stored; times are Unix time in whole seconds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+def new_id(prefix: str) -> str:
+    return prefix + os.urandom(12).hex()
+
+
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+Outcome = Literal["completed", "failed", "expired"]  # of a line
+End = Literal["completed", "expired", "cancelled"]
+
+ACTIVE: Final[tuple[Status, ...]] = ("validating", "in_progress", "finalizing", "cancelling")
+ENDED: Final[tuple[Status, ...]] = ("completed", "failed", "expired", "cancelled")
+COMPLETION_WINDOW: Final = "24h"
+WINDOW_S: Final = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of requests (`batch`), or the results of a batch.
+
+    Attributes:
+        owner: The name of an API key; empty where no key was needed.
+        state: Only a `ready` file exists for clients; rows of others are removed by and by.
+        batch: Of results: the key of their batch.
+        is_error: Of results: whether these are the error file.
+    """
+
+    key: int
+    id: str
+    owner: str
+    state: Literal["uploading", "ready", "deleted"]
+    filename: str
+    size_bytes: int
+    created_at: int
+    expires_at: int | None
+    batch: int | None
+    is_error: int
+
+    @property
+    def purpose(self) -> str:
+        return "batch" if self.batch is None else "batch_output"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch; `errors` and `metadata` are JSON or None, `input_file` is a file's key."""
+
+    key: int
+    id: str
+    owner: str
+    endpoint: str
+    input_file: int
+    input_file_id: str
+    status: Status
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    total: int
+    completed: int
+    failed: int
+    errors: str | None
+    metadata: str | None
+    output_file_id: str | None
+    error_file_id: str | None
+    output_ttl_s: int | None
+
+    @property
+    def is_active(self) -> bool:
+        return self.status in ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """What a client asks for."""
+
+    owner: str
+    endpoint: str
+    input_file_id: str
+    metadata: str | None
+    output_ttl_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLine:
+    """A line of a file; `number` counts from 1."""
+
+    number: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """A line of an output or error file, with its end of line."""
+
+    number: int
+    outcome: Outcome
+    data: bytes

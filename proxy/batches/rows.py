@@ -1,0 +1,404 @@
+"""Files, batches and results in the database, each function in the transaction of its caller.
+
+A change of status happens only from the statuses that it may follow, so that a cancellation and the
+end of a batch cannot both take place. A result is stored with its count, and the primary key makes
+a second one for a line impossible.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Literal
+
+from proxy.batches.records import (
+    WINDOW_S,
+    Batch,
+    End,
+    LineResult,
+    NewBatch,
+    Outcome,
+    StoredFile,
+    StoredLine,
+    new_id,
+)
+from proxy.errors import BadRequest, Conflict, TooManyRequests, quote
+
+_PAGE_BYTES: Final = 1024**2
+# Rows removed in one transaction, some of them large.
+_SWEEP_ROWS: Final = 500
+
+
+def begin_file(connection: sqlite3.Connection, file: tuple[str, str, str, int]) -> int:
+    """Begin a file of requests (id, owner, name, created at); return its key."""
+    added = connection.execute(
+        "INSERT INTO files (id, owner, state, filename, size_bytes, created_at) "
+        "VALUES (?, ?, 'uploading', ?, 0, ?)",
+        file,
+    )
+    return int(added.lastrowid or 0)
+
+
+def add_lines(connection: sqlite3.Connection, key: int, first: int, lines: Iterable[bytes]) -> None:
+    connection.executemany(
+        "INSERT INTO lines (file, number, data) VALUES (?, ?, ?)",
+        ((key, number, line) for number, line in enumerate(lines, first)),
+    )
+
+
+def finish_file(connection: sqlite3.Connection, key: int, size_bytes: int, expires_at: int) -> None:
+    """Make a file exist for clients."""
+    connection.execute(
+        "UPDATE files SET state = 'ready', size_bytes = ?, expires_at = ? WHERE key = ?",
+        (size_bytes, expires_at, key),
+    )
+
+
+def abandon_file(connection: sqlite3.Connection, key: int) -> None:
+    connection.execute("UPDATE files SET state = 'deleted' WHERE key = ?", (key,))
+
+
+def find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
+    row = connection.execute(
+        "SELECT * FROM files WHERE id = ? AND owner = ? AND state = 'ready'", (file_id, owner)
+    ).fetchone()
+    return StoredFile(**row) if row else None
+
+
+def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
+    """Delete a file; return it, or None where there is none.
+
+    Raises:
+        Conflict: A batch reads it.
+    """
+    file = find_file(connection, owner, file_id)
+    if file is None:
+        return None
+    if reader := _reader(connection, file.key):
+        raise Conflict(f"{reader} still reads {file_id}; cancel it first, or wait for its end")
+    abandon_file(connection, file.key)
+    return file
+
+
+def _reader(connection: sqlite3.Connection, key: int) -> str | None:
+    """The id of a batch that has not ended and reads a file."""
+    row = connection.execute(
+        "SELECT id FROM batches WHERE input_file = ? "
+        "AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
+        (key,),
+    ).fetchone()
+    return str(row["id"]) if row else None
+
+
+def page_of_files(
+    connection: sqlite3.Connection,
+    owner: str,
+    *,
+    purpose: str | None,
+    after: str | None,
+    limit: int,
+    order: Literal["asc", "desc"],
+) -> list[StoredFile]:
+    """The files behind `after`, one more than `limit` at most."""
+    is_input = {None: None, "batch": 1, "batch_output": 0}.get(purpose, -1)
+    found = connection.execute("SELECT key FROM files WHERE id = ?", (after,)).fetchone()
+    edge = found["key"] if found else None
+    sign = -1 if order == "desc" else 1
+    rows = connection.execute(
+        "SELECT * FROM files WHERE owner = :owner AND state = 'ready' "
+        "AND (:is_input IS NULL OR (batch IS NULL) = :is_input) "
+        "AND (:edge IS NULL OR key * :sign > :edge * :sign) ORDER BY key * :sign LIMIT :limit",
+        {"owner": owner, "is_input": is_input, "edge": edge, "sign": sign, "limit": limit + 1},
+    )
+    return [StoredFile(**row) for row in rows]
+
+
+def file_content(
+    connection: sqlite3.Connection, file: StoredFile, after: int
+) -> Sequence[StoredLine]:
+    """Lines of a file behind a number, about 1 MiB of them; none at its end."""
+    if file.batch is None:
+        return lines_of(connection, file.key, after)
+    return _take_lines(
+        connection.execute(
+            "SELECT number, data FROM results WHERE batch = ? AND number > ? "
+            "AND (outcome != 'completed') = ? ORDER BY number",
+            (file.batch, after, file.is_error),
+        )
+    )
+
+
+def lines_of(connection: sqlite3.Connection, key: int, after: int) -> list[StoredLine]:
+    """As `content`, of the file of requests with this key."""
+    return _take_lines(
+        connection.execute(
+            "SELECT number, data FROM lines WHERE file = ? AND number > ? ORDER BY number",
+            (key, after),
+        )
+    )
+
+
+def _take_lines(rows: sqlite3.Cursor) -> list[StoredLine]:
+    lines, size_bytes = [], 0
+    for row in rows:
+        lines.append(StoredLine(**row))
+        size_bytes += len(row["data"])
+        if size_bytes >= _PAGE_BYTES:
+            break
+    return lines
+
+
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """The size of the database, without its log."""
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    free = connection.execute("PRAGMA freelist_count").fetchone()[0]
+    return int(pages - free) * int(connection.execute("PRAGMA page_size").fetchone()[0])
+
+
+def expire_files(connection: sqlite3.Connection, now: int) -> None:
+    """Delete the files whose time is over and that no batch reads, and batches without files."""
+    connection.execute(
+        "UPDATE files SET state = 'deleted' WHERE state = 'ready' AND expires_at <= ? "
+        "AND key NOT IN (SELECT input_file FROM batches "
+        "WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))",
+        (now,),
+    )
+    connection.execute(
+        "DELETE FROM batches WHERE status IN ('completed', 'failed', 'expired', 'cancelled') "
+        "AND created_at <= ? AND NOT EXISTS (SELECT 1 FROM files WHERE state = 'ready' "
+        "AND (files.batch = batches.key OR files.key = batches.input_file))",
+        (now - 30 * 86_400,),
+    )
+
+
+def sweep_files(connection: sqlite3.Connection, uploading: Collection[str]) -> bool:
+    """Remove some rows of files that do not exist for clients; return whether any are left.
+
+    Args:
+        connection: The database.
+        uploading: The ids of files that are being written.
+    """
+    gone = connection.execute("SELECT * FROM files WHERE state != 'ready' ORDER BY key").fetchall()
+    file = next((StoredFile(**row) for row in gone if row["id"] not in uploading), None)
+    if file is None:
+        return False
+    if _remove(connection, file) < _SWEEP_ROWS:
+        connection.execute("DELETE FROM files WHERE key = ?", (file.key,))
+    return True
+
+
+def _remove(connection: sqlite3.Connection, file: StoredFile) -> int:
+    if file.batch is None:
+        return connection.execute(
+            "DELETE FROM lines WHERE rowid IN (SELECT rowid FROM lines WHERE file = ? LIMIT ?)",
+            (file.key, _SWEEP_ROWS),
+        ).rowcount
+    return connection.execute(
+        "DELETE FROM results WHERE rowid IN (SELECT rowid FROM results WHERE batch = ? "
+        "AND (outcome != 'completed') = ? LIMIT ?)",
+        (file.batch, file.is_error, _SWEEP_ROWS),
+    ).rowcount
+
+
+_RETRY_AFTER_S: Final = 60
+
+
+def create_batch(connection: sqlite3.Connection, new: NewBatch, now: int, max_jobs: int) -> Batch:
+    """Add a batch.
+
+    Raises:
+        BadRequest: Its file does not exist.
+        TooManyRequests: Too many batches have not ended.
+    """
+    file = find_file(connection, new.owner, new.input_file_id)
+    if file is None or file.batch is not None:
+        raise BadRequest(
+            f"there is no file {quote(new.input_file_id)} with the purpose batch; "
+            "upload it with POST /v1/files"
+        )
+    if active_count(connection, new.owner) >= max_jobs:
+        raise TooManyRequests(
+            f"{max_jobs} batches have not ended, the limit of a client (max_jobs under [jobs]); "
+            "wait until one ends, or cancel one",
+            _RETRY_AFTER_S,
+        )
+    batch_id = new_id("batch_")
+    connection.execute(
+        "INSERT INTO batches (id, owner, endpoint, input_file, input_file_id, status, created_at, "
+        "expires_at, metadata, output_ttl_s) VALUES (?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?)",
+        (
+            *(batch_id, new.owner, new.endpoint, file.key, file.id),
+            *(now, now + WINDOW_S, new.metadata, new.output_ttl_s),
+        ),
+    )
+    return batch_of_id(connection, batch_id)
+
+
+def batch_of_id(connection: sqlite3.Connection, batch_id: str) -> Batch:
+    row = connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    return Batch(**row)
+
+
+def find_batch(connection: sqlite3.Connection, owner: str, batch_id: str) -> Batch | None:
+    row = connection.execute(
+        "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
+    ).fetchone()
+    return Batch(**row) if row else None
+
+
+def page_of_batches(
+    connection: sqlite3.Connection, owner: str, after: str | None, limit: int
+) -> list[Batch]:
+    """The batches older than `after`, newest first, one more than `limit` at most."""
+    found = connection.execute("SELECT key FROM batches WHERE id = ?", (after,)).fetchone()
+    rows = connection.execute(
+        "SELECT * FROM batches WHERE owner = :owner AND (:edge IS NULL OR key < :edge) "
+        "ORDER BY key DESC LIMIT :limit",
+        {"owner": owner, "edge": found["key"] if found else None, "limit": limit + 1},
+    )
+    return [Batch(**row) for row in rows]
+
+
+def active_batches(connection: sqlite3.Connection) -> list[Batch]:
+    """The batches that have not ended, oldest first."""
+    rows = connection.execute(
+        "SELECT * FROM batches WHERE status IN "
+        "('validating', 'in_progress', 'finalizing', 'cancelling') ORDER BY key"
+    )
+    return [Batch(**row) for row in rows]
+
+
+def active_count(connection: sqlite3.Connection, owner: str) -> int:
+    found = connection.execute(
+        "SELECT COUNT(*) FROM batches WHERE owner = ? AND status IN "
+        "('validating', 'in_progress', 'finalizing', 'cancelling')",
+        (owner,),
+    )
+    return int(found.fetchone()[0])
+
+
+def begin_batch(connection: sqlite3.Connection, batch_id: str, total: int, now: int) -> Batch:
+    """Note that all lines are valid."""
+    connection.execute(
+        "UPDATE batches SET status = 'in_progress', in_progress_at = ?, total = ? "
+        "WHERE id = ? AND status = 'validating'",
+        (now, total, batch_id),
+    )
+    return batch_of_id(connection, batch_id)
+
+
+def fail_batch(connection: sqlite3.Connection, batch_id: str, errors: str, now: int) -> Batch:
+    """Note that lines are invalid; none is computed."""
+    connection.execute(
+        "UPDATE batches SET status = 'failed', failed_at = ?, errors = ? "
+        "WHERE id = ? AND status = 'validating'",
+        (now, errors, batch_id),
+    )
+    return batch_of_id(connection, batch_id)
+
+
+def cancel_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Batch:
+    """Begin to cancel a batch; nothing where that has begun.
+
+    Raises:
+        Conflict: It has ended, or its results are being completed.
+    """
+    connection.execute(
+        "UPDATE batches SET status = 'cancelling', cancelling_at = ? "
+        "WHERE id = ? AND status IN ('validating', 'in_progress')",
+        (now, batch_id),
+    )
+    batch = batch_of_id(connection, batch_id)
+    if batch.status != "cancelling":
+        raise Conflict(f"cannot cancel a batch with the status {batch.status}")
+    return batch
+
+
+def finalize_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Batch:
+    """Note that no line is computed any more, unless the batch is being cancelled."""
+    connection.execute(
+        "UPDATE batches SET status = 'finalizing', finalizing_at = ? "
+        "WHERE id = ? AND status = 'in_progress'",
+        (now, batch_id),
+    )
+    return batch_of_id(connection, batch_id)
+
+
+_END_SQL: Final = {
+    "completed": "UPDATE batches SET status = 'completed', completed_at = ? WHERE key = ?",
+    "expired": "UPDATE batches SET status = 'expired', expired_at = ? WHERE key = ?",
+    "cancelled": "UPDATE batches SET status = 'cancelled', cancelled_at = ? WHERE key = ?",
+}
+
+
+def pending_lines(
+    connection: sqlite3.Connection, batch: Batch, after: int, most: int
+) -> list[StoredLine]:
+    """Lines without a result behind a number; blank ones too."""
+    rows = connection.execute(
+        "SELECT number, data FROM lines WHERE file = ? AND number > ? AND NOT EXISTS "
+        "(SELECT 1 FROM results WHERE batch = ? AND results.number = lines.number) "
+        "ORDER BY number LIMIT ?",
+        (batch.input_file, after, batch.key, most),
+    )
+    return [StoredLine(**row) for row in rows]
+
+
+def store_result(connection: sqlite3.Connection, key: int, results: Sequence[LineResult]) -> None:
+    """Store results and count them; one that a line has already stays as it is."""
+    for result in results:
+        added = connection.execute(
+            "INSERT OR IGNORE INTO results (batch, number, outcome, data) VALUES (?, ?, ?, ?)",
+            (key, result.number, result.outcome, result.data),
+        )
+        if added.rowcount:
+            _count(connection, key, result.outcome)
+
+
+def _count(connection: sqlite3.Connection, key: int, outcome: Outcome) -> None:
+    if outcome == "completed":
+        connection.execute("UPDATE batches SET completed = completed + 1 WHERE key = ?", (key,))
+    else:
+        connection.execute("UPDATE batches SET failed = failed + 1 WHERE key = ?", (key,))
+
+
+def has_expired_lines(connection: sqlite3.Connection, key: int) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM results WHERE batch = ? AND outcome = 'expired' LIMIT 1", (key,)
+    )
+    return found.fetchone() is not None
+
+
+def end_batch(
+    connection: sqlite3.Connection, batch: Batch, status: End, now: int, ttl_s: int
+) -> Batch:
+    """End a batch, and make its files of results exist."""
+    expires_at = now + (batch.output_ttl_s or ttl_s)
+    for is_error, statement in (
+        (0, "UPDATE batches SET output_file_id = ? WHERE key = ?"),
+        (1, "UPDATE batches SET error_file_id = ? WHERE key = ?"),
+    ):
+        if file_id := _add_file(connection, batch, is_error, now, expires_at):
+            connection.execute(statement, (file_id, batch.key))
+    connection.execute(_END_SQL[status], (now, batch.key))
+    return batch_of_id(connection, batch.id)
+
+
+def _add_file(
+    connection: sqlite3.Connection, batch: Batch, is_error: int, now: int, expires_at: int
+) -> str | None:
+    """Add a file of a batch's results; None where it would be empty."""
+    size_bytes = connection.execute(
+        "SELECT SUM(LENGTH(data)) FROM results WHERE batch = ? AND (outcome != 'completed') = ?",
+        (batch.key, is_error),
+    ).fetchone()[0]
+    if not size_bytes:
+        return None
+    file_id = new_id("file-")
+    name = f"{batch.id}_{'error' if is_error else 'output'}.jsonl"
+    connection.execute(
+        "INSERT INTO files (id, owner, state, filename, size_bytes, created_at, expires_at, batch, "
+        "is_error) VALUES (?, ?, 'ready', ?, ?, ?, ?, ?, ?)",
+        (file_id, batch.owner, name, size_bytes, now, expires_at, batch.key, is_error),
+    )
+    return file_id

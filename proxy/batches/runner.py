@@ -1,0 +1,335 @@
+"""Runs each batch from its validation to its end, and removes files that do not exist any more.
+
+Everything that must outlast the process is in the database, and a job that is created again goes on
+from there: a line without a result is computed, whether it was begun before or not.
+
+Each model computes as many lines at once as it has slots, so that few wait in its queue, where they
+have batch priority: the router serves other requests first. A line waits until its model has a
+place. Each owner of batches has a queue for each model, and the one with the fewest places comes
+first. Each batch waits with one line at a time, so batches take turns. The lines that are computed
+together take a bounded amount of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from proxy.batches import lines as lines_module
+from proxy.batches import rows
+from proxy.batches.line_runner import KeyGone, Tools, run_line, store
+from proxy.batches.lines import RequestLine, Validation, is_blank, read_valid_line
+from proxy.batches.records import Batch, End, StoredLine
+from proxy.errors import ProxyError
+from proxy.settings import JobSettings, ProxySettings
+
+_MEMORY_MAX_BYTES: Final = 64 * 1024**2
+
+
+def places_of(slots: int, settings: JobSettings) -> int:
+    """How many lines a model with so many slots computes at once; 0 slots: not known yet."""
+    return max(1, min(slots, settings.max_in_flight))
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """The right to compute one line, from `Places.take` until `Places.release`."""
+
+    model: str
+    owner: str
+    size_bytes: int
+    granted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Places:
+    """The places of all models; `limit_of` says how many a model has now."""
+
+    def __init__(self, limit_of: Callable[[str], int]) -> None:
+        self._limit_of = limit_of
+        self._taken: Counter[str] = Counter()
+        self._taken_by: Counter[tuple[str, str]] = Counter()
+        self._held_bytes = 0
+        self._waiting: deque[Place] = deque()
+
+    async def take(self, place: Place) -> None:
+        """Wait for a place; it may have been released before."""
+        self._waiting.append(place)
+        self._grant()
+        try:
+            await place.granted.wait()
+        except asyncio.CancelledError:
+            if not place.granted.is_set():
+                self._waiting.remove(place)
+            self.release(place)
+            raise
+
+    def release(self, place: Place) -> None:
+        """Give a place back; nothing where it is not taken."""
+        if place.granted.is_set():
+            place.granted.clear()
+            self._count(place, -1)
+            self._grant()
+
+    def _count(self, place: Place, change: int) -> None:
+        self._taken[place.model] += change
+        self._taken_by[place.model, place.owner] += change
+        if not self._taken_by[place.model, place.owner]:
+            del self._taken_by[place.model, place.owner]
+        self._held_bytes += change * place.size_bytes
+
+    def _grant(self) -> None:
+        while place := min(filter(self._has_room, self._waiting), key=self._turn, default=None):
+            self._waiting.remove(place)
+            self._count(place, 1)
+            place.granted.set()
+
+    def _turn(self, place: Place) -> int:
+        """Return the places of an owner; of equals, `min` takes the one that came first."""
+        return self._taken_by[place.model, place.owner]
+
+    def _has_room(self, place: Place) -> bool:
+        is_small = self._held_bytes + place.size_bytes <= _MEMORY_MAX_BYTES
+        is_alone = not self._held_bytes
+        return (is_small or is_alone) and self._taken[place.model] < self._limit_of(place.model)
+
+
+# Lines that get their results in one transaction when a batch expires.
+_EXPIRED_AT_ONCE: Final = 500
+
+
+class Job:
+    """A batch that has not ended; `run` it once."""
+
+    def __init__(self, batch: Batch, places: Places, tools: Tools, settings: ProxySettings) -> None:
+        self._batch = batch
+        self._places = places
+        self._tools = tools
+        self._settings = settings
+        self._order = asyncio.Lock()  # of its lines, where one waits for a place
+        self._timeout: asyncio.Timeout | None = None
+        self._is_cancelled = batch.status == "cancelling"
+
+    async def run(self) -> None:
+        """Return when the batch has ended; cancelled, it goes on in another job."""
+        self._note(self._batch)
+        left_s = max(0, self._batch.expires_at - self._tools.now())
+        self._timeout = timeout = asyncio.timeout(0 if self._is_cancelled else left_s)
+        try:
+            async with timeout:
+                await self._work()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+        if self._batch.is_active:
+            await self._end()
+
+    def cancel(self) -> None:
+        """End it without the lines that have no result."""
+        self._is_cancelled = True
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _note(self, batch: Batch) -> None:
+        self._batch = batch
+        self._tools.reporter.changed(batch)
+
+    # Lines.
+
+    async def _work(self) -> None:
+        if self._batch.status == "validating":
+            await self._validate()
+        if self._batch.status == "in_progress":
+            try:
+                await self._compute()
+            except* KeyGone:
+                self._is_cancelled = True
+
+    async def _validate(self) -> None:
+        names = self._tools.access.names(self._batch.owner)
+        if names is None:
+            self._is_cancelled = True
+            return
+        validation = Validation(self._batch.endpoint, self._settings, names.resolve)
+        at: int | None = 0
+        while at is not None and not validation.is_full:
+            at = await self._validate_some(validation, at)
+        errors, total, now = validation.errors(), validation.total, self._tools.now()
+        batch_id = self._batch.id
+        self._note(
+            await self._tools.database.write_until_done(
+                lambda connection: (
+                    rows.fail_batch(connection, batch_id, errors, now)
+                    if errors
+                    else rows.begin_batch(connection, batch_id, total, now)
+                )
+            )
+        )
+
+    async def _validate_some(self, validation: Validation, after: int) -> int | None:
+        """Validate the lines behind a number; return that of the last, or None at the end."""
+        lines = await self._tools.database.read_until_done(
+            lambda connection: rows.lines_of(connection, self._batch.input_file, after)
+        )
+        await asyncio.to_thread(validation.add_all, lines)
+        return lines[-1].number if lines else None
+
+    async def _compute(self) -> None:
+        after = 0
+        async with asyncio.TaskGroup() as group:
+            while found := await self._pending(after, 1):
+                (line,) = found
+                after = line.number
+                if not is_blank(line.data):
+                    await self._begin(line, group)
+
+    async def _begin(self, line: StoredLine, group: asyncio.TaskGroup) -> None:
+        """Compute a line as soon as its model has a place for it."""
+        request = read_valid_line(line.data)
+        place = Place(self._model(request), self._batch.owner, len(line.data))
+        async with self._order:
+            await self._places.take(place)
+        pause = functools.partial(self._pause, place)
+        task = group.create_task(run_line(self._batch, line, request, self._tools, pause))
+        # Also where the task is cancelled before its first step.
+        task.add_done_callback(lambda _: self._places.release(place))
+
+    async def _pause(self, place: Place, wait_s: float) -> None:
+        """Wait with a line for the limits of its key; no line behind it begins before."""
+        self._places.release(place)
+        async with self._order:
+            await self._tools.sleep(wait_s)
+            await self._places.take(place)
+
+    def _model(self, request: RequestLine) -> str:
+        """The model that a line means; empty where its owner may not use it."""
+        names = self._tools.access.names(self._batch.owner)
+        if names is None:
+            raise KeyGone
+        try:
+            return names.resolve(request.model).model_info.id
+        except ProxyError:
+            return ""
+
+    async def _pending(self, after: int, most: int) -> list[StoredLine]:
+        return await self._tools.database.read_until_done(
+            lambda connection: rows.pending_lines(connection, self._batch, after, most)
+        )
+
+    # The end.
+
+    async def _end(self) -> None:
+        database, batch_id, now = self._tools.database, self._batch.id, self._tools.now()
+        change = rows.cancel_batch if self._is_cancelled else rows.finalize_batch
+        self._note(
+            await database.write_until_done(lambda connection: change(connection, batch_id, now))
+        )
+        status: End = "cancelled" if self._batch.status == "cancelling" else "expired"
+        if self._batch.status == "finalizing":
+            status = await self._complete()
+        ttl_s = self._tools.settings.keep_files_s
+        self._note(
+            await database.write_until_done(
+                lambda connection: rows.end_batch(
+                    connection, self._batch, status, self._tools.now(), ttl_s
+                )
+            )
+        )
+
+    async def _complete(self) -> End:
+        """Give lines without a result one: the window is over."""
+        after = 0
+        while lines := await self._pending(after, _EXPIRED_AT_ONCE):
+            after = lines[-1].number
+            results = [
+                lines_module.expired_result(line.number, read_valid_line(line.data).custom_id)
+                for line in lines
+                if not is_blank(line.data)
+            ]
+            await store(self._batch, results, self._tools)
+        has_expired = await self._tools.database.read_until_done(
+            lambda connection: rows.has_expired_lines(connection, self._batch.key)
+        )
+        return "expired" if has_expired else "completed"
+
+
+_SWEEP_EVERY_S: Final = 3600.0
+
+
+class Runner:
+    """Nothing is read before there is a database: `wake` it when there is more to do.
+
+    Attributes:
+        uploading: The ids of files that are being written.
+    """
+
+    def __init__(self, places: Places, tools: Tools, settings: ProxySettings) -> None:
+        self.uploading: set[str] = set()
+        self._places = places
+        self._tools = tools
+        self._settings = settings
+        self._jobs: dict[str, Job] = {}
+        self._wake = asyncio.Event()
+        self._sweep_soon = asyncio.Event()
+
+    def wake(self) -> None:
+        """A batch was created."""
+        self._wake.set()
+
+    def cancel(self, batch_id: str) -> None:
+        """A batch is being cancelled."""
+        if job := self._jobs.get(batch_id):
+            job.cancel()
+        else:
+            self._wake.set()
+
+    def sweep_soon(self) -> None:
+        """A file was deleted, or its upload given up."""
+        self._sweep_soon.set()
+
+    async def serve(self) -> None:
+        """Run until cancelled; lines in flight then go back to their batches."""
+        self._jobs.clear()
+        self._wake.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sweep())
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if self._tools.database.exists:
+                    await self._begin(group)
+
+    async def _begin(self, group: asyncio.TaskGroup) -> None:
+        for batch in await self._tools.database.read_until_done(rows.active_batches):
+            if batch.id not in self._jobs:
+                self._jobs[batch.id] = Job(batch, self._places, self._tools, self._settings)
+                group.create_task(self._run(batch))
+
+    async def _run(self, batch: Batch) -> None:
+        await self._jobs[batch.id].run()
+        del self._jobs[batch.id]
+
+    async def _sweep(self) -> None:
+        """Remove what does not exist any more, at once, when told, and every hour."""
+        while True:
+            if self._tools.database.exists:
+                await self._sweep_all()
+            try:
+                async with asyncio.timeout(_SWEEP_EVERY_S):
+                    await self._sweep_soon.wait()
+            except TimeoutError:
+                continue
+            finally:
+                self._sweep_soon.clear()
+
+    async def _sweep_all(self) -> None:
+        database, now = self._tools.database, self._tools.now()
+        await database.write_until_done(lambda connection: rows.expire_files(connection, now))
+        is_left = True
+        while is_left:
+            is_left = await database.write_until_done(
+                lambda connection: rows.sweep_files(connection, frozenset(self.uploading))
+            )

@@ -1,1 +1,0 @@
-"""Request bodies: read, decompressed, bounded and parsed before anything else sees them."""

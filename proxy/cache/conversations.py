@@ -1,0 +1,183 @@
+"""Conversations by the hashes of their last turns. Bounded: the least recently used go first.
+
+Also how many of the latest conversations of a model each process owns, and what was forgotten of
+conversations, for callers that delete their caches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from proxy.cache.processes import Run
+from proxy.observe.cache_finding import NoFile
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenConversations:
+    """Conversations that the router forgot.
+
+    Attributes:
+        turn_hashes: Of all their turns, as far as known.
+        slots: Idle slots that held them: instance and number.
+        numbers: Of the conversations that were known.
+    """
+
+    turn_hashes: frozenset[int]
+    slots: tuple[tuple[str, int], ...] = ()
+    numbers: frozenset[int] = frozenset()
+
+
+# Only the latest conversations of a model count for balance: older ones fill no slot, and a new
+# instance must not get all new ones until it owns as many. Of a thousand instances 128 would leave
+# most without any, and new conversations with those that were used first.
+_LATEST_MIN: Final = 128
+_LATEST_PER_INSTANCE: Final = 8
+
+
+class LatestConversations:
+    """Those of one model; some may be of processes that have ended.
+
+    Attributes:
+        counts: Conversations of each process.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[Run] = Counter()
+        self._latest: OrderedDict[Conversation, Run] = OrderedDict()
+        self._owners: dict[int, int] = {}
+
+    @property
+    def owners(self) -> Mapping[int, int]:
+        """The sets of processes, by how many conversations they own: 1 and more."""
+        return self._owners
+
+    def touch(self, conversation: Conversation, instances: int) -> None:
+        """Count a conversation as the latest, for the process that owns it now.
+
+        More count where there are many instances.
+        """
+        before, now = self._latest.pop(conversation, None), conversation.run
+        self._latest[conversation] = now
+        if before is not now:
+            self._count(now, 1)
+            if before:
+                self._count(before, -1)
+        if len(self._latest) > max(_LATEST_MIN, _LATEST_PER_INSTANCE * instances):
+            _, owner = self._latest.popitem(last=False)
+            self._count(owner, -1)
+
+    def forget(self, ended: int) -> None:
+        """Forget those of a set of processes."""
+        for conversation, run in tuple(self._latest.items()):
+            if run.bit & ended:
+                del self._latest[conversation]
+                self._count(run, -1)
+
+    def _count(self, run: Run, change: int) -> None:
+        before = self.counts[run]
+        self.counts[run] = now = before + change
+        if before:
+            self._owners[before] &= ~run.bit
+        if now:
+            self._owners[now] = self._owners.get(now, 0) | run.bit
+        else:
+            del self.counts[run]
+        if before and not self._owners[before]:
+            del self._owners[before]
+
+
+# The ends of its last turns, and its own name if it has one.
+_TURNS_MAX: Final = 6
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """A conversation and its owner.
+
+    Attributes:
+        run: The process of its owner, whose cache holds it.
+        turn_hashes: Which identify its next turn, the oldest first, at hashes_max 6.
+        number: Of this process; says nothing of the text.
+        no_file: Why its latest turn was not saved when it could have been; None: it was, or never
+            could.
+    """
+
+    model: str
+    run: Run
+    turn_hashes: list[int] = field(default_factory=list)
+    number: int = field(default_factory=count(1).__next__)
+    no_file: NoFile | None = None
+
+    @property
+    def owner(self) -> str:
+        """The instance."""
+        return self.run.name
+
+
+class Conversations:
+    """Conversations of all models, with at hashes_max `hashes_max` hashes.
+
+    `is_alive` returns whether a process still runs.
+    """
+
+    def __init__(self, hashes_max: int, is_alive: Callable[[Run], bool]) -> None:
+        self._hashes_max = hashes_max
+        self._is_alive = is_alive
+        self._conversations: OrderedDict[int, Conversation] = OrderedDict()
+        self._latest: dict[str, LatestConversations] = {}
+
+    def __len__(self) -> int:
+        return len(self._conversations)
+
+    def get(self, turn_hash: int) -> Conversation | None:
+        """Return the conversation of a hash, whether or not its process still runs."""
+        return self._conversations.get(turn_hash)
+
+    def find(self, hashes: Iterable[int]) -> Conversation | None:
+        """Return the first of these hashes' conversations whose process still runs."""
+        found = map(self._conversations.get, hashes)
+        return next(
+            (
+                conversation
+                for conversation in found
+                if conversation and self._is_alive(conversation.run)
+            ),
+            None,
+        )
+
+    def latest(self, model: str) -> LatestConversations:
+        """Return how many of the latest conversations of a model each process owns."""
+        latest = self._latest.get(model)
+        if latest is None:
+            latest = self._latest[model] = LatestConversations()
+        return latest
+
+    def forget(self, ended: int) -> None:
+        """Count those of a set of processes no longer."""
+        for latest in self._latest.values():
+            latest.forget(ended)
+
+    def add_turn(self, conversation: Conversation, turn_hash: int) -> None:
+        """Identify a conversation by one more hash, and no longer by its oldest."""
+        if self._conversations.get(turn_hash) is not conversation:
+            conversation.turn_hashes.append(turn_hash)
+            self._conversations[turn_hash] = conversation
+        self._conversations.move_to_end(turn_hash)
+        if len(conversation.turn_hashes) > _TURNS_MAX:
+            self._remove_turn(conversation, conversation.turn_hashes.pop(0))
+        while len(self._conversations) > self._hashes_max:
+            self._conversations.popitem(last=False)
+
+    def remove(self, conversation: Conversation) -> None:
+        """Forget a conversation: its next turn begins a new one."""
+        for turn_hash in conversation.turn_hashes:
+            self._remove_turn(conversation, turn_hash)
+        conversation.turn_hashes.clear()
+
+    def _remove_turn(self, conversation: Conversation, turn_hash: int) -> None:
+        if self._conversations.get(turn_hash) is conversation:
+            del self._conversations[turn_hash]

@@ -1,0 +1,403 @@
+"""What the instances' caches are believed to hold, and which instance owns which conversation.
+
+Beliefs are hints: noted when a request is given to an instance, weighed by what responses report of
+its cache, and forgotten when its process is replaced. A withdrawn instance that is admitted again
+as the same process still has its cache. All of it is bounded: what was used least recently goes
+first, of a prompt its end before its prefix. What other machines say of theirs is believed less.
+
+A question costs the same for one instance as for a thousand: they are bits of a number. The answer
+is a `CacheHint`: tokens with the instances that hold them, estimated as those of prompts are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Final
+
+from proxy.cache.conversations import Conversation, Conversations, ForgottenConversations
+from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.miss_cause import RecentPrompts
+from proxy.cache.prefix_tree import PrefixTree, PromptEnds
+from proxy.cache.processes import RATIO_STEPS, Run, Runs
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.cache.remote_prefixes import PrefixDigests, RemotePrefixes
+from proxy.cache.slot_files import SlotFileIndex
+from proxy.cache.slot_map import SlotContent, SlotMap, SlotOwners
+from proxy.upstream.engine_state import SlotState
+from proxy.upstream.timings import Timings, average
+from proxy.upstream.upstream import Upstream
+
+Levels = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHint:
+    """What is believed of the caches for one prompt at one moment.
+
+    Attributes:
+        owner: The instance that has the conversation, or None.
+        cached: Tokens of the prompt, each number with the set of instances that hold so many, the
+            most first; an instance is in one set at most. A file counts for all that can restore
+            it, less what could be computed meanwhile.
+        held: The same without files.
+        saved: Of files alone.
+        conversation: None for a new one.
+    """
+
+    owner: str | None = None
+    cached: Levels = ()
+    held: Levels = ()
+    saved: Levels = ()
+    conversation: Conversation | None = None
+
+    def cached_tokens(self, instances: int) -> int:
+        """Return the most tokens of the prompt that one of a set of instances holds."""
+        return most_tokens(self.cached, instances)
+
+    def held_tokens(self, instances: int) -> int:
+        """Return the same without files."""
+        return most_tokens(self.held, instances)
+
+    def saved_tokens(self, instances: int) -> int:
+        """Return what a file is worth to one of a set of instances."""
+        return most_tokens(self.saved, instances)
+
+
+NO_HINT: Final = CacheHint()
+
+
+def most_tokens(levels: Levels, instances: int) -> int:
+    return next((tokens for tokens, holders in levels if holders & instances), 0)
+
+
+def at_most(levels: Levels, some: int, tokens_max: int) -> list[tuple[int, int]]:
+    """Return tokens with those that hold them, where some hold `tokens_max` at most."""
+    found = []
+    for tokens, holders in levels:
+        found.append((tokens, holders & ~some if tokens > tokens_max else holders))
+        if tokens > tokens_max:
+            found.append((tokens_max, holders & some))
+    return sorted(
+        ((tokens, holders) for tokens, holders in found if tokens and holders), reverse=True
+    )
+
+
+def best_of(levels: Levels, other: Levels) -> list[tuple[int, int]]:
+    """Return the more that each instance has by one of two lists."""
+    found, seen = [], 0
+    for tokens, holders in sorted((*levels, *other), reverse=True):
+        if some := holders & ~seen:
+            found.append((tokens, some))
+        seen |= holders
+    return found
+
+
+# Each conversation has some turn hashes and dozens of blocks.
+_BLOCKS_PER_HASH: Final = 8
+
+
+class PrefixIndex:
+    """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts.
+
+    Attributes:
+        digests: What other machines are told of the instances of this one.
+        remote: What other machines tell of theirs.
+        recent: The latest prompts of conversations.
+        files: Slot files on disk.
+    """
+
+    def __init__(
+        self, prefix_index_max_blocks: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.digests = PrefixDigests(clock)
+        self.remote = RemotePrefixes(prefix_index_max_blocks)
+        self.recent = RecentPrompts()
+        self.files = SlotFileIndex(prefix_index_max_blocks)
+        self._clock = clock
+        hashes_max = max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH)
+        self._prompts = PrefixTree(prefix_index_max_blocks, hashes_max)
+        self._ends = PromptEnds(hashes_max)
+        self._runs = Runs(self._forget)
+        self._conversations = Conversations(hashes_max, self._runs.is_latest)
+
+    def __len__(self) -> int:
+        return len(self._prompts) + len(self._ends) + len(self._conversations)
+
+    def register(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
+        """Note that an instance is admitted; a new process holds what it was filled with."""
+        if run := self._runs.register(upstream):
+            self.digests.forget(upstream.name)
+            filled = list(filled)
+            run.slot_map.owners = SlotOwners(is_new=not filled)
+            for slot in sorted(filled, key=attrgetter("task")):
+                run.slot_map.add_restored(slot, self._restored(upstream, run, slot.fingerprint))
+
+    def bit(self, name: str) -> int:
+        """Return an instance as a set of one, until it is registered as another process."""
+        return self._runs[name].bit
+
+    def forget(self, name: str) -> None:
+        """Forget an instance that does not come back."""
+        self._runs.end(name)
+        self.digests.forget(name)
+
+    def slot_map(self, name: str) -> SlotMap:
+        return self._runs[name].slot_map
+
+    def run(self, name: str) -> Run | None:
+        """Return the latest process of an instance."""
+        return self._runs.get(name)
+
+    def runs_with_files(self) -> Collection[Run]:
+        """Return the processes that can restore slot files."""
+        return self._runs.with_files.values()
+
+    def note_end(self, name: str, *, has_failed: bool) -> None:
+        """Note that the process of an instance ended; it failed if nobody had stopped it."""
+        if run := self._runs.get(name):
+            run.has_ended, run.has_failed = True, has_failed
+
+    # Questions.
+
+    def look_up(self, prompt: Prompt | None, session: int | None) -> CacheHint:
+        if prompt is None:
+            return NO_HINT
+        hashes = (*reversed(prompt.turn_hashes), session)
+        conversation = self._conversations.find(
+            turn_hash for turn_hash in hashes if turn_hash is not None
+        )
+        levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
+        cached = _expected_tokens(levels, self._runs.by_ratio, prompt.tokens)
+        owner = conversation.owner if conversation else None
+        hint = CacheHint(owner, cached, cached, conversation=conversation)
+        if self._runs.with_files:
+            hint = self._with_files(hint, prompt, session)
+        return self._with_remote(hint, prompt) if self.remote else hint
+
+    def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
+        """Return how much of a prompt an instance has in an idle slot, its host cache or a file."""
+        run, saved = self._runs.get(upstream.name), self.files.find(upstream.cache_key, prompt)
+        held = run.slot_map.held_blocks_max(prompt.blocks) if run else 0
+        return max(held, saved.blocks if saved else 0)
+
+    def held_tokens(self, prompt: Prompt) -> list[tuple[int, int]]:
+        """Return tokens of a prompt, each with the instances that were given as many before."""
+        levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
+        return [(min(BLOCK_TOKENS * blocks, prompt.tokens), holders) for blocks, holders in levels]
+
+    def holders(self, blocks: Sequence[int]) -> int:
+        """Return the instances that were given a prompt with all these blocks before."""
+        levels = self._prompts.levels(blocks)
+        return next((holders for held, holders in levels if held == len(blocks)), 0)
+
+    def ended_conversation(self, prompt: Prompt) -> Conversation | None:
+        """Return the conversation that a prompt continues whose process has ended, if any."""
+        found = map(self._conversations.get, reversed(prompt.turn_hashes))
+        return next(
+            (
+                conversation
+                for conversation in found
+                if conversation and not self._runs.is_latest(conversation.run)
+            ),
+            None,
+        )
+
+    def conversations_per_instance(self, model: str) -> Mapping[str, int]:
+        """Return how many of the latest conversations of a model each instance owns."""
+        counts = self._conversations.latest(model).counts
+        return {run.name: count for run, count in counts.items() if self._runs.is_latest(run)}
+
+    def owners(self, model: str) -> Mapping[int, int]:
+        """Return the same as sets of instances, by how many they own: 1 and more."""
+        return self._conversations.latest(model).owners
+
+    def fingerprints(
+        self, name: str, listed: Sequence[SlotState], now_s: float
+    ) -> dict[int, ConversationFingerprint]:
+        """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
+        if (run := self._runs.get(name)) is None:
+            return {}
+        held = run.slot_map.idle_conversations(listed, now_s)
+        return {slot: _fingerprint(run, tracked.content) for slot, tracked in held.items()}
+
+    def fingerprint(self, name: str, content: SlotContent) -> ConversationFingerprint:
+        """Return the conversation that a slot of an instance holds; empty where it holds none."""
+        run = self._runs.get(name)
+        return _fingerprint(run, content) if run else ConversationFingerprint()
+
+    def owner(self, fingerprint: ConversationFingerprint) -> str | None:
+        """Return the instance that has a conversation now."""
+        conversation = self._conversations.find(fingerprint.turn_hashes)
+        return conversation.owner if conversation else None
+
+    # What happens.
+
+    def assign(
+        self, upstream: Upstream, prompt: Prompt, session: int | None, hint: CacheHint
+    ) -> Conversation:
+        """Note that a prompt is given to an instance, which owns its conversation from now on.
+
+        Returns the conversation: the same object for each of its turns.
+        """
+        run = self._runs[upstream.name]
+        conversation = hint.conversation or Conversation(upstream.model, run)
+        conversation.run = run
+        self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
+        if session is not None:
+            self._conversations.add_turn(conversation, session)
+        self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
+        self._add_prefix(run, prompt.blocks)
+        return conversation
+
+    def record(
+        self,
+        name: str,
+        prompt: Prompt,
+        expected_cached: int,
+        timings: Timings | None,
+        reply: Mapping[str, Any] | None,
+    ) -> None:
+        """Note how an instance answered a prompt, of which `expected_cached` tokens were expected.
+
+        `reply` is the assistant's message, which identifies the next turn.
+        """
+        if timings and (run := self._runs.get(name)):
+            # Its cache may have little room. With nothing expected, there is nothing to doubt.
+            found = timings.cached_tokens / expected_cached if expected_cached else 1.0
+            self._runs.set_hit_ratio(run, average(run.hit_ratio, min(1.0, found)))
+            self._add_prefix(run, prompt.blocks)
+        if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
+            self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
+
+    def forget_conversations(self, turn_hashes: Collection[int]) -> ForgottenConversations:
+        """Forget the conversations of these turns; their next turns begin new ones."""
+        found = {known for turn in turn_hashes if (known := self._conversations.get(turn))}
+        hashes, slots = {*turn_hashes}, list[tuple[str, int]]()
+        for conversation in found:
+            hashes.update(conversation.turn_hashes)
+            for run in self._runs.values():
+                if (id_slot := run.slot_map.forget(conversation)) is not None:
+                    slots.append((run.name, id_slot))
+            self._conversations.remove(conversation)
+            self.recent.forget(conversation)
+        numbers = frozenset(conversation.number for conversation in found)
+        return ForgottenConversations(frozenset(hashes), tuple(slots), numbers)
+
+    def _add_prefix(self, run: Run, blocks: Sequence[int]) -> None:
+        """Note that a process holds a prompt, computed or restored."""
+        if run.resumable_prompts:
+            self._ends.add(blocks, run.bit, run.resumable_prompts)
+        else:
+            self._prompts.add(blocks, run.bit)
+
+    def _forget(self, ended: int) -> None:
+        """Forget all of a set of processes that have ended."""
+        self._prompts.remove(ended)
+        self._ends.remove(ended)
+        self._conversations.forget(ended)
+
+    def _restored(
+        self, upstream: Upstream, run: Run, fingerprint: ConversationFingerprint
+    ) -> Conversation | None:
+        """Return a conversation that a process begins with; None where it continued elsewhere.
+
+        If it did not, it belongs to this process from now on: the one before will be replaced.
+        """
+        self._add_prefix(run, fingerprint.blocks)
+        if not fingerprint.turn_hashes:
+            return None
+        conversation = self._conversations.find(fingerprint.turn_hashes)
+        if conversation and conversation.run is not run:
+            if conversation.turn_hashes[-1] not in fingerprint.turn_hashes:
+                return None
+            conversation.run = run
+        else:
+            conversation = Conversation(upstream.model, run)
+            for turn_hash in fingerprint.turn_hashes:
+                self._conversations.add_turn(conversation, turn_hash)
+        self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
+        return conversation
+
+    def _with_files(self, hint: CacheHint, prompt: Prompt, session: int | None) -> CacheHint:
+        """Take out what is in no slot and no host cache any more, and add what files have."""
+        lost = self._lost(hint.conversation)
+        held = at_most(hint.held, lost, prompt.shared_tokens) if lost else hint.held
+        owner = hint.owner
+        if owner and lost & self._runs[owner].bit:
+            owner = None
+        saved = self._saved(prompt, session) if len(self.files) else []
+        cached = best_of(held, saved) if saved else held
+        return replace(hint, owner=owner, cached=cached, held=held, saved=saved)
+
+    def _lost(self, conversation: Conversation | None) -> int:
+        """Return the instances that can restore files and do not hold a conversation."""
+        if conversation is None:
+            return 0
+        runs = self._runs.with_files.values()
+        return sum(run.bit for run in runs if not run.holds(conversation))
+
+    def _saved(self, prompt: Prompt, session: int | None) -> list[tuple[int, int]]:
+        by_key: dict[str, int] = {}
+        for run in self._runs.with_files.values():
+            by_key[run.cache_key] = by_key.get(run.cache_key, 0) | run.bit
+        found = [(self.files.find(key, prompt, session), runs) for key, runs in by_key.items()]
+        return sorted(
+            (
+                (conversation.worth_tokens, runs)
+                for conversation, runs in found
+                if conversation and conversation.worth_tokens > 0
+            ),
+            reverse=True,
+        )
+
+    def _with_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
+        """Add what other machines say; an owner only where it has a later turn than ours."""
+        remote, more = self.remote.find(prompt, self._clock()), 0
+        cached: dict[int, int] = {}
+        for name, held in remote.tokens.items():
+            if run := self._runs.get(name):
+                tokens = round(held * run.ratio_step / RATIO_STEPS)
+                if tokens > hint.cached_tokens(run.bit):
+                    cached[tokens] = cached.get(tokens, 0) | run.bit
+                    more |= run.bit
+        known = ((tokens, holders & ~more) for tokens, holders in hint.cached)
+        is_later = self._runs.get(remote.owner or "") and not self._conversations.find(
+            prompt.turn_hashes[remote.turn :]
+        )
+        return replace(
+            hint,
+            owner=remote.owner if is_later else hint.owner,
+            cached=sorted((*known, *cached.items()), reverse=True),
+        )
+
+
+def _fingerprint(run: Run, content: SlotContent) -> ConversationFingerprint:
+    conversation = content.conversation
+    if isinstance(conversation, Conversation) and not _is_beyond(run, conversation):
+        return ConversationFingerprint(tuple(conversation.turn_hashes), content.blocks)
+    return ConversationFingerprint((), content.blocks)
+
+
+def _is_beyond(run: Run, conversation: Conversation) -> bool:
+    """Return whether another process holds a later turn of a conversation; not one to come."""
+    other = conversation.run
+    return other is not run and not other.has_ended and other.holds(conversation)
+
+
+def _expected_tokens(
+    levels: Levels, by_ratio: Mapping[int, int], tokens_max: int
+) -> list[tuple[int, int]]:
+    """Return expected tokens of a prompt with those that hold them; less than one is none."""
+    deeper, found = 0, []
+    for blocks, holders in reversed(levels):
+        held = min(blocks * BLOCK_TOKENS, tokens_max)
+        for step, runs in by_ratio.items():
+            tokens = round(held * step / RATIO_STEPS)
+            if tokens and (some := holders & runs & ~deeper):
+                found.append((tokens, some))
+        deeper |= holders
+    found.sort(reverse=True)
+    return found

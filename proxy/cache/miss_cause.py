@@ -1,0 +1,551 @@
+"""Why a prompt was not found in the cache: decided from hashes and figures. Pure.
+
+It is compared with the latest prompt of its conversation, which is kept as hashes: where the two
+differ, and how. A conversation is found by the hashes of its turns (`conversations`). A client that
+changes its system prompt or its tools, or drops old messages, seems to begin another one: it is
+found by its last messages, which the next request repeats, or else by the client's latest prompts
+that begin the same way. Bounded: the conversations used least recently go first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from proxy.cache.conversations import Conversation
+from proxy.cache.processes import Run
+from proxy.cache.prompt import BLOCK_BYTES, COMMON, Hashes, Outline, Prompt, Role, shared_blocks
+from proxy.observe.cache_finding import PLAIN, CacheFinding, Cause, Tier
+
+# A client that drops old messages may put a few of its own in their place.
+_INSERTED_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference of a prompt from an earlier one.
+
+    Attributes:
+        part: The first part that differs.
+        message: The client's number of its message; None where it is of none.
+        shared_bytes: Equal bytes from the start: at least so many, and less than a block more.
+        known_bytes: Of the prompt's parts, those that the earlier one had anywhere, and what took
+            the place of its system prompt or its tools.
+        dropped: Messages that were left out, for a truncated history.
+    """
+
+    cause: Cause
+    part: int
+    role: Role
+    message: int | None
+    shared_bytes: int
+    known_bytes: int
+    dropped: int = 0
+
+
+def difference(before: Hashes, now: Hashes) -> Difference | None:
+    """Return the first difference, or None where one prompt begins with the other."""
+    earlier, later = before.outline, now.outline
+    part = _first_unequal(earlier.hashes, later.hashes)
+    if part in {len(earlier.hashes), len(later.hashes)}:
+        return None
+    cause, dropped = _cause(earlier, later, part)
+    role, message = later.role(part), later.messages[part]
+    if cause is Cause.TOOLS_CHANGED:  # also where it has none any more
+        role, message = "tools", -1
+    replaced = cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
+    return Difference(
+        cause,
+        part,
+        role,
+        message if message >= 0 else None,
+        shared_bytes(before, now, part),
+        _known_bytes(earlier, later) + (later.sizes_bytes[part] if replaced else 0),
+        dropped,
+    )
+
+
+def shared_bytes(before: Hashes, now: Hashes, part: int) -> int:
+    """Return how many bytes are equal from the start, if the parts before `part` are."""
+    blocks = shared_blocks(before.blocks, now.blocks)
+    return max(sum(now.outline.sizes_bytes[:part]), blocks * BLOCK_BYTES)
+
+
+def _first_unequal(hashes: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(hashes, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(hashes), len(other)))
+
+
+def _cause(earlier: Outline, later: Outline, part: int) -> tuple[Cause, int]:
+    """Return the cause, and how many messages were left out."""
+    roles = {earlier.role(part), later.role(part)}
+    if "tools" in roles:
+        return Cause.TOOLS_CHANGED, 0
+    if dropped := _count_dropped(earlier, later, part):
+        return Cause.HISTORY_TRUNCATED, dropped
+    if "system" in roles:
+        return Cause.SYSTEM_PROMPT_CHANGED, 0
+    return Cause.MESSAGE_CHANGED, 0
+
+
+def _count_dropped(earlier: Outline, later: Outline, part: int) -> int:
+    """Return how many messages are missing where one of the next parts is a later one of before."""
+    places = {block_hash: at for at, block_hash in enumerate(earlier.hashes) if at > part}
+    for at in range(part, min(part + _INSERTED_MAX, len(later.hashes))):
+        place = places.get(later.hashes[at], at)
+        if place > at and earlier.role(part) != "system":
+            return max(1, earlier.messages[place] - earlier.messages[part])
+    return 0
+
+
+def _known_bytes(earlier: Outline, later: Outline) -> int:
+    known = set(earlier.hashes)
+    pairs = zip(later.hashes, later.sizes_bytes, strict=True)
+    return sum(size for block_hash, size in pairs if block_hash in known)
+
+
+# An engine computes at least the last token again, and a template ends differently before an answer
+# than after it. Fewer tokens, or a smaller share of the prompt, are no miss.
+_MISS_MIN_TOKENS: Final = 32
+_MISS_MIN_SHARE: Final = 0.05
+# Shared beginnings of prompts that belong to no common conversation: less is a coincidence.
+_SHARED_MIN_BYTES: Final = 128
+# A position from hashes is one from the engine's own count if they differ by no more than this.
+_SAME_PLACE_TOKENS: Final = 24
+_SAME_PLACE_SHARE: Final = 0.15
+
+
+class Held(StrEnum):
+    """Where the earlier prompt's cache was when the request began."""
+
+    SLOT = "slot"
+    """In the slot that the request got."""
+    TAKEN = "taken"
+    """In no slot any more: another conversation had taken it."""
+    BUSY = "busy"
+    """In a slot that another request of the conversation used."""
+    OTHER = "other"
+    """In another instance."""
+    UNLOADED = "unloaded"
+    """In a process that was stopped."""
+    CRASHED = "crashed"
+    """In a process that ended by itself."""
+    UNKNOWN = "unknown"
+
+
+class CacheKind(StrEnum):
+    """From where an engine can go on with a prompt that it holds."""
+
+    ANY = "any"
+    WINDOW = "window"
+    """Of a sliding window, only from its end, or a checkpoint."""
+    RECURRENT = "recurrent"
+
+
+_LOST_WITH: Final = MappingProxyType(
+    {
+        Held.BUSY: Cause.SLOT_BUSY,
+        Held.OTHER: Cause.OTHER_INSTANCE,
+        Held.CRASHED: Cause.ENGINE_RESTARTED,
+        Held.UNLOADED: Cause.MODEL_UNLOADED,
+    }
+)
+_LIMITED_BY: Final = MappingProxyType(
+    {
+        CacheKind.ANY: Cause.NOT_FOUND,
+        CacheKind.WINDOW: Cause.SLIDING_WINDOW,
+        CacheKind.RECURRENT: Cause.RECURRENT_STATE,
+    }
+)
+
+
+class Earlier(NamedTuple):
+    """An earlier prompt of the client.
+
+    Attributes:
+        request: Its id.
+        prompt_tokens: As the engine counted them.
+        is_same_conversation: Whether this one continues it; else it is only the latest of the
+            client's that begins the same way.
+    """
+
+    request: str
+    instance: str
+    hashes: Hashes
+    prompt_tokens: int
+    age_s: float
+    is_same_conversation: bool
+
+
+class CacheFacts(NamedTuple):
+    """What is known of one prompt and of the caches, when its response ends.
+
+    Attributes:
+        tokens: Of the prompt, as the engine counted them.
+        found: Of those, in the cache.
+        expected: Those that the router expected in the cache of the instance.
+        is_continued: Whether the prompt has an assistant's message: it is no first turn.
+        is_known: Whether the router knew the conversation.
+        is_awaited: Whether the request waited for the instance that held the earlier prompt.
+        is_cache_off: The request said so.
+        tier: Where it was found; None where that is not known.
+        restore_ms: How long the restore of a slot file took, for `Tier.DISK`.
+    """
+
+    hashes: Hashes
+    tokens: int
+    found: int
+    expected: int
+    instance: str
+    held: Held
+    kind: CacheKind = CacheKind.ANY
+    earlier: Earlier | None = None
+    is_continued: bool = False
+    is_known: bool = False
+    is_awaited: bool = False
+    is_cache_off: bool = False
+    tier: Tier | None = None
+    restore_ms: float | None = None
+
+
+def find_cause(facts: CacheFacts) -> CacheFinding:
+    """Decide why not all of a prompt that could be in the cache was found there."""
+    earlier, found = facts.earlier, facts.found
+    plain = CacheFinding(
+        Cause.ALL_FOUND if earlier or facts.is_known else Cause.FIRST_REQUEST,
+        facts.tokens,
+        found,
+        found,
+        earlier=earlier.request if earlier else None,
+        earlier_instance=earlier.instance if earlier else None,
+        age_s=round(earlier.age_s, 1) if earlier else None,
+        is_continued=facts.is_continued,
+        is_awaited=facts.is_awaited,
+        tier=facts.tier,
+        restore_ms=facts.restore_ms,
+    )
+    if earlier is None:
+        return _without_earlier(facts, plain)
+    if not _is_miss(facts.tokens - 1, facts):
+        return plain
+    return _compare_prompts(facts, earlier, plain)
+
+
+def _compare_prompts(facts: CacheFacts, earlier: Earlier, plain: CacheFinding) -> CacheFinding:
+    found = difference(earlier.hashes, facts.hashes)
+    if found is None:
+        reusable = min(earlier.prompt_tokens, facts.tokens - 1)
+        if not earlier.is_same_conversation:
+            return _without_earlier(facts, plain)
+        return _judge_loss(facts, plain._replace(reusable=reusable), reusable)
+    if not earlier.is_same_conversation and not _is_of_client(found):
+        return _without_earlier(facts, plain)
+    return _judge_change(facts, plain, found)
+
+
+def _without_earlier(facts: CacheFacts, plain: CacheFinding) -> CacheFinding:
+    """Judge the first request of a conversation, by what the router expected to be shared."""
+    first = plain if facts.is_known else plain._replace(cause=Cause.FIRST_REQUEST)
+    if facts.expected >= 2 * max(facts.found, _MISS_MIN_TOKENS):
+        reusable = min(facts.expected, facts.tokens - 1)
+        return _judge_loss(facts._replace(held=Held.TAKEN), first._replace(reusable=reusable), None)
+    return first
+
+
+def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> CacheFinding:
+    """Judge a prompt that the client changed: what that cost, and what was lost besides."""
+    total_bytes = max(1, facts.hashes.outline.size_bytes)
+    estimate = round(found.shared_bytes * facts.tokens / total_bytes)
+    is_exact = facts.kind is CacheKind.ANY and _is_same_place(estimate, facts)
+    if facts.held is Held.SLOT and facts.kind is CacheKind.ANY and found.role == "tools":
+        is_exact = True  # a template may put them elsewhere than before all else
+    shared = facts.found if is_exact else max(estimate, facts.found)
+    known = round(found.known_bytes * facts.tokens / total_bytes)
+    reusable = min(max(known, shared), facts.tokens - 1)
+    told = plain._replace(
+        cause=found.cause,
+        reusable=reusable,
+        shared=shared,
+        token=min(shared + 1, facts.tokens),
+        is_about=not is_exact,
+        message=found.message,
+        role=found.role,
+        dropped=found.dropped,
+    )
+    if not _is_miss(reusable, facts):
+        return told._replace(cause=Cause.ALL_FOUND)
+    is_seen = facts.held is not Held.UNKNOWN or facts.kind is not CacheKind.ANY
+    if is_seen and shared - facts.found > reusable - shared:
+        return _judge_loss(facts, told, shared)
+    return told
+
+
+def _judge_loss(facts: CacheFacts, told: CacheFinding, shared: int | None) -> CacheFinding:
+    """Judge a prompt whose cache was lost, or could not be used."""
+    told = told._replace(shared=shared)
+    if not _is_miss(told.reusable, facts):
+        return told._replace(cause=told.cause if told.cause in PLAIN else Cause.ALL_FOUND)
+    cause = _cause_of_loss(facts, is_extension=shared == told.reusable)
+    return told._replace(cause=cause)
+
+
+def _cause_of_loss(facts: CacheFacts, *, is_extension: bool) -> Cause:
+    if facts.is_cache_off:
+        return Cause.CACHE_OFF
+    if facts.held in _LOST_WITH:
+        return _LOST_WITH[facts.held]
+    if facts.held is Held.TAKEN and (is_extension or facts.kind is CacheKind.ANY):
+        return Cause.SLOT_EVICTED
+    return _LIMITED_BY[facts.kind]
+
+
+def _is_miss(reusable: int, facts: CacheFacts) -> bool:
+    least = max(_MISS_MIN_TOKENS, _MISS_MIN_SHARE * facts.tokens)
+    return reusable - facts.found > least
+
+
+def _is_of_client(found: Difference) -> bool:
+    """Whether two conversations differ in what a client's conversations have in common."""
+    is_common = found.cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
+    return is_common and found.shared_bytes >= _SHARED_MIN_BYTES
+
+
+def _is_same_place(estimate: int, facts: CacheFacts) -> bool:
+    least = max(_SAME_PLACE_TOKENS, _SAME_PLACE_SHARE * estimate)
+    return facts.found > 0 and abs(estimate - facts.found) <= least
+
+
+# Hashes in all: 8 bytes each, 2 MB.
+_HASHES_MAX: Final = 256 * 1024
+_CONVERSATIONS_MAX: Final = 1024
+_CLIENTS_MAX: Final = 256
+_LATEST_OF_CLIENT: Final = 4
+# By its last parts a conversation is found again; a new prompt is looked through from its end.
+_LANDMARKS: Final = 3
+_LOOKED_AT_MAX: Final = 64
+# A shorter part ("go on") is that of many conversations.
+_LANDMARK_MIN_BYTES: Final = 24
+_CANDIDATES_MAX: Final = 4
+_KNOWN_MIN_SHARE: Final = 0.5
+_SHARED_MIN_BLOCKS: Final = 2
+
+
+@dataclass(slots=True, eq=False)
+class RecentPrompt:
+    """A prompt and the answer to it.
+
+    Attributes:
+        client: As of `client_hash`.
+        run: The process that computed it.
+        ended_at_s: Monotonic.
+        prompt_tokens: As the engine counted them, without the answer.
+        hashes: The outline includes the answer.
+    """
+
+    request_id: str
+    client: int
+    run: Run
+    ended_at_s: float
+    prompt_tokens: int
+    hashes: Hashes
+    landmarks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Hashes, at least 1."""
+        return len(self.hashes.blocks) + 2 * len(self.hashes.outline.hashes) + 1
+
+
+@dataclass(slots=True)
+class _Client:
+    """The latest conversations of a client with a model, and the cause of its latest misses."""
+
+    latest: deque[Conversation] = field(default_factory=lambda: deque(maxlen=_LATEST_OF_CLIENT))
+    cause: str | None = None
+    repeated: int = 0
+
+
+class RecentPrompts:
+    def __init__(self, hashes_max: int = _HASHES_MAX) -> None:
+        self._hashes_max = hashes_max
+        self._prompts: OrderedDict[Conversation, RecentPrompt] = OrderedDict()
+        self._landmarks: dict[int, Conversation] = {}
+        self._clients: OrderedDict[int, _Client] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def find(
+        self, client: int, prompt: Prompt, conversation: Conversation | None
+    ) -> tuple[RecentPrompt | None, bool]:
+        """Return the prompt before, and whether it is of the same conversation.
+
+        `conversation` is the one that the prompt is known to continue, if any.
+        """
+        if conversation and (known := self._prompts.get(conversation)):
+            return known, True
+        if recent := self._by_landmarks(client, prompt.outline):
+            return recent, True
+        return self._with_same_beginning(client, prompt), False
+
+    def add(
+        self,
+        client: int,
+        conversation: Conversation,
+        recent: RecentPrompt,
+    ) -> None:
+        """Note the latest prompt of a conversation, in place of the one before."""
+        self._remove(conversation)
+        self._prompts[conversation] = recent
+        self._size += recent.size
+        for landmark in recent.landmarks:
+            self._landmarks[landmark] = conversation
+        latest = self._client(client).latest
+        if conversation not in latest:
+            latest.append(conversation)
+        while self._size > self._hashes_max or len(self._prompts) > _CONVERSATIONS_MAX:
+            self._remove(next(iter(self._prompts)))
+
+    def own_blocks(self, client: int, prompt: Prompt) -> int:
+        """Return how many blocks of a prompt a client's own recent prompts begin with."""
+        own = (recent.hashes.blocks for recent in self._prompts.values() if recent.client == client)
+        return max((shared_blocks(blocks, prompt.blocks) for blocks in own), default=0)
+
+    def conversation_of(self, request_id: str) -> Conversation | None:
+        """Return the conversation whose latest request this was."""
+        found = (
+            conversation
+            for conversation, recent in self._prompts.items()
+            if recent.request_id == request_id
+        )
+        return next(found, None)
+
+    def numbered(self, number: int) -> Conversation | None:
+        """Return the conversation of a number."""
+        return next(
+            (conversation for conversation in self._prompts if conversation.number == number), None
+        )
+
+    def forget(self, conversation: Conversation) -> None:
+        self._remove(conversation)
+
+    def repeated(self, client: int, cause: str) -> int:
+        """Count how many requests of a client, one after the other, had the same cause."""
+        found = self._client(client)
+        found.repeated = found.repeated + 1 if found.cause == cause else 1
+        found.cause = cause
+        return found.repeated
+
+    def ends_repetition(self, client: int) -> None:
+        self._client(client).cause = None
+
+    def _client(self, client: int) -> _Client:
+        found = self._clients.get(client)
+        if found is None:
+            found = self._clients[client] = _Client()
+            if len(self._clients) > _CLIENTS_MAX:
+                self._clients.popitem(last=False)
+        else:
+            self._clients.move_to_end(client)
+        return found
+
+    def _remove(self, conversation: Conversation) -> None:
+        if (before := self._prompts.pop(conversation, None)) is None:
+            return
+        self._size -= before.size
+        for landmark in before.landmarks:
+            if self._landmarks.get(landmark) is conversation:
+                del self._landmarks[landmark]
+
+    def _by_landmarks(self, client: int, outline: Outline) -> RecentPrompt | None:
+        """Return the prompt that has most of the messages before the last, and at least half."""
+        keys = _landmarks(client, outline, _LOOKED_AT_MAX)
+        found = dict.fromkeys(filter(None, map(self._landmarks.get, keys)))
+        candidates = [
+            self._prompts[conversation] for conversation in islice(found, _CANDIDATES_MAX)
+        ]
+        shares = [
+            (_known_share(candidate.hashes.outline, outline), candidate) for candidate in candidates
+        ]
+        share, best = max(shares, key=itemgetter(0), default=(0.0, None))
+        return best if share >= _KNOWN_MIN_SHARE else None
+
+    def _with_same_beginning(self, client: int, prompt: Prompt) -> RecentPrompt | None:
+        """Return the client's prompt with the longest beginning in common; the latest of equals."""
+        best, most = None, _SHARED_MIN_BLOCKS - 1
+        known = self._clients.get(client)
+        for conversation in reversed(known.latest) if known else ():
+            if recent := self._prompts.get(conversation):
+                shared = shared_blocks(recent.hashes.blocks, prompt.blocks)
+                if shared > most:
+                    best, most = recent, shared
+        return best
+
+
+def client_hash(model: str, client: str) -> int:
+    return xxh3_64_intdigest(f"{model}\0{client}".encode())
+
+
+def recent_prompt(
+    request_id: str,
+    run: Run,
+    prompt: Prompt,
+    answer: Iterable[tuple[int, int]],
+    figures: tuple[float, int],
+    client: int,
+) -> RecentPrompt:
+    """Return what is kept of a prompt; `answer` has hash and size of each part of the answer."""
+    outline = _with_answer(prompt.outline, answer)
+    ended_at_s, tokens = figures
+    hashes = Hashes(outline, array("Q", prompt.blocks))
+    landmarks = tuple(_landmarks(client, outline, _LANDMARKS))
+    return RecentPrompt(request_id, client, run, ended_at_s, tokens, hashes, landmarks)
+
+
+def _with_answer(outline: Outline, answer: Iterable[tuple[int, int]]) -> Outline:
+    hashes, sizes_bytes = array("Q", outline.hashes), array("L", outline.sizes_bytes)
+    messages, labels = array("l", outline.messages), outline.labels
+    number = messages[-1] + 1 if messages else 0
+    for part, size_bytes in answer:
+        hashes.append(part)
+        sizes_bytes.append(size_bytes)
+        messages.append(number)
+        labels += b"a"
+    return Outline(hashes, sizes_bytes, messages, labels)
+
+
+def _landmarks(client: int, outline: Outline, most: int) -> Iterator[int]:
+    """Return the keys of the last parts that tell a conversation from others, the last first."""
+    found = 0
+    for at in range(len(outline.hashes) - 1, -1, -1):
+        is_long = outline.sizes_bytes[at] >= _LANDMARK_MIN_BYTES
+        if is_long and not _is_common(outline, at):
+            yield outline.hashes[at] ^ client
+            found += 1
+            if found == most:
+                return
+
+
+def _is_common(outline: Outline, part: int) -> bool:
+    return bool(outline.labels) and outline.labels[part] in COMMON
+
+
+def _known_share(earlier: Outline, outline: Outline) -> float:
+    """Return what share of a prompt's messages before the last one another has, 0 to 1, by size."""
+    known, parts = set(earlier.hashes), range(len(outline.hashes))
+    own = [at for at in parts if not _is_common(outline, at)]
+    looked_at = own[:-1] or own
+    sizes_bytes = outline.sizes_bytes
+    total_bytes = sum(sizes_bytes[at] for at in looked_at)
+    known_bytes = sum(sizes_bytes[at] for at in looked_at if outline.hashes[at] in known)
+    return known_bytes / max(1, total_bytes)

@@ -1,0 +1,254 @@
+"""Prefixes that machines tell one another: digests of our caches, and beliefs about theirs.
+
+A digest is a list of turn hashes without the model's name (`proxy.cache.prompt`): the ends of the
+parts of each answered prompt, and of its answer. A client is told only of prompts that it sent
+itself: a client that has a hash can guess a text and check the guess. The latest entries are kept,
+each for half an hour after its last use at most, and none before a client asked for the first time.
+
+What other machines say is a belief, weaker than our own records. It expires, and the oldest goes
+first. A decision looks up each turn of its prompt once, however many machines there are and
+whatever they say; of those that hold the same prefix the latest few count.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from base64 import b64decode, b64encode
+from binascii import Error
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from proxy.cache.prompt import Prompt, toggle_model_name
+
+HASHES_MAX: Final = 8192
+EXPIRES_S: Final = 1800.0
+# One that is used again is told again, so that it does not expire.
+_REFRESH_S: Final = EXPIRES_S / 3
+_NUMBER: Final = struct.Struct("<Q")
+_FORMAT: Final = 1
+_MODELS_MAX: Final = 1024
+_CURSOR_MAX_CHARACTERS: Final = 64
+# Numbers of 8 bytes in base64, names, and the JSON around them.
+DIGEST_MAX_BYTES: Final = 512 * 1024
+
+
+class UnreadableDigest(Exception):
+    """A response is not a digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a machine's caches hold, by its ids of the models.
+
+    Attributes:
+        cursor: To be given when asking for what comes after this.
+        is_whole: It replaces all earlier ones.
+    """
+
+    cursor: str
+    is_whole: bool
+    hashes: Mapping[str, Sequence[int]]
+
+    @property
+    def encoded(self) -> bytes:
+        return orjson.dumps(
+            {
+                "format": _FORMAT,
+                "cursor": self.cursor,
+                "whole": self.is_whole,
+                "models": {model: _pack_hashes(hashes) for model, hashes in self.hashes.items()},
+            }
+        )
+
+
+def read_digest(body: bytes) -> Digest:
+    """Raises UnreadableDigest, also where it has more entries than one ever has."""
+    try:
+        content = orjson.loads(body)
+        models, cursor, is_whole = content["models"], content["cursor"], content["whole"]
+        is_ours = content["format"] == _FORMAT and len(models) <= _MODELS_MAX
+        hashes = {model: _unpack_hashes(text) for model, text in models.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, Error) as error:
+        raise UnreadableDigest("not a digest") from error
+    count = sum(map(len, hashes.values()))
+    if not (
+        is_ours
+        and isinstance(cursor, str)
+        and len(cursor) <= _CURSOR_MAX_CHARACTERS
+        and count <= HASHES_MAX
+    ):
+        raise UnreadableDigest("not a digest of this format")
+    return Digest(cursor, is_whole is True, hashes)
+
+
+def _pack_hashes(hashes: Sequence[int]) -> str:
+    return b64encode(b"".join(map(_NUMBER.pack, hashes))).decode()
+
+
+def _unpack_hashes(text: str) -> tuple[int, ...]:
+    raw = b64decode(text, validate=True)
+    if len(raw) % _NUMBER.size:
+        raise ValueError("half a number")
+    return tuple(number for (number,) in _NUMBER.iter_unpack(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    number: int
+    noted_at_s: float
+    instance: str
+
+
+class PrefixDigests:
+    """The prefixes that instances of this machine hold, by the client that sent them.
+
+    Args:
+        clock: Monotonic, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._is_read = False
+        # By client, model and hash, the latest last.
+        self._entries: OrderedDict[tuple[str, str, int], _Entry] = OrderedDict()
+        self._number = 0
+        self._run = secrets.token_hex(8)
+
+    def note(
+        self,
+        instance: str,
+        model: str,
+        client: str,
+        prompt: Prompt,
+        reply: Mapping[str, Any] | None,
+    ) -> None:
+        """Note that an instance answered a prompt of a client."""
+        if not self._is_read:
+            return
+        now_s = self._clock()
+        answered = (prompt.hash_with_reply(reply),) if reply else ()
+        for turn_hash in map(prompt.told, (*prompt.turn_hashes, *answered)):
+            self._add((client, model, toggle_model_name(turn_hash, model)), instance, now_s)
+        while len(self._entries) > HASHES_MAX:
+            self._entries.popitem(last=False)
+
+    def forget(self, instance: str) -> None:
+        """Note that the process of an instance was replaced: its cache is gone."""
+        held = [key for key, entry in self._entries.items() if entry.instance == instance]
+        for key in held:
+            del self._entries[key]
+        if held:
+            self._run = secrets.token_hex(8)
+
+    def after(self, cursor: str, client: str | None, models: Iterable[str]) -> Digest | None:
+        """Return what was noted for a client after a cursor of an earlier digest; None for nothing.
+
+        Without a client, of all of them; only of these models. A cursor that is unknown, or of
+        before a process was replaced, gets everything.
+        """
+        self._is_read = True
+        run, _, after = cursor[:_CURSOR_MAX_CHARACTERS].partition("-")
+        is_whole = run != self._run or not (after.isascii() and after.isdecimal())
+        since = 0 if is_whole else int(after)
+        if not is_whole and since >= self._number:
+            return None
+        found: dict[str, list[int]] = {model: [] for model in models}
+        for model, turn_hash in self._latest(since, client):
+            if model in found:
+                found[model].append(turn_hash)
+        hashes = {model: tuple(reversed(hashes)) for model, hashes in found.items() if hashes}
+        return Digest(f"{self._run}-{self._number}", is_whole, hashes)
+
+    def _latest(self, since: int, client: str | None) -> Iterator[tuple[str, int]]:
+        oldest_s = self._clock() - EXPIRES_S
+        for (owner, model, turn_hash), entry in reversed(self._entries.items()):
+            if entry.number <= since or entry.noted_at_s < oldest_s:
+                return
+            if client is None or owner == client:
+                yield model, turn_hash
+
+    def _add(self, key: tuple[str, str, int], instance: str, now_s: float) -> None:
+        entry = self._entries.get(key)
+        if entry and entry.instance == instance and now_s - entry.noted_at_s < _REFRESH_S:
+            return
+        self._number += 1
+        self._entries[key] = _Entry(self._number, now_s, instance)
+        self._entries.move_to_end(key)
+
+
+_HOLDERS_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHint:
+    """What other machines are believed to hold of one prompt.
+
+    Attributes:
+        tokens: Of the prompt, by instance.
+        owner: The instance that has most of its conversation, or None.
+        turn: The place of that in the turn hashes of the prompt.
+    """
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    owner: str | None = None
+    turn: int = 0
+
+
+NO_REMOTE_HINT: Final = RemoteHint()
+
+
+class RemotePrefixes:
+    """At most `hashes_max` turn hashes, each with the instances that hold it."""
+
+    def __init__(self, hashes_max: int) -> None:
+        self._hashes_max = hashes_max
+        # By instance, when the belief expires; the latest last, in both dictionaries.
+        self._holders: OrderedDict[int, dict[str, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, instance: str, turn_hashes: Iterable[int], now_s: float) -> None:
+        """Note that an instance says that it holds these, the oldest first."""
+        for turn_hash in turn_hashes:
+            holders = self._holders.setdefault(turn_hash, {})
+            holders.pop(instance, None)
+            holders[instance] = now_s + EXPIRES_S
+            if len(holders) > _HOLDERS_MAX:
+                del holders[next(iter(holders))]
+            self._holders.move_to_end(turn_hash)
+        while len(self._holders) > self._hashes_max:
+            self._holders.popitem(last=False)
+
+    def forget(self, instance: str) -> None:
+        """Note that nothing is known any more of what an instance holds."""
+        for turn_hash in [
+            turn_hash for turn_hash, held in self._holders.items() if instance in held
+        ]:
+            holders = self._holders[turn_hash]
+            del holders[instance]
+            if not holders:
+                del self._holders[turn_hash]
+
+    def find(self, prompt: Prompt, now_s: float) -> RemoteHint:
+        """Return what is believed of a prompt; the instances may be those of other models."""
+        if not self._holders:
+            return NO_REMOTE_HINT
+        turns: dict[str, int] = {}
+        owner, owners_turn, told = None, 0, tuple(map(prompt.told, prompt.turn_hashes))
+        for turn in reversed(range(len(prompt.turn_hashes))):
+            holders = self._holders.get(told[turn])
+            for instance, expires_at_s in reversed(holders.items()) if holders else ():
+                if instance not in turns and expires_at_s > now_s:
+                    turns[instance] = turn
+                    if owner is None and turn >= prompt.first_own:
+                        owner, owners_turn = instance, turn
+        tokens = {turn: prompt.tokens_until(turn) for turn in set(turns.values())}
+        return RemoteHint(
+            {instance: tokens[turn] for instance, turn in turns.items()}, owner, owners_turn
+        )

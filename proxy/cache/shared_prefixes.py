@@ -1,0 +1,254 @@
+"""Which prefixes many conversations share: what comes before the first message of a user. Pure.
+
+A prefix is the leading system and developer messages, the tools, and what else shapes a prompt, as
+a chat request of which the engine makes the same prompt. Conversations are distinguished by the
+first message behind it, which each of their turns repeats.
+
+What the engine makes of other APIs is followed only where that is the same in every build:
+Anthropic's system prompt and plain tools, and the instructions of OpenAI's responses without tools,
+which builds rewrite differently. Source: llama-server's conversions, builds 10434 and 11434.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from proxy.cache.prompt import BLOCK_BYTES, Prompt, prompt_parts, read_prompt
+from proxy.upstream.endpoint_kinds import EndpointKind
+
+# What two conversations share, a third one may.
+_OFTEN: Final = 3
+# Fewer tokens are computed within one batch, about half a second.
+_TOKENS_MIN: Final = 256
+_TOKEN_BYTES: Final = 4
+_SIZE_MAX_BYTES: Final = 1024**2
+_PREFIXES_MAX: Final = 256
+_CONVERSATIONS_MAX: Final = 64
+_HASH_BYTES: Final = 8
+_OF_ASSISTANT: Final = b"a"
+
+_LEADING: Final = frozenset({"system", "developer"})
+# What says how a prompt is made, not how it is answered.
+_KWARGS: Final = "chat_template_kwargs"
+_SHAPING: Final = (
+    _KWARGS,
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "response_format",
+)
+_CUSTOM_TOOL: Final = frozenset({"name", "description", "input_schema", "type", "cache_control"})
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """A prefix as a chat request, and its length estimated from that.
+
+    Attributes:
+        blocks: With which each prompt begins that begins with it.
+    """
+
+    body: Mapping[str, Any] = field(repr=False)
+    tokens: int
+    blocks: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Observed:
+    """The latest conversations with a prefix, and how many were not reported yet."""
+
+    conversations: deque[bytes] = field(default_factory=lambda: deque(maxlen=_CONVERSATIONS_MAX))
+    unreported: int = 0
+
+
+class SharedPrefixes:
+    """Counts the conversations that share a prefix; keeps hashes of a bounded number."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[bytes, _Observed] = OrderedDict()
+
+    def observe(
+        self, model: str, kind: EndpointKind, members: Mapping[str, Any], prompt: Prompt | None
+    ) -> SharedPrefix | None:
+        """Take a request; return its prefix each time that three more conversations share it.
+
+        Later turns are not looked at.
+        """
+        if prompt is None or _OF_ASSISTANT in prompt.outline.labels:
+            return None
+        found = _read(kind, members)
+        if found is None:
+            return None
+        prefix, first = found
+        seen = self._look(_hash(model.encode() + b"\0" + _json(prefix)))
+        conversation = _hash(b"".join(prompt_parts(EndpointKind.CHAT, {"messages": [first]})))
+        if conversation in seen.conversations:
+            return None
+        seen.conversations.append(conversation)
+        seen.unreported = (seen.unreported + 1) % _OFTEN
+        return None if seen.unreported else _shared_prefix(prefix, kind, prompt)
+
+    def _look(self, key: bytes) -> _Observed:
+        seen = self._seen.setdefault(key, _Observed())
+        self._seen.move_to_end(key)
+        if len(self._seen) > _PREFIXES_MAX:
+            self._seen.popitem(last=False)
+        return seen
+
+
+def shared_prefix(model: str, body: Mapping[str, Any]) -> SharedPrefix | None:
+    """Return the prefix of a chat request; None where it is too short to be worth a file."""
+    found, prompt = _read(EndpointKind.CHAT, body), read_prompt(EndpointKind.CHAT, model, body)
+    return _shared_prefix(found[0], EndpointKind.CHAT, prompt) if found and prompt else None
+
+
+def _read(kind: EndpointKind, members: Mapping[str, Any]) -> _Prefix | None:
+    """Return the prefix of a request, and the first message behind it, if it is long enough."""
+    reader = _READERS.get(kind)
+    found = reader(members) if reader else None
+    size_bytes = len(_json(found[0])) if found else 0
+    is_long = size_bytes // _TOKEN_BYTES >= _TOKENS_MIN
+    return found if is_long and size_bytes <= _SIZE_MAX_BYTES else None
+
+
+def _shared_prefix(body: dict[str, Any], kind: EndpointKind, prompt: Prompt) -> SharedPrefix:
+    # Other APIs have the first of the leading messages in a member of its own.
+    own = len(body["messages"]) - (kind is not EndpointKind.CHAT)
+    return SharedPrefix(body, len(_json(body)) // _TOKEN_BYTES, _blocks_before(prompt, own))
+
+
+# Each reader returns a prefix as a chat request, and the first message behind it.
+
+_Prefix = tuple[dict[str, Any], object]
+
+
+def _chat(members: Mapping[str, Any]) -> _Prefix | None:
+    return _split(members.get("messages"), {name: members.get(name) for name in _SHAPING})
+
+
+def _anthropic(members: Mapping[str, Any]) -> _Prefix | None:
+    system, tools = _join_system_text(members.get("system")), _functions(members.get("tools"))
+    messages = members.get("messages")
+    chooses = members.get("tool_choice") or {"type": "auto"}
+    if system is None or tools is None or not isinstance(messages, list):
+        return None
+    if not isinstance(chooses, dict) or chooses.get("type") != "auto":
+        return None
+    shaping = {"tools": tools or None, _KWARGS: members.get(_KWARGS)}
+    return _split([{"role": "system", "content": system}, *messages], shaping)
+
+
+def _responses(members: Mapping[str, Any]) -> _Prefix | None:
+    instructions, given = members.get("instructions"), members.get("input")
+    if members.get("tools") or not isinstance(instructions, str):
+        return None
+    behind = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    if behind and _leads(behind[0]):
+        return None
+    shaping = {_KWARGS: members.get(_KWARGS)}
+    return _split([{"role": "system", "content": instructions}, *behind], shaping)
+
+
+_READERS: Final = MappingProxyType(
+    {
+        EndpointKind.CHAT: _chat,
+        EndpointKind.MESSAGES: _anthropic,
+        EndpointKind.RESPONSES: _responses,
+    }
+)
+
+
+def _split(messages: object, shaping: Mapping[str, Any]) -> _Prefix | None:
+    if not isinstance(messages, list):
+        return None
+    leading = list(takewhile(_leads, messages))
+    if len(leading) == len(messages) or not all(map(_is_text, leading)):
+        return None
+    shaped = {name: value for name, value in shaping.items() if value is not None}
+    return {"messages": leading, **shaped}, messages[len(leading)]
+
+
+def _leads(message: object) -> bool:
+    return isinstance(message, dict) and message.get("role") in _LEADING
+
+
+def _is_text(message: Message) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return all(_text(part) is not None for part in parts)
+
+
+def _text(part: object) -> str | None:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return None
+    text = part.get("text")
+    return text if isinstance(text, str) else None
+
+
+def _join_system_text(system: object) -> str | None:
+    """Return Anthropic's system prompt as one text, as the engine joins it."""
+    if isinstance(system, str):
+        return system
+    if not isinstance(system, list):
+        return None
+    texts = [text for block in system if (text := _text(block)) is not None]
+    # Builds treat a header in such a place differently, and it changes with each request.
+    if len(texts) < len(system) or any(text.startswith("x-anthropic-") for text in texts):
+        return None
+    return "".join(texts)
+
+
+def _functions(tools: object) -> list[dict[str, Any]] | None:
+    """Return Anthropic's tools as OpenAI's; None where one is more than a name and a schema."""
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not all(map(_is_plain, tools)):
+        return None
+    return [{"type": "function", "function": _function(tool)} for tool in tools]
+
+
+def _is_plain(tool: object) -> bool:
+    if not isinstance(tool, dict) or not tool.keys() <= _CUSTOM_TOOL:
+        return False
+    texts = (tool.get("name"), tool.get("description", ""))
+    is_custom = tool.get("type", "custom") == "custom" and isinstance(
+        tool.get("input_schema"), dict
+    )
+    return is_custom and all(isinstance(text, str) for text in texts)
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": tool["name"],
+        "description": tool.get("description", ""),
+        "parameters": tool["input_schema"],
+    }
+
+
+def _blocks_before(prompt: Prompt, message: int) -> tuple[int, ...]:
+    """Return the blocks of what comes before a message."""
+    outline = prompt.outline
+    parts = zip(outline.messages, outline.sizes_bytes, strict=False)
+    return prompt.blocks[: sum(size for number, size in parts if number < message) // BLOCK_BYTES]
+
+
+def _json(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return b""  # nested deeper than it writes, which no template reads either
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_HASH_BYTES).digest()

@@ -1,0 +1,127 @@
+"""Least squares with exponentially weighted samples and without negative coefficients. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final
+
+# Weight of all earlier samples after one more: the last fifteen make up two thirds.
+_KEPT: Final = 0.93
+# Draws the coefficients to what was assumed of them, where the samples do not tell them apart.
+_RIDGE: Final = 1e-4
+_FIRST_SAMPLES: Final = 3
+_LATEST_MAX: Final = 5
+_SCALE_MAX: Final = 5.0
+
+
+class LeastSquares:
+    """Explains a figure as a sum of others, each times a coefficient of 0 and more.
+
+    Relative errors count, so that small figures are met as well as large ones. What a few alike
+    samples leave open is explained by the figures that are large in them, over their scales.
+
+    Args:
+        scales: For each figure, how much of it is worth about as much as that of the others.
+        assumed: The coefficients without any sample; None: all 0.
+    """
+
+    def __init__(self, scales: Sequence[float], assumed: Sequence[float] | None = None) -> None:
+        self.samples = 0
+        self._scales = scales
+        self._assumed = assumed or [0.0] * len(scales)
+        self._products = [[0.0] * len(scales) for _ in scales]
+        self._targets = [0.0] * len(scales)
+        self._solved: tuple[float, ...] | None = None
+        self._latest: deque[tuple[Sequence[float], float]] = deque(maxlen=_LATEST_MAX)
+
+    def add(self, row: Sequence[float], value: float) -> None:
+        """Take a sample; `value` is above 0."""
+        # By what was expected: by the value itself, low ones would count for more than high ones.
+        expected = self._fit(row) if self.samples >= _FIRST_SAMPLES else value
+        scale = min(max(expected, value / _SCALE_MAX), value * _SCALE_MAX)
+        scaled = [
+            regressor / unit / scale for regressor, unit in zip(row, self._scales, strict=True)
+        ]
+        assumed = sum(a * b for a, b in zip(self._assumed, row, strict=True))
+        for at, regressor in enumerate(scaled):
+            products = self._products[at]
+            for other_at, other in enumerate(scaled):
+                products[other_at] = _KEPT * products[other_at] + regressor * other
+            self._targets[at] = _KEPT * self._targets[at] + regressor * (value - assumed) / scale
+        self.samples += 1
+        self._solved = None
+        self._latest.append((row, value))
+
+    @property
+    def pace(self) -> float:
+        """The latest samples as a multiple of what the coefficients say of them.
+
+        A machine that other programs slow down changes all of them, faster than they are learned.
+        """
+        ratios = [value / self._fit(row) for row, value in self._latest if self._fit(row) > 0]
+        return median(ratios) if len(ratios) >= _FIRST_SAMPLES else 1.0
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        if self._solved is None:
+            self._solved = self._solve()
+        return self._solved
+
+    @property
+    def paced(self) -> tuple[float, ...]:
+        """The coefficients at the pace of the latest samples."""
+        pace = self.pace
+        return tuple(pace * coefficient for coefficient in self.coefficients)
+
+    def value(self, row: Sequence[float]) -> float:
+        return self.pace * self._fit(row)
+
+    def _fit(self, row: Sequence[float]) -> float:
+        return sum(a * b for a, b in zip(self.coefficients, row, strict=True))
+
+    def _solve(self) -> tuple[float, ...]:
+        nothing: dict[int, float] = {}  # of those that would be negative, what makes them 0
+        while True:
+            found = self._differences(nothing)
+            both = zip(self._assumed, found, self._scales, strict=True)
+            coefficients = [assumed + value / unit for assumed, value, unit in both]
+            free = [at for at in range(len(found)) if at not in nothing]
+            lowest = min(free, key=coefficients.__getitem__, default=0)
+            if not free or coefficients[lowest] >= 0:
+                return tuple(max(0.0, coefficient) for coefficient in coefficients)
+            nothing[lowest] = -self._assumed[lowest] * self._scales[lowest]
+
+    def _differences(self, fixed: Mapping[int, float]) -> list[float]:
+        """Return how far the coefficients are from what was assumed, in their scales."""
+        products = self._products
+        free = [at for at in range(len(products)) if at not in fixed]
+        ridge = _RIDGE * sum(products[at][at] for at in range(len(products)))
+        if not ridge:
+            return [0.0] * len(products)
+        matrix = [
+            [products[a][b] + ridge * (a == b) for b in free]
+            + [
+                self._targets[a]
+                - sum(products[a][at] * coefficient for at, coefficient in fixed.items())
+            ]
+            for a in free
+        ]
+        solution = iter(_eliminate(matrix))
+        return [fixed[at] if at in fixed else next(solution) for at in range(len(products))]
+
+
+def _eliminate(matrix: list[list[float]]) -> list[float]:
+    """Solve linear equations, of a positive definite matrix with the right side behind it."""
+    size = len(matrix)
+    for at in range(size):
+        for below in range(at + 1, size):
+            factor = matrix[below][at] / matrix[at][at]
+            for column in range(at, size + 1):
+                matrix[below][column] -= factor * matrix[at][column]
+    solution = [0.0] * size
+    for at in reversed(range(size)):
+        known = sum(matrix[at][column] * solution[column] for column in range(at + 1, size))
+        solution[at] = (matrix[at][size] - known) / matrix[at][at]
+    return solution

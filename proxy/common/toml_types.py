@@ -1,0 +1,96 @@
+"""Types that settings share: tables with known keys only, text, paths, numbers, and addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from proxy.common.path_length import too_long
+
+# Control characters can command a terminal, and NUL ends a text for the system.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_INTEGER_MAX: Final = 2**63 - 1
+
+
+class SettingsTable(BaseModel):
+    """A table of `corral.toml`; an unknown key is an error.
+
+    Its validator is made when it is first used alone: most tables are validated as parts of others.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+def text(value: str) -> str:
+    """Check that a text has no control characters.
+
+    Raises:
+        ValueError: It has one.
+    """
+    if _CONTROL.search(value):
+        raise ValueError("it has a control character")
+    return value
+
+
+def number(value: float) -> float:
+    """Check that a number can be written as JSON.
+
+    Raises:
+        ValueError: It is infinite, not a number, or an integer of more than 64 bits.
+    """
+    if isinstance(value, int):
+        if abs(value) > _INTEGER_MAX:
+            raise ValueError("a number of more than 64 bits")
+    elif not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def _path(path: Path) -> Path:
+    text(str(path))
+    if too_long(path):
+        raise ValueError("longer than a path may be")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"no such home directory: {path.parts[0]}") from error
+
+
+Text = Annotated[str, AfterValidator(text)]
+ExpandedPath = Annotated[Path, AfterValidator(_path)]
+
+
+def _address(listen: str) -> str:
+    host, separator, port = listen.rpartition(":")
+    is_number = port.isascii() and port.isdecimal() and len(port) <= len("65535")
+    if not (host and separator and is_number and int(port) <= 65535):
+        raise ValueError("not HOST:PORT")
+    if any(char.isspace() for char in text(host)):
+        raise ValueError("not HOST:PORT: a space in the host")
+    host.strip("[]").encode("idna")  # as the system does; raises ValueError where it cannot
+    return listen
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+def host_of(address: str) -> str:
+    """The host of HOST:PORT, an IPv6 one without brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen on."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

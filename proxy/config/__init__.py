@@ -1,1 +1,0 @@
-"""Reading configuration: types of settings, and limits of TOML and paths."""

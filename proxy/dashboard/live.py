@@ -1,0 +1,362 @@
+"""`/corral/v1/live`: the state and what changes in it, events, and the lines of a log.
+
+The state is made at most four times a second, and only for listeners. A listener that reads slowly
+gets the difference to what it has, never a queue of states. The daemon's latest events are
+numbered; a listener takes those that are new to it, and new lines of a log, both bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from proxy.auth.access import check_admin
+from proxy.common.headers import EVENT_STREAM, RESPONSE_HEADERS
+from proxy.dashboard.host import DashboardHost, HostEvent
+from proxy.dashboard.state import (
+    Observed,
+    Rates,
+    State,
+    Totals,
+    caches_of,
+    merge_patch,
+    state_of,
+    with_running,
+)
+from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.requests import Requests
+from proxy.errors import BadRequest, Draining, TooManyRequests
+from proxy.http.routes import Routes
+from proxy.observe.cache_finding import Tier
+from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.request.models import ModelLoader
+from proxy.router.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    router: Router
+    loader: ModelLoader
+    requests: Requests
+    metrics: Metrics
+    server_state: ServerState
+
+
+_KEPT: Final = 100
+# Told by the state.
+_LEFT_OUT: Final = frozenset({"instance.load_progress"})
+
+
+class EventHistory:
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self._events: deque[HostEvent] = deque(maxlen=_KEPT)
+
+    def add(self, event: HostEvent) -> None:
+        if event.name not in _LEFT_OUT:
+            self._events.append(event)
+            self.last_seq += 1
+
+    def after(self, seq: int) -> list[dict[str, Any]]:
+        """The events with a larger number that are still kept."""
+        first = self.last_seq - len(self._events) + 1
+        numbered = enumerate(self._events, first)
+        return [_event_members(number, event) for number, event in numbered if number > seq]
+
+
+def _event_members(seq: int, event: HostEvent) -> dict[str, Any]:
+    fields: Mapping[str, object] = event.fields
+    return {
+        "seq": seq,
+        "at": event.at.isoformat(timespec="milliseconds"),
+        "name": event.name,
+        "level": event.level,
+        "fields": {name: value for name, value in fields.items() if value is not None},
+    }
+
+
+LINES_MAX: Final = 2000
+_SIZE_MAX: Final = 1024**2  # characters
+_TOGETHER_MAX: Final = 500
+
+
+class LogLines:
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._lines: deque[str] = deque()
+        self._size = 0  # characters
+        self._dropped = 0
+
+    async def read(self, lines: AsyncIterable[str]) -> None:
+        """Take all lines, until the file cannot be read any more."""
+        count = 0
+        with suppress(OSError):
+            async for line in lines:
+                self.add(line)
+                count += 1
+                if count % _TOGETHER_MAX == 0:
+                    await asyncio.sleep(0)  # a flood of lines lets others run
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        self._size += len(line)
+        while len(self._lines) > LINES_MAX or self._size > _SIZE_MAX:
+            self._size -= len(self._lines.popleft())
+            self._dropped += 1
+
+    def take(self) -> dict[str, Any] | None:
+        """What is new: `lines`, and how many were `dropped` before them; None: nothing."""
+        if not self._lines:
+            return None
+        found: dict[str, Any] = {"source": self._source, "lines": list(self._lines)}
+        if self._dropped:
+            found["dropped"] = self._dropped
+        self._lines.clear()
+        self._size = self._dropped = 0
+        return found
+
+
+TICK_S: Final = 0.25
+_CACHES: Final[Mapping[str, str]] = {
+    "expected_tokens": "expected_cached_tokens",
+    "expected_tokens_found": "expected_tokens_found",
+    "found_tokens": "cached_tokens",
+    "computed_tokens": "prompt_tokens",
+}
+
+
+class LiveState:
+    """`server` are the members of the state that do not change."""
+
+    def __init__(
+        self,
+        host: DashboardHost,
+        sources: Sources,
+        server: Mapping[str, Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.events = EventHistory()
+        self._host = host
+        self._sources = sources
+        self._server = server
+        self._clock = clock
+        self._started_at_s = clock()
+        self._rates = Rates()
+        self._state: State = {}
+        self._made_at_s = float("-inf")
+        self._last_patch: tuple[State, State, dict[str, Any]] | None = None
+        host.observe(self.events.add)
+
+    @property
+    def now_s(self) -> float:
+        """Since the start of the daemon."""
+        return self._clock() - self._started_at_s
+
+    def sample(self) -> None:
+        """Take the figures of one more second."""
+        queues = self._sources.router.queues().values()
+        queued = sum(queue.interactive + queue.batch for queue in queues)
+        totals = with_running(self._ended(), self._sources.router.instances())
+        self._rates.add(totals, queued, self.now_s)
+
+    def snapshot(self) -> tuple[State, dict[str, Any]]:
+        """The state, and what a listener gets of it at first."""
+        state = self.state()
+        first = {
+            "now_s": round(self.now_s, 3),
+            "state": state,
+            "history": self._rates.history(),
+        }
+        return state, first
+
+    def state(self) -> State:
+        """The present state; never changed, only replaced."""
+        now_s = self._clock()
+        if now_s - self._made_at_s >= TICK_S / 2:
+            self._made_at_s = now_s
+            self._state = state_of(self._observed(now_s))
+        return self._state
+
+    def patch(self, before: State, after: State) -> dict[str, Any]:
+        """The merge patch between two states; listeners that read as fast share it."""
+        if self._last_patch and self._last_patch[0] is before and self._last_patch[1] is after:
+            return self._last_patch[2]
+        patch = merge_patch(before, after)
+        self._last_patch = (before, after, patch)
+        return patch
+
+    def _observed(self, now_s: float) -> Observed:
+        host, sources = self._host, self._sources
+        phase = "stopping" if sources.server_state.is_draining else "serving"
+        return Observed(
+            now_s,
+            self._started_at_s,
+            {**self._server, "url": host.url, "state": phase},
+            sources.loader.models(),
+            host.models(),
+            host.instances(),
+            sources.router.instances(),
+            sources.router.queues(),
+            sources.requests.stats(),
+            host.nodes(),
+            self._rates.latest(),
+            caches_of(
+                {name: self._by_model(counter) for name, counter in _CACHES.items()}
+                | {"disk_tokens": self._from_disk()}
+            ),
+        )
+
+    def _ended(self) -> Totals:
+        counts = self._sources.metrics.counts
+        first_tokens, first_tokens_s = 0, 0.0
+        for histogram in self._sources.metrics.histograms("time_to_first_token_seconds"):
+            first_tokens += sum(histogram.counts)
+            first_tokens_s += histogram.total
+        return Totals(
+            sum(counts("decoded_tokens").values()),
+            sum(counts("prompt_tokens").values()),
+            first_tokens,
+            first_tokens_s,
+        )
+
+    def _from_disk(self) -> Iterator[tuple[str, float]]:
+        for model, tiers in self._sources.router.cache_use.models.items():
+            yield model, tiers[Tier.DISK].tokens
+
+    def _by_model(self, counter: str) -> Iterator[tuple[str, float]]:
+        sums: dict[str, float] = defaultdict(float)
+        for (model, *_), count in self._sources.metrics.counts(counter).items():
+            sums[model] += count
+        yield from sums.items()
+
+
+_PATH: Final = "/corral/v1/live"
+_LISTENERS_MAX: Final = 32
+_LINES: Final = 200
+_PING_S: Final = 15.0
+_CHECK_S: Final = 1.0
+_PING: Final = b":\n\n"
+_HEADERS: Final = MappingProxyType({"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no"})
+
+
+class LiveEndpoint:
+    """`is_admin`: whether a request's session or key is still valid."""
+
+    def __init__(
+        self,
+        live: LiveState,
+        host: DashboardHost,
+        server_state: ServerState,
+        is_admin: Callable[[web.BaseRequest], bool],
+    ) -> None:
+        self._live = live
+        self._host = host
+        self._server_state = server_state
+        self._is_admin = is_admin
+        self._listeners = 0
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(_PATH, get=self.listen)
+
+    async def listen(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Send changes until the client disconnects, its session ends or the server stops.
+
+        Raises:
+            SessionRequired, Forbidden: It is not an admin's.
+            BadRequest: The number of lines is not one.
+            NotFound: There is no such log.
+            TooManyRequests: There are too many listeners.
+        """
+        check_admin(request)
+        if self._listeners >= _LISTENERS_MAX:
+            raise TooManyRequests(f"{self._listeners} pages are open; close one")
+        own = request[RESPONSE_HEADERS]
+        response = web.StreamResponse(headers={**_HEADERS, **own})
+        self._listeners += 1
+        try:
+            async with self._log(request) as log:
+                with suppress(ConnectionError):  # the client's
+                    await self._serve(request, response, log)
+        finally:
+            self._listeners -= 1
+        return response
+
+    async def _serve(
+        self, request: web.BaseRequest, response: web.StreamResponse, log: LogLines | None
+    ) -> None:
+        reason = "stopping"
+        with suppress(Draining), InFlightRequest(self._server_state.watching):
+            await response.prepare(request)
+            await self._send(request, response, log)
+            reason = "session"
+        await response.write(_event("end", {"reason": reason}))
+        await response.write_eof()
+
+    async def _send(
+        self, request: web.BaseRequest, response: web.StreamResponse, log: LogLines | None
+    ) -> None:
+        """Send until the session ends."""
+        state, first = self._live.snapshot()
+        await response.write(_event("snapshot", first))
+        seq, now_s = 0, self._live.now_s
+        sent_at_s = checked_at_s = now_s
+        while True:
+            before, state = state, self._live.state()
+            text = self._changes(before, state) + self._events(seq) + _lines(log)
+            seq, now_s = self._live.events.last_seq, self._live.now_s
+            if text or now_s - sent_at_s >= _PING_S:
+                sent_at_s = now_s
+                await response.write(text or _PING)
+            if now_s - checked_at_s >= _CHECK_S:
+                checked_at_s = now_s
+                if not self._is_admin(request):
+                    return
+            await asyncio.sleep(TICK_S)
+
+    def _changes(self, before: dict[str, Any], after: dict[str, Any]) -> bytes:
+        patch = self._live.patch(before, after) if before is not after else {}
+        return _event("patch", patch) if patch else b""
+
+    def _events(self, seq: int) -> bytes:
+        if self._live.events.last_seq == seq:
+            return b""
+        return b"".join(_event("event", event) for event in self._live.events.after(seq))
+
+    @asynccontextmanager
+    async def _log(self, request: web.BaseRequest) -> AsyncIterator[LogLines | None]:
+        """Read the log that the request names, for the length of the block."""
+        if (source := request.query.get("logs")) is None:
+            yield None
+            return
+        lines = self._host.log_lines(source, lines_of(request, _LINES))
+        log = LogLines(source)
+        async with aclosing(lines), asyncio.TaskGroup() as group:
+            reading = group.create_task(log.read(lines))
+            yield log
+            reading.cancel()
+
+
+def lines_of(request: web.BaseRequest, default: int) -> int:
+    """How many lines the query asks for; raises BadRequest."""
+    given = request.query.get("lines", str(default))
+    if not given.isascii() or not given.isdigit() or int(given[:9]) > LINES_MAX:
+        raise BadRequest(f"lines must be a number up to {LINES_MAX}")
+    return int(given)
+
+
+def _lines(log: LogLines | None) -> bytes:
+    found = log.take() if log else None
+    return _event("log", found) if found else b""
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data, default=str))

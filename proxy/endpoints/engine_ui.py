@@ -1,0 +1,124 @@
+"""llama.cpp's own web UI, at an address of its own.
+
+Its files are those of an engine that is loaded here; everything else there is as at the address of
+the proxy. The UI shows what models write as a page, so it must not share the dashboard's origin,
+and its address has nothing of the dashboard.
+
+Source: llama.cpp, tools/server/server-http.cpp and tools/ui, build 10434: the files are named in
+the binary, gzipped, and `--no-ui` leaves them out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from proxy.auth.access import PREFIX, Access
+from proxy.auth.keys_file import Key
+from proxy.common.headers import RESPONSE_HEADERS
+from proxy.errors import NotFound, Unavailable
+from proxy.http.routes import Routes
+from proxy.router.router import Router
+from proxy.settings import ProxySettings
+from proxy.upstream.client import UpstreamResponse, get_request, send
+from proxy.upstream.upstream import Upstream
+
+_EXACT: Final = frozenset(
+    {"/", "/build.json", "/bundle.css", "/bundle.js", "/index.html", "/sw.js"}
+)
+_PREFIXES: Final = ("/_app/", "/apple-", "/favicon", "/manifest", "/maskable-", "/pwa-", "/workbox")
+# No segment begins with a dot, so that no path leaves the files.
+_PATH: Final = re.compile(r"/(?:[\w-][\w.-]*(?:/[\w-][\w.-]*)*)?", re.ASCII)
+_PASSED: Final = ("Accept-Encoding", "If-None-Match")
+# Of the engine's header. Cookies and storage belong to a host, whatever the port: a field that
+# changes them would change those of the dashboard.
+_PASSED_BACK: Final = (
+    "Cache-Control",
+    "Content-Encoding",
+    "Content-Length",
+    "Content-Type",
+    "ETag",
+    "Vary",
+)
+_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Content-Security-Policy": "frame-ancestors 'none'",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+)
+
+
+class EngineUiAccess(Access):
+    """Needs a key for all but the files; has no sessions."""
+
+    def is_open(self, request: web.BaseRequest) -> bool:
+        return super().is_open(request) or _is_file(request.path)
+
+    def key_of(self, request: web.BaseRequest) -> Key | None:
+        if request.path.startswith(PREFIX):
+            raise NotFound("the dashboard is at the address of the proxy alone")
+        return super().key_of(request)
+
+
+class EngineUi:
+    def __init__(self, router: Router, settings: ProxySettings) -> None:
+        self._router = router
+        self._settings = settings
+
+    def add_routes(self, routes: Routes) -> None:
+        for path in _EXACT:
+            routes.add(path, get=self.file)
+        for prefix in _PREFIXES:
+            routes.add(prefix + "{id}", get=self.file)
+
+    async def file(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Pass on a file of an engine.
+
+        Raises:
+            NotFound: The engine has no such file, or no web UI.
+            Unavailable: No model is loaded here.
+            UpstreamFailed: The engine failed.
+        """
+        path = request.rel_url.raw_path
+        if not _PATH.fullmatch(path):
+            raise NotFound("there is no such file")
+        upstream = self._engine()
+        passed = {name: request.headers[name] for name in _PASSED if name in request.headers}
+        async with send(upstream, get_request(path, **passed), self._settings) as found:
+            if found.status == HTTPStatus.NOT_FOUND:
+                raise NotFound(f"the engine of {upstream.model} has no web UI with this file")
+            return await _relay_response(request, found)
+
+    def _engine(self) -> Upstream:
+        """One of the engines in service, always the same: each build has files of its own."""
+        here = (instance.upstream for instance in self._router.instances() if instance.in_service)
+        own = sorted((upstream.name, upstream) for upstream in here if upstream.node is None)
+        if not own:
+            raise Unavailable(
+                "the web UI is part of an engine, and no model is loaded; `corral load` loads one"
+            )
+        return own[0][1]
+
+
+async def _relay_response(request: web.BaseRequest, found: UpstreamResponse) -> web.StreamResponse:
+    passed = {name: found.headers[name] for name in _PASSED_BACK if name in found.headers}
+    own = request[RESPONSE_HEADERS]
+    fields = {**passed, **_HEADERS, **own}
+    response = web.StreamResponse(status=found.status, headers=fields)
+    with suppress(ConnectionError):  # the client's: an instance's is an UpstreamFailed by now
+        await response.prepare(request)
+        while chunk := await found.read():
+            await response.write(chunk)
+        await response.write_eof()
+    return response
+
+
+def _is_file(path: str) -> bool:
+    return path in _EXACT or path.startswith(_PREFIXES)

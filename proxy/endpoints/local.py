@@ -1,0 +1,271 @@
+"""What the proxy knows itself: `/health`, `/v1/models`, and where the figures of others are shown.
+
+An entry of the list of models has OpenAI's and Anthropic's members, and those that editors and chat
+clients read from local servers; no client library rejects the others' members.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from proxy.auth.access import PREFIXES
+from proxy.auth.api_keys import KEY, LIVE, visible_client
+from proxy.common.headers import HOP
+from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.slots import engine_list, engine_slot, has_idle, overview
+from proxy.errors import ModelLoading, ProxyError, Unavailable
+from proxy.http.error_responses import error_response
+from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.request.models import ModelInfo, ModelLoader, ModelNames, client_models, with_variants
+from proxy.router.batch_queue import BatchQueue
+from proxy.router.lease import InstanceStats
+from proxy.router.router import Router
+
+HEALTHY: Final = MappingProxyType({"status": "ok"})
+_STATES: Final = ("loaded", "loading", "unloaded", "failed")
+
+
+def unavailable_reason(model_infos: Sequence[ModelInfo]) -> ProxyError | None:
+    """None if at least one model can be served.
+
+    Readable without a key, so it gives counts but no reasons: those name files, flags and engine
+    messages.
+    """
+    states = Counter[str](model_info.state for model_info in model_infos)
+    if states["loaded"] or states["unloaded"]:
+        return None
+    if loading := states["loading"]:
+        return ModelLoading(f"no model is loaded yet; {loading} of {len(model_infos)} loading")
+    if not model_infos:
+        return Unavailable("no model is configured", retry_after_s=10)
+    failed = f"{states['failed']} of {len(model_infos)} failed"
+    message = f"no model can be served, {failed}; see `corral status` on this machine"
+    return Unavailable(message, retry_after_s=10)
+
+
+def health(
+    model_infos: Sequence[ModelInfo], instances: Sequence[InstanceStats]
+) -> dict[str, object]:
+    """`/health` of a proxy that can serve: models by state, slots by use."""
+    states = Counter[str](model_info.state for model_info in model_infos)
+    in_service = [instance for instance in instances if instance.in_service]
+    busy = sum(len(instance.leases) for instance in in_service)
+    return {
+        **HEALTHY,
+        "models": {state: states[state] for state in _STATES},
+        "slots_idle": sum(instance.upstream.slots for instance in in_service) - busy,
+        "slots_processing": busy,
+    }
+
+
+def model_list(model_infos: Sequence[ModelInfo], *, for_codex: bool = False) -> dict[str, object]:
+    """`/v1/models`: every configured model, loaded or not.
+
+    Args:
+        model_infos: The models.
+        for_codex: Whether Codex asks. It rejects a list without `models`, and one with an entry
+            that lacks any of its own two dozen members; without entries it uses its built-in list.
+    """
+    return {
+        "object": "list",
+        "data": [model_json(model_info) for model_info in model_infos],
+        "models": [] if for_codex else [_ollama_json(model_info) for model_info in model_infos],
+        # Anthropic's clients paginate; this is the last page.
+        "has_more": False,
+        "first_id": model_infos[0].id if model_infos else None,
+        "last_id": model_infos[-1].id if model_infos else None,
+    }
+
+
+def model_json(model_info: ModelInfo) -> dict[str, object]:
+    """`/v1/models/{id}`."""
+    has_failed = model_info.state == "failed"
+    return {
+        # OpenAI's.
+        "id": model_info.id,
+        "object": "model",
+        "created": model_info.created,
+        "owned_by": "llama-corral",
+        # Anthropic's.
+        "type": "model",
+        "display_name": model_info.id,
+        "created_at": datetime.fromtimestamp(model_info.created, tz=UTC).isoformat(),
+        "max_input_tokens": model_info.context_length,
+        # Read from local servers.
+        "aliases": list(model_info.aliases),
+        "context_length": model_info.context_length,
+        "variant_of": model_info.variant_of,
+        "meta": {
+            **model_info.meta,
+            "n_ctx": model_info.context_length,
+            "slots": model_info.slots,
+        },
+        "status": {
+            # Open WebUI and Jan know three states.
+            "value": "unloaded" if has_failed else model_info.state,
+            "failed": has_failed,
+            "reason": model_info.reason,
+            **({"loadable": True} if model_info.is_loadable else {}),
+        },
+        # Further ones of llama-server's router mode.
+        "architecture": {
+            "input_modalities": list(model_info.input_modalities),
+            "output_modalities": ["text"],
+        },
+        "tags": [],
+        "source": "preset",
+        "can_remove": False,
+    }
+
+
+def _ollama_json(model_info: ModelInfo) -> dict[str, object]:
+    """An entry of Ollama's list as llama-server gives it; empty where neither knows.
+
+    llama.vscode reads its list in place of OpenAI's, by `name` and `id`. Source: build 10434,
+    `get_models` of tools/server/server-context.cpp; Ollama's API reference, list local models.
+    """
+    meta, has_more = model_info.meta, len(model_info.input_modalities) > 1
+    return {
+        "name": model_info.id,
+        "model": model_info.id,
+        "id": model_info.id,
+        "modified_at": "",
+        "size": meta.get("size", ""),
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "context_length": model_info.context_length,
+        "tags": [""],
+        "capabilities": ["completion", *(["multimodal"] if has_more else [])],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": parameter_size(meta.get("n_params")),
+            "quantization_level": meta.get("ftype", ""),
+        },
+    }
+
+
+def parameter_size(count: int | str | None) -> str:
+    """As Ollama writes it, such as 134.52M or 8.0B."""
+    if not isinstance(count, int):
+        return ""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
+
+
+class LocalEndpoints:
+    def __init__(
+        self,
+        router: Router,
+        loader: ModelLoader,
+        metrics: Metrics,
+        batch_queue: BatchQueue,
+        *,
+        has_keys: bool,
+        loads_for_others: bool,
+    ) -> None:
+        self._loads_for_others = loads_for_others
+        self._batch_queue = batch_queue
+        self._has_keys = has_keys
+        self._router = router
+        self._loader = loader
+        self._metrics = metrics
+
+    def add_routes(self, routes: Routes) -> None:
+        for path in ("/health", "/v1/health"):
+            routes.add(path, get=self.health)
+        routes.add(LIVE, get=self.live)
+        for path in ("/models", "/v1/models"):
+            routes.add(path, get=self.models)
+            routes.add(path + "/{id}", get=self.model)
+        routes.add("/slots", get=self.slots)
+        routes.add("/slots/{id}", get=self.slot)
+        routes.add("/corral/v1/slots", get=self.overview)
+        routes.add("/corral/v1/batch", get=self.batch)
+        routes.add(PREFIXES, get=self.prefixes)
+        routes.add("/metrics", get=self.metrics)
+
+    async def health(self, request: web.BaseRequest) -> web.Response:
+        model_infos = self._loader.models()
+        if sick := unavailable_reason(model_infos):
+            return error_response(request.path, sick)
+        if self._has_keys and request[KEY] is None:
+            return json_response(dict(HEALTHY))
+        return json_response(health(model_infos, self._router.instances()))
+
+    async def live(self, _: web.BaseRequest) -> web.Response:
+        """Say that requests are answered, whatever becomes of the models."""
+        return json_response(dict(HEALTHY))
+
+    async def models(self, request: web.BaseRequest) -> web.Response:
+        listed = with_variants(self._model_infos(request))
+        if self._loads_for_others and HOP in request.headers:
+            listed = [replace(model, is_loadable=model.state == "unloaded") for model in listed]
+        for_codex = "client_version" in request.query  # Codex alone says its version there
+        return json_response(model_list(listed, for_codex=for_codex))
+
+    async def model(self, request: web.BaseRequest) -> web.Response:
+        names = ModelNames(with_variants(self._model_infos(request)))
+        return json_response(model_json(names.resolve(request[PATH_ID]).model_info))
+
+    async def slots(self, request: web.BaseRequest) -> web.Response:
+        listed = self._listed(request)
+        if "fail_on_no_slot" in request.query and not has_idle(listed):
+            raise Unavailable("no slot is free; retry later")
+        return json_response(listed)
+
+    async def slot(self, request: web.BaseRequest) -> web.Response:
+        return json_response(engine_slot(self._listed(request), request[PATH_ID]))
+
+    def _listed(self, request: web.BaseRequest) -> list[dict[str, object]]:
+        """`/slots` of the model and the instance in the query, where it names them."""
+        listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
+        name = request.query.get("instance")
+        return [slot for slot in listed if name in {None, slot["instance"]}]
+
+    async def overview(self, request: web.BaseRequest) -> web.Response:
+        model_infos, passes = self._named(request), await self._metrics.passes(self._router)
+        instances, queues = self._router.instances(), self._router.queues()
+        return json_response(overview(instances, queues, model_infos, time.monotonic(), passes))
+
+    async def batch(self, request: web.BaseRequest) -> web.Response:
+        stats, waiting = self._batch_queue.stats(), self._batch_queue.waiting()
+        shown = [model.id for model in self._named(request) if model.id in stats]
+        models = {name: {"waiting": waiting[name], **asdict(stats[name])} for name in shown}
+        return json_response({"config": self._batch_queue.config, "models": models})
+
+    async def prefixes(self, request: web.BaseRequest) -> web.Response:
+        """What the caches hold of the client's prompts, after the cursor in the query."""
+        key, models = request[KEY], [model.id for model in self._model_infos(request)]
+        cursor = request.query.get("after", "")
+        digest = self._router.prefix_digest(cursor, key.name if key else None, models)
+        if digest is None:
+            return web.Response(status=204)
+        return web.Response(body=digest.encoded, content_type="application/json")
+
+    async def metrics(self, request: web.BaseRequest) -> web.Response:
+        accept = ",".join(request.headers.getall("Accept", ()))
+        body, content_type = await self._metrics.render(
+            accept, self._model_infos(request), self._router, visible_client(request)
+        )
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    def _model_infos(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
+        return client_models(self._loader, request)
+
+    def _named(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
+        """The model in the query; without one, all that the client may see."""
+        model_infos = self._model_infos(request)
+        name = request.query.get("model")
+        return [ModelNames(model_infos).resolve(name).model_info] if name else model_infos

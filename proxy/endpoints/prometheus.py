@@ -1,0 +1,344 @@
+"""`/metrics` for Prometheus: request counters, gauges of the router, and the engines' metrics.
+
+Requests cost one count at their end; everything else is computed when the endpoint is read. The
+prompt cache has three tiers: slot, host cache, slot file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from proxy.cache.save_policy import OperationCounts
+from proxy.common.background_tasks import FAILURES
+from proxy.endpoints.slots import SlotTotals, all_slots, totals_of
+from proxy.observe.metrics import (
+    BY_INSTANCE,
+    COUNTERS,
+    HISTOGRAMS,
+    Histogram,
+    Passes,
+    RequestCounters,
+    Scrape,
+    Scraped,
+    encoder,
+    merge_families,
+    passes_of,
+)
+from proxy.observe.record import AccessRecord, Emit
+from proxy.request.models import ModelInfo
+from proxy.router.cache_use import TierUse
+from proxy.router.lease import InstanceStats
+from proxy.router.queue import QueueStats
+from proxy.router.router import Router
+from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Upstream
+
+_BY_TIER: Final[Mapping[str, tuple[str, Callable[[TierUse], float]]]] = {
+    "prompts_by_tier": (
+        "Prompts by the tier in which some of them was found; none: in none.",
+        lambda use: use.prompts,
+    ),
+    "prompt_tokens_by_tier": (
+        "Prompt tokens by the tier in which they were found; none: computed.",
+        lambda use: use.tokens,
+    ),
+    "prefill_saved_seconds": (
+        "Time that computing the found tokens would have taken, less that of restores.",
+        lambda use: use.saved_s,
+    ),
+}
+_BY_OPERATION: Final[Mapping[str, tuple[str, Callable[[OperationCounts], float]]]] = {
+    "slot_file_operations": (
+        "Slots written to a file while the model serves, or filled from one.",
+        lambda counts: counts.done,
+    ),
+    "slot_file_failures": (
+        "Saves and restores of single slots that failed.",
+        lambda counts: counts.failures,
+    ),
+    "slot_file_tokens": ("Tokens saved and restored.", lambda counts: counts.tokens),
+    "slot_file_bytes": ("Bytes saved and restored.", lambda counts: counts.size_bytes),
+    "slot_file_seconds": (
+        "Time that engines took to save and restore.",
+        lambda counts: counts.duration_s,
+    ),
+}
+
+
+def cache_metrics(router: Router) -> Iterator[Metric]:
+    """Yield what was counted since the start."""
+    for name, (text, of_tier) in _BY_TIER.items():
+        family = CounterMetricFamily(f"corral_{name}", text, labels=("model", "tier"))
+        for model, tiers in router.cache_use.models.items():
+            for tier, use in tiers.items():
+                family.add_metric((model, tier), of_tier(use))
+        yield family
+    for name, (text, of_operation) in _BY_OPERATION.items():
+        family = CounterMetricFamily(f"corral_{name}", text, labels=("model", "operation"))
+        for model, counts in router.slot_file_counts.items():
+            for operation, done in counts.items():
+                family.add_metric((model, operation), of_operation(done))
+        yield family
+    yield _skipped_saves_metric(router)
+
+
+def _skipped_saves_metric(router: Router) -> Metric:
+    family = CounterMetricFamily(
+        "corral_slot_file_saves_skipped",
+        "Saves of conversations that were skipped, by the reason.",
+        labels=("model", "reason"),
+    )
+    for (model, reason), count in router.saves_skipped.items():
+        family.add_metric((model, reason), count)
+    return family
+
+
+_PREFIX: Final = "corral_"
+_ENDS: Final = ("requests_finished", "requests_failed", "requests_cancelled")
+# An engine answers between two passes, for which `/corral/v1/slots` should seldom wait.
+_PASSES_AGE_MAX_S: Final = 10.0
+_Values = Mapping[tuple[str, ...], float]
+
+_OF_INSTANCE: Final[Mapping[str, tuple[str, Callable[[InstanceStats, SlotTotals], float]]]] = {
+    "slots": ("Slots.", lambda _, totals: totals.num_slots),
+    "slots_prefill": ("Slots that process a prompt.", lambda _, totals: totals.num_prefill),
+    "slots_decode": ("Slots that generate tokens.", lambda _, totals: totals.num_decode),
+    "conversations": (
+        "Conversations whose next turn is routed here.",
+        lambda instance, _: instance.conversations,
+    ),
+    "prefill_tokens_per_second": (
+        "Prompt tokens computed per second, running average.",
+        lambda instance, _: instance.prefill_tps,
+    ),
+    "decode_tokens_per_second": (
+        "Tokens generated per second and request, running average.",
+        lambda instance, _: instance.decode_tps,
+    ),
+    "routing_weight": (
+        "Share of the model's requests, as a multiple of an average instance's.",
+        lambda instance, _: instance.weight.value,
+    ),
+}
+
+
+class Counting:
+    """A generator in its place costs three times as much."""
+
+    def __init__(self, in_flight: set[AccessRecord], record: AccessRecord) -> None:
+        self._in_flight = in_flight
+        self._record = record
+
+    def __enter__(self) -> None:
+        self._in_flight.add(self._record)
+
+    def __exit__(self, *_: object) -> None:
+        self._in_flight.discard(self._record)
+
+
+class Metrics:
+    """Counts events, and renders the endpoint."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        emit: Emit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._emit = emit
+        self._clock = clock
+        self._counters = RequestCounters()
+        self._scrape = Scrape(settings, clock)
+        self._process = ProcessCollector(registry=None)
+        self._open: set[AccessRecord] = set()
+        self._others: list[Callable[[], Iterable[Metric]]] = []
+
+    def add(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Show the metrics of another part too."""
+        self._others.append(collect)
+
+    def emit(self, name: str, /, **fields: object) -> None:
+        """Count an event, and pass it on."""
+        self._counters.observe(name, fields)
+        self._emit(name, **fields)
+
+    def counts(self, name: str) -> Mapping[tuple[str, ...], float]:
+        """A counter of requests, by its labels; the first is the model."""
+        return self._counters.counts[name]
+
+    def histograms(self, name: str) -> Collection[Histogram]:
+        """Those of all models and instances."""
+        return self._counters.histograms[name].values()
+
+    def counting(self, record: AccessRecord) -> Counting:
+        """Count a request as in flight for the length of a `with` block."""
+        return Counting(self._open, record)
+
+    async def render(
+        self,
+        accept: str,
+        model_infos: Sequence[ModelInfo],
+        router: Router,
+        client: str | None = None,
+    ) -> tuple[bytes, str]:
+        """The body for these models and clients, and its type: plain text or OpenMetrics.
+
+        `client` is the one whose figures alone may be seen; None: all may.
+        """
+        readings = await self._scrape.expose(_engines(router))
+        encode, content_type = encoder(accept)
+        models = {model_info.id for model_info in model_infos}
+        found = VisibleMetrics(self._collect(readings, router), models, client)
+        return encode(found), content_type
+
+    async def passes(self, router: Router) -> Mapping[str, Passes]:
+        """Return what engines counted lately, by instance; takes at most a second."""
+        readings = await self._scrape.read(_engines(router), _PASSES_AGE_MAX_S)
+        found = {reading.upstream.name: passes_of(reading) for reading in readings}
+        return {name: passes for name, passes in found.items() if passes}
+
+    async def engine_values(
+        self, router: Router, wait_s: float
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Return the engines' own metrics without labels, by instance; of a busy one the latest."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._scrape.read(_engines(router))
+        return self._scrape.values
+
+    def _collect(self, readings: Sequence[Scraped], router: Router) -> Iterator[Metric]:
+        instances = router.instances()
+        for instance in instances:
+            self._counters.begin(instance.upstream.model, instance.upstream.name)
+        yield from self._requests(instances)
+        for name, (labels, text) in COUNTERS.items():
+            yield _counter(name, labels, text, self._counters.counts[name])
+        failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
+        yield _counter("task_failures", ("task",), "Failures of internal tasks.", failures)
+        yield from cache_metrics(router)
+        yield from _histograms(self._counters)
+        yield from _queues(router.queues())
+        yield from _instances(instances, self._clock())
+        yield _kv_cache(instances)
+        is_read = {_labels(reading.upstream): float(bool(reading.families)) for reading in readings}
+        text = "Whether the engine's own metrics were read."
+        yield _gauge("engine_scrape_success", BY_INSTANCE, text, is_read)
+        yield from merge_families(family for reading in readings for family in reading.families)
+        for collect in self._others:
+            yield from collect()
+        yield from self._process.collect()
+
+    def _requests(self, instances: Iterable[InstanceStats]) -> Iterator[Metric]:
+        labels_of, counts = self._counters.labels_of, self._counters.counts
+        upstreams = (instance.upstream for instance in instances)
+        in_flight = Counter({labels_of(upstream.model, upstream.name): 0 for upstream in upstreams})
+        assigned = (record for record in self._open if record.instance)
+        in_flight.update(labels_of(record.model, record.instance) for record in assigned)
+        # By model alone: a retry moves a request from one instance to another.
+        accepted = Counter[tuple[str, ...]]()
+        for counter in (in_flight, *(counts[end] for end in _ENDS)):
+            for (model, _), count in counter.items():
+                accepted[model,] += count
+        text = "Requests that were not rejected."
+        yield _counter("requests_accepted", ("model",), text, accepted)
+        text = "Requests that an instance is answering."
+        yield _gauge("requests_in_flight", BY_INSTANCE, text, in_flight)
+
+
+def _engines(router: Router) -> list[Upstream]:
+    """The engines in service; a node serves its own metrics, with its own labels."""
+    in_service = (instance.upstream for instance in router.instances() if instance.in_service)
+    return [upstream for upstream in in_service if not upstream.node]
+
+
+class VisibleMetrics:
+    """Metrics without those of models and clients that the client may not see."""
+
+    def __init__(
+        self, whole: Iterable[Metric], models: Collection[str], client: str | None = None
+    ) -> None:
+        self._whole = whole
+        self._models = models
+        self._client = client
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._whole:
+            family.samples = [
+                sample for sample in family.samples if self._is_visible(sample.labels)
+            ]
+            yield family
+
+    def _is_visible(self, labels: Mapping[str, str]) -> bool:
+        model, client = labels.get("model"), labels.get("client")
+        if client and self._client not in {None, client}:
+            return False
+        return not model or model in self._models
+
+
+def _histograms(counters: RequestCounters) -> Iterator[Metric]:
+    for name, (bounds, text) in HISTOGRAMS.items():
+        family = HistogramMetricFamily(_PREFIX + name, text, labels=BY_INSTANCE)
+        edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
+        for labels, histogram in counters.histograms[name].items():
+            sums = accumulate(histogram.counts)
+            family.add_metric(labels, list(zip(edges, sums, strict=True)), histogram.total)
+        yield family
+
+
+def _queues(queues: Mapping[str, QueueStats]) -> Iterator[Metric]:
+    waiting: _Values = {
+        (model, priority): count
+        for model, queue in queues.items()
+        for priority, count in (("interactive", queue.interactive), ("batch", queue.batch))
+    }
+    oldest_s: _Values = {(model,): queue.oldest_wait_s for model, queue in queues.items()}
+    expected_s: _Values = {(model,): queue.expected_wait_s for model, queue in queues.items()}
+    yield _gauge("requests_waiting", ("model", "priority"), "Queued requests.", waiting)
+    yield _gauge("oldest_wait_seconds", ("model",), "Wait of the oldest queued request.", oldest_s)
+    yield _gauge("expected_wait_seconds", ("model",), "Expected wait of a new request.", expected_s)
+
+
+def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
+    """Each slot has its own part of the KV cache, and only one request uses it."""
+    slots, leased = Counter[str](), Counter[str]()
+    for instance in instances:
+        if instance.in_service:
+            slots[instance.upstream.model] += instance.upstream.slots
+            leased[instance.upstream.model] += len(instance.leases)
+    ratios: _Values = {(model,): leased[model] / count for model, count in slots.items() if count}
+    text = "Share of the KV cache whose slots requests hold, from 0 to 1."
+    return _gauge("kv_cache_usage_ratio", ("model",), text, ratios)
+
+
+def _instances(instances: Sequence[InstanceStats], now_s: float) -> Iterator[Metric]:
+    totals = [(instance, totals_of(all_slots([instance], now_s))) for instance in instances]
+    for name, (text, value) in _OF_INSTANCE.items():
+        values = {_labels(instance.upstream): value(instance, total) for instance, total in totals}
+        yield _gauge(name, BY_INSTANCE, text, values)
+
+
+def _labels(upstream: Upstream) -> tuple[str, ...]:
+    return upstream.model, upstream.name
+
+
+def _counter(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
+    return _add_values(CounterMetricFamily(_PREFIX + name, text, labels=labels), values)
+
+
+def _gauge(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
+    return _add_values(GaugeMetricFamily(_PREFIX + name, text, labels=labels), values)
+
+
+def _add_values(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family

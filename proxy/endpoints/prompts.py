@@ -1,0 +1,214 @@
+"""Prompts without an answer: `/corral/v1/estimate`, and the endpoint that prefills a prompt.
+
+An estimate says when the first token of a request would come, without sending it. Its body is that
+of a chat, a text completion, or a request of Anthropic's or the Responses API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from http import HTTPStatus
+from typing import Any, Final
+
+from aiohttp import web
+
+from proxy.auth.api_keys import KEY, visible_client
+from proxy.auth.key_limits import Admission
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt, read_prompt
+from proxy.common.headers import RESPONSE_HEADERS
+from proxy.errors import BadRequest, Forbidden, TooManyRequests
+from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.middleware import ACCESS_RECORD
+from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.request.limits import check
+from proxy.request.models import ModelLoader, PromptWarmer, ResolvedModel
+from proxy.request.request import (
+    Content,
+    ProxyRequest,
+    cache_owner,
+    client_names,
+    client_of,
+    json_content,
+    request_of,
+)
+from proxy.request.variants import with_adapter
+from proxy.router.estimator import Estimate, Estimator
+from proxy.router.reports import SlotUse, Tokens
+from proxy.router.router import Router
+from proxy.upstream.endpoint_kinds import EndpointKind
+
+_PATH: Final = "/corral/v1/estimate"
+_ANTHROPIC: Final = "anthropic-version"
+
+
+class EstimateEndpoint:
+    def __init__(
+        self, loader: ModelLoader, estimator: Estimator, server_state: ServerState, bodies: Bodies
+    ) -> None:
+        self._loader = loader
+        self._estimator = estimator
+        self._server_state = server_state
+        self._bodies = bodies
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(_PATH, post=self.answer)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the estimate; raises as `proxy.request.request.read_request` does."""
+        in_flight = InFlightRequest(self._server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            proxy_request = await self._read(request, share)
+        record = request[ACCESS_RECORD]
+        record.client, record.path = proxy_request.client, request.path
+        record.model, record.kind = proxy_request.model, proxy_request.kind
+        record.status = HTTPStatus.OK
+        is_own = visible_client(request) is not None
+        found = self._estimator.estimate(proxy_request, is_own=is_own)
+        names = client_names(self._loader, request)
+        return json_response(estimate_json(found, lambda model: names.get(model) is not None))
+
+    async def _read(self, request: web.BaseRequest, share: Share) -> ProxyRequest:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        names, named = client_names(self._loader, request), request.query.get("model")
+        owner = cache_owner(request, share.settings)
+
+        def read() -> tuple[EndpointKind, Content]:
+            kind = _kind(members_of(body), request.headers)
+            return kind, json_content(body, kind, named, names, share.settings, owner)
+
+        kind, content = await share.run(len(body), read)
+        request_id = request[RESPONSE_HEADERS]["X-Request-Id"]
+        return request_of(request, request_id, share.settings, _PATH, kind, content)
+
+
+def _kind(members: Mapping[str, Any], headers: Mapping[str, str]) -> EndpointKind:
+    """Return whose body it is; raises BadRequest."""
+    if "messages" in members:
+        is_anthropic = "system" in members or _ANTHROPIC in headers
+        return EndpointKind.MESSAGES if is_anthropic else EndpointKind.CHAT
+    if "prompt" in members:
+        return EndpointKind.COMPLETION
+    if "input" in members:
+        return EndpointKind.RESPONSES
+    raise BadRequest("the body has neither messages nor a prompt; send that of a chat")
+
+
+def estimate_json(estimate: Estimate, is_visible: Callable[[str], bool]) -> dict[str, object]:
+    load, first = estimate.load, estimate.first_token
+    return {
+        "model": estimate.model,
+        "instance": estimate.instance,
+        "prompt_tokens": estimate.prompt_tokens,
+        "cached_tokens": estimate.prompt_tokens - estimate.new_tokens,
+        "queue_s": _round_seconds(estimate.queue_s),
+        "must_load": not estimate.is_loaded,
+        "load_s": 0.0 if estimate.is_loaded else _round_seconds(load.in_s) if load else None,
+        "evicts": list(filter(is_visible, load.evicts)) if load else [],
+        "refusal": load.refusal if load else None,
+        "first_token_s": _round_seconds(first.first_token_s) if first else None,
+    }
+
+
+def _round_seconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+_RETRY_AFTER_S: Final = 5
+
+
+class WarmEndpoint:
+    """Prefills a prompt, given as a chat request.
+
+    It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
+    prefilled for a model, while no client needs its instances; a client that leaves ends it.
+    """
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        warmer: PromptWarmer,
+        server_state: ServerState,
+        bodies: Bodies,
+        admission: Admission,
+        router: Router,
+    ) -> None:
+        self._admission = admission
+        self._router = router
+        self._loader = loader
+        self._warmer = warmer
+        self._server_state = server_state
+        self._bodies = bodies
+        self._prefilling: set[str] = set()
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("/corral/v1/models/{id}/warm", post=self.answer)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the tokens that each instance prefilled.
+
+        Raises:
+            UnknownModel: No model here has the name.
+            LimitExceeded: The prompt exceeds the limits of an engine.
+            TooManyRequests: A prompt is being prefilled for the model already, or the key has used
+                up its tokens.
+            ContextTooLong: The prompt is longer than the key may send.
+            ProxyError: As `PromptWarmer.warm` and `read_body` do.
+        """
+        key = request[KEY]
+        names = self._loader.names().local.visible(key.models if key else None)
+        pick = names.resolve(request[PATH_ID])
+        in_flight = InFlightRequest(self._server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            return await self._read(request, pick, share)
+
+    async def _read(
+        self, request: web.BaseRequest, pick: ResolvedModel, share: Share
+    ) -> web.Response:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        members = await share.run(len(body), lambda: members_of(body))
+        if pick.variant:
+            members = pick.variant.applied(members)
+        if adapters := pick.model_info.adapters:
+            members = with_adapter(members, adapters, pick.adapter)
+        check(EndpointKind.CHAT, members, share.settings.limits)
+        model = pick.model_info.id
+        if model in self._prefilling:
+            message = f"{model} is already prefilling a prompt; retry later"
+            raise TooManyRequests(message, _RETRY_AFTER_S)
+        client, prompt = client_of(request), read_prompt(EndpointKind.CHAT, model, members)
+        if cache_owner(request, share.settings).is_alone:
+            raise Forbidden(
+                'keys prefill no prompts where share_caches under [proxy] is "key": all keys '
+                "could use them; send the prompt as a chat instead"
+            )
+        self._prefilling.add(model)
+        try:
+            with self._reserved(client, prompt, members):
+                warmed = await self._warmer.warm(model, members)
+        finally:
+            self._prefilling.discard(model)
+        for result in warmed:
+            tokens = Tokens(result.tokens, result.cached_tokens, 1)
+            self._router.charge(SlotUse(client, model, result.instance, tokens, 0.0))
+        record = request[ACCESS_RECORD]
+        record.client, record.path, record.model = client, request.path, model
+        record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
+        if prompt and visible_client(request) is not None:
+            most = BLOCK_TOKENS * self._router.own_blocks(model, client, prompt)
+            warmed = [result.with_cached(most) for result in warmed]
+        data = [
+            {"instance": result.instance, "tokens": result.tokens, "cached": result.cached_tokens}
+            for result in warmed
+        ]
+        return json_response({"data": data})
+
+    def _reserved(
+        self, client: str, prompt: Prompt | None, members: Mapping[str, Any]
+    ) -> AbstractContextManager[object]:
+        if (key := self._admission.keys.limited.get(client)) is None:
+            return nullcontext()
+        return self._admission.tokens.reserved(key, prompt.tokens if prompt else 0, members)

@@ -1,0 +1,58 @@
+"""`/corral/v1/usage`: what a client used; for an admin, and without API keys, what all did."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from proxy.auth.api_keys import visible_client
+from proxy.errors import BadRequest
+from proxy.http.routes import Routes, json_response
+
+_PATH: Final = "/corral/v1/usage"
+_NAMES: Final = frozenset({"by", "since", "key", "model"})
+
+
+@dataclass(frozen=True, slots=True)
+class UsageQuestion:
+    """The query of a request; `key` is the client's own where it may see no other."""
+
+    by: str | None = None
+    since: str | None = None
+    key: str | None = None
+    model: str | None = None
+
+
+class UsageReader(Protocol):
+    async def usage(self, question: UsageQuestion, /) -> Sequence[Mapping[str, Any]]:
+        """Return sums, one for each name.
+
+        Raises:
+            BadRequest: A part of the question cannot be read.
+            Unavailable: The files cannot be read.
+        """
+
+
+class UsageEndpoint:
+    """Without a `reader` there is none."""
+
+    def __init__(self, reader: UsageReader | None) -> None:
+        self._reader = reader
+
+    def add_routes(self, routes: Routes) -> None:
+        if self._reader:
+            routes.add(_PATH, get=functools.partial(self.usage, self._reader))
+
+    async def usage(self, reader: UsageReader, request: web.BaseRequest) -> web.Response:
+        given = dict(request.query)
+        if unknown := sorted(given.keys() - _NAMES):
+            names = ", ".join(sorted(_NAMES))
+            raise BadRequest(f"unknown parameter {unknown[0]!r}; expected {names}")
+        if (client := visible_client(request)) is not None:
+            given["key"] = client
+        found = await reader.usage(UsageQuestion(**given))
+        return json_response({"usage": list(found)})

@@ -1,1 +1,0 @@
-"""When a request's first token comes: measured figures, and a model of the engine. Pure."""

@@ -1,0 +1,141 @@
+"""Another model answers a chat whose own model cannot be served: the next of its `fallback`.
+
+Only what is sent as a chat falls back. A raw prompt is written in the template, or in the tokens,
+of its model, and vectors, ranks and token counts of two models cannot be compared. Only the list of
+the model that the client named counts, so two models may name each other.
+
+A request that another proxy forwarded does not fall back: the proxy that has the client decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from proxy.common.headers import FALLBACK
+from proxy.errors import (
+    BodyMemoryFull,
+    Draining,
+    NotLoaded,
+    ProxyError,
+    QueueFull,
+    StorageFailed,
+    Unavailable,
+    UpstreamConnectFailed,
+    UpstreamShutDown,
+    UpstreamTimeout,
+)
+from proxy.forward.forward import Forward
+from proxy.forward.response import ClientResponse
+from proxy.http.body import Share
+from proxy.request.models import ModelNames
+from proxy.request.request import ProxyRequest, json_content, written
+from proxy.request.stored_responses import StoredTurn
+from proxy.request.variants import MEMBER
+from proxy.settings import ProxySettings
+from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
+
+_CHATS: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES})
+# The model failed, was stopped, does not fit or has no node; no slot in time; no first byte. Not a
+# crash: the request may be its cause.
+_UNSERVED: Final = (
+    Unavailable,
+    QueueFull,
+    UpstreamConnectFailed,
+    UpstreamShutDown,
+    UpstreamTimeout,
+)
+# What another model would not change, or what the client wants to know.
+_FINAL: Final = (NotLoaded, Draining, BodyMemoryFull, StorageFailed)
+
+
+class Fallback:
+    """The models that may answer in place of another, for one client."""
+
+    def __init__(
+        self, forward: Forward, names: ModelNames, share: Share, answer: ClientResponse
+    ) -> None:
+        self._forward = forward
+        self._names = names
+        self._share = share
+        self._answer = answer
+
+    async def send(
+        self, request: ProxyRequest, error: ProxyError, turn: StoredTurn | None
+    ) -> ProxyRequest:
+        """Let the next model answer a request that ended in `error`; return what that one got.
+
+        Raises:
+            ProxyError: None could: `error`. One refused it, or broke off: that one's error.
+        """
+        self._check(error)
+        for name in fallbacks(request, self._names):
+            other = await self._for_model(request, name)
+            self._answer.requested_model = request.model
+            try:
+                await self._forward.handle(other, self._answer.writer(), turn)
+            except ProxyError as failed:
+                self._check(failed)
+            else:
+                return other
+        raise error
+
+    def _check(self, error: ProxyError) -> None:
+        """Raise an error after which no other model may answer."""
+        if self._answer.is_committed or not is_unserved(error):
+            raise error
+
+    async def _for_model(self, request: ProxyRequest, name: str) -> ProxyRequest:
+        settings = self._share.settings
+        return await self._share.run(
+            len(request.body), lambda: for_model(request, name, self._names, settings)
+        )
+
+
+def is_unserved(error: ProxyError) -> bool:
+    """Return whether a request ended because its model cannot be served."""
+    return isinstance(error, _UNSERVED) and not isinstance(error, _FINAL)
+
+
+def is_refused(headers: Mapping[str, str]) -> bool:
+    """Return whether the client wants no other model."""
+    return headers.get(FALLBACK, "").strip().lower() == "none"
+
+
+def fallbacks(request: ProxyRequest, names: ModelNames) -> list[str]:
+    """Return the names to try, of those that the client may use; each model once."""
+    asked = names.get(request.model)
+    if asked is None or request.is_from_proxy or request.kind not in _CHATS:
+        return []
+    found: dict[str, str] = {}
+    for name in asked.model_info.fallback:
+        if other := names.get(name):
+            found.setdefault(other.model_info.id, name)
+    found.pop(request.model, None)
+    return list(found.values())
+
+
+def for_model(
+    request: ProxyRequest, name: str, names: ModelNames, settings: ProxySettings
+) -> ProxyRequest:
+    """Return a request for the model or variant that `name` means; raises BadRequest.
+
+    What a variant of the first model changed in it stays.
+    """
+    members = {**request.json, "model": name}
+    if request.adapter is not None:  # the adapters are those of the first model
+        members.pop(MEMBER)
+    body = written(members)
+    content = json_content(body, request.kind, None, names, settings, request.owner)
+    return replace(
+        request,
+        model=content.model,
+        body=content.body,
+        json=content.members,
+        prompt=content.prompt,
+        slots=choices_of(request.kind, content.members),
+        remote_variant=content.remote_variant,
+        adapter=content.adapter,
+        keep_alive_s=content.keep_alive_s,
+    )

@@ -1,0 +1,373 @@
+"""Passes on a response of the Responses API with every event and member that OpenAI's has.
+
+The engine (build 10434) leaves out what repeats the request, and in its first events nearly all. It
+numbers neither events nor items, gives a call no id, ends no reasoning and no arguments with an
+event of their own, and sends what it held back to the end (the start of a mark, half a letter) only
+with the end. Client libraries look up items by `output_index`, add up deltas, and stop at what they
+miss.
+
+Source: tools/server/server-task.cpp of llama.cpp, build 10434; OpenAI's API reference, "The
+response object" and "Streaming events"; openai-python 3.54, `types/responses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import uuid4
+
+import orjson
+
+from proxy.forward.response import RequestWriter
+from proxy.forward.translation import Events, TranslatedWriter
+from proxy.http.error_responses import Event, error_as_event, event_bytes
+from proxy.request.request import ProxyRequest
+from proxy.request.stored_responses import StoredTurn
+from proxy.upstream.sse import InvalidEvent, Splitter, members_of
+
+# What repeats the request, and what it is where the request does not say.
+_REPEATED: Final[Mapping[str, Any]] = {
+    "background": False,
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": None,
+    "service_tier": None,
+    "store": False,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+_CUT: Final = {"reason": "max_output_tokens"}
+
+
+def request_members(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a response that repeat its request."""
+    given = {name: members[name] for name in _REPEATED.keys() & members.keys()}
+    return {**_REPEATED, **{name: value for name, value in given.items() if value is not None}}
+
+
+def new_response(base: Mapping[str, Any], response_id: str, created_at: int) -> dict[str, Any]:
+    """Return a response that has no output yet."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_at,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        **base,
+    }
+
+
+def complete_response(base: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine's complete response with the members that it lacks.
+
+    The engine does not tell why it stopped. A response with as many tokens as it may have was cut.
+    """
+    usage = _usage(response.get("usage") or {})
+    limit = base.get("max_output_tokens")
+    is_cut = isinstance(limit, int) and 0 < limit <= usage["output_tokens"]
+    output = [item_of(item) for item in response.get("output") or ()]
+    found = {**base, "error": None, **response, "output": output, "usage": usage}
+    found["incomplete_details"] = _CUT if is_cut else None
+    found["status"] = "incomplete" if is_cut else response.get("status", "completed")
+    return found
+
+
+def item_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item of the output with the members that the engine leaves out."""
+    found = {"status": "completed", **item}
+    if item.get("type") == "function_call":
+        found.setdefault("id", item.get("call_id"))
+    return found
+
+
+def part_of(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part of a message's content with the members that the engine leaves out."""
+    return {"annotations": [], "logprobs": [], **part}
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0, **usage}
+    cached = {"cached_tokens": 0, "cache_write_tokens": 0}
+    tokens["input_tokens_details"] = {**cached, **(usage.get("input_tokens_details") or {})}
+    reasoned = {"reasoning_tokens": 0}
+    tokens["output_tokens_details"] = {**reasoned, **(usage.get("output_tokens_details") or {})}
+    return tokens
+
+
+PART_ADDED: Final = "response.content_part.added"
+PART_DONE: Final = "response.content_part.done"
+REASONING_DONE: Final = "response.reasoning_text.done"
+ARGUMENTS_DONE: Final = "response.function_call_arguments.done"
+# The kind of the item that a delta adds to.
+DELTAS: Final = {
+    "response.output_text.delta": "message",
+    "response.reasoning_text.delta": "reasoning",
+    "response.function_call_arguments.delta": "function_call",
+}
+_DELTA_OF: Final = {kind: delta for delta, kind in DELTAS.items()}
+# An item that has nothing yet.
+_EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
+    "message": {"role": "assistant", "content": []},
+    "reasoning": {"summary": [], "content": []},
+    "function_call": {"arguments": ""},
+}
+# The part with which its content begins.
+_FIRST_PART: Final[Mapping[str, Mapping[str, Any]]] = {
+    "message": part_of({"type": "output_text", "text": ""}),
+    "reasoning": {"type": "reasoning_text", "text": ""},
+}
+
+
+@dataclass(slots=True)
+class Item:
+    """One item.
+
+    Attributes:
+        place: What each event about its content says of it.
+        sent: Its text or arguments so far.
+        delta: The type of the events that add to it, or None.
+    """
+
+    id: str
+    kind: str
+    place: Mapping[str, Any]
+    delta: str | None
+    sent: list[str] = field(default_factory=list)
+    is_done: bool = False
+
+    @property
+    def index(self) -> int:
+        index: int = self.place["output_index"]
+        return index
+
+    def part(self, kind: str, part: Mapping[str, Any]) -> Event:
+        """Return the event of this type about a part of its content."""
+        place = {name: value for name, value in self.place.items() if name != "logprobs"}
+        return {"type": kind, **place, "part": part}
+
+    def rest(self, text: str) -> Iterator[Event]:
+        """Yield the delta with what of the whole text no delta had."""
+        sent = "".join(self.sent)
+        if text.startswith(sent) and text != sent:
+            self.sent = [text]
+            yield {"type": self.delta, **self.place, "delta": text[len(sent) :]}
+
+    def end(self, whole: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events that end its content, which the engine leaves out."""
+        if self.kind == "reasoning":
+            text = "".join(part.get("text", "") for part in whole.get("content") or ())
+            yield from self.rest(text)
+            yield {"type": REASONING_DONE, **self.place, "text": text}
+            yield self.part(PART_DONE, {"type": "reasoning_text", "text": text})
+        elif self.kind == "function_call":
+            yield from self.rest(whole["arguments"])
+            said = {"name": whole.get("name"), "arguments": whole["arguments"]}
+            yield {"type": ARGUMENTS_DONE, **self.place, **said}
+
+
+def new_item(given: Mapping[str, Any], index: int) -> tuple[Item, Iterator[Event]]:
+    """Return an item, and the events with which it begins."""
+    kind = given["type"]
+    whole = {**_EMPTY.get(kind, {}), **item_of(given), "status": "in_progress"}
+    item = Item(whole["id"], kind, _place(whole["id"], kind, index), _DELTA_OF.get(kind))
+    return item, _beginning(item, whole)
+
+
+def empty_item(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item as it was before it had any content."""
+    content = _EMPTY.get(given["type"], {})
+    return {name: value for name, value in given.items() if name not in content}
+
+
+def _beginning(item: Item, whole: Mapping[str, Any]) -> Iterator[Event]:
+    yield {"type": "response.output_item.added", "output_index": item.index, "item": whole}
+    if first := _FIRST_PART.get(item.kind):
+        yield item.part(PART_ADDED, first)
+
+
+def _place(item_id: str, kind: str, index: int) -> dict[str, Any]:
+    place: dict[str, Any] = {"item_id": item_id, "output_index": index}
+    if kind != "function_call":
+        place["content_index"] = 0
+    if kind == "message":
+        place["logprobs"] = []
+    return place
+
+
+_BEGINNINGS: Final = frozenset({"response.created", "response.in_progress"})
+# Sent when an item begins or ends, whether or not the engine sends them: a node does.
+_OURS: Final = frozenset({PART_ADDED, PART_DONE, REASONING_DONE, ARGUMENTS_DONE})
+
+
+class StreamEvents:
+    """One stream.
+
+    Args:
+        base: The members of the response that repeat its request, `model` among them.
+        response_id: Its id, where the engine leaves out its beginning.
+        now: Unix time.
+        on_complete: Gets the complete response, before the client can name it in a request.
+
+    Attributes:
+        is_over: Whether its last event was sent.
+    """
+
+    def __init__(
+        self,
+        base: Mapping[str, Any],
+        response_id: str,
+        now: int,
+        on_complete: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.is_over = False
+        self._on_complete = on_complete
+        self._base = base
+        self._id = response_id
+        self._created_at = now
+        self._has_begun = False
+        self._items: list[Item] = []
+        self._numbered = 0
+        self._splitter = Splitter()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the engine's next bytes, return the client's; raises InvalidEvent."""
+        return b"".join([self._mended(event) for event in self._splitter.feed(chunk)])
+
+    def _mended(self, raw: bytes) -> bytes:
+        try:
+            event = members_of(raw.partition(b"\n")[2] if raw.startswith(b"event: ") else raw)
+        except InvalidEvent:
+            return raw
+        if event is None:  # a comment
+            return raw
+        last = self._items[-1] if self._items else None
+        try:
+            if last and event.get("item_id") == last.id and event["type"] == last.delta:
+                last.sent.append(event["delta"])  # nearly always
+                return self._written({**last.place, **event})
+            return b"".join([self._written(new_event) for new_event in self._events({**event})])
+        except (LookupError, TypeError, AttributeError) as error:
+            raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
+
+    def _written(self, event: Event) -> bytes:
+        self._numbered += 1
+        return event_bytes(event, self._numbered - 1)
+
+    def _events(self, event: Event) -> Iterator[Event]:
+        kind = event.get("type", "")
+        if item_kind := DELTAS.get(kind):
+            yield from self._delta(item_kind, event)
+        elif kind in _BEGINNINGS:
+            yield from self._begin(event.get("response", {}).get("id"))
+            if "prompt_progress" in event:  # the client asked for it
+                response = new_response(self._base, self._id, self._created_at)
+                yield {**event, "response": response}
+        elif kind and "error" not in event and kind != "error":
+            yield from self._begin(None)
+            yield from self._other(kind, event)
+        else:
+            self.is_over = True
+            yield error_as_event(event)
+
+    def _begin(self, response_id: str | None) -> Iterator[Event]:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._id = response_id or self._id
+        for kind in ("response.created", "response.in_progress"):
+            yield {"type": kind, "response": new_response(self._base, self._id, self._created_at)}
+
+    def _delta(self, kind: str, event: Event) -> Iterator[Event]:
+        item_id = event["item_id"]
+        item = next((item for item in reversed(self._items) if item.id == item_id), None)
+        if item is None:
+            yield from self._begin(None)
+            item = yield from self._add({"type": kind, "id": item_id})
+        item.sent.append(event["delta"])
+        yield {**item.place, **event}
+
+    def _other(self, kind: str, event: Event) -> Iterator[Event]:
+        match kind:
+            case "response.output_item.added":
+                yield from self._add(event["item"])
+            case "response.output_text.done":
+                item = yield from self._open({"type": "message", "id": event["item_id"]})
+                yield from item.rest(event["text"])
+                yield {**item.place, **event}
+            case "response.content_part.done" if event["part"]["type"] == "output_text":
+                item = yield from self._open({"type": "message", "id": event["item_id"]})
+                yield item.part(PART_DONE, part_of(event["part"]))
+            case "response.output_item.done":
+                whole = item_of(event["item"])
+                item = yield from self._open(whole)
+                item.is_done = True
+                yield from item.end(whole)
+                yield {**event, "output_index": item.index, "item": whole}
+            case "response.completed" | "response.incomplete":
+                yield self._complete(event)
+            case _ if kind not in _OURS:
+                yield event
+
+    def _add(self, given: Mapping[str, Any]) -> Generator[Event, None, Item]:
+        item, events = new_item(given, len(self._items))
+        self._items.append(item)
+        yield from events
+        return item
+
+    def _open(self, given: Mapping[str, Any]) -> Generator[Event, None, Item]:
+        """Return the first item of an id that has not ended; it begins where it has not begun."""
+        found = [item for item in self._items if item.id == given["id"] and not item.is_done]
+        return found[0] if found else (yield from self._add(empty_item(given)))
+
+    def _complete(self, event: Event) -> Event:
+        given = event["response"]
+        ended_at = given.get("completed_at") or given.get("created_at")
+        own = {"id": self._id, "created_at": self._created_at, "completed_at": ended_at}
+        response = complete_response(self._base, {**given, **own})
+        self._on_complete(response)
+        self.is_over = True
+        return {**event, "type": f"response.{response['status']}", "response": response}
+
+
+class ResponsesWriter(TranslatedWriter):
+    def __init__(
+        self, writer: RequestWriter, request: ProxyRequest, turn: StoredTurn | None = None
+    ) -> None:
+        super().__init__(writer)
+        self._turn = turn
+        self._base = {
+            "model": request.json.get("model", request.model),
+            **request_members(request.json),
+        }
+        if turn is not None:
+            self._base["store"] = turn.is_stored
+            self._base["previous_response_id"] = turn.previous_response_id
+
+    def new_events(self) -> Events:
+        now = int(datetime.now(tz=UTC).timestamp())
+        return StreamEvents(self._base, f"resp_{uuid4().hex}", now, self._store)
+
+    def whole(self, body: bytes) -> bytes:
+        given = orjson.loads(body)
+        if "output" not in given:  # no response
+            return body
+        response = complete_response(self._base, given)
+        self._store(response)
+        return orjson.dumps(response)
+
+    def _store(self, response: Mapping[str, Any]) -> None:
+        if self._turn is not None:
+            self._turn.add(response)

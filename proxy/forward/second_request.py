@@ -1,0 +1,340 @@
+"""Answers that take a second request: a call or a format, and a chat whose stream broke off.
+
+A request with tools and a format: llama-server knows one or the other; with a format it permits no
+call, whatever `tool_choice` says. So the format is left out if a call is required. If the model may
+choose, it is asked without the format first, and its response is held back. If a call begins, that
+is the answer. If not, the answer is requested once more, with the format and without the choice:
+its prompt is in the cache. The first response is left as soon as its text begins as JSON, so that a
+model that answers in JSON by itself generates a few tokens twice, and not its whole answer.
+
+A chat whose engine was killed, or crashed on trial: one that is greedy or has a seed is requested
+again from its beginning, and the client gets what it lacks of that: exactly the rest that it would
+have got. The text alone cannot give that, as it says neither how it was cut into tokens nor where
+the sampler was. If it begins differently, or without a seed, another engine gets the chat with the
+text so far as the assistant's last message, which it continues: the rest is one that could have
+come. Only if the stream so far is plain text: a grammar or a tool call would start over.
+
+Source: llama-server, build 10434, common/chat.cpp and common/chat-auto-parser-generator.cpp: a
+parser with a format has no tools; measured for each `tool_choice`, whole and as a stream. The first
+event with text has the continued message in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+from multidict import CIMultiDict
+
+from proxy.common.headers import is_event_stream
+from proxy.errors import Unfinished, UpstreamFailed
+from proxy.forward.response import PassedResponse, ResponseWriter
+from proxy.request.request import ProxyRequest
+from proxy.router.lease import Lease
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.sse import InvalidEvent, Splitter, members_of, objects_of
+
+_KINDS: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
+_FORMATS: Final = frozenset({"response_format", "json_schema"})
+_HELD_MAX_BYTES: Final = 4 * 1024**2
+# No text before a call begins like this.
+_JSON_BEGINS: Final = ("{", "[", "```")
+_JSON_BEGIN_MAX: Final = 3
+
+
+class AnswerBegan(Exception):
+    """The response is no call, so the rest of it is not needed."""
+
+
+def requires_call(request: ProxyRequest) -> bool:
+    return request.json.get("tool_choice") == "required"
+
+
+def call_request(request: ProxyRequest) -> ProxyRequest | None:
+    """Return the request without its format; None unless it has tools to call and a format."""
+    members = request.json
+    may_call = bool(members.get("tools")) and members.get("tool_choice") != "none"
+    if request.kind not in _KINDS or not may_call or not _has_format(members):
+        return None
+    return _with_body_members(
+        request, {name: members[name] for name in members if name not in _FORMATS}
+    )
+
+
+def answer_request(request: ProxyRequest) -> ProxyRequest:
+    """Return the request for an answer that has the format; its prompt is the same."""
+    answer = _with_body_members(request, {**request.json, "tool_choice": "none"})
+    return replace(answer, is_let_in=True)
+
+
+def _with_body_members(request: ProxyRequest, members: Mapping[str, Any]) -> ProxyRequest:
+    return replace(request, json=members, body=orjson.dumps(members))
+
+
+def _has_format(members: Mapping[str, Any]) -> bool:
+    match members.get("response_format"):
+        case {"type": "json_schema" | "json_object"}:
+            return True
+    return members.get("json_schema") is not None
+
+
+class HeldResponse(PassedResponse[ResponseWriter]):
+    """Holds a response back until a call begins in it; one without a call is left out.
+
+    Attributes:
+        is_call: Whether the client gets it.
+    """
+
+    def __init__(self, writer: ResponseWriter, request: ProxyRequest) -> None:
+        super().__init__(writer)
+        self.is_call = False
+        self._is_single = request.slots == 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._status, self._headers = 200, CIMultiDict[str]()
+        self._held = bytearray()
+        self._splitter = Splitter()
+        self._text = ""
+
+    def leased(self, lease: Lease) -> None:
+        self._begin()  # an instance that broke off before is forgotten
+        self._writer.leased(lease)
+
+    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        if self.is_call:
+            await self._writer.begin(status, headers)
+        self._status, self._headers = status, headers
+
+    async def write(self, chunk: bytes) -> None:
+        if not self.is_call:
+            self._hold(chunk)
+            chunk = await self._released()
+        if chunk:
+            await self._writer.write(chunk)
+
+    def put(self, chunk: bytes) -> bool:
+        return self.is_call and self._writer.put(chunk)
+
+    async def finish(self, last: bytes = b"") -> None:
+        if not self.is_call:
+            self._hold(last)
+            if not is_event_stream(self._headers):
+                self.is_call = _has_call(_parse_response(bytes(self._held)))
+            last = await self._released()
+        if self.is_call:
+            await self._writer.finish(last)
+
+    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        """Nothing before a call: the request for the answer is refused likewise, or answered."""
+        if self.is_call:
+            await self._writer.refuse(status, headers, body)
+
+    def _hold(self, chunk: bytes) -> None:
+        self._held += chunk
+        if not is_event_stream(self._headers):
+            return
+        for piece in objects_of(self._splitter.feed(chunk)):
+            if self.is_call or _begins_call(piece):
+                self.is_call = True
+                return
+            if len(self._text) < _JSON_BEGIN_MAX:
+                self._text = (self._text + _text_of(piece)).lstrip()
+        is_json = self._is_single and self._text.startswith(_JSON_BEGINS)
+        if is_json or len(self._held) > _HELD_MAX_BYTES:
+            raise AnswerBegan
+
+    async def _released(self) -> bytes:
+        """Return what was held, once the response has begun for the client."""
+        if not self.is_call:
+            return b""
+        await self._writer.begin(self._status, self._headers)
+        return bytes(self._held)
+
+
+def _begins_call(piece: Mapping[str, Any]) -> bool:
+    match piece:
+        case {"type": "response.output_item.added", "item": {"type": "function_call"}}:
+            return True
+    return any(delta.get("tool_calls") for delta in _parts(piece, "delta"))
+
+
+def _text_of(piece: Mapping[str, Any]) -> str:
+    match piece:
+        case {"type": "response.output_text.delta", "delta": str(text)}:
+            return text
+    return "".join(str(delta.get("content") or "") for delta in _parts(piece, "delta"))
+
+
+def _has_call(body: Mapping[str, Any]) -> bool:
+    match body:
+        case {"output": list(items)}:
+            return any(
+                isinstance(item, dict) and item.get("type") == "function_call" for item in items
+            )
+    return any(message.get("tool_calls") for message in _parts(body, "message"))
+
+
+def _parts(body: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the part of this name of each choice of a chat."""
+    choices = body.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and isinstance(part := choice.get(name), dict):
+            yield part
+
+
+def _parse_response(body: bytes) -> Mapping[str, Any]:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidEvent(f"the response is no JSON: {error}") from error
+    return parsed if isinstance(parsed, dict) else {}
+
+
+_BEGIN_ANEW: Final = frozenset(
+    (
+        "continue_final_message",
+        "functions",
+        "grammar",
+        "json_schema",
+        "logprobs",
+        "n_probs",
+        "response_format",
+        "return_tokens",
+        "tools",
+    )
+)
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+
+
+# What the engine takes for "no seed". Source: llama.cpp, LLAMA_DEFAULT_SEED.
+_NO_SEEDS: Final = frozenset({-1, 0xFFFFFFFF})
+
+
+class AnswerDiffers(Exception):
+    """An engine that was asked again began its answer differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How the rest is asked for.
+
+    Attributes:
+        is_replay: Whether the answer begins again, not at the rest.
+    """
+
+    request: ProxyRequest
+    unfinished: Unfinished
+    is_replay: bool
+
+
+def continuations(request: ProxyRequest, unfinished: Unfinished | None) -> Iterator[Continuation]:
+    """Yield the ways to get the rest of a stream, the exact one first; none if it has no rest."""
+    members = request.json
+    is_plain = request.kind is EndpointKind.CHAT and request.is_stream and request.slots == 1
+    messages = members.get("messages")
+    if unfinished is None or not is_plain or _BEGIN_ANEW & members.keys():
+        return
+    if not isinstance(messages, list) or _is_assistant(messages[-1:]):
+        return
+    limits = {
+        name: members[name] - unfinished.tokens for name in _LIMITS if _is_limit(members.get(name))
+    }
+    if any(rest <= 0 for rest in limits.values()):
+        return
+    if _is_repeatable(members):
+        yield Continuation(request, unfinished, is_replay=True)
+    said = [{"role": "assistant", "content": unfinished.text}] if unfinished.text else []
+    rest = {**members, **limits, "messages": [*messages, *said]}
+    asked = replace(request, json=rest, body=orjson.dumps(rest))
+    yield Continuation(asked, unfinished, is_replay=False)
+
+
+def _is_repeatable(members: Mapping[str, Any]) -> bool:
+    """Whether the same request gets the same answer again."""
+    seed, temperature = members.get("seed"), members.get("temperature")
+    is_seeded = isinstance(seed, int) and not isinstance(seed, bool) and seed not in _NO_SEEDS
+    return is_seeded or (temperature == 0 and temperature is not False)
+
+
+def _is_limit(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_assistant(last: list[object]) -> bool:
+    return not last or (isinstance(last[0], dict) and last[0].get("role") == "assistant")
+
+
+class ContinuedResponse(PassedResponse[ResponseWriter]):
+    """Sends the rest of a stream: without its beginning, under the first one's id.
+
+    Raises AnswerDiffers if a replay does not begin as the answer did.
+    """
+
+    def __init__(self, writer: ResponseWriter, rest: Continuation) -> None:
+        super().__init__(writer)
+        self._rest = rest
+        self._known = rest.unfinished.text  # text that the client has and that is still to come
+        self._splitter = Splitter()
+        self._is_begun = False
+
+    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Nothing: the client has the header."""
+
+    async def write(self, chunk: bytes) -> None:
+        if events := self._continued(self._splitter.feed(chunk)):
+            await self._writer.write(events)
+
+    def put(self, chunk: bytes) -> bool:  # noqa: ARG002 (left to `write`)
+        return False
+
+    async def finish(self, last: bytes = b"") -> None:
+        events = self._continued(self._splitter.feed(last))
+        await self._writer.finish(events + self._splitter.rest())
+
+    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:  # noqa: ARG002
+        raise UpstreamFailed(f"{self.record.instance} could not continue the answer: {status}")
+
+    def _continued(self, events: Iterable[bytes]) -> bytes:
+        return b"".join(map(self._event, events))
+
+    def _event(self, event: bytes) -> bytes:
+        members = members_of(event)
+        if members is None:
+            return event
+        changed = {**members, "id": self._rest.unfinished.id or members.get("id")}
+        if isinstance(usage := members.get("usage"), dict) and not self._rest.is_replay:
+            changed["usage"] = self._whole_usage(usage)
+        if members.get("choices"):
+            choice = members["choices"][0]
+            delta = dict(choice.get("delta") or {})
+            if not self._is_begun and not self._begins(delta, choice["finish_reason"]):
+                return b""  # the client knows it
+            changed["choices"] = [{**choice, "delta": delta}]
+        return b"data: " + orjson.dumps(changed) + b"\n\n"
+
+    def _begins(self, delta: dict[str, Any], finish_reason: str | None) -> bool:
+        """Take what the client knows out of a delta; return whether anything is left to send."""
+        text = delta.get("content") or ""
+        if not text and not finish_reason:
+            return False
+        if self._rest.is_replay and not text.startswith(self._known):
+            if not text or not self._known.startswith(text):
+                raise AnswerDiffers
+            self._known = self._known.removeprefix(text)
+            return False
+        delta["content"] = text.removeprefix(self._known)
+        self._is_begun = True
+        return bool(delta["content"] or finish_reason or not self._rest.is_replay)
+
+    def _whole_usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        tokens = self._rest.unfinished.tokens
+        before = {"completion_tokens": tokens, "prompt_tokens": -tokens}
+        counts = {
+            name: usage[name] + more
+            for name, more in before.items()
+            if isinstance(usage.get(name), int)
+        }
+        return {**usage, **counts}

@@ -1,1 +1,0 @@
-"""Plain endpoints: text and tokens in, text and tokens out; and what of a model is on GPUs."""

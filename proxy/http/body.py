@@ -1,0 +1,365 @@
+"""Reads a request's body: in time, decompressed, within the limits, and parsed if it is JSON.
+
+`Bodies` limits the memory of all bodies together, and has one thread that parses large ones. JSON
+is counted before it is parsed, in pieces: time is linear, and no piece holds the interpreter for
+more than a few milliseconds; invalid JSON gets some count, and the parser rejects it. Compressed
+bodies are inflated in small pieces, up to a ratio.
+
+Source: RFC 9110 section 8.4 for the codings, RFC 1952 for gzip; `deflate` is a zlib stream (RFC
+1950), which some clients send without its header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, Final, Self, TypeVar
+
+import orjson
+from aiohttp import web
+
+from proxy.common.background_tasks import worker_threads
+from proxy.errors import (
+    BadRequest,
+    BodyExpands,
+    BodyMemoryFull,
+    BodyTooComplex,
+    BodyTooLarge,
+    RequestTimeout,
+    UnknownCoding,
+    quote,
+)
+from proxy.settings import ProxySettings
+
+_COUNTED_BYTES: Final = 64 * 1024
+# In memory and time, a list or an object costs as much as several numbers, a member's name as two.
+_CONTAINER_VALUES: Final = 8
+_NAME_VALUES: Final = 2
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NOT_STRUCTURAL: Final = bytes(byte for byte in range(256) if byte not in b'",:[]{}')
+
+
+def count_values(body: bytes, max_values: int, max_depth: int) -> int:
+    """The number of values, or slightly more if that is within the limit.
+
+    A number, a string or a literal counts 1, a member's name 2, a list or an object 8 plus its
+    content. Raises BodyTooComplex above a limit.
+    """
+    # For a small text, first count inside strings too: most pass without the exact scan.
+    if (
+        len(body) <= _COUNTED_BYTES
+        and (openings := body.count(b"[") + body.count(b"{")) <= max_depth
+    ):
+        most = _values(body, openings)
+        if most < max_values:
+            return most + 1
+    return _count_outside_strings(body, max_values, max_depth)
+
+
+def _count_outside_strings(body: bytes, max_values: int, max_depth: int) -> int:
+    values, depth = 1, 0
+    for text in _outside_strings(body):
+        steps = array("b", text.translate(_STEPS, b",:"))
+        deepest = max(accumulate(steps, initial=depth))
+        depth += sum(steps)
+        values += _values(text, steps.count(1))
+        if deepest > max_depth:
+            reason = f"it has more than {max_depth} levels"
+            raise BodyTooComplex(reason, "max_body_depth")
+        if values > max_values:
+            raise BodyTooComplex(f"it has more than {max_values} values", "max_body_values")
+    return values
+
+
+def _values(text: bytes, openings: int) -> int:
+    return text.count(b",") + _NAME_VALUES * text.count(b":") + _CONTAINER_VALUES * openings
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """Yield the characters `,:[]{}` outside of strings, piece by piece."""
+    is_inside, held = False, b""
+    for piece in _pieces(body):
+        text, held = _unescaped(held + piece)
+        # Drop everything else first: what is left is a small part of most texts.
+        parts = text.translate(None, _NOT_STRUCTURAL).split(b'"')
+        yield b"".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+
+
+def _unescaped(text: bytes) -> tuple[bytes, bytes]:
+    """A piece without escaped quotes, and a backslash that escapes into the next piece."""
+    if b"\\" not in text:
+        return text, b""
+    is_open = (len(text) - len(text.rstrip(b"\\"))) % 2
+    held = text[-1:] if is_open else b""
+    text = text[: len(text) - is_open]
+    return text.replace(b"\\\\", b"").replace(b'\\"', b""), held
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    if len(body) <= _COUNTED_BYTES:
+        yield body
+        return
+    for start in range(0, len(body), _COUNTED_BYTES):
+        yield body[start : start + _COUNTED_BYTES]
+
+
+# What is made of a body besides its bytes: decoded text, the bytes sent upstream, their buffer.
+_COPIES: Final = 5
+# A short string in a list; a list or an object is larger, and counts as several values.
+_VALUE_BYTES: Final = 64
+# Parsing a smaller body takes less than 20 ms of the event loop, whatever it holds.
+_LARGE_BYTES: Final = 128 * 1024
+# Parsing holds the GIL, so a second thread would only keep the event loop waiting longer.
+_THREADS: Final = 1
+
+_Result = TypeVar("_Result")
+
+
+class Bodies:
+    """The bodies in memory.
+
+    The bodies of one client may take half of `body_memory_bytes`, so a client that sends many, or
+    sends slowly, leaves room for others. A body may exceed these limits while it is the only one,
+    of its client or of all: its own limits bound it.
+
+    Attributes:
+        held_bytes: Estimated memory of all bodies.
+    """
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self.settings = settings
+        self.held_bytes = 0
+        self.threads = worker_threads(_THREADS, "body")
+        self._by_client: dict[str, int] = {}
+
+    def share(self, client: str) -> Share:
+        """A context manager that frees the memory; `client` is a key's name or an address."""
+        return Share(self, client)
+
+    def reserve(self, share: Share, size_bytes: int) -> None:
+        """Raises: BodyMemoryFull: All bodies, or the client's, would exceed the limit."""
+        limit_bytes = self.settings.body_memory_bytes
+        held, of_client = self.held_bytes, self._by_client.get(share.client, 0)
+        if held + size_bytes > limit_bytes and held != share.held_bytes:
+            raise _memory_full_error("all requests", limit_bytes)
+        if of_client + size_bytes > limit_bytes // 2 and of_client != share.held_bytes:
+            raise _memory_full_error("one client's requests", limit_bytes // 2)
+        self.held_bytes = held + size_bytes
+        self._by_client[share.client] = of_client + size_bytes
+
+    def release(self, share: Share) -> None:
+        self.held_bytes -= share.held_bytes
+        left = self._by_client.get(share.client, 0) - share.held_bytes
+        if left:
+            self._by_client[share.client] = left
+        else:
+            self._by_client.pop(share.client, None)
+
+    def close(self) -> None:
+        """End the thread; cancel the work that waits for it."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Share:
+    """The memory reserved for one body, by estimate."""
+
+    def __init__(self, bodies: Bodies, client: str) -> None:
+        self.settings = bodies.settings
+        self.client = client
+        self.held_bytes = 0
+        self._bodies = bodies
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bodies.release(self)
+
+    def add_bytes(self, count: int) -> None:
+        """Reserve memory for bytes of the body. Raises BodyMemoryFull."""
+        self._add(count * _COPIES)
+
+    def add_values(self, count: int) -> None:
+        """Reserve memory for decoded values; raises as `add_bytes` does."""
+        self._add(count * _VALUE_BYTES)
+
+    async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
+        """Run `work` on a body; for a large one in the thread, without the event loop's state."""
+        if size_bytes <= _LARGE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._bodies.threads, work)
+
+    def _add(self, size_bytes: int) -> None:
+        self._bodies.reserve(self, size_bytes)
+        self.held_bytes += size_bytes
+
+
+def _memory_full_error(whose: str, limit_bytes: int) -> BodyMemoryFull:
+    return BodyMemoryFull(
+        f"the bodies of {whose} use all of their {limit_bytes} bytes of memory; "
+        "retry later, or raise body_memory_bytes under [proxy]"
+    )
+
+
+_INFLATED_BYTES: Final = 128 * 1024
+# Exempt from the ratio, which says little about a small body.
+_FREE_BYTES: Final = 1024**2
+_GZIP_BITS: Final = 16 + zlib.MAX_WBITS
+_WINDOWS: Final = {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": zlib.MAX_WBITS}
+
+
+class Inflater:
+    """Decompresses one body; the first MiB is exempt from `max_ratio`. Raises UnknownCoding."""
+
+    def __init__(self, coding: str, max_ratio: float) -> None:
+        self._coding = coding.strip().lower()
+        if self._coding not in _WINDOWS:
+            raise UnknownCoding(
+                f"Content-Encoding {quote(coding)} is not supported; use gzip, deflate or none"
+            )
+        self._max_ratio = max_ratio
+        self._stream = zlib.decompressobj(_WINDOWS[self._coding])
+        self._taken_bytes = 0
+        self._given_bytes = 0
+
+    def feed(self, packed: bytes) -> Iterator[bytes]:
+        """Yield decompressed pieces of at most 128 KiB. Raises BadRequest, BodyExpands."""
+        if not self._taken_bytes and packed:
+            self._detect_raw(packed)
+        self._taken_bytes += len(packed)
+        while packed:
+            piece = self._unpacked(packed)
+            if self._stream.unused_data:
+                raise BadRequest("the body has bytes after the end of its compressed data")
+            self._count(len(piece))
+            yield piece
+            packed = self._stream.unconsumed_tail
+
+    def close(self) -> None:
+        """The body has ended. Raises BadRequest if the stream is incomplete."""
+        if not self._stream.eof and self._taken_bytes:
+            raise BadRequest(f"the body ends in the middle of its {self._coding} data")
+
+    def _detect_raw(self, packed: bytes) -> None:
+        if self._coding == "deflate" and packed[0] & 0x0F != zlib.DEFLATED:
+            self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        try:
+            return self._stream.decompress(packed, _INFLATED_BYTES)
+        except zlib.error as error:
+            raise BadRequest(f"the body is not {self._coding} data: {error}") from error
+
+    def _count(self, size_bytes: int) -> None:
+        self._given_bytes += size_bytes
+        limit_bytes = max(_FREE_BYTES, self._max_ratio * self._taken_bytes)
+        if self._given_bytes > limit_bytes:
+            raise BodyExpands(
+                f"the decompressed body is more than {self._max_ratio:g} times larger; "
+                "send it uncompressed, or raise max_body_ratio under [proxy]"
+            )
+
+
+async def read_body(request: web.BaseRequest, share: Share) -> bytes:
+    """The body, decompressed.
+
+    Raises:
+        BadRequest: It is malformed.
+        BodyExpands: It grows too much when decompressed.
+        BodyMemoryFull: All bodies together would take too much memory.
+        BodyTooLarge: It has more bytes than the limit.
+        RequestTimeout: It did not arrive in time.
+        UnknownCoding: Its Content-Encoding is not supported.
+    """
+    content, limit_s = request.content, share.settings.body_timeout_s
+    try:
+        if content.is_eof() and "Content-Encoding" not in request.headers:  # nearly always
+            body = content.read_nowait()
+            _reserve(share, len(body), len(body))
+            return body
+        if (request.content_length or 0) > share.settings.max_body_bytes:
+            raise BodyTooLarge(share.settings.max_body_bytes)
+        decoder = _Decoder(request, share)
+        async with asyncio.timeout(limit_s):
+            async for chunk in content.iter_any():
+                await decoder.feed(chunk)
+    except TimeoutError as error:
+        raise RequestTimeout(
+            f"the body did not arrive within {limit_s:g} s; "
+            "send it faster, or raise body_timeout_s under [proxy]"
+        ) from error
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the body cannot be read: {_first_line(error)}") from error
+    return decoder.body()
+
+
+async def check_complexity(body: bytes, share: Share) -> None:
+    """Check a JSON body before it is parsed.
+
+    Raises:
+        BodyMemoryFull: All bodies together would take too much memory.
+        BodyTooComplex: It has too many values, or is nested too deeply.
+    """
+    most, deepest = share.settings.max_body_values, share.settings.max_body_depth
+    share.add_values(await share.run(len(body), lambda: count_values(body, most, deepest)))
+
+
+def members_of(body: bytes) -> dict[str, Any]:
+    """Parse a body that `check_complexity` passed.
+
+    Of a repeated member the last counts. Source: nlohmann's json, as an engine has it, does the
+    same (builds 10434 and 11434), so the members checked here are those that it reads.
+
+    Raises:
+        BadRequest: It is not a JSON object.
+    """
+    try:
+        members = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(members, dict):
+        raise BadRequest("the body must be a JSON object")
+    return members
+
+
+class _Decoder:
+    def __init__(self, request: web.BaseRequest, share: Share) -> None:
+        coding = ",".join(request.headers.getall("Content-Encoding", ()))
+        is_packed = coding.strip().lower() not in {"", "identity"}
+        self._inflater = Inflater(coding, share.settings.max_body_ratio) if is_packed else None
+        self._share = share
+        self._pieces: list[bytes] = []
+        self._size_bytes = 0
+
+    async def feed(self, chunk: bytes) -> None:
+        if self._inflater is None:
+            self._keep(chunk)
+            return
+        for piece in self._inflater.feed(chunk):
+            self._keep(piece)
+            await asyncio.sleep(0)  # other requests run between the pieces
+
+    def body(self) -> bytes:
+        if self._inflater is not None:
+            self._inflater.close()
+        return b"".join(self._pieces)
+
+    def _keep(self, piece: bytes) -> None:
+        self._size_bytes += len(piece)
+        _reserve(self._share, len(piece), self._size_bytes)
+        self._pieces.append(piece)
+
+
+def _reserve(share: Share, count: int, size_bytes: int) -> None:
+    if size_bytes > share.settings.max_body_bytes:
+        raise BodyTooLarge(share.settings.max_body_bytes)
+    share.add_bytes(count)
+
+
+def _first_line(error: Exception) -> str:
+    """The parser's message without the bytes it quotes and its own status."""
+    return next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))

@@ -1,1 +1,0 @@
-"""Jobs that outlive a connection: OpenAI's Files and Batches, stored in SQLite."""

@@ -1,1 +1,0 @@
-"""Health, models, slots and metrics of the proxy and its instances."""

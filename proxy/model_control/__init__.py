@@ -1,1 +1,0 @@
-"""Loading and unloading models by request, as llama-server's router mode does."""

@@ -1,0 +1,541 @@
+"""One request explained: its error, where its time went, and why its prompt was not cached. Pure.
+
+All of it is computed from the fields of `request.finished` (`proxy.observe.record`), whether they
+come from a request that just ended or from the history. Messages of errors are not stored, as they
+may quote a client: an error is explained by its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final
+
+from proxy.observe.cache_finding import (
+    PLAIN,
+    TOKENS_MIN,
+    WITH_LOAD,
+    CacheFinding,
+    Cause,
+    NoFile,
+    Tier,
+    cache_finding,
+)
+from proxy.observe.timeline import PHASES
+
+_LIMIT: Final = "send less, or raise the limit that the response names"
+_FAULT: Final = "corral logs has the details; corral report collects them for a bug report"
+_ENGINE: Final = "corral logs {model} shows what the engine said"
+_KEY: Final = "corral key list shows the keys and their limits"
+# By code: what happened, as a clause, and what to do; None where nothing is to be done.
+_MEANINGS: Final[Mapping[str, tuple[str, str | None]]] = MappingProxyType(
+    {
+        "body_expands": ("the decompressed body is too many times larger", _LIMIT),
+        "body_memory_full": (
+            "the bodies of all requests together used too much memory",
+            "send again after Retry-After, or raise body_memory_bytes under [proxy]",
+        ),
+        "body_too_complex": ("the body has too many values, or too many levels", _LIMIT),
+        "body_too_large": ("the body has too many bytes", _LIMIT),
+        "conflict": (
+            "the file or the batch is in a state that does not allow it",
+            "corral batch list shows the states",
+        ),
+        "context_length_exceeded": (
+            "the prompt is longer than the context of {model}",
+            "send a shorter one, or raise ctx-size among the model's flags",
+        ),
+        "crashes_engine": (
+            "engines crashed twice while they computed this request",
+            "change the request; corral report collects what a bug report needs",
+        ),
+        "draining": ("the server was stopping", "send again after Retry-After"),
+        "expectation_failed": (
+            "the header Expect asks for more than 100-continue",
+            "send no other Expect",
+        ),
+        "forbidden": (
+            "the Host, the Origin or the API key does not allow it",
+            "allowed_hosts and allowed_origins under [proxy], or the key's models, do not name it",
+        ),
+        "header_too_large": ("the header has too many fields, or too long ones", "send fewer"),
+        "internal_error": ("there was a fault in llama-corral itself", _FAULT),
+        "invalid_api_key": ("it had no API key, or an unknown one", _KEY),
+        "invalid_request": (
+            "the request is invalid",
+            "the response says which member is wrong, and why",
+        ),
+        "invalid_token": (
+            "the link to the dashboard was used already, or is too old",
+            "corral ui makes a new one",
+        ),
+        "limit_exceeded": ("a member of the request exceeds a limit of [proxy.limits]", _LIMIT),
+        "method_not_allowed": (
+            "the path does not allow this method",
+            "the header Allow of the response names those that it allows",
+        ),
+        "model_failed": (
+            "{model} cannot be loaded: it failed, does not fit into memory, or was stopped",
+            "corral status shows the cause and its cure; corral start {model} tries again",
+        ),
+        "model_loading": (
+            "{model} was not loaded within the time that the request could wait",
+            "load the model before it is needed (corral load), or raise queue_timeout_s",
+        ),
+        "model_not_found": (
+            "there is no model of this name",
+            "corral status lists the names; aliases under [models.NAME] adds one",
+        ),
+        "not_found": ("there is no such path", "the HTTP API's page lists those that there are"),
+        "not_loaded": (
+            "the model is not loaded, and this request loads none",
+            "corral load {model} loads it",
+        ),
+        "not_served": (
+            "this endpoint of Ollama's API is not served here",
+            "the HTTP API's page lists those that are",
+        ),
+        "previous_response_not_found": (
+            "the response that it continues is not stored, for this API key",
+            "send the whole conversation; with [proxy.stored_responses] they are kept for a day",
+        ),
+        "queue_full": (
+            "too many requests waited for {model}",
+            "more slots (parallel) or replicas, or a longer queue (queue_max under [proxy])",
+        ),
+        "queue_timeout": (
+            "no slot of {model} became free within the time that the request could wait",
+            "more slots (parallel) or replicas, or a longer queue_timeout_s under [proxy]",
+        ),
+        "rate_limit_exceeded": (
+            "its API key is over a limit",
+            f"send again after Retry-After; {_KEY}",
+        ),
+        "request_cancelled": ("an operator cancelled it", None),
+        "request_timeout": ("the client did not send its request in time", None),
+        "session_required": (
+            "it needs a session of the dashboard, or the API key of an admin",
+            "corral ui opens a session",
+        ),
+        "storage_failed": ("the database of jobs could not be used", _FAULT),
+        "storage_full": (
+            "no space was left for files and results of batches",
+            "delete old files and batches, or make space on the disk",
+        ),
+        "unavailable": (
+            "nothing could serve the request",
+            "corral status shows what is loaded, and why the rest is not",
+        ),
+        "unknown_content_encoding": (
+            "the encoding of the body is not supported",
+            "send it plain, or with gzip or deflate",
+        ),
+        "unsupported_media_type": ("the body is no JSON", "send JSON, and say so in Content-Type"),
+        "upstream_crashed": (
+            "the engine of {instance} crashed while it computed this request",
+            f"{_ENGINE}; it is restarted",
+        ),
+        "upstream_failed": ("{instance} failed while it answered", _ENGINE),
+        "upstream_killed": (
+            "another program killed the engine of {instance} while it computed this request",
+            "send it again; corral logs {model} has the signal, and the system's log may say whose",
+        ),
+        "upstream_timeout": (
+            "{instance} sent nothing for too long",
+            f"{_ENGINE}; upstream_read_timeout_s under [proxy] is the limit",
+        ),
+        "wait_too_long": (
+            "the first token was expected later than the client waits (Prefer: wait)",
+            "let it wait longer, or ask for another model",
+        ),
+    }
+)
+# Where an engine or a node has a code of its own.
+_REFUSED: Final = ("{instance} refused the request", "the response says why")
+_BROKEN: Final = ("{instance} answered with an error of its own", _ENGINE)
+_DISCONNECTED: Final = 499
+
+
+def error_meaning(
+    status: int, code: str | None, *, model: str | None, instance: str | None
+) -> tuple[str, str | None]:
+    """Return what an error means, as a clause, and what to do; None if nothing is to be done.
+
+    `status` is 400 to 599.
+    """
+    if status == _DISCONNECTED and code is None:
+        return "the client disconnected before the end", None
+    known = _MEANINGS.get(code or "", _REFUSED if status < 500 else _BROKEN)
+    names = {"model": model or "the model", "instance": instance or "the server"}
+    meaning, cure = known
+    return meaning.format(**names), cure and cure.format(**names)
+
+
+_OFTEN: Final = 2
+_ADVICE: Final = MappingProxyType(
+    {
+        Cause.SYSTEM_PROMPT_CHANGED: "keep the system prompt the same in all requests, and put "
+        "what changes (a date, a working directory) into the latest message",
+        Cause.TOOLS_CHANGED: "send the same tools in the same order with each request of a "
+        "conversation",
+        Cause.HISTORY_TRUNCATED: "keep the whole history as long as it fits into ctx-size, or drop "
+        "much of it at once and seldom",
+        Cause.MESSAGE_CHANGED: "send earlier messages as they were; only what is appended is cheap",
+        Cause.OTHER_INSTANCE: "more slots for each instance, or fewer replicas with more slots, "
+        "let conversations stay where their cache is",
+        Cause.SLOT_EVICTED: "raise parallel to as many slots as conversations alternate, or "
+        "cache-ram, where the engine keeps what leaves a slot",
+        Cause.SLOT_BUSY: "send the requests of a conversation one after the other, or raise "
+        "cache-ram, from which other slots are filled",
+        Cause.MODEL_UNLOADED: "let the model stay loaded longer (ttl_s, or keep_alive of "
+        "the request), or save slots (persist_slots) so that caches come back with it",
+        Cause.ENGINE_RESTARTED: "corral logs shows why the engine ended",
+        Cause.SLIDING_WINDOW: "set swa-full = true among the model's flags (more memory), or only "
+        "append to a conversation",
+        Cause.RECURRENT_STATE: "only append to a conversation: the state of a recurrent model "
+        "cannot be cut back",
+        Cause.CACHE_OFF: "leave out cache_prompt, or set it to true",
+        Cause.NOT_FOUND: "corral slots shows what the slots hold",
+        Cause.QUEUE: "more slots (parallel) or replicas, or X-Corral-Priority: batch for requests "
+        "that can wait",
+        Cause.LOADING: "load the model before it is needed (corral load), or let it stay loaded "
+        "longer (ttl_s)",
+        Cause.SLOW_CLIENT: "let the client read the stream as it comes; until then the slot stays "
+        "in use",
+    }
+)
+
+
+def advice(cause: Cause) -> str | None:
+    """Return what to do, or None where nothing is to be done."""
+    return _ADVICE.get(cause)
+
+
+def cache_sentence(found: CacheFinding) -> str:
+    """Say what was found of a prompt in the cache, and why not more."""
+    if found.cause is Cause.ALL_FOUND:
+        return f"{_found_clause(found)}: all that could be"
+    if found.cause is Cause.FIRST_REQUEST:
+        return _first(found)
+    if change := _CHANGES.get(found.cause):
+        return f"{_differs(found)}: {change(found)}"
+    why = _LOSSES[found.cause].format(
+        instance=f"instance {found.earlier_instance}",
+        age=_age(found),
+        wait=_wait(found),
+        held=_holder_clause(found),
+    )
+    on_disk = f"; {_NO_FILE[found.no_file]}" if found.no_file in _NO_FILE else ""
+    return f"{_found_clause(found)}, {found.reusable} could be: {why}{on_disk}"
+
+
+def _found_clause(found: CacheFinding) -> str:
+    of_prompt = f"{found.found} of {found.tokens} prompt tokens were"
+    if found.tier != Tier.DISK:
+        return f"{of_prompt} in the cache"
+    if found.restore_ms is None:
+        return f"{of_prompt} on disk, restored when the engine started"
+    return f"{of_prompt} on disk, restored in {found.restore_ms / 1000:.2f} s"
+
+
+def _first(found: CacheFinding) -> str:
+    if found.is_continued:
+        return (
+            "this server has not seen the conversation before (it may have begun elsewhere, or "
+            f"before the daemon started): {_found_clause(found)}"
+        )
+    if found.found:
+        return f"the first request of a conversation: {_found_clause(found)}, shared with others"
+    return f"the first request of a conversation: all {found.tokens} prompt tokens were computed"
+
+
+def _differs(found: CacheFinding) -> str:
+    about = "about " if found.is_about else ""
+    return f"{_place(found)} differs at {about}token {found.token} of {found.tokens}"
+
+
+def _place(found: CacheFinding) -> str:
+    if found.role == "tools":
+        return "the list of tools"
+    if found.message is not None:
+        return f"message {found.message}"
+    return "the system prompt" if found.role == "system" else "the prompt"
+
+
+def _system(found: CacheFinding) -> str:
+    if found.repeated >= _OFTEN:
+        return "your client changes its system prompt on every request"
+    return f"your client sent another system prompt{_comparison_clause(found)}"
+
+
+def _tools(found: CacheFinding) -> str:
+    if found.repeated >= _OFTEN:
+        return "your client sends other tools with every request"
+    return f"your client sent other tools{_comparison_clause(found)}"
+
+
+def _truncation_sentence(found: CacheFinding) -> str:
+    left_out = "a message" if found.dropped == 1 else f"{found.dropped} messages"
+    return f"your client left out {left_out} that its request {found.earlier} had there"
+
+
+def _change_sentence(found: CacheFinding) -> str:
+    if found.role == "assistant":
+        return "your client does not send the model's answer back as it was"
+    return f"your client changed it{_comparison_clause(found)}"
+
+
+def _comparison_clause(found: CacheFinding) -> str:
+    return f" than in its request {found.earlier}" if found.earlier else ""
+
+
+def _holder_clause(found: CacheFinding) -> str:
+    return "this one" if found.earlier else "its beginning"
+
+
+def _wait(found: CacheFinding) -> str:
+    if found.is_awaited:
+        return "which had no slot free; it waited for one as long as that was worth it"
+    return "which was busy, slower or failing"
+
+
+def _age(found: CacheFinding) -> str:
+    return "" if found.age_s is None else f" ({found.age_s:g} s ago)"
+
+
+_CHANGES: Final[Mapping[Cause, Callable[[CacheFinding], str]]] = MappingProxyType(
+    {
+        Cause.SYSTEM_PROMPT_CHANGED: _system,
+        Cause.TOOLS_CHANGED: _tools,
+        Cause.HISTORY_TRUNCATED: _truncation_sentence,
+        Cause.MESSAGE_CHANGED: _change_sentence,
+    }
+)
+_NOT_FROM_END: Final = "this prompt does not go on from the end of what the slot held"
+_LOSSES: Final = MappingProxyType(
+    {
+        Cause.OTHER_INSTANCE: "the conversation's cache is in {instance}, {wait}",
+        Cause.SLOT_EVICTED: "other conversations took the slot that held {held}",
+        Cause.SLOT_BUSY: "another request of this conversation was using its slot",
+        Cause.MODEL_UNLOADED: "the model was unloaded after the request before{age}, and its cache "
+        "did not come back",
+        Cause.ENGINE_RESTARTED: "the engine of {instance} ended by itself after the request "
+        "before{age}, and its cache with it",
+        Cause.SLIDING_WINDOW: f"the model has a sliding window, and {_NOT_FROM_END}",
+        Cause.RECURRENT_STATE: f"the model is recurrent, and {_NOT_FROM_END}",
+        Cause.CACHE_OFF: "the request has cache_prompt: false",
+        Cause.NOT_FOUND: "{instance} no longer held the rest",
+    }
+)
+# After what was lost.
+_NO_FILE: Final[Mapping[NoFile | None, str]] = MappingProxyType(
+    {
+        NoFile.OFF: "it saves nothing on disk (corral slots says why)",
+        NoFile.COST: "saving it on disk did not pay",
+        NoFile.LIMIT: "the limits of disk space or of writes in an hour kept it from being saved",
+        NoFile.DELETED: "its slot file was deleted (by age or room), or could not be read",
+        NoFile.OTHER_BUILD: "its slot file is of another build or other options",
+        NoFile.FAILED: "its slot file could not be restored",
+    }
+)
+
+
+# Of waits that take less, and less of the whole, nothing is said.
+_NOTED_MIN_MS: Final = 50.0
+_NOTED_MIN_SHARE: Final = 0.1
+
+# Errors of requests that no instance got, though there were some: they waited for a slot.
+_OF_SLOTS: Final = frozenset({"queue_timeout", "wait_too_long", "queue_full", "request_cancelled"})
+_WAITS: Final = MappingProxyType(
+    {
+        Cause.QUEUE: (("queued_ms",), "waited for a slot of {model}: all were in use"),
+        Cause.LOADING: (("evict_ms", "load_ms"), "waited for {model} to load"),
+        Cause.SLOW_CLIENT: (("stalled_ms",), "waited for the client to read what was sent"),
+    }
+)
+
+# Members of a cache finding that tell of what was found.
+_OF_FOUND: Final = frozenset({"tier", "restore_ms"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause; `cost_ms` is what it cost, as far as that is known."""
+
+    cause: Cause
+    cost_ms: float
+    sentence: str
+    advice: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One request.
+
+    Attributes:
+        status: As HTTP; None as long as the request is answered.
+        code: Of the error.
+        findings: That of the error first, then the one that cost most.
+        phases_ms: Milliseconds of each phase; without those that are not known.
+        expected_cached_tokens: That the router expected.
+        cache: As of `CacheFinding.as_fields`; None where the engine told nothing.
+    """
+
+    request: str
+    model: str | None
+    instance: str | None
+    status: int | None
+    code: str | None
+    findings: tuple[Finding, ...]
+    phases_ms: Mapping[str, float]
+    duration_ms: float | None
+    first_token_ms: float | None
+    expected_cached_tokens: int | None
+    cache: Mapping[str, Any] | None
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.findings[0].cause if self.findings else None
+
+    def as_json(self) -> dict[str, Any]:
+        first = self.findings[0] if self.findings else None
+        return {
+            "request": self.request,
+            "model": self.model,
+            "instance": self.instance,
+            "status": self.status,
+            "code": self.code,
+            "cause": self.cause,
+            "sentence": first.sentence if first else None,
+            "advice": first.advice if first else None,
+            "duration_ms": self.duration_ms,
+            "first_token_ms": self.first_token_ms,
+            "phases_ms": dict(self.phases_ms),
+            "expected_cached_tokens": self.expected_cached_tokens,
+            "cache": self.cache and dict(self.cache),
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def explain(fields: Mapping[str, Any]) -> Explanation:
+    """Explain a request by the fields of its event."""
+    cache = _cache(fields)
+    phases_ms: dict[str, float] = {
+        phase: ms for phase in PHASES if (ms := _ms(fields, f"{phase}_ms")) is not None
+    }
+    waits = tuple(_waits(fields, cache))
+    findings = (*waits, *_cache_findings(fields, cache))
+    ordered = sorted(findings, key=lambda finding: (finding.cause in PLAIN, -finding.cost_ms))
+    return Explanation(
+        str(fields.get("request", "")),
+        fields.get("model"),
+        fields.get("instance"),
+        fields.get("status"),
+        fields.get("code"),
+        (*_error(fields), *ordered),
+        phases_ms,
+        _ms(fields, "duration_ms"),
+        _ms(fields, "first_token_ms"),
+        fields.get("expected_cached_tokens"),
+        cache.as_fields() if cache else None,
+    )
+
+
+def _cache(fields: Mapping[str, Any]) -> CacheFinding | None:
+    written = fields.get("cache")
+    if not isinstance(written, Mapping):
+        return None
+    try:
+        return cache_finding(written)
+    except (ValueError, KeyError, TypeError):
+        return None  # written by another version
+
+
+def _error(fields: Mapping[str, Any]) -> Iterator[Finding]:
+    status, code = fields.get("status"), fields.get("code")
+    if not isinstance(status, int) or status < HTTPStatus.BAD_REQUEST:
+        return
+    meaning, cure = error_meaning(
+        status, code, model=fields.get("model"), instance=fields.get("instance")
+    )
+    title = f"{status} {code}" if code else str(status)
+    yield Finding(Cause.ERROR, 0.0, f"{title}: {meaning}", cure)
+
+
+def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
+    code = fields.get("code")
+    if code is not None and fields.get("instance") is None and code not in _OF_SLOTS:
+        return  # its phases tell how long it waited, and the error why
+    for cause, (_, sentence) in _WAITS.items():
+        cost_ms = _sum_ms(fields, cause)
+        is_told = cache is not None and cause in _waits_of(cache)
+        least_ms = max(_NOTED_MIN_MS, _NOTED_MIN_SHARE * (_ms(fields, "duration_ms") or 0.0))
+        if cost_ms >= least_ms and not is_told:
+            told = f"{cost_ms / 1000:.1f} s {sentence.format(model=fields.get('model'))}"
+            yield Finding(cause, cost_ms, told, advice(cause))
+
+
+def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
+    if cache is None:
+        yield from _short_answer_finding(fields)
+        return
+    computed = max(1, cache.tokens - cache.found)
+    prefill_ms = max(0.0, (_ms(fields, "prefill_ms") or 0.0) - (cache.restore_ms or 0.0))
+    cost_ms = prefill_ms * min(1.0, cache.lost / computed)
+    for cause in _waits_of(cache):
+        cost_ms += _sum_ms(fields, cause)
+    yield Finding(cache.cause, round(cost_ms, 1), cache_sentence(cache), advice(cache.cause))
+
+
+def _short_answer_finding(fields: Mapping[str, Any]) -> Iterator[Finding]:
+    counts = fields.get("prompt_tokens"), fields.get("cached_tokens")
+    tokens = sum(count for count in counts if isinstance(count, int))
+    if 0 < tokens < TOKENS_MIN:
+        told = f"the prompt has {tokens} tokens: too few for the cache to matter"
+        yield Finding(Cause.SHORT_PROMPT, 0.0, told, None)
+
+
+def _waits_of(cache: CacheFinding) -> frozenset[Cause]:
+    """Return the waits that have the same cause as what was not in the cache."""
+    if cache.cause in WITH_LOAD:
+        return frozenset({Cause.LOADING})
+    is_for_owner = cache.cause is Cause.OTHER_INSTANCE and cache.is_awaited
+    return frozenset({Cause.QUEUE}) if is_for_owner else frozenset()
+
+
+def _sum_ms(fields: Mapping[str, Any], cause: Cause) -> float:
+    return sum(_ms(fields, name) or 0.0 for name in _WAITS[cause][0])
+
+
+def _ms(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def own_figures(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a request as its client may see them, if others share its caches.
+
+    What other clients left in caches counts as computed. Of a prompt whose finding is not known,
+    everything does.
+    """
+    cache, cached = fields.get("cache"), fields.get("cached_tokens")
+    own = cache.get("own") if cache else 0
+    if own is None or cached is None:
+        return dict(fields)
+    found = min(cached, own)
+    limits = {"found": own, "reusable": own, "shared": own}
+    shown = {
+        name: min(value, limits.get(name, value)) if value else value
+        for name, value in (cache or {}).items()
+        if name != "own" and (found or name not in _OF_FOUND)
+    }
+    return {
+        **fields,
+        "cached_tokens": found,
+        "prompt_tokens": (fields.get("prompt_tokens") or 0) + cached - found,
+        "expected_cached_tokens": min(fields.get("expected_cached_tokens") or 0, own),
+        "cache_tier": fields.get("cache_tier") if found else None,
+        "cache": shown or None,
+    }

@@ -1,0 +1,346 @@
+"""Spans of requests, made with OpenTelemetry when a request has ended; imported only if traced.
+
+Attributes have no text of a client but the names of its model and of its key. `SpanQueue` is a
+bounded queue with a thread that sends: the library's own processor starts a thread in every process
+that is forked, and engines are forked. A collector that is down costs nothing else: what it does
+not take is lost and counted, which is one warning until it takes some again.
+
+Source: OpenTelemetry semantic conventions, "HTTP server spans" and "Generative AI client spans"
+(gen_ai is in development); what they do not name begins with `corral.`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+from multidict import CIMultiDict
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from proxy.observe.record import Emit, RequestTrace
+from proxy.settings import TracingSettings
+
+_QUEUE_MAX: Final = 2048
+_BATCH_MAX: Final = 512
+_CLOSE_S: Final = 0.5
+_REASON_MAX: Final = 400
+
+
+class SpanQueue(SpanProcessor):
+    """Sends spans with an exporter; `on_failure` and `on_recovery` are called in its thread.
+
+    Args:
+        exporter: Sends one batch; blocks.
+        delay_s: The longest time that a span waits for others.
+        on_failure: Called with the reason, with the first batch in a row that was lost.
+        on_recovery: Called with the number of spans that were lost since.
+    """
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        delay_s: float,
+        on_failure: Callable[[str], None],
+        on_recovery: Callable[[int], None],
+    ) -> None:
+        self._exporter = exporter
+        self._on_failure = on_failure
+        self._on_recovery = on_recovery
+        self._delay_s = delay_s
+        self._spans = deque[ReadableSpan](maxlen=_QUEUE_MAX)
+        self._lost = 0
+        self._is_failing = False
+        self._is_closed = False
+        self._woken = threading.Event()
+        self._reasons = _Reasons()
+        self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
+        self._thread.start()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if len(self._spans) == _QUEUE_MAX:
+            self._lost += 1
+        self._spans.append(span)
+        if len(self._spans) >= _BATCH_MAX:
+            self._woken.set()
+
+    def shutdown(self) -> None:
+        """Send what is left, for half a second at most."""
+        self._is_closed = True
+        self._woken.set()
+        self._thread.join(_CLOSE_S)
+        self._exporter.shutdown()
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            self._woken.wait(self._delay_s)
+            self._woken.clear()
+            self._send_all()
+
+    def _send_all(self) -> None:
+        while self._spans:
+            batch = [self._spans.popleft() for _ in range(min(_BATCH_MAX, len(self._spans)))]
+            is_sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            self._note(len(batch), is_sent=is_sent)
+
+    def _note(self, spans: int, *, is_sent: bool) -> None:
+        if not is_sent:
+            self._lost += spans
+            if not self._is_failing:
+                self._on_failure(self._reasons.last)
+        elif self._is_failing:
+            lost, self._lost = self._lost, 0
+            self._on_recovery(lost)
+        self._is_failing = not is_sent
+
+
+class _Reasons(logging.Handler):
+    """Silences the library, and keeps why the last attempt failed.
+
+    A warning is about one attempt, and its first value is the reason; an error without several
+    values only says that there were enough of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = "no reason given"
+        library = logging.getLogger("opentelemetry")
+        library.handlers, library.propagate = [logging.NullHandler()], False
+        logging.getLogger("opentelemetry.exporter").handlers = [self]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        values = record.args if isinstance(record.args, tuple) else ()
+        if record.levelno == logging.WARNING and values:
+            self.last = str(values[0])[:_REASON_MAX]
+        elif len(values) > 1:
+            self.last = record.getMessage()[:_REASON_MAX]
+
+
+Attributes = Mapping[str, str | bool | int | float]
+
+# Phases in their order; the client's own pauses are part of `decode`.
+_BEFORE_TOKENS: Final = ("queued", "evict", "load", "prefill")
+_SPAN_NAMES: Final = {"queued": "queue"}
+_METHODS: Final = frozenset(
+    {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
+)
+_OPERATIONS: Final = {
+    "chat": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completion": "text_completion",
+    "llama_completion": "text_completion",
+    "infill": "text_completion",
+    "embed_or_rerank": "embeddings",
+}
+# A field of `request.finished`, and the attribute that it becomes.
+_ATTRIBUTES: Final = {
+    "path": "http.route",
+    "status": "http.response.status_code",
+    "code": "error.type",
+    "model": "gen_ai.response.model",
+    "streamed": "gen_ai.request.stream",
+    "decoded_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "request": "corral.request.id",
+    "client": "corral.client",
+    "instance": "corral.instance",
+    "slot": "corral.slot",
+    "priority": "corral.priority",
+    "attempts": "corral.attempts",
+    "cancelled": "corral.cancelled_by",
+    "expected_cached_tokens": "corral.expected_cached_tokens",
+    "stalled_ms": "corral.stalled_ms",
+}
+_SERVER_ERROR: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A child span; in milliseconds after the beginning of the request."""
+
+    name: str
+    begin_ms: float
+    end_ms: float
+
+
+def method_of(method: str) -> str:
+    """A method as an attribute: what a client invented is `_OTHER`."""
+    return method if method in _METHODS else "_OTHER"
+
+
+def span_name(method: str, fields: Mapping[str, Any]) -> str:
+    name = "HTTP" if method == "_OTHER" else method
+    return f"{name} {fields['path']}" if fields.get("path") else name
+
+
+def attributes(fields: Mapping[str, Any]) -> Attributes:
+    """Return the attributes of a request's span."""
+    found = {
+        name: fields[field] for field, name in _ATTRIBUTES.items() if fields.get(field) is not None
+    }
+    kind, model = fields.get("kind"), fields.get("fallback_for") or fields.get("model")
+    if kind:
+        found["gen_ai.operation.name"] = _OPERATIONS.get(kind, kind)
+        found["gen_ai.provider.name"] = "llama.cpp"
+    if model:
+        found["gen_ai.request.model"] = model
+    if fields.get("prompt_tokens") is not None:
+        prompt_tokens = fields["prompt_tokens"] + (fields["cached_tokens"] or 0)
+        found["gen_ai.usage.input_tokens"] = prompt_tokens
+    if fields.get("first_token_ms") is not None:
+        found["gen_ai.response.time_to_first_chunk"] = round(fields["first_token_ms"] / 1000, 4)
+    return found
+
+
+def is_error(fields: Mapping[str, Any]) -> bool:
+    """Whether the request failed by our fault; a client's mistake is not an error of a server."""
+    return (fields["status"] or 0) >= _SERVER_ERROR
+
+
+def phases(fields: Mapping[str, Any]) -> Iterator[Phase]:
+    """Yield the phases that took any time, one after another, as the request passed them.
+
+    A phase that a retry repeated is one span, of the time of both.
+    """
+    waits_ms = [(name, fields[f"{name}_ms"]) for name in _BEFORE_TOKENS]
+    decode_ms = fields["decode_ms"] + fields["stalled_ms"] if fields["decode_ms"] else 0.0
+    before_ms = sum(took_ms for _, took_ms in waits_ms)
+    decode_at_ms = _decode_at_ms(fields, decode_ms, before_ms)
+    at_ms = max(0.0, decode_at_ms - before_ms)
+    for name, took_ms in (*waits_ms, ("decode", decode_ms)):
+        if took_ms:
+            yield Phase(_SPAN_NAMES.get(name, name), at_ms, at_ms + took_ms)
+        at_ms += took_ms
+
+
+def _decode_at_ms(fields: Mapping[str, Any], decode_ms: float, before_ms: float) -> float:
+    """When the first token came: by its own time where it had one, as late as it can be at most."""
+    if not decode_ms:
+        return before_ms
+    latest_ms = float(fields["duration_ms"]) - decode_ms
+    known_ms = fields.get("first_token_ms")
+    return max(before_ms, latest_ms if known_ms is None else min(known_ms, latest_ms))
+
+
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_TRACES_PATH: Final = "/v1/traces"
+_FIELDS: Final = ("traceparent", "tracestate")
+# Of the collector, for one batch with all its retries.
+_TIMEOUT_S: Final = 10.0
+_DELAY_S: Final = 2.0
+_NS_PER_MS: Final = 1_000_000
+
+
+class OpenTelemetryTracer:
+    """Begins the trace of each request, or goes on with the client's.
+
+    `process` tells several daemons of one name apart.
+    """
+
+    def __init__(self, settings: TracingSettings, process: str, emit: Emit) -> None:
+        ratio = settings.sample_ratio
+        self._provider = TracerProvider(
+            sampler=None if ratio is None else ParentBasedTraceIdRatio(ratio),
+            resource=_resource(settings, process),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(_queue(settings, emit))
+        self._tracer = self._provider.get_tracer("llama-corral")
+
+    def begin(self, request: web.BaseRequest) -> RequestTrace:
+        # Several fields of one name make no valid parent. Source: W3C Trace Context, 3.2.
+        given = {name: ",".join(request.headers.getall(name, ())) for name in _FIELDS}
+        method = method_of(request.method)
+        span = self._tracer.start_span(
+            method,
+            context=_PROPAGATOR.extract({name: value for name, value in given.items() if value}),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": method, "url.scheme": request.scheme},
+        )
+        return _Trace(self._tracer, span, method)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+class _Trace:
+    def __init__(self, tracer: trace.Tracer, span: Span, method: str) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._method = method
+
+    def pass_on(self, headers: CIMultiDict[str]) -> None:
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier, trace.set_span_in_context(self._span))
+        for name in _FIELDS:
+            headers.pop(name, None)
+        headers.update(carrier)
+
+    def end(self, name: str, fields: Mapping[str, Any]) -> None:
+        span = self._span
+        is_last = name in {"request.finished", "request.rejected"}
+        if not is_last or not isinstance(span, ReadableSpan) or span.start_time is None:
+            return  # not sampled
+        began_ns = span.start_time
+        span.update_name(span_name(self._method, fields))
+        span.set_attributes(attributes(fields))
+        if is_error(fields):
+            span.set_status(Status(StatusCode.ERROR))
+        context = trace.set_span_in_context(span)
+        for phase in phases(fields):
+            begin_ns = began_ns + round(phase.begin_ms * _NS_PER_MS)
+            child = self._tracer.start_span(phase.name, context, start_time=begin_ns)
+            child.end(began_ns + round(phase.end_ms * _NS_PER_MS))
+        span.end(began_ns + round(fields["duration_ms"] * _NS_PER_MS))
+
+
+def _resource(settings: TracingSettings, process: str) -> Resource:
+    own = {SERVICE_INSTANCE_ID: process} if process else {}
+    if settings.service_name:
+        return Resource.create({**own, SERVICE_NAME: settings.service_name})
+    found = Resource.create(own)
+    unnamed = str(found.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
+    return found.merge(Resource({SERVICE_NAME: "llama-corral"})) if unnamed else found
+
+
+def _queue(settings: TracingSettings, emit: Emit) -> SpanQueue:
+    loop = asyncio.get_running_loop()
+
+    def emit_soon(name: str, **fields: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(functools.partial(emit, name, **fields))
+
+    return SpanQueue(
+        _exporter(settings),
+        _delay_s(os.environ),
+        on_failure=lambda reason: emit_soon("traces.export_failed", reason=reason),
+        on_recovery=lambda lost: emit_soon("traces.export_resumed", lost=lost),
+    )
+
+
+def _delay_s(environ: Mapping[str, str]) -> float:
+    """The time between two batches. Source: OpenTelemetry, "Batch Span Processor"."""
+    given = environ.get("OTEL_BSP_SCHEDULE_DELAY", "")
+    return int(given) / 1000 if given.isascii() and given.isdigit() else _DELAY_S
+
+
+def _exporter(settings: TracingSettings) -> SpanExporter:
+    if settings.endpoint is None:
+        return OTLPSpanExporter()
+    base = settings.endpoint.rstrip("/").removesuffix(_TRACES_PATH)
+    return OTLPSpanExporter(endpoint=f"{base}{_TRACES_PATH}", timeout=_TIMEOUT_S)

@@ -1,0 +1,268 @@
+"""The record of one request, and the event when it ends.
+
+    request.finished    a model got it: answered, broken off, or its client disconnected (499)
+    request.rejected    no model got it
+    upstream.failed     an instance failed; in addition to the other two
+
+The proxy's own endpoints are logged only when rejected, because of health probes. `RequestTrace` is
+for code that must not import OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Protocol
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.errors import ProxyError, RequestCancelled
+from proxy.observe.timeline import Timeline
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.timings import Timings
+
+
+class RequestTrace(Protocol):
+    """The trace that a request belongs to."""
+
+    def pass_on(self, headers: CIMultiDict[str]) -> None:
+        """Name it in the header of a request to an instance or a node."""
+
+    def end(self, name: str, fields: Mapping[str, object]) -> None:
+        """Send the spans of a request whose last event is `name`."""
+
+
+class Tracer(Protocol):
+    """Begins traces; `close` sends what is left, within half a second."""
+
+    def begin(self, request: web.BaseRequest) -> RequestTrace: ...
+
+    def close(self) -> None: ...
+
+
+CLIENT_GONE: Final = 499
+# Of a message in the log; it may quote what a client sent.
+_QUOTABLE_MAX_CHARACTERS: Final = 400
+
+
+class Emit(Protocol):
+    """Receives an event with all its fields; must not fail and must not block."""
+
+    def __call__(self, name: str, /, **fields: object) -> None: ...
+
+
+def discard(_name: str, /, **_fields: object) -> None:
+    """An `Emit` that ignores events."""
+
+
+def shorten_for_log(text: str) -> str:
+    """Return text of a client for one line of the log: shortened, control characters escaped."""
+    shown = text[:_QUOTABLE_MAX_CHARACTERS]
+    escaped = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in shown)
+    return escaped + ("…" if shown != text else "")
+
+
+class CacheFigures(Protocol):
+    """What was found of a prompt in the cache; without text."""
+
+    @property
+    def cause(self) -> str: ...
+
+    @property
+    def tier(self) -> str | None: ...
+
+    def as_fields(self) -> dict[str, Any]: ...
+
+
+class AccessRecord:
+    """One request, filled in as it passes.
+
+    Attributes:
+        client: The name of its API key, or its address; None for what no instance can answer.
+        path: That of the endpoint, likewise.
+        kind: Of the endpoint, once known.
+        is_stream: Whether the client asked for a stream, once known.
+        priority: Of the request, once known.
+        instance: The last one, once known.
+        slot: The engine's `id_slot` of the last one; None where the engine chose.
+        fallback_for: The model that the client named, where another got the request.
+        conversation: Its number in this process; None where the prompt identifies none.
+        is_diverted: Whether the side of a trial that it was meant for had no slot free.
+        status: The status that the client got, that of the error which broke a response off, or 499
+            if the client disconnected; None before that.
+        code: Of the error that the client got, or that broke its response off.
+        bytes_out: Bytes of the body sent to the client.
+        timings: Reported by the instance.
+        continued: How often another engine went on with the answer after the one before had ended.
+        cache: What was found of the prompt in the cache, and why not more; None where the instance
+            reports nothing.
+        timeline: Where its time goes.
+        trace: The trace it belongs to; None where it has none.
+        hides_others: Whether its client may not see what other clients left in caches.
+    """
+
+    def __init__(self, request_id: str, timeline: Timeline) -> None:
+        self.request_id = request_id
+        self.client: str | None = None
+        self.path: str | None = None
+        self.model: str | None = None
+        self.kind: EndpointKind | None = None
+        self.is_stream: bool | None = None
+        self.priority = "interactive"
+        self.conversation: int | None = None
+        self.is_diverted = False
+        self.instance: str | None = None
+        self.slot: int | None = None
+        self.fallback_for: str | None = None
+        self.status: int | None = None
+        self.code: str | None = None
+        self.bytes_out = 0
+        self.continued = 0
+        self.timings: Timings | None = None
+        self.cache: CacheFigures | None = None
+        self.timeline = timeline
+        self.trace: RequestTrace | None = None
+        self.hides_others = False
+        self._attempts = 0
+        self._expected_cached = 0
+        self._first_byte_ms: float | None = None
+
+    def set_instance(
+        self,
+        instance: str,
+        expected_cached: int = 0,
+        conversation: int | None = None,
+    ) -> None:
+        """An instance got the request.
+
+        Args:
+            expected_cached: Prompt tokens expected in its cache.
+            conversation: Number of the conversation, if known.
+        """
+        self.instance = instance
+        self.conversation = conversation
+        self._attempts += 1
+        self._expected_cached = expected_cached
+
+    def part(self) -> AccessRecord:
+        """A record for one of several upstream requests of this request."""
+        part = AccessRecord(self.request_id, self.timeline)
+        part.model = self.model
+        return part
+
+    def add(self, part: AccessRecord) -> None:
+        """Add the record of one that ended."""
+        self._attempts = max(self._attempts, part._attempts)
+        if part.timings:
+            self._expected_cached += part._expected_cached if self.timings else 0
+            self.timings = part.timings.added_to(self.timings)
+            self.cache = self.cache or part.cache
+
+    def forget_answer(self) -> Timings | None:
+        """Return the timings of an answer that is discarded: another one is requested."""
+        discarded, self.timings = self.timings, None
+        self.timeline.first_token_ms = None
+        return discarded
+
+    def count(self, chunk: bytes) -> None:
+        """Bytes were sent to the client."""
+        if chunk and not self.bytes_out:
+            self._first_byte_ms = round((time.monotonic() - self.timeline.began_at_s) * 1000, 1)
+        self.bytes_out += len(chunk)
+
+    def fail(self, error: ProxyError) -> None:
+        """Note what the client gets, or what broke its response off."""
+        self.status, self.code = error.status, error.code
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of `request.finished` that explain it, until now."""
+        return {
+            "request": self.request_id,
+            "model": self.model,
+            "instance": self.instance,
+            "first_token_ms": self.timeline.first_token_ms,
+            "cache": self.cache.as_fields() if self.cache else None,
+            **self.timeline.times_ms(self.timings.decode_ms if self.timings else None),
+            **self._tokens(),
+        }
+
+    def emit(self, emit: Emit, rejected_by: ProxyError | None) -> None:
+        times_ms = self.timeline.times_ms(self.timings.decode_ms if self.timings else None)
+        if rejected_by and not self.instance:
+            emit(
+                "request.rejected",
+                request=self.request_id,
+                model=shorten_for_log(self.model) if self.model else None,
+                client=self.client,
+                path=shorten_for_log(self.path) if self.path else None,
+                status=rejected_by.status,
+                code=rejected_by.code,
+                reason=shorten_for_log(rejected_by.message),
+                cancelled=self._cancelled_by(),
+                **times_ms,
+            )
+        elif self.model:
+            emit(
+                "request.finished",
+                request=self.request_id,
+                client=self.client,
+                path=self.path,
+                model=self.model,
+                fallback_for=self.fallback_for,
+                instance=self.instance,
+                slot=self.slot,
+                kind=self.kind.name.lower() if self.kind else None,
+                streamed=self.is_stream,
+                priority=self.priority,
+                conversation=self.conversation,
+                diverted=self.is_diverted or None,
+                status=self.status,
+                code=self.code,
+                attempts=self._attempts,
+                continued=self.continued or None,
+                first_byte_ms=self._first_byte_ms,
+                first_token_ms=self.timeline.first_token_ms,
+                bytes_out=self.bytes_out,
+                cancelled=self._cancelled_by(),
+                cache_cause=self.cache.cause if self.cache else None,
+                cache_tier=self.cache.tier if self.cache else None,
+                cache=self.cache.as_fields() if self.cache else None,
+                **times_ms,
+                **self._tokens(),
+            )
+
+    def emit_upstream_failure(self, emit: Emit, error: ProxyError) -> None:
+        """The instance failed this request, before or after its header."""
+        emit(
+            "upstream.failed",
+            request=self.request_id,
+            model=shorten_for_log(self.model) if self.model else None,
+            instance=self.instance,
+            phase="request" if self.status is None else "response",
+            error=shorten_for_log(error.message),
+        )
+
+    def _cancelled_by(self) -> Literal["client", "operator"] | None:
+        if self.status != CLIENT_GONE:
+            return None
+        return "operator" if self.code == RequestCancelled.code else "client"
+
+    def _tokens(self) -> dict[str, float | None]:
+        timings = self.timings
+        return {
+            "expected_cached_tokens": self._expected_cached if timings else None,
+            "cached_tokens": timings.cached_tokens if timings else None,
+            "prompt_tokens": timings.prompt_tokens if timings else None,
+            "decoded_tokens": timings.decoded_tokens if timings else None,
+            # 0 where the instance reports tokens alone, as on /v1/messages.
+            "engine_prefill_ms": (timings.prompt_ms or None) if timings else None,
+            "engine_decode_ms": (timings.decode_ms or None) if timings else None,
+            "drafted_tokens": timings.drafted_tokens if timings else None,
+            "accepted_tokens": timings.accepted_tokens if timings else None,
+        }
+
+
+def new_request_id() -> str:
+    return f"req_{os.urandom(12).hex()}"

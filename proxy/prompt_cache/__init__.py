@@ -1,1 +1,0 @@
-"""What is believed of the prompt caches of all instances."""

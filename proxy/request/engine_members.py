@@ -1,0 +1,151 @@
+"""Puts members that an engine ignores or refuses into its own words. Pure.
+
+`tool_choice` that names tools: llama-server takes `auto`, `none` and `required`. It reads an object
+as `auto` in OpenAI's APIs, and as `required` with any of the tools in Anthropic's. So the tools
+that the client does not name are left out. The prompt then differs from that of a turn with all
+tools.
+
+A request of OpenAI's Responses API:
+
+- `text.format` becomes `response_format`, as in the chat API
+- an assistant's message without `type` gets one
+- reasoning without text (a summary, or encrypted) is left out: it tells the engine nothing
+- tools that are no functions are left out, as later builds do by themselves
+- a member that is null counts as not given
+
+Source: llama-server, build 10434, `oaicompat_chat_params_parse` and tools/server/server-chat.cpp;
+OpenAI's API reference, "Create chat completion" and "Create a model response"; Anthropic's, "Create
+a Message".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from proxy.upstream.endpoint_kinds import EndpointKind
+
+_MODES: Final = frozenset({"auto", "required"})
+
+
+def with_chosen_tools(kind: EndpointKind, members: dict[str, Any]) -> dict[str, Any]:
+    """Return the members with the tools that are named; the same object where nothing changes.
+
+    A name that no tool has is left to the engine, as is a choice of another form.
+    """
+    tools = members.get("tools")
+    match _choose_tools(kind, members["tool_choice"]):
+        case (mode, names) if isinstance(tools, list):
+            chosen = [tool for tool in tools if _name(tool) in names]
+            if chosen:
+                # In Anthropic's API the engine reads the object as `required`.
+                choice = members["tool_choice"] if kind is EndpointKind.MESSAGES else mode
+                return {**members, "tools": chosen, "tool_choice": choice}
+    return members
+
+
+def _choose_tools(
+    kind: EndpointKind, choice: Mapping[str, Any]
+) -> tuple[str, frozenset[str]] | None:
+    """Return a mode of the engine and the tools that may be called."""
+    match kind, choice:
+        case EndpointKind.CHAT, {"type": "function", "function": {"name": str(name)}}:
+            return "required", frozenset({name})
+        case EndpointKind.RESPONSES, {"type": "function", "name": str(name)}:
+            return "required", frozenset({name})
+        case EndpointKind.MESSAGES, {"type": "tool", "name": str(name)}:
+            return "required", frozenset({name})
+        case EndpointKind.CHAT, {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
+            return _allow_tools(allowed)
+        case EndpointKind.RESPONSES, {"type": "allowed_tools"}:
+            return _allow_tools(choice)
+    return None
+
+
+def _allow_tools(allowed: Mapping[str, Any]) -> tuple[str, frozenset[str]] | None:
+    match allowed:
+        case {"mode": str(mode), "tools": list(tools)} if mode in _MODES:
+            return mode, _names(tools)
+    return None
+
+
+def _names(tools: Iterable[object]) -> frozenset[str]:
+    return frozenset(name for tool in tools if (name := _name(tool)) is not None)
+
+
+def _name(tool: object) -> str | None:
+    match tool:
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    return None
+
+
+def engine_members(members: dict[str, Any]) -> dict[str, Any]:
+    """Return the members for the engine: the same object where nothing has to change."""
+    changes = {
+        "response_format": _response_format(members),
+        "input": _input(members.get("input")),
+        "tools": _tools(members.get("tools")),
+    }
+    changed = {name: value for name, value in changes.items() if value is not None}
+    if not changed and None not in members.values():
+        return members
+    given = {name: value for name, value in members.items() if value is not None}
+    return given | changed
+
+
+def _response_format(members: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the chat API's member; None where the client gives it, or wants plain text."""
+    text = members.get("text")
+    given = text.get("format") if isinstance(text, dict) else None
+    if not isinstance(given, dict) or members.get("response_format") is not None:
+        return None
+    if given.get("type") != "json_schema":
+        return given if given.get("type") == "json_object" else None
+    described = {name: value for name, value in given.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": described}
+
+
+def _input(items: object) -> list[Any] | None:
+    """Return the items, or None where they stay as they are."""
+    if not isinstance(items, list):
+        return None
+    kept = [_item(item) for item in items if not _is_silent(item)]
+    is_same = len(kept) == len(items) and all(map(_is_same, kept, items))
+    return None if is_same else kept
+
+
+def _is_same(value: object, other: object) -> bool:
+    return value is other
+
+
+def _item(item: Any) -> Any:
+    match item:
+        case {"role": "assistant"} if "type" not in item:
+            return {**item, "type": "message"}
+    return item
+
+
+def _is_silent(item: object) -> bool:
+    """Whether an item is reasoning whose text the engine could not read."""
+    match item:
+        case {"type": "reasoning", "content": [{"text": str()}, *_]}:
+            return False
+        case {"type": "reasoning"}:
+            return True
+    return False
+
+
+def _tools(tools: object) -> list[Any] | None:
+    """Return the tools that are functions; None where all are."""
+    if not isinstance(tools, list):
+        return None
+    functions = [tool for tool in tools if not _is_other_tool(tool)]
+    return None if len(functions) == len(tools) else functions
+
+
+def _is_other_tool(tool: object) -> bool:
+    match tool:
+        case {"type": str(kind)}:
+            return kind != "function"
+    return False

@@ -1,0 +1,435 @@
+"""What the proxy needs of the supervisor: the models, and what can be done to them.
+
+The models by name, one made ready, loaded or unloaded, prompts prefilled, what the engine and its
+GPUs are used for, and what Ollama's API shows of a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, Final, Literal, Protocol
+
+from aiohttp import web
+
+from proxy.auth.api_keys import KEY
+from proxy.auth.keys_file import Key
+from proxy.cache.shared_prefixes import SharedPrefix
+from proxy.common.headers import HOP
+from proxy.errors import BadRequest, UnknownModel, known_models
+from proxy.request.variants import MARK, SEPARATOR, Adapter, Variant
+
+# API keys may each have models of their own.
+_SUBSETS_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model as clients may see it.
+
+    Attributes:
+        state: `unloaded` is loaded by a request; `failed` needs an operator.
+        created: Unix time in whole seconds; the same for the life of the model's entry.
+        context_length: Tokens that one request may use, or None where not known yet.
+        slots: Over all instances; 0 where not known yet.
+        reason: Why it failed, or failed before its present load, or None.
+        remote_variants: Those that only other machines' instances of it have.
+        variant_of: The model of which it is a variant, in a list of models.
+        is_local: Whether this machine has it; otherwise only others do.
+        local_only: The same without other machines, where those make a difference.
+        is_catch_all: Whether it is meant by every name that no model has.
+        meta: What llama-server's `/v1/models` tells of its file, as far as known.
+        input_modalities: What it reads, in llama-server's words.
+        fallback: Names of the models that may answer in its place, the first first.
+        is_loadable: Whether it is not loaded, and loaded for another machine that asks.
+        load_progress: While it loads, 0 to 1; else None, and where that is not known.
+        adapters: LoRA adapters that its instances here have loaded, in the order of their ids.
+        has_fixed_adapters: Whether its instances apply adapters to every request, by `--lora`.
+        only: The adapters with which alone a client may use it; None: without any too.
+    """
+
+    id: str
+    aliases: tuple[str, ...]
+    state: Literal["loaded", "loading", "unloaded", "failed"]
+    created: int
+    context_length: int | None
+    slots: int
+    reason: str | None = None
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    remote_variants: tuple[str, ...] = ()
+    variant_of: str | None = None
+    is_local: bool = True
+    local_only: ModelInfo | None = None
+    is_catch_all: bool = False
+    meta: Mapping[str, int | str] = field(default_factory=dict)
+    input_modalities: tuple[str, ...] = ("text",)
+    fallback: tuple[str, ...] = ()
+    is_loadable: bool = False
+    load_progress: float | None = None
+    adapters: tuple[Adapter, ...] = ()
+    has_fixed_adapters: bool = False
+    only: frozenset[str] | None = None
+
+    def limited(self, models: frozenset[str]) -> ModelInfo | None:
+        """Return it as a client sees it that may use these names; None where it may not."""
+        names = (self.id, *self.aliases)
+        if not models.isdisjoint(names):
+            return self
+        if not self.adapters:
+            return None
+        only = frozenset(
+            adapter.name
+            for adapter in self.adapters
+            if not models.isdisjoint(f"{name}{MARK}{adapter.name}" for name in names)
+        )
+        return replace(self, only=only, is_catch_all=False) if only else None
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        return (self.id, *self.aliases) if self.only is None else ()
+
+    @property
+    def usable_adapters(self) -> tuple[Adapter, ...]:
+        return tuple(
+            adapter for adapter in self.adapters if self.only is None or adapter.name in self.only
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """The model, and the variant of it or None, that a name means.
+
+    Attributes:
+        remote_variant: The name of a variant that another machine applies; empty for none.
+        adapter: The name of a LoRA adapter of this machine's; empty for none.
+    """
+
+    model_info: ModelInfo
+    variant: Variant | None = None
+    remote_variant: str = ""
+    adapter: str = ""
+
+
+class ModelNames:
+    """Every name that means one of these models: ids, aliases, and both with a variant behind.
+
+    `chat:high` is the variant `high` of the model `chat`; a model of exactly that name goes first.
+    Their states are those of when it was built.
+
+    Args:
+        model_infos: The models.
+        default: The name that a request without one means, where it is one of these.
+    """
+
+    def __init__(self, model_infos: Iterable[ModelInfo], default: str | None = None) -> None:
+        self.model_infos = tuple(model_infos)
+        self.default = default
+        self._catch_all = next((info for info in self.model_infos if info.is_catch_all), None)
+        self._by_name: dict[str, ResolvedModel] = {}
+        self._visible: dict[frozenset[str], ModelNames] = {}
+        for info in self.model_infos:
+            resolved = ResolvedModel(info)
+            for name in info.own_names:
+                self._by_name.setdefault(name, resolved)
+        for info in self.model_infos:
+            if info.variants or info.remote_variants or info.adapters:
+                self._add_further_names(info)
+
+    def _add_further_names(self, info: ModelInfo) -> None:
+        for name in info.own_names:
+            if self._by_name[name].model_info is info:
+                self._add_variants(name, ResolvedModel(info))
+        for name, adapter in product((info.id, *info.aliases), info.usable_adapters):
+            taken = self._by_name.get(name)
+            full_name = f"{name}{MARK}{adapter.name}"
+            if (taken is None or taken.model_info is info) and full_name not in self._by_name:
+                found = self._by_name[full_name] = ResolvedModel(info, adapter=adapter.name)
+                self._add_variants(full_name, found)
+
+    def _add_variants(self, name: str, base: ResolvedModel) -> None:
+        for variant, members in base.model_info.variants.items():
+            self._by_name.setdefault(f"{name}{SEPARATOR}{variant}", replace(base, variant=members))
+        for variant in () if base.adapter else base.model_info.remote_variants:
+            found = replace(base, remote_variant=variant)
+            self._by_name.setdefault(name + variant_end(variant), found)
+
+    def resolve(self, name: str | None) -> ResolvedModel:
+        """Return what a client means.
+
+        No name means the default model, or the only one, or the one that any name means.
+
+        Raises:
+            BadRequest: No name was given, and there are several models.
+            UnknownModel: No model has that name.
+        """
+        if found := self._by_name.get(name or self.default or ""):
+            return found
+        if not name and len(self.model_infos) == 1 and self.model_infos[0].only is None:
+            return ResolvedModel(self.model_infos[0])
+        if self._catch_all:
+            return ResolvedModel(self._catch_all)
+        if name:
+            raise UnknownModel(name, self._ids())
+        raise BadRequest(f"the request names no model ({known_models(self._ids())})")
+
+    def get(self, name: str) -> ResolvedModel | None:
+        return self._by_name.get(name)
+
+    @cached_property
+    def local(self) -> ModelNames:
+        """Those of the models of this machine, by their own names."""
+        infos = without_nodes(self.model_infos)
+        return ModelNames((replace(info, is_catch_all=False) for info in infos), self.default)
+
+    def visible(self, models: frozenset[str] | None) -> ModelNames:
+        """Those of the models with one of these names; None for all."""
+        if models is None:
+            return self
+        if models not in self._visible:
+            if len(self._visible) >= _SUBSETS_MAX:
+                self._visible.clear()
+            limited = (info.limited(models) for info in self.model_infos)
+            infos = [info for info in limited if info]
+            self._visible[models] = ModelNames(infos, self.default)
+        return self._visible[models]
+
+    def _ids(self) -> list[str]:
+        return [entry.id for entry in with_variants(self.model_infos)]
+
+
+def without_nodes(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
+    """Return the models as this machine alone serves them."""
+    return [info.local_only or info for info in model_infos if info.is_local]
+
+
+def with_variants(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
+    """Return these models and, behind each, its adapters and variants as models of their own."""
+    return [
+        entry
+        for info in model_infos
+        for entry in (*((info,) if info.only is None else ()), *_variants(info))
+    ]
+
+
+def variant_end(variant: str) -> str:
+    """Return what is behind a model's name; an adapter of another machine has its mark already."""
+    return variant if variant.startswith(MARK) else SEPARATOR + variant
+
+
+def _variants(model_info: ModelInfo) -> Iterator[ModelInfo]:
+    ends = [MARK + adapter.name for adapter in model_info.usable_adapters]
+    if model_info.only is None:
+        ends += map(variant_end, (*model_info.variants, *model_info.remote_variants))
+    for end in ends:
+        yield replace(
+            model_info,
+            id=model_info.id + end,
+            aliases=tuple(alias + end for alias in model_info.aliases),
+            variants={},
+            remote_variants=(),
+            variant_of=model_info.id,
+            is_catch_all=False,
+            adapters=(),
+            only=None,
+        )
+
+
+OnLoad = Callable[[], None]
+
+
+def do_nothing_on_load() -> None:
+    """An `OnLoad` that does nothing."""
+
+
+class ModelLoader(Protocol):
+    def models(self) -> Sequence[ModelInfo]:
+        """Return every configured model, in the order of the settings."""
+
+    def names(self) -> ModelNames:
+        """Return the names of all models; the same object until one of them changes."""
+
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
+        """Return once an instance of the model is admitted; the caller sets the deadline.
+
+        Args:
+            model: Its id.
+            on_load: Called when its load begins: it waits for memory no more.
+
+        Raises:
+            ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What of a model is on GPUs.
+
+    Attributes:
+        layers: Of the instance that has the most there; the output counts as one.
+        memory_bytes: Of all its instances, by estimate.
+        devices: Their names.
+    """
+
+    layers: int = 0
+    memory_bytes: int = 0
+    devices: tuple[str, ...] = ()
+
+
+class EngineReader(Protocol):
+    def gpu_use(self, model: str, /) -> GpuUse:
+        """Return what the ready instances of a model have on GPUs."""
+
+    async def runtime(self) -> Mapping[str, object]:
+        """Return the format, name, version and abilities of the engine.
+
+        Raises:
+            Unavailable: There is none that runs.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """A prompt that an instance has prefilled; `tokens` are those that were not cached."""
+
+    instance: str
+    tokens: int
+    cached_tokens: int
+
+    def with_cached(self, most: int) -> PrefillResult:
+        """Return it as if no more had been cached."""
+        hidden = max(0, self.cached_tokens - most)
+        return PrefillResult(self.instance, self.tokens + hidden, self.cached_tokens - hidden)
+
+
+class PromptWarmer(Protocol):
+    """Prefills prompts, and keeps those to prefill at the next start."""
+
+    def learns(self, model: str, /) -> bool:
+        """Return whether shared prefixes of a model's conversations are kept."""
+
+    def learn(self, model: str, prefix: SharedPrefix, /) -> None:
+        """Take a prefix that three more conversations of a model share; must not block."""
+
+    async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[PrefillResult]:
+        """Prefill a chat request on every instance of a model that is ready; clients come first.
+
+        Raises:
+            BadRequest: The body is no chat request, or an instance refused it.
+            Unavailable: None is ready, or one had no free slot.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetails:
+    """What a model's file says.
+
+    Attributes:
+        architecture: As GGUF names it, such as `llama`.
+        chat_template: Jinja; empty for none.
+        capabilities: In Ollama's words.
+    """
+
+    architecture: str = ""
+    chat_template: str = ""
+    capabilities: tuple[str, ...] = ("completion",)
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """A loaded model.
+
+    Attributes:
+        memory_bytes: By estimate, in main memory and on GPUs.
+        gpu_bytes: Of those, on GPUs.
+        unload_in_s: Seconds until it is unloaded without requests; None for never.
+    """
+
+    memory_bytes: int = 0
+    gpu_bytes: int = 0
+    unload_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A step of a download; `total_bytes` is 0 for one without a size."""
+
+    status: str
+    file: str = ""
+    total_bytes: int = 0
+    completed_bytes: int = 0
+
+
+class OllamaHost(Protocol):
+    """All names are those of configured models, but for `pull`."""
+
+    async def details(self, models: Sequence[str], /) -> Mapping[str, ModelDetails]:
+        """Return those of the models whose files can be read."""
+
+    def residence(self, model: str, /) -> Residence:
+        """Return that of a model, loaded or not."""
+
+    def keep_alive(self, model: str, seconds: float, /) -> None:
+        """Note how long a loaded model is to stay without requests."""
+
+    def pull(self, name: str, /) -> AsyncGenerator[Progress, None]:
+        """Download a model; cancelled with its iteration.
+
+        Raises:
+            ProxyError: No such model, no space, or the download failed.
+        """
+
+    async def delete(self, model: str, /) -> None:
+        """Remove the files of a model.
+
+        Raises:
+            ProxyError: It cannot be removed.
+        """
+
+
+class ModelControl(Protocol):
+    """Loads and unloads models of this machine; neither waits until that is done."""
+
+    def load(self, model: str, /) -> None:
+        """Begin to load a model.
+
+        Raises:
+            Unavailable: It was stopped by command.
+            UnknownModel: It is no longer configured.
+        """
+
+    async def load_for_others(self, model: str, /) -> None:
+        """Begin to load a model that another llama-corral asks for, unless one in use had to go.
+
+        Raises:
+            Unavailable: It was stopped or failed, or there is no memory for it.
+            UnknownModel: It is no longer configured.
+        """
+
+    def unload(self, model: str, /) -> None:
+        """Begin to unload a model: its requests finish first, and the next one loads it again.
+
+        Raises:
+            UnknownModel: It is no longer configured.
+        """
+
+    def changes(self) -> AbstractContextManager[asyncio.Event]:
+        """Return what is set after each change of a model's state or of its load progress."""
+
+
+def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:
+    """The models that the client may see; for another proxy, without nodes."""
+    model_infos = loader.models()
+    if HOP in request.headers:
+        model_infos = without_nodes(model_infos)
+    return visible_models(model_infos, request[KEY])
+
+
+def visible_models(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:
+    """The models that a key can use; to it, no others exist."""
+    if key is None or key.models is None:
+        return model_infos
+    return [found for model in model_infos if (found := model.limited(key.models))]

@@ -1,0 +1,420 @@
+"""Reads an HTTP request into a ProxyRequest.
+
+The body is parsed as the engine will parse it: as a form if the endpoint takes forms and the
+request declares one, else as JSON. `id_slot` is removed: a client that names a slot in use corrupts
+another client's text (builds 10434 and 11434). `keep_alive` is for the supervisor and removed too.
+A variant changes the body. Other JSON is forwarded byte for byte; a form is written again.
+
+`session_id` is the name that a client gives a conversation, wherever its program puts it. Of
+several the first in the order below counts, the most exact. `x-client-request-id` is none: some
+clients make a new one for each request. Source: Claude Code, opencode, Codex, Amp and
+llama-server's web page, as they send it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.auth.api_keys import KEY
+from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, read_prompt
+from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY, for_upstream
+from proxy.errors import BadRequest
+from proxy.http.body import Share, check_complexity, members_of, read_body
+from proxy.http.forms import Form, is_form, read_form
+from proxy.request.engine_members import engine_members, with_chosen_tools
+from proxy.request.keep_alive import MEMBER, keep_alive_s
+from proxy.request.limits import check
+from proxy.request.models import ModelLoader, ModelNames
+from proxy.request.variants import MEMBER as LORA
+from proxy.request.variants import check_fixed, with_adapter
+from proxy.settings import ProxySettings
+from proxy.upstream.endpoint_kinds import EndpointKind, choices_of, endpoint_kind
+
+_HEADERS_FIRST: Final = (
+    "x-claude-code-session-id",
+    "x-opencode-session",
+    "x-session-affinity",
+    "x-session-id",
+    "session_id",
+    "conversation_id",
+)
+_HEADERS_LAST: Final = ("x-amp-thread-id", "x-conversation-id")
+# Claude Code writes user_…_account_…_session_UUID, later versions an object as a string.
+_IN_USER_ID: Final = re.compile(r'_session_([\w-]{8,64})|"session_id"\s*:\s*"([\w-]{8,64})"')
+_NAME_MAX_CHARACTERS: Final = 512
+_USER_MAX_CHARACTERS: Final = 4096
+
+
+def session_id(headers: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
+    """Return the client's name for the conversation, 1 to 512 characters, or None."""
+    given = (
+        *map(headers.get, _HEADERS_FIRST),
+        members.get("prompt_cache_key"),
+        *map(headers.get, _HEADERS_LAST),
+        _in_metadata(members.get("metadata")),
+    )
+    for value in filter(None, given):
+        if isinstance(value, str) and (name := value[:_USER_MAX_CHARACTERS].strip()):
+            return name[:_NAME_MAX_CHARACTERS]
+    return None
+
+
+def _in_metadata(metadata: object) -> str | None:
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    found = _IN_USER_ID.search(user[:_USER_MAX_CHARACTERS]) if isinstance(user, str) else None
+    return found[1] or found[2] if found else None
+
+
+Priority = Literal["interactive", "batch"]
+
+
+_WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNORECASE)
+_PREFER_MAX_CHARACTERS: Final = 1024
+_OWNER_MAX_CHARACTERS: Final = 64
+_OURS: Final = frozenset({"id_slot", MEMBER})
+_WITH_FORMAT: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRequest:
+    """A request for a model.
+
+    Attributes:
+        path: Decoded.
+        query: Raw, without the question mark.
+        headers: Those that an instance may see.
+        body: The bytes to forward.
+        json: The members of a JSON object, or the texts of a form.
+        client: The name of an API key, or an address; for fairness and limits.
+        session: The client's id of the conversation.
+        is_from_proxy: Whether another llama-corral forwarded it: no node gets it.
+        is_background: Whether no client waits for it: it does not prevent eviction.
+        form: None: the body is JSON.
+        slots: Slots that it uses on one instance.
+        remote_variant: The name of a variant that a node applies; empty for none.
+        is_autoload: Whether it may load its model; false with the query parameter `autoload=false`.
+        is_let_in: Whether it is part of a request that was queued already, so that the limit of the
+            queue does not apply.
+        keep_alive_s: How long its model is to stay loaded without a request, infinite for ever;
+            None: it says nothing.
+        max_context: The most tokens of its prompt that its key permits; None: any.
+        adapter: The name of the LoRA adapter that its `lora` stands for, empty for none; None where
+            the model has none here, or the client wrote `lora`.
+        wait_s: How long the client waits for the first token; None: it does not say.
+        owner: Whose caches it uses.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    query: str
+    headers: CIMultiDict[str]
+    body: bytes
+    json: Mapping[str, Any]
+    kind: EndpointKind
+    model: str
+    client: str
+    priority: Priority
+    queue_timeout_s: float
+    prompt: Prompt | None = None
+    session: str | None = None
+    is_from_proxy: bool = False
+    is_background: bool = False
+    form: Form | None = None
+    is_let_in: bool = False
+    slots: int = 1
+    remote_variant: str = ""
+    is_autoload: bool = True
+    keep_alive_s: float | None = None
+    adapter: str | None = None
+    wait_s: float | None = None
+    max_context: int | None = None
+    owner: CacheOwner = ANYONE
+
+    @property
+    def may_load(self) -> bool:
+        """GET and HEAD never load a model."""
+        return self.is_autoload and self.method not in {"GET", "HEAD"}
+
+    @property
+    def is_stream(self) -> bool:
+        return self.json.get("stream") is True
+
+
+def client_of(request: web.BaseRequest) -> str:
+    """The name of the API key, or the address."""
+    key = request[KEY]
+    return key.name if key else request.remote or ""
+
+
+def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
+    """The names that the client may use; for another proxy, without nodes."""
+    names, key = loader.names(), request[KEY]
+    if HOP in request.headers:
+        names = names.local
+    return names.visible(key.models) if key else names
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What an instance is asked in place of an endpoint of ours.
+
+    Attributes:
+        path: llama-server's.
+        members: Returns its members for ours; raises BadRequest.
+        size_bytes: Returns how long a body may become; a thread reads long ones.
+    """
+
+    path: str
+    kind: EndpointKind
+    members: Callable[[dict[str, Any]], dict[str, Any]]
+    size_bytes: Callable[[bytes], int] = len
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a body holds, as it is forwarded."""
+
+    model: str
+    body: bytes = b""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Prompt | None = None
+    form: Form | None = None
+    keep_alive_s: float | None = None
+    remote_variant: str = ""
+    adapter: str | None = None
+    owner: CacheOwner = ANYONE
+
+
+def cache_owner(request: web.BaseRequest, settings: ProxySettings) -> CacheOwner:
+    """Return whose caches a request uses; another llama-corral says it of its clients."""
+    key, given = request[KEY], request.headers.get(CACHE_OWNER)
+    if given is not None:
+        name = f"{key.name if key else ''}\0{given[:_OWNER_MAX_CHARACTERS]}"
+        return CacheOwner(name, is_alone=True)
+    return CacheOwner(key.name, settings.share_caches == "key") if key else ANYONE
+
+
+async def read_request(
+    request: web.BaseRequest,
+    request_id: str,
+    names: ModelNames,
+    share: Share,
+    translation: Translation | None = None,
+) -> ProxyRequest:
+    """Read a request for one of the models that the client may use, translated where that is given.
+
+    Raises:
+        BadRequest: The body is neither a JSON object nor a form, or names no model among several.
+        LimitExceeded: It exceeds a limit of `[proxy.limits]`.
+        UnknownModel: No model has the name.
+        ProxyError: As `read_body` and `check_complexity`.
+    """
+    path = translation.path if translation else request.path
+    kind = translation.kind if translation else endpoint_kind(request.method, path)
+    content = await _content(request, kind, names, share, translation)
+    return request_of(request, request_id, share.settings, path, kind, content)
+
+
+def request_of(
+    request: web.BaseRequest,
+    request_id: str,
+    settings: ProxySettings,
+    path: str,
+    kind: EndpointKind,
+    content: Content,
+) -> ProxyRequest:
+    """Return a request whose body was read."""
+    members, key, wait_s = content.members, request[KEY], _wait_s(request)
+    timeout_s = settings.queue_timeout_s
+    return ProxyRequest(
+        request_id=request_id,
+        method=request.method,
+        path=path,
+        query=request.rel_url.raw_query_string,
+        headers=_headers(request, content.form),
+        body=content.body,
+        json=members,
+        kind=kind,
+        model=content.model,
+        client=client_of(request),
+        priority="batch" if key and key.priority == "batch" else _priority(request, members),
+        queue_timeout_s=timeout_s if wait_s is None else min(wait_s, timeout_s),
+        prompt=content.prompt,
+        session=session_id(request.headers, members),
+        is_from_proxy=HOP in request.headers,
+        form=content.form,
+        slots=choices_of(kind, members),
+        remote_variant=content.remote_variant,
+        is_autoload=_is_autoload(request),
+        keep_alive_s=content.keep_alive_s,
+        adapter=content.adapter,
+        wait_s=wait_s,
+        owner=content.owner,
+    )
+
+
+async def _content(
+    request: web.BaseRequest,
+    kind: EndpointKind,
+    names: ModelNames,
+    share: Share,
+    translation: Translation | None,
+) -> Content:
+    named, owner = request.query.get("model"), cache_owner(request, share.settings)
+    if request.method != "POST":
+        return Content(names.resolve(named).model_info.id)
+    body = await read_body(request, share)
+    content_type = request.headers.get("Content-Type", "")
+    if kind.takes_forms and is_form(content_type):
+        form = await read_form(content_type, body)
+        return await share.run(len(body), lambda: _of_form(form, named, names, share.settings))
+    await check_complexity(body, share)
+
+    def read() -> Content:
+        asked = _translate_body(body, translation) if translation else body
+        return json_content(asked, kind, named, names, share.settings, owner)
+
+    if translation is None:
+        return await share.run(len(body), read)
+    content = await share.run(translation.size_bytes(body), read)
+    share.add_bytes(max(0, len(content.body) - len(body)))
+    return content
+
+
+def _translate_body(body: bytes, translation: Translation) -> bytes:
+    members = members_of(body)
+    asked = translation.members(members)
+    return body if asked is members else written(asked)
+
+
+def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> Content:
+    members = form.texts()
+    form = form.without(MEMBER)
+    check(EndpointKind.TRANSCRIPTION, members, settings.limits)
+    model = names.resolve(members.get("model") or named).model_info.id
+    return Content(model, form.written(), members, form=form, keep_alive_s=keep_alive_s(members))
+
+
+def json_content(
+    body: bytes,
+    kind: EndpointKind,
+    named: str | None,
+    names: ModelNames,
+    settings: ProxySettings,
+    owner: CacheOwner,
+) -> Content:
+    """Read a JSON body that `check_complexity` passed; raises as `read_request` does.
+
+    Args:
+        body: The body.
+        kind: Of the endpoint.
+        named: The model, where the body names none.
+        names: The models that the client may use.
+        settings: With the limits.
+        owner: Whose caches it uses.
+    """
+    members = members_of(body)
+    pick = names.resolve(named_model(members) or named)
+    applied = pick.variant.applied(members) if pick.variant and kind.takes_variants else members
+    stays_s = keep_alive_s(applied) if kind.takes_slot else None
+    forwarded = _without_own_members(applied)
+    check(kind, forwarded, settings.limits)
+    if pick.model_info.has_fixed_adapters and kind.takes_slot:
+        check_fixed(forwarded, pick.model_info.id)
+    adapter = None
+    if pick.model_info.adapters and kind.takes_slot:
+        if not forwarded.get(LORA):
+            adapter = pick.adapter
+        forwarded = with_adapter(forwarded, pick.model_info.adapters, pick.adapter)
+    if isinstance(forwarded.get("tool_choice"), dict):
+        forwarded = with_chosen_tools(kind, forwarded)
+    if kind is EndpointKind.RESPONSES:
+        forwarded = engine_members(forwarded)
+    if kind in _WITH_FORMAT and isinstance(forwarded.get("response_format"), dict):
+        forwarded = _with_object_schema(forwarded)
+    model = pick.model_info.id
+    return Content(
+        model,
+        body if forwarded is members else written(forwarded),
+        forwarded,
+        read_prompt(kind, model, forwarded, owner),
+        keep_alive_s=stays_s,
+        remote_variant=pick.remote_variant,
+        adapter=adapter,
+        owner=owner,
+    )
+
+
+def _with_object_schema(members: dict[str, Any]) -> dict[str, Any]:
+    """Return the members with a schema for `json_object`; the same object where nothing changes.
+
+    Without one the engine lets any text pass: in OpenAI's API the response is a JSON object. It
+    means the same to builds that enforce `json_object` by themselves.
+
+    Source: measured on build 10434; OpenAI's API reference, "Create chat completion".
+    """
+    match members["response_format"]:
+        case {"type": "json_object", **rest} if not rest.get("schema"):
+            if not (members.get("json_schema") or members.get("grammar")):
+                wanted = {"type": "json_object", **rest, "schema": {"type": "object"}}
+                return {**members, "response_format": wanted}
+    return members
+
+
+def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
+    # The engine parses a body by its type, so it must be the one that was parsed here.
+    headers = for_upstream(request.headers)
+    if request.method == "POST":
+        headers["Content-Type"] = form.content_type if form else "application/json"
+    return headers
+
+
+def _priority(request: web.BaseRequest, members: Mapping[str, Any]) -> Priority:
+    """By our header or by OpenAI's `service_tier`."""
+    header = request.headers.get(PRIORITY, "").strip().lower()
+    return "batch" if header == "batch" or members.get("service_tier") == "flex" else "interactive"
+
+
+def _wait_s(request: web.BaseRequest) -> float | None:
+    """The client's preference `wait`. Source: RFC 7240 section 4.3."""
+    if "Prefer" not in request.headers:
+        return None
+    prefer = ",".join(request.headers.getall("Prefer"))[:_PREFER_MAX_CHARACTERS]
+    wanted = _WAIT.search(prefer)
+    return float(wanted[1]) if wanted else None
+
+
+def _is_autoload(request: web.BaseRequest) -> bool:
+    """As llama-server's router mode reads it. Source: tools/server/server-models.cpp."""
+    return request.query.get("autoload", "") in {"", "1", "true"}
+
+
+def _without_own_members(members: dict[str, Any]) -> dict[str, Any]:
+    """The members that an engine may see; the same object where that is all of them."""
+    if "id_slot" not in members and MEMBER not in members:
+        return members
+    return {name: value for name, value in members.items() if name not in _OURS}
+
+
+def written(members: Mapping[str, Any]) -> bytes:
+    """Return members as a body; raises BadRequest."""
+    try:
+        return orjson.dumps(members)
+    except TypeError as error:  # parsing allows more levels than serialising
+        raise BadRequest(f"the body cannot be serialised again: {error}") from error
+
+
+def named_model(members: Mapping[str, Any]) -> str | None:
+    """Return the model that a body names; raises BadRequest."""
+    name = members.get("model")
+    if name is None or isinstance(name, str):
+        return name
+    raise BadRequest("the member model must be a string")

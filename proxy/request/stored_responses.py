@@ -1,0 +1,289 @@
+"""Responses by their ids, in memory, and requests that continue one of them.
+
+Bounded: the oldest go first. A turn of a conversation keeps only its own items and the turn before
+it, so a conversation takes as much memory as its text. A turn stays as long as a stored response
+needs it. `StoredTurn` is one request: completed from the store, then stored with its response.
+
+Source: OpenAI's API reference, "Create a model response": `previous_response_id`, `store`, items of
+type `item_reference`; instructions are not carried over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from proxy.errors import BadRequest, LimitExceeded, PreviousResponseNotFound, quote
+from proxy.settings import StoredResponseSettings
+
+# The objects that hold a response, whatever its length.
+_OVERHEAD_BYTES: Final = 1024
+
+Items = Sequence[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """What one response answered, and that response.
+
+    Attributes:
+        input: The items of its request, without those of the turns before; JSON.
+        response: JSON.
+        holders: Stored responses and later turns that need it.
+    """
+
+    input: bytes
+    response: bytes
+    previous: Turn | None
+    holders: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.input) + len(self.response) + _OVERHEAD_BYTES
+
+    @property
+    def items(self) -> Items:
+        """The items of its request and its response."""
+        output: list[Any] = orjson.loads(self.response)["output"]
+        given: list[Any] = orjson.loads(self.input)
+        return given + output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredResponse:
+    id: str
+    turn: Turn
+    stored_at_s: float
+    item_ids: frozenset[str]
+
+    def turns(self) -> Sequence[Turn]:
+        """Its conversation, the oldest turn first."""
+        found, turn = [], self.turn
+        while True:
+            found.append(turn)
+            if turn.previous is None:
+                return found[::-1]
+            turn = turn.previous
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """What it answers, with the turns before it, the oldest first, as OpenAI shows items.
+
+        Items that a client sent without an id get one that stays the same.
+        """
+        found: list[Any] = []
+        for turn in self.turns():
+            response = orjson.loads(turn.response)
+            given = [item for item in orjson.loads(turn.input) if isinstance(item, dict)]
+            found += [
+                _item_for_client(item, f"item_{response['id']}_{number}")
+                for number, item in enumerate(given)
+            ]
+            if turn is not self.turn:
+                found += response["output"]
+        return found
+
+
+_Key = tuple[str, str]
+
+
+class ResponseStore:
+    """Stored responses of all owners: the names of API keys, or the empty one where none is needed.
+
+    Reading changes nothing, so another thread may read.
+    """
+
+    def __init__(
+        self, settings: StoredResponseSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.settings = settings
+        self.held_bytes = 0
+        self._clock = clock
+        self._responses: OrderedDict[_Key, StoredResponse] = OrderedDict()
+        self._by_item: dict[_Key, StoredResponse] = {}
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def find(self, owner: str, response_id: str) -> StoredResponse | None:
+        return self._unexpired(self._responses.get((owner, response_id)))
+
+    def item(self, owner: str, item_id: str) -> Mapping[str, Any] | None:
+        """Return an item of a request or response of the owner."""
+        stored = self._unexpired(self._by_item.get((owner, item_id)))
+        items = stored.turn.items if stored else ()
+        return next((item for item in items if _id_of(item) == item_id), None)
+
+    def add(
+        self, owner: str, given: Items, response: Mapping[str, Any], previous: Turn | None
+    ) -> None:
+        """Store a response to some items."""
+        turn = Turn(orjson.dumps(given), orjson.dumps(response), previous)
+        ids = frozenset(filter(None, map(_id_of, [*given, *response["output"]])))
+        stored = StoredResponse(response["id"], turn, self._clock(), ids)
+        self.delete(owner, stored.id)
+        self._responses[owner, stored.id] = stored
+        self._by_item.update(dict.fromkeys(((owner, item_id) for item_id in ids), stored))
+        self._hold(turn)
+        self.trim()
+
+    def delete(self, owner: str, response_id: str) -> bool:
+        """Delete a response; return whether there was one. Later turns keep what they need."""
+        stored = self._responses.pop((owner, response_id), None)
+        if stored is None:
+            return False
+        for key in [(owner, item_id) for item_id in stored.item_ids]:
+            if self._by_item.get(key) is stored:
+                del self._by_item[key]
+        self._release(stored.turn)
+        return self._unexpired(stored) is not None
+
+    def _hold(self, turn: Turn) -> None:
+        turn.holders += 1
+        self.held_bytes += turn.size_bytes
+        if turn.previous is not None:
+            turn.previous.holders += 1
+
+    def _release(self, last: Turn) -> None:
+        turn: Turn | None = last
+        while turn is not None:
+            turn.holders -= 1
+            if turn.holders:
+                return
+            self.held_bytes -= turn.size_bytes
+            turn = turn.previous
+
+    def trim(self) -> None:
+        """Delete what is too old or too much."""
+        while self._responses:
+            (owner, response_id), oldest = next(iter(self._responses.items()))
+            if not self._is_full and self._unexpired(oldest):
+                return
+            self.delete(owner, response_id)
+
+    @property
+    def _is_full(self) -> bool:
+        settings = self.settings
+        return len(self) > settings.max_count or self.held_bytes > settings.max_bytes
+
+    def _unexpired(self, stored: StoredResponse | None) -> StoredResponse | None:
+        if stored is None or self._clock() - stored.stored_at_s > self.settings.keep_s:
+            return None
+        return stored
+
+
+def _item_for_client(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+    status = item.get("status") or "completed"
+    shown = {**item, "id": _id_of(item) or item_id, "status": status}
+    if "role" not in item:
+        return shown
+    shown["type"] = "message"
+    if isinstance(text := item.get("content"), str):
+        is_output = item["role"] == "assistant"
+        part = {"type": "output_text", "annotations": []} if is_output else {"type": "input_text"}
+        shown["content"] = [{**part, "text": text}]
+    return shown
+
+
+def _id_of(item: object) -> str | None:
+    found = item.get("id") if isinstance(item, dict) else None
+    return found if isinstance(found, str) else None
+
+
+_MARKS: Final = (b'"previous_response_id"', b'"item_reference"')
+
+
+class StoredTurn:
+    """Nothing is stored where the settings, or the request by `store`, do not want it.
+
+    Args:
+        store: Of all responses.
+        owner: The name of the client's API key, or empty.
+        max_bytes: The longest conversation that a request may continue.
+
+    Attributes:
+        previous_response_id: As the request names it, or None.
+        is_stored: Whether the response will be stored.
+    """
+
+    def __init__(self, store: ResponseStore, owner: str, max_bytes: int) -> None:
+        self.previous_response_id: str | None = None
+        self.is_stored = False
+        self._store = store
+        self._owner = owner
+        self._max_bytes = max_bytes
+        self._given: Items = ()
+        self._previous: Turn | None = None
+
+    def size_bytes(self, body: bytes) -> int:
+        """Return how long a request may become, by what it may refer to."""
+        return self._max_bytes if any(mark in body for mark in _MARKS) else len(body)
+
+    def members(self, members: dict[str, Any]) -> dict[str, Any]:
+        """Return the request with the whole conversation; the same object where it has it.
+
+        Raises:
+            BadRequest: Stored responses are off, an item is unknown, a conversation is named, or
+                the response is to be computed in the background.
+            PreviousResponseNotFound: No response of the owner has the id.
+            LimitExceeded: The conversation is too long.
+        """
+        if members.get("conversation") is not None:
+            raise BadRequest("conversation is not supported; name a previous_response_id instead")
+        if members.get("background"):
+            raise BadRequest("background is not supported; leave it out, or use /v1/batches")
+        given = members.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        if not isinstance(items, list):
+            return members  # the engine refuses it
+        self._given = known = [self._known(item) for item in items]
+        self.is_stored = self._store.settings.enabled and members.get("store") is not False
+        history = self._history(members.get("previous_response_id"))
+        if self.previous_response_id is None and known == items:
+            return members
+        kept = {name: value for name, value in members.items() if name != "previous_response_id"}
+        return {**kept, "input": [*history, *known]}
+
+    def add(self, response: Mapping[str, Any]) -> None:
+        """Store the response."""
+        if self.is_stored:
+            self._store.add(self._owner, self._given, response, self._previous)
+
+    def _history(self, response_id: object) -> Items:
+        if response_id is None or response_id == "":
+            return ()
+        if not isinstance(response_id, str):
+            raise BadRequest("previous_response_id must be a string")
+        self._need_store("previous_response_id")
+        stored = self._store.find(self._owner, response_id)
+        if stored is None:
+            raise PreviousResponseNotFound(response_id)
+        self.previous_response_id, self._previous = response_id, stored.turn
+        turns = stored.turns()
+        if (size_bytes := sum(turn.size_bytes for turn in turns)) > self._max_bytes:
+            raise LimitExceeded(
+                f"previous_response_id: the stored conversation has {size_bytes} bytes, more than "
+                f"{self._max_bytes}; begin a new one, or raise max_body_bytes under [proxy]"
+            )
+        return [item for turn in turns for item in turn.items]
+
+    def _known(self, item: Any) -> Any:
+        match item:
+            case {"type": "item_reference", "id": str(item_id)}:
+                self._need_store("an item of type item_reference")
+                found = self._store.item(self._owner, item_id)
+                if found is None:
+                    raise BadRequest(f"Item with id {quote(item_id)} not found.")
+                return found
+        return item
+
+    def _need_store(self, what: str) -> None:
+        if not self._store.settings.enabled:
+            raise BadRequest(
+                f"{what} needs stored responses, which are off; set enabled = true under "
+                "[proxy.stored_responses], or send the whole conversation in input (store: false)"
+            )

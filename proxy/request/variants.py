@@ -1,0 +1,166 @@
+"""Other names of a model: `chat:high` with other request members, `chat+legal` with a LoRA adapter.
+
+`chat:high` is the variant `high` of the model `chat`. It changes the body of a request on its way
+to the instance and nothing else: no reload, no second cache.
+
+An engine has all adapters of a model loaded, and each request says how much of which it takes. It
+must say so always: a slot that computed with one adapter keeps its cache for a request that says
+nothing, and answers from it as if the adapter were on. Pure.
+
+Source: measured on build 10434; llama.cpp, server-context.cpp, launch_slot_with_task: the cache is
+cleared if the adapters of a request and of its slot differ, but only if the request names any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from proxy.common.toml_types import Text, number
+from proxy.errors import BadRequest
+
+MARK: Final = "+"
+MEMBER: Final = "lora"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter; `scale` is what `MODEL+NAME` means."""
+
+    name: str
+    scale: float = 1.0
+
+
+Adapters = Sequence[Adapter]
+
+
+def with_adapter(members: Mapping[str, Any], adapters: Adapters, name: str) -> dict[str, Any]:
+    """Return a request's members with the scale of each adapter; `name` is empty for none.
+
+    The id of an adapter is its place.
+
+    Raises:
+        BadRequest: The request gives scales of its own to a model name that has an adapter, or
+            names an adapter that the model does not have.
+    """
+    given = members.get(MEMBER)
+    if given and name:
+        raise BadRequest(f"the model's name chooses the adapter {name}; leave out {MEMBER}")
+    scales = [adapter.scale if adapter.name == name else 0.0 for adapter in adapters]
+    return {**members, MEMBER: _complete_scales(given, adapters) if given else _scale_list(scales)}
+
+
+def check_fixed(members: Mapping[str, Any], model: str) -> None:
+    """Refuse scales for a model whose instances apply an adapter to every request.
+
+    Its engine finds prompts in main memory and in slot files by their tokens alone, whichever
+    scales they were computed with; so another request would be answered from them.
+
+    Raises:
+        BadRequest: The request gives scales.
+    """
+    if members.get(MEMBER):
+        raise BadRequest(
+            f"{model} has one adapter for all requests: leave out {MEMBER}, or name "
+            f"its adapters in [models.{model}.loras], where requests choose them"
+        )
+
+
+def names_of(adapters: Adapters) -> str:
+    return ", ".join(adapter.name for adapter in adapters)
+
+
+def _complete_scales(given: object, adapters: Adapters) -> object:
+    """Return scales for all adapters; what cannot be read is the engine's to refuse."""
+    scales = [0.0] * len(adapters)
+    for adapter in given if isinstance(given, list) else ():
+        place = _place(adapter, adapters)
+        scale = adapter.get("scale") if isinstance(adapter, dict) else None
+        if place is None or isinstance(scale, bool) or not isinstance(scale, int | float):
+            return given
+        scales[place] = float(scale)
+    return _scale_list(scales) if isinstance(given, list) else given
+
+
+def _place(wanted: object, adapters: Adapters) -> int | None:
+    """Return the place of an adapter that a request names by `name` or `id`."""
+    if not isinstance(wanted, dict):
+        return None
+    if isinstance(name := wanted.get("name"), str):
+        found = [at for at, adapter in enumerate(adapters) if adapter.name == name]
+        if not found:
+            raise BadRequest(f"the model has no adapter {name!r}; it has {names_of(adapters)}")
+        return found[0]
+    number = wanted.get("id")
+    if not isinstance(number, int) or isinstance(number, bool):
+        return None
+    return number if 0 <= number < len(adapters) else None
+
+
+def _scale_list(scales: Sequence[float]) -> list[dict[str, float]]:
+    return [{"id": at, "scale": scale} for at, scale in enumerate(scales)]
+
+
+SEPARATOR: Final = ":"
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        for inner in value.values():
+            _json_value(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _json_value(inner)
+    elif isinstance(value, bool | int | float):
+        number(value)
+    elif not (value is None or isinstance(value, str)):
+        raise ValueError(f"a {type(value).__name__} cannot be written as JSON")
+    return value
+
+
+class Variant(BaseModel):
+    """`[models.NAME.variants.VARIANT]`: request members that count where a client gives none.
+
+    The names `set` and `strip` are not members.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    set: dict[str, Annotated[Any, AfterValidator(_json_value)]] = Field(
+        default_factory=dict, description="request members that count whatever the client gives"
+    )
+    strip: tuple[Text, ...] = Field((), description="request members that are taken out")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Variant:
+        _json_value(dict(self.defaults))
+        members = {*self.defaults, *self.set}
+        if not (members or self.strip):
+            raise ValueError("it changes nothing; give it request members")
+        if ours := sorted(members & {"id_slot", "model"}):
+            raise ValueError(f"{ours[0]} cannot be set by a variant")
+        return self
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Members for requests without them; of an object, those that the client omits."""
+        return self.model_extra or {}
+
+    def applied(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request's members as this variant has them."""
+        given = {key: value for key, value in members.items() if key not in self.strip}
+        filled = {
+            key: _merge_defaults(value, given.get(key)) for key, value in self.defaults.items()
+        }
+        return {**given, **filled, **self.set}
+
+
+def _merge_defaults(default: Any, given: Any) -> Any:
+    if given is None:
+        return default
+    if isinstance(default, Mapping) and isinstance(given, Mapping):
+        return {**default, **given}
+    return given

@@ -1,1 +1,0 @@
-"""Limits on how much work one request can cause in an engine."""

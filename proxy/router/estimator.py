@@ -1,0 +1,246 @@
+"""Estimates when the first token of a request comes, and how far that was true.
+
+An estimate changes nothing. It is made for clients that ask for one, for requests with a limit
+(`Prefer: wait=5`), and for a sample of the others, whose real first token it is compared with.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import Metric
+from prometheus_client.core import HistogramMetricFamily
+
+from proxy.common.background_tasks import FAILURES
+from proxy.errors import WaitTooLong
+from proxy.observe.record import AccessRecord
+from proxy.request.request import ProxyRequest
+from proxy.router.forecast import (
+    EngineWork,
+    FirstToken,
+    LoadForecast,
+    LoadForecaster,
+    ModelWork,
+    first_token,
+)
+from proxy.router.lease import Clock
+from proxy.router.measures import PromptLength
+from proxy.router.router import Router
+
+BOUNDS: Final = (0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 5.0)
+_MODELS_MAX: Final = 64
+# A first token comes no sooner.
+_REAL_MIN_S: Final = 0.001
+
+
+class ErrorHistograms:
+    """Counts of errors by inclusive upper bounds, not cumulative, and their sum."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, list[int]] = {}
+        self._totals: dict[str, float] = {}
+
+    def add(self, model: str, estimated_s: float, real_s: float) -> None:
+        """Count one estimate; of more than 64 models the others are not counted."""
+        if model not in self._counts:
+            if len(self._counts) >= _MODELS_MAX:
+                return
+            self._counts[model], self._totals[model] = [0] * (len(BOUNDS) + 1), 0.0
+        real_s = max(real_s, _REAL_MIN_S)
+        error = abs(estimated_s - real_s) / real_s
+        self._counts[model][bisect_left(BOUNDS, error)] += 1
+        self._totals[model] += error
+
+    @property
+    def by_model(self) -> Mapping[str, tuple[list[int], float]]:
+        return {model: (counts, self._totals[model]) for model, counts in self._counts.items()}
+
+
+# Of requests, four a second at most, and so few that estimates take a thousandth of the time.
+_PAUSE_MIN_S: Final = 0.25
+_PAUSE_SHARE: Final = 1000.0
+_RETRY_MAX_S: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of one request; figures that are not known are None.
+
+    Attributes:
+        load: Where no instance serves the model.
+        first_token: With the wait in the queue.
+        new_tokens: Of those of the prompt, what the instance has to compute.
+        length: The prompt by its length, as the instance has it; None: it has no prompt.
+        factor: What the estimate is corrected by, beside so many `others`.
+    """
+
+    model: str
+    prompt_tokens: int
+    new_tokens: int
+    instance: str | None
+    is_loaded: bool = True
+    length: PromptLength | None = None
+    load: LoadForecast | None = None
+    first_token: FirstToken | None = None
+    factor: float = 1.0
+    others: int = 0
+
+    @property
+    def queue_s(self) -> float | None:
+        """The wait for a slot behind other requests, without that for a load."""
+        if self.first_token is None:
+            return None
+        load_s = self.load.in_s if self.load else 0.0
+        return max(0.0, self.first_token.queued_s - (load_s or 0.0))
+
+
+class Estimator:
+    """Args: `loader`: None: models are not loaded by requests."""
+
+    def __init__(
+        self, router: Router, loader: LoadForecaster | None = None, clock: Clock = time.monotonic
+    ) -> None:
+        self._router = router
+        self._loader = loader
+        self._clock = clock
+        self._errors = ErrorHistograms()
+        self._due_at_s = 0.0
+
+    def estimate(self, request: ProxyRequest, *, is_own: bool = False) -> Estimate:
+        """Estimate a request as if it came now.
+
+        With `is_own` caches have only what requests of the same key left there.
+        """
+        if is_own:
+            request = self._router.as_client_knows(request)
+        load = self._load(request)
+        found = self._router.work(request, _engines(request.model, load))
+        factor = self._router.measures(request.model).correction.factor(found.work.others)
+        first = self._first_token(request.model, found.work, load, factor)
+        instance = first.instance if first else _only_engine(found.work)
+        tokens = found.request.prompt_tokens
+        new_tokens = found.request.new_on(instance) if instance else tokens
+        length = found.lengths.get(instance or "")
+        is_loaded = self._router.serves(request.model)
+        return Estimate(
+            request.model,
+            tokens,
+            new_tokens,
+            instance,
+            is_loaded,
+            length,
+            load,
+            first,
+            factor,
+            found.work.others,
+        )
+
+    def _load(self, request: ProxyRequest) -> LoadForecast | None:
+        if self._loader is None or self._router.serves(request.model):
+            return None
+        return self._loader.load_forecast(request.model)
+
+    def _first_token(
+        self, model: str, work: ModelWork, load: LoadForecast | None, factor: float
+    ) -> FirstToken | None:
+        costs = self._router.measures(model).costs()
+        if costs is None or (load and (load.in_s is None or load.refusal)):
+            return None
+        ready_in_s = (load and load.in_s) or 0.0
+        found = first_token(replace(work, ready_in_s=ready_in_s), costs)
+        return found and found.corrected(factor, ready_in_s)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next request is one of the sample."""
+        return self._clock() >= self._due_at_s
+
+    @contextmanager
+    def observed(self, request: ProxyRequest, record: AccessRecord) -> Iterator[None]:
+        """Compare an estimate with the request in the block.
+
+        Raises:
+            WaitTooLong: The estimate is above what the client waits.
+        """
+        now_s = self._clock()
+        found = self._estimated(request)
+        self._due_at_s = now_s + max(_PAUSE_MIN_S, _PAUSE_SHARE * (self._clock() - now_s))
+        if found and request.wait_s:  # with 0 it takes a slot that is free now, or none
+            known = self._router.as_client_knows(request)
+            told = found if known is request else self._estimated(known)
+            _check(request, told or found, request.wait_s)
+        try:
+            yield
+        finally:
+            if found:
+                self._compare(found, record, now_s)
+
+    def _estimated(self, request: ProxyRequest) -> Estimate | None:
+        """Estimate a request that is served whatever comes of it."""
+        if request.prompt is None or not request.kind.generates:
+            return None
+        try:
+            return self.estimate(request)
+        except (ArithmeticError, LookupError, ValueError) as error:
+            FAILURES.note("estimate", error)
+            return None
+
+    def _compare(self, found: Estimate, record: AccessRecord, at_s: float) -> None:
+        measures, timeline = self._router.measures(found.model), record.timeline
+        if found.length and record.timings and record.instance == found.instance:
+            measures.tokens.note(found.length, record.timings)
+        if found.first_token and timeline.first_token_ms is not None:
+            real_s = timeline.began_at_s + timeline.first_token_ms / 1000 - at_s
+            self._errors.add(found.model, found.first_token.first_token_s, real_s)
+            if found.load is None:
+                uncorrected_s = found.first_token.first_token_s / found.factor
+                measures.correction.note(found.others, uncorrected_s, real_s)
+
+    def collect(self) -> Iterator[Metric]:
+        text = (
+            "Difference of estimated and real time to the first token, as a share of the real; "
+            "of four requests a second at most."
+        )
+        family = HistogramMetricFamily("corral_estimate_error_ratio", text, labels=("model",))
+        edges = [*(str(bound) for bound in BOUNDS), "+Inf"]
+        for model, (counts, total) in self._errors.by_model.items():
+            buckets = list(zip(edges, accumulate(counts), strict=True))
+            family.add_metric((model,), buckets, total)
+        yield family
+
+
+def _engines(model: str, load: LoadForecast | None) -> list[EngineWork]:
+    """Return the engines that a load would begin."""
+    if load is None:
+        return []
+    slots = tuple(range(load.slots))
+    return [
+        EngineWork(f"{model}.{number}", load.batch_tokens, free_slots=slots)
+        for number in range(load.instances)
+    ]
+
+
+def _only_engine(work: ModelWork) -> str | None:
+    return work.engines[0].name if len(work.engines) == 1 else None
+
+
+def _check(request: ProxyRequest, found: Estimate, wait_s: float) -> None:
+    """Raise WaitTooLong where a request would wait longer than its client does."""
+    first_token_s = found.first_token.first_token_s if found.first_token else 0.0
+    if first_token_s <= wait_s:
+        return
+    parts = f"{found.queue_s or 0.0:.1f} s in the queue"
+    if found.load:
+        parts = f"{found.load.in_s:.1f} s to load {request.model}, {parts}"
+    raise WaitTooLong(
+        f"the first token is expected in {first_token_s:.1f} s ({parts}), and the request waits "
+        f"{wait_s:g} s (Prefer: wait); retry later, or send it without that preference",
+        min(_RETRY_MAX_S, max(1, math.ceil(first_token_s - wait_s))),
+    )

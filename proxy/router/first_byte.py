@@ -1,0 +1,158 @@
+"""Moves requests away from instances that send no first byte and do not respond.
+
+A stopped process accepts connections, for the kernel does, and sends nothing. An engine that
+computes a long prompt sends nothing either, but answers `/health` at once. So while a request waits
+for its first byte, its instance is queried. One that does not answer gets no further requests while
+another does, and its requests without a first byte move to free slots elsewhere. It is queried each
+second until it answers. With no other instance none is queried, and no request moves to a busy one.
+
+Source: `/health` of build 10434 answers in 0.2 ms while all slots are busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from proxy.errors import ProxyError, UpstreamConnectFailed, UpstreamSilent
+from proxy.router.lease import Instance, Lease
+from proxy.router.registry import Instances
+from proxy.settings import ProxySettings
+from proxy.upstream.client import ConnectionBroken, fetch, get_request
+from proxy.upstream.upstream import Upstream
+
+FIRST_BYTE_S: Final = 1.0
+_HEALTH_S: Final = 1.0
+# An answer that is missing this much after its second proves nothing: this process stood still.
+_LATE_S: Final = 0.25
+_HEALTH_MAX_BYTES: Final = 64 * 1024
+
+# Raised where no process listens any more.
+_ENDED: Final = (ConnectionBroken, ConnectionError, FileNotFoundError)
+
+Responds = Callable[[Upstream], Awaitable[bool]]
+
+
+class FirstByteMonitor:
+    """Watches the requests of all instances that wait for their first byte.
+
+    Args:
+        responds: Queries whether an instance responds, in a second at most.
+        changed: Called with the model of an instance that became silent, or responds again.
+    """
+
+    def __init__(
+        self, instances: Instances, responds: Responds, changed: Callable[[str], None]
+    ) -> None:
+        self._instances = instances
+        self._responds = responds
+        self._changed = changed
+        self._group: asyncio.TaskGroup | None = None
+        self._waiting: dict[Lease, float] = {}  # in the order of the times at which each is due
+        self._timer: asyncio.TimerHandle | None = None  # one for all: each costs microseconds
+        self._queried: set[Instance] = set()
+
+    async def serve(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await asyncio.Event().wait()  # without limit: for as long as the proxy runs
+        finally:
+            self._group = None
+            self._queried.clear()
+
+    def watch(self, lease: Lease) -> None:
+        """Watch a request until `forget`; a node's requests are watched by that machine."""
+        if self._group is not None and lease.upstream.node is None:
+            self._add(lease)
+
+    def forget(self, lease: Lease) -> None:
+        self._waiting.pop(lease, None)
+
+    def _add(self, lease: Lease) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting[lease] = loop.time() + FIRST_BYTE_S
+        if self._timer is None:
+            self._timer = loop.call_later(FIRST_BYTE_S, self._check_due)
+
+    def _check_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        due = [lease for lease, due_at_s in self._waiting.items() if due_at_s <= now_s]
+        for lease in due:
+            del self._waiting[lease]
+        first_at_s = next(iter(self._waiting.values()), None)
+        self._timer = None
+        if first_at_s is not None:
+            self._timer = loop.call_at(first_at_s, self._check_due)
+        for lease in due:
+            if not lease.progress.has_header:
+                self._suspect(lease)
+
+    def _suspect(self, lease: Lease) -> None:
+        """Query the instance, where there is another, once at a time."""
+        self._add(lease)
+        instance = lease.instance
+        if self._group is not None and instance not in self._queried and self._others(instance):
+            self._queried.add(instance)
+            self._group.create_task(self._examine(instance))
+
+    async def _examine(self, instance: Instance) -> None:
+        """Query an instance until it responds; it gets no requests meanwhile."""
+        try:
+            while await self._is_gone(instance) and instance.in_service:
+                if not instance.is_silent:
+                    self._instances.set_silent(instance, is_silent=True)
+                    self._changed(instance.upstream.model)
+                self._move(instance)
+                await asyncio.sleep(FIRST_BYTE_S)
+        finally:
+            self._queried.discard(instance)
+            if instance.is_silent:
+                self._instances.set_silent(instance, is_silent=False)
+                self._changed(instance.upstream.model)
+
+    async def _is_gone(self, instance: Instance) -> bool:
+        loop = asyncio.get_running_loop()
+        began_at_s = loop.time()
+        responds = await self._responds(instance.upstream)
+        is_late = loop.time() - began_at_s > _HEALTH_S + _LATE_S
+        return not responds and (instance.is_silent or not is_late)
+
+    def _move(self, instance: Instance) -> None:
+        """Abort requests without a first byte that find a free slot elsewhere."""
+        others = self._others(instance)
+        free = sum(other.free for other in others)
+        waiting = [lease for lease in self._waiting if not lease.progress.has_header]
+        for lease in [lease for lease in waiting if lease.instance is instance]:
+            needed = instance.needed(lease.request) if lease.request.kind.takes_slot else 0
+            if others and needed <= free:
+                free -= needed
+                self.forget(lease)
+                reason = "sent no first byte and does not answer /health"
+                lease.abort(UpstreamSilent(instance.upstream.name, reason))
+
+    def _others(self, instance: Instance) -> list[Instance]:
+        """Return the other instances of the same model that respond, as far as known."""
+        admitted = self._instances.in_service(instance.upstream.model)
+        return [other for other in admitted if other is not instance and not other.is_silent]
+
+
+def answers_health(settings: ProxySettings) -> Responds:
+    """Return a query of `/health`; any answer counts.
+
+    A connection that is refused or broken is the end of a process: its requests see that
+    themselves, and one that crashed it must not move to another.
+    """
+
+    async def request(upstream: Upstream) -> bool:
+        health = get_request("/health")
+        try:
+            await fetch(upstream, health, settings, _HEALTH_S, _HEALTH_MAX_BYTES)
+        except UpstreamConnectFailed as error:
+            return isinstance(error.__cause__, _ENDED)
+        except ProxyError:
+            return False
+        return True
+
+    return request

@@ -1,0 +1,344 @@
+"""When a request gets its slot and its first token: engines simulated in virtual time. Pure.
+
+The engines compute what they have, and waiting requests take free slots in their order. What comes
+later is not known and not counted. A pass computes one token of each answer, then tokens of
+prompts, slot by slot in the order of their numbers, until the batch is full: the prompt of a low
+slot goes before that of a high one. A token takes longer the more stand before it, and so does a
+pass, however few of a prompt it has.
+
+Source: llama-server, build 10434, `update_slots` of tools/server/server-context.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from proxy.upstream.upstream import BATCH_TOKENS
+
+# What a prompt consists of: itself, its tokens, those before each token, those before each pass.
+PromptRow = tuple[float, float, float, float]
+# What a pass with answers consists of: itself, the answers, the tokens before each.
+AnswerRow = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCosts:
+    """Seconds.
+
+    Attributes:
+        prompt: For what `PromptRow` has.
+        answer: For what `AnswerRow` has.
+        overhead_s: From the lease of a slot until an idle engine begins with the prompt.
+    """
+
+    prompt: PromptRow
+    answer: AnswerRow
+    overhead_s: float = 0.0
+
+    def prompt_s(self, row: PromptRow) -> float:
+        return sum(a * b for a, b in zip(self.prompt, row, strict=True))
+
+    def answer_s(self, row: AnswerRow) -> float:
+        return sum(a * b for a, b in zip(self.answer, row, strict=True))
+
+
+def prompt_row(tokens: float, depth: float, batch_tokens: int, prompts: float = 1.0) -> PromptRow:
+    """Return what tokens behind `depth` others consist of; `prompts` is their share of a prompt."""
+    passes = math.ceil(tokens / batch_tokens)
+    before_passes = passes * depth + batch_tokens * passes * (passes - 1) / 2
+    return prompts, tokens, tokens * (depth + tokens / 2), before_passes
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """A request that has a slot.
+
+    Attributes:
+        slot: The engine's number of it; a guess where the engine chose.
+        prompt_tokens: Still to compute.
+        depth: Tokens before those, or before those of the answer.
+        answer_tokens: Still to generate, as expected.
+    """
+
+    slot: int
+    prompt_tokens: int
+    depth: int
+    answer_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that has no slot yet.
+
+    Attributes:
+        prompt_tokens: Of the whole prompt.
+        uncached_tokens: Of these, what an instance has to compute that holds nothing of it.
+        new_tokens: What one has to that does hold some, by its name.
+        instance: The one whose slot alone it takes; None: any.
+        slots: The slot that holds its conversation, by instance.
+    """
+
+    prompt_tokens: int
+    answer_tokens: float
+    uncached_tokens: int | None = None
+    new_tokens: Mapping[str, int] = field(default_factory=dict)
+    instance: str | None = None
+    slots: Mapping[str, int] = field(default_factory=dict)
+
+    def new_on(self, instance: str) -> int:
+        """Return the tokens that an instance has to compute."""
+        uncached = self.prompt_tokens if self.uncached_tokens is None else self.uncached_tokens
+        return self.new_tokens.get(instance, uncached)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """An instance and its requests.
+
+    Attributes:
+        batch_tokens: The most tokens in one pass.
+        free_slots: In the order in which the engine takes them.
+        weight: Its speed as a multiple of an average instance's.
+    """
+
+    name: str
+    batch_tokens: int
+    running: tuple[RunningRequest, ...] = ()
+    free_slots: tuple[int, ...] = ()
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """The engines of a model, and all requests that wait, in the order of their turns.
+
+    Attributes:
+        place: That of the estimated request among those that wait, from 0.
+        ready_in_s: When the engines begin: later than now where the model has to be loaded.
+    """
+
+    engines: tuple[EngineWork, ...]
+    waiting: tuple[WaitingRequest, ...]
+    place: int
+    ready_in_s: float = 0.0
+
+    @property
+    def others(self) -> int:
+        """How many requests run, or wait with the estimated one."""
+        return len(self.waiting) - 1 + sum(len(engine.running) for engine in self.engines)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadForecast:
+    """The load of a model that no instance serves.
+
+    Attributes:
+        in_s: Seconds until it serves; None where it was never loaded, or that cannot be told now.
+        evicts: The models that would be unloaded for it.
+        instances: How many begin.
+        slots: Of each.
+        batch_tokens: The most tokens in one pass of each.
+        refusal: Why it would not be loaded; None: it would.
+    """
+
+    in_s: float | None
+    evicts: tuple[str, ...] = ()
+    instances: int = 1
+    slots: int = 1
+    batch_tokens: int = BATCH_TOKENS
+    refusal: str | None = None
+
+
+class LoadForecaster(Protocol):
+    def load_forecast(self, model: str, /) -> LoadForecast | None:
+        """Return what a request would cause; None: the model is not of this machine.
+
+        Loads nothing, and takes milliseconds at most.
+        """
+
+
+_HALF: Final = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """A request in a slot; `first_token_s` is set once its prompt is computed."""
+
+    slot: int
+    prompt_tokens: int
+    depth: int
+    answer_tokens: float
+    first_token_s: float | None = None
+
+
+class SimulatedEngine:
+    """Args: `begins_s`: when it computes its first pass.
+
+    Attributes:
+        now_s: The end of its latest pass, from the moment of the estimate.
+    """
+
+    def __init__(self, work: EngineWork, costs: EngineCosts, begins_s: float) -> None:
+        self.name = work.name
+        self.now_s = begins_s
+        self._batch_tokens = work.batch_tokens
+        self.costs = costs
+        self._weight = work.weight
+        self._free = deque(work.free_slots)
+        self._requests = [
+            SimulatedRequest(
+                request.slot, request.prompt_tokens, request.depth, request.answer_tokens
+            )
+            for request in work.running
+        ]
+        if self._requests:  # the pass under way has taken half of its time
+            before_s = self.now_s
+            self.step(passes_max=1)
+            self.now_s -= _HALF * (self.now_s - before_s)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._requests
+
+    def take(
+        self, prompt_tokens: int, depth: int, answer_tokens: float, slot: int | None
+    ) -> SimulatedRequest:
+        """Give a request a free slot: that one, if it is free."""
+        given = self._free[0] if slot is None or slot not in self._free else slot
+        self._free.remove(given)
+        taken = SimulatedRequest(given, prompt_tokens, depth, answer_tokens)
+        self._requests.append(taken)
+        return taken
+
+    def step(self, passes_max: float = math.inf) -> None:
+        """Compute passes until something changes."""
+        answers = [request for request in self._requests if not request.prompt_tokens]
+        prompts = sorted(
+            (request for request in self._requests if request.prompt_tokens), key=_slot
+        )
+        if answers:
+            passes_max = min(
+                passes_max, math.ceil(min(request.answer_tokens for request in answers))
+            )
+        room = max(1, self._batch_tokens - len(answers))
+        if prompts and prompts[0].prompt_tokens <= room:
+            passes_max = 1
+        elif prompts:
+            passes_max = min(passes_max, prompts[0].prompt_tokens // room)
+        passes = max(1, int(passes_max))
+        row = (0.0 if prompts else 1.0, len(answers), sum(request.depth for request in answers))
+        self._spend(passes * self.costs.answer_s(row))
+        self._compute(prompts, passes * room, room)
+        for request in answers:
+            request.answer_tokens -= passes
+        self._free_slots()
+        for request in prompts:
+            if not request.prompt_tokens:
+                request.first_token_s = self.now_s
+
+    def _compute(self, prompts: list[SimulatedRequest], tokens: int, batch_tokens: int) -> None:
+        for request in prompts:
+            part = min(tokens, request.prompt_tokens)
+            if not part:
+                return
+            is_last = float(part == request.prompt_tokens)
+            row = prompt_row(part, request.depth, batch_tokens, is_last)
+            self._spend(self.costs.prompt_s(row))
+            request.prompt_tokens -= part
+            request.depth += part
+            tokens -= part
+
+    def _spend(self, seconds: float) -> None:
+        self.now_s += seconds / self._weight
+
+    def _free_slots(self) -> None:
+        for request in [request for request in self._requests if request.answer_tokens <= 0]:
+            self._requests.remove(request)
+            self._free.append(request.slot)
+
+
+def _slot(request: SimulatedRequest) -> int:
+    return request.slot
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Seconds from now; `queued_s` is when it gets a slot, loading included."""
+
+    instance: str
+    queued_s: float
+    first_token_s: float
+
+    def corrected(self, factor: float, ready_in_s: float) -> FirstToken:
+        """Return it with all but the load multiplied."""
+        queued_s, first_token_s = (
+            ready_in_s + factor * (time_s - ready_in_s)
+            for time_s in (self.queued_s, self.first_token_s)
+        )
+        return FirstToken(self.instance, queued_s, first_token_s)
+
+
+def first_token(work: ModelWork, costs: EngineCosts) -> FirstToken | None:
+    """Return None where no engine has a slot."""
+    engines = [
+        SimulatedEngine(engine, costs, work.ready_in_s)
+        for engine in work.engines
+        if engine.free_slots or engine.running
+    ]
+    if not engines:
+        return None
+    waiting = list(work.waiting)
+    wanted, taken = work.waiting[work.place], None
+    while taken is None or taken.request.first_token_s is None:
+        if found := _next_assignment(engines, waiting):
+            engine, waiting_request = found[0], waiting.pop(found[1])
+            request = _take(engine, waiting_request)
+            if waiting_request is wanted:
+                taken = _Taken(engine, request, engine.now_s)
+        else:
+            _next_engine(engines, taken).step()
+    return FirstToken(taken.engine.name, taken.queued_s, taken.request.first_token_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    engine: SimulatedEngine
+    request: SimulatedRequest
+    queued_s: float
+
+
+def _next_assignment(
+    engines: Sequence[SimulatedEngine], waiting: Sequence[WaitingRequest]
+) -> tuple[SimulatedEngine, int] | None:
+    """Return the engine and the place of the first request that takes a free slot."""
+    free = [engine for engine in engines if engine.has_free_slot]
+    for place, request in enumerate(waiting if free else ()):
+        may = [engine for engine in free if request.instance in {None, engine.name}]
+        if may:
+            return min(may, key=lambda engine: (engine.now_s, request.new_on(engine.name))), place
+    return None
+
+
+def _next_engine(engines: Sequence[SimulatedEngine], taken: _Taken | None) -> SimulatedEngine:
+    """Return the engine whose next pass ends first; once the request has a slot, its own."""
+    if taken:
+        return taken.engine
+    return min(
+        (engine for engine in engines if not engine.is_idle), key=lambda engine: engine.now_s
+    )
+
+
+def _take(engine: SimulatedEngine, waiting: WaitingRequest) -> SimulatedRequest:
+    new_tokens = waiting.new_on(engine.name)
+    cached = waiting.prompt_tokens - new_tokens
+    slot = waiting.slots.get(engine.name)
+    engine.now_s += engine.costs.overhead_s if engine.is_idle else 0.0
+    return engine.take(new_tokens, cached, waiting.answer_tokens, slot)

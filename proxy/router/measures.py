@@ -1,0 +1,307 @@
+"""What is measured of a model's engines: running averages over finished requests. Pure.
+
+The engine's own time of a prompt includes what it computed of other prompts in the same passes. So
+a sample is all that it computed in that time: the others by the share of their time in it.
+
+Only the length of a prompt is known, of which a tokenizer and a template make more or fewer tokens.
+What is to be computed is learned apart from the whole: as a difference of two large numbers it
+would be nothing but their errors. `Correction` is how estimates turned out lately, by how much was
+to do: requests that come later take slots that go first, and programs take processor time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, NamedTuple
+
+from proxy.common.least_squares import LeastSquares
+from proxy.router.forecast import EngineCosts, PromptRow, prompt_row
+from proxy.upstream.timings import Timings, average
+from proxy.upstream.upstream import BATCH_TOKENS
+
+_SAMPLES_MAX: Final = 64
+# Before the first answer.
+_TOKENS: Final = 128.0
+
+
+class AnswerLengths:
+    """The latest answers of a model, each with its limit."""
+
+    def __init__(self) -> None:
+        self._lengths: deque[float] = deque(maxlen=_SAMPLES_MAX)
+
+    def note(self, decoded_tokens: int, limit: int | None) -> None:
+        """Take a complete answer; one that its limit ended would have been longer."""
+        is_cut = limit is not None and decoded_tokens >= limit
+        self._lengths.append(math.inf if is_cut else decoded_tokens)
+
+    def expected(self, limit: int | None, decoded_tokens: int = 0) -> float:
+        """Return how many more tokens an answer has: the median of those that got as far."""
+        longer = [length for length in self._lengths if length > decoded_tokens]
+        # An answer longer than all known ones goes on for half as long again.
+        length = median(longer) if longer else max(_TOKENS, 1.5 * decoded_tokens)
+        if length == math.inf and limit is None:
+            length = max(_TOKENS, 1.5 * decoded_tokens)
+        return max(1.0, min(length, math.inf if limit is None else limit) - decoded_tokens)
+
+
+_LATEST_MAX: Final = 32
+_MIN: Final = 8
+_LEVELS: Final = 5
+# A correction goes half the way, and no further: the pace follows a machine that became slower.
+_FACTOR_MAX: Final = 1.4
+
+
+class Correction:
+    """Of one model."""
+
+    def __init__(self) -> None:
+        self._ratios: defaultdict[int, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_LATEST_MAX)
+        )
+
+    def note(self, others: int, estimated_s: float, real_s: float) -> None:
+        """Take what an uncorrected estimate turned out to be, beside so many other requests."""
+        if estimated_s > 0:
+            self._ratios[_level(others)].append(real_s / estimated_s)
+
+    def factor(self, others: int) -> float:
+        """Return what to multiply an estimate with."""
+        ratios = self._ratios.get(_level(others), ())
+        if len(ratios) < _MIN:
+            return 1.0
+        return min(_FACTOR_MAX, max(1 / _FACTOR_MAX, math.sqrt(median(ratios))))
+
+
+def _level(others: int) -> int:
+    """0 alone, 1, 2 to 3, 4 to 7, more."""
+    return min(others.bit_length(), _LEVELS - 1)
+
+
+# A template is worth as much as 32 tokens; else there are as many as estimated.
+_SCALES: Final = (1 / 32, 1.0)
+_ASSUMED: Final = (0.0, 1.0)
+_HITS_MAX: Final = 16
+_EXPECTED_MIN_TOKENS: Final = 64
+_HIT: Final = 0.5
+_GROWN: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLength:
+    """A prompt by its length.
+
+    Attributes:
+        tokens: Estimated from its bytes.
+        cached: Of these, those that a cache is believed to hold.
+    """
+
+    tokens: int
+    cached: int = 0
+
+    @property
+    def new(self) -> int:
+        return self.tokens - self.cached
+
+
+class PromptTokens:
+    """Of one model."""
+
+    def __init__(self) -> None:
+        self._whole = LeastSquares(_SCALES, _ASSUMED)
+        self._new = LeastSquares(_SCALES, _ASSUMED)
+        self._hits: deque[bool] = deque(maxlen=_HITS_MAX)
+
+    def note(self, length: PromptLength, timings: Timings) -> None:
+        """Learn from a response."""
+        found, computed = timings.cached_tokens, timings.prompt_tokens
+        whole = max(1, found + computed)
+        self._whole.add((1.0, length.tokens), whole)
+        expected = whole * length.cached / length.tokens
+        is_hit = True
+        if length.cached >= _EXPECTED_MIN_TOKENS:
+            is_hit = found >= _HIT * expected
+            self._hits.append(is_hit)
+        # A cache that was filled by others says nothing of lengths.
+        if is_hit and found <= expected + _EXPECTED_MIN_TOKENS + _GROWN * whole:
+            self._new.add((1.0, length.new), max(1, computed))
+
+    def whole(self, length: PromptLength) -> int:
+        """Return all tokens of a prompt."""
+        return max(1, round(self._whole.value((1.0, length.tokens))))
+
+    def new(self, length: PromptLength) -> int:
+        """Return those of them that are computed."""
+        if self._hits and sum(self._hits) < _HIT * len(self._hits):
+            length = PromptLength(length.tokens)
+        return max(1, min(self.whole(length), round(self._new.value((1.0, length.new)))))
+
+
+# As much as a token of a prompt is worth about an eighth of what a prompt takes besides, 2 000
+# tokens before a token, 20 before a pass. Source: SmolLM2-135M, build 10434, on 2 cores.
+_PROMPT_SCALES: Final = (1 / 8, 1.0, 2000.0, 20.0)
+# And as much as a pass for answers: four answers, 500 tokens before an answer.
+_ANSWER_SCALES: Final = (1.0, 4.0, 500.0)
+# Shorter answers measure single passes.
+_DECODED_MIN: Final = 4
+# Of the time of an answer, at least so much is its own.
+_OWN_SHARE_MIN: Final = 0.2
+
+
+class Span(NamedTuple):
+    """When one request was computed, in monotonic seconds.
+
+    Attributes:
+        depth: Tokens before those of the prompt that were computed.
+    """
+
+    prompt_at_s: float
+    first_at_s: float
+    end_at_s: float
+    prompt_tokens: int
+    depth: int
+    decoded_tokens: int
+
+    @property
+    def whole(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.depth + self.prompt_tokens
+
+
+class Finished(NamedTuple):
+    """A complete response.
+
+    Attributes:
+        limit: Of the answer, as the client set it; None: it set none.
+        overhead_s: From the lease of its slot until the engine began; None where the engine was
+            busy.
+    """
+
+    span: Span
+    limit: int | None
+    overhead_s: float | None
+
+
+class ModelMeasures:
+    """Of one model; of instances of unequal speed, as of an average one."""
+
+    def __init__(self) -> None:
+        self.lengths = AnswerLengths()
+        self.tokens = PromptTokens()
+        self.correction = Correction()
+        self._prompts = LeastSquares(_PROMPT_SCALES)
+        self._answers = LeastSquares(_ANSWER_SCALES)
+        self._overhead_s: float | None = None
+
+    def note(
+        self,
+        done: Finished,
+        others: Iterable[Span] = (),
+        weight: float = 1.0,
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:
+        """Learn from a response.
+
+        Args:
+            done: The response.
+            others: Requests of the same instance.
+            weight: Its speed as a multiple of an average instance's.
+            batch_tokens: The most tokens in one of its passes.
+        """
+        span, beside = done.span, list(others)
+        self.lengths.note(span.decoded_tokens, done.limit)
+        self._note_prompt(span, beside, weight, batch_tokens)
+        self._note_answer(span, beside, weight, batch_tokens)
+        if done.overhead_s is not None:
+            before = self._overhead_s
+            self._overhead_s = (
+                done.overhead_s if before is None else average(before, done.overhead_s)
+            )
+
+    def costs(self) -> EngineCosts | None:
+        """Return None before the first response."""
+        if not self._prompts.samples:
+            return None
+        prompt, each, depth, passes = self._prompts.paced
+        base, answers, depths = self._answers.paced
+        costs = (prompt, each, depth, passes), (base, answers, depths)
+        return EngineCosts(*costs, self._overhead_s or 0.0)
+
+    def _note_prompt(
+        self, span: Span, beside: Iterable[Span], weight: float, batch_tokens: int
+    ) -> None:
+        duration_s = (span.first_at_s - span.prompt_at_s) * weight
+        if duration_s <= 0:
+            return
+        rows, answers_s = [prompt_row(span.prompt_tokens, span.depth, batch_tokens)], 0.0
+        for other in beside:
+            rows.append(_prompt_part(other, span.prompt_at_s, span.first_at_s, batch_tokens))
+            tokens = other.decoded_tokens * _share(
+                other.first_at_s, other.end_at_s, span.prompt_at_s, span.first_at_s
+            )
+            answers_s += tokens * self._answers.value((0.0, 1.0, other.whole))
+        own_s = max(duration_s - answers_s, _OWN_SHARE_MIN * duration_s)
+        self._prompts.add([sum(column) for column in zip(*rows, strict=True)], own_s)
+
+    def _note_answer(
+        self, span: Span, beside: Iterable[Span], weight: float, batch_tokens: int
+    ) -> None:
+        lasts_s = span.end_at_s - span.first_at_s
+        if span.decoded_tokens < _DECODED_MIN or lasts_s <= 0:
+            return
+        answers, depths, prompts_s = 1.0, float(span.whole), 0.0
+        for other in beside:
+            row = _prompt_part(other, span.first_at_s, span.end_at_s, batch_tokens)
+            prompts_s += self._prompts.value(row)
+            overlap = _overlap_s(other.first_at_s, other.end_at_s, span.first_at_s, span.end_at_s)
+            answers += overlap / lasts_s
+            depths += overlap / lasts_s * other.whole
+        own_s = max(lasts_s * weight - prompts_s, _OWN_SHARE_MIN * lasts_s * weight)
+        self._answers.add((1.0, answers, depths), own_s / span.decoded_tokens)
+
+
+def _prompt_part(span: Span, begin_s: float, end_s: float, batch_tokens: int) -> PromptRow:
+    """Return what was computed of a prompt within a time."""
+    share = _share(span.prompt_at_s, span.first_at_s, begin_s, end_s)
+    if not share:
+        return 0.0, 0.0, 0.0, 0.0
+    whole = prompt_row(span.prompt_tokens, span.depth, batch_tokens)
+    prompts, tokens, depths, passes = (share * part for part in whole)
+    return prompts, tokens, depths, passes
+
+
+def _overlap_s(begin_s: float, end_s: float, other_begin_s: float, other_end_s: float) -> float:
+    return max(0.0, min(end_s, other_end_s) - max(begin_s, other_begin_s))
+
+
+def _share(begin_s: float, end_s: float, other_begin_s: float, other_end_s: float) -> float:
+    """Return the share of a time that lies within another."""
+    if end_s <= begin_s:
+        return 0.0
+    return _overlap_s(begin_s, end_s, other_begin_s, other_end_s) / (end_s - begin_s)
+
+
+# More than may have overlapped the latest.
+_KEPT_MAX: Final = 32
+
+
+class FinishedRequests:
+    def __init__(self) -> None:
+        self._latest: deque[Finished] = deque(maxlen=_KEPT_MAX)
+        self._unlearned = 0
+
+    def add(self, finished: Finished) -> None:
+        self._latest.append(finished)
+        self._unlearned += 1
+
+    def latest(self) -> list[Finished]:
+        return list(self._latest)
+
+    def take_unlearned(self) -> list[Finished]:
+        """Return those that came since the last call, as far as they are kept."""
+        count, self._unlearned = self._unlearned, 0
+        return self.latest()[-count:] if count else []

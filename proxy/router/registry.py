@@ -1,0 +1,357 @@
+"""All instances: by name, by model, and as sets.
+
+Those in service, and those that still hold something. A set is a number with a bit for each
+instance, so that a choice among a thousand looks at a few. The sets are kept up to date: an
+instance that changed since the last choice moves from one to another.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from proxy.router.lease import Clock, Instance
+from proxy.router.policy import Weight, weights_of
+from proxy.upstream.timings import Rates
+from proxy.upstream.upstream import Upstream
+
+# So few are looked at one by one; of more, an order tells the first.
+_FEW: Final = 16
+
+# An instance in an order, by what it is ordered by and by its admission.
+_Place = tuple[float, int, Instance]
+
+
+class InstanceSets:
+    """Instances by what choices depend on.
+
+    Args:
+        instances: In the order of their admission.
+        weights: By name.
+
+    Attributes:
+        all: All of them.
+        free: Those with a free slot.
+        spare: Those that take only requests that find no free slot elsewhere.
+        local: Those of this machine.
+        on_trial: Those that run the profile on trial.
+        by_weight: Those of each weight.
+    """
+
+    def __init__(self, instances: Sequence[Instance], weights: Mapping[str, Weight]) -> None:
+        self.instances = instances
+        self._by_bit = {instance.bit: instance for instance in instances}
+        self._by_name = {instance.upstream.name: instance for instance in instances}
+        self._numbers = {instance: number for number, instance in enumerate(instances)}
+        self.all = sum(self._by_bit)
+        self.spare = sum(instance.bit for instance in instances if instance.is_spare)
+        self.local = sum(instance.bit for instance in instances if instance.upstream.node is None)
+        self.on_trial = sum(instance.bit for instance in instances if instance.upstream.is_on_trial)
+        self.free = 0
+        self._by_use: dict[tuple[int, int], int] = {}
+        self._states: dict[Instance, tuple[int, float, float]] = {}
+        self._turns: list[_Place] = []
+        self._rates: list[_Place] = []
+        self.set_weights(weights)
+        self.update(instances)
+
+    def set_weights(self, weights: Mapping[str, Weight]) -> None:
+        self.weights = weights
+        self.by_weight: dict[float, int] = {}
+        for name, instance in self._by_name.items():
+            weight = weights[name].value
+            self.by_weight[weight] = self.by_weight.get(weight, 0) | instance.bit
+
+    def update(self, changed: Iterable[Instance]) -> None:
+        """Take what instances have become."""
+        for instance in changed:
+            if instance in self._numbers:
+                self._update(instance)
+
+    # One instance.
+
+    def weight(self, instance: Instance) -> float:
+        return self.weights[instance.upstream.name].value
+
+    def get(self, name: str | None) -> Instance | None:
+        return self._by_name.get(name) if name else None
+
+    def named(self, names: Iterable[str]) -> int:
+        """Return the set of those that have one of some names."""
+        found = filter(None, map(self.get, names))
+        return sum({instance.bit for instance in found})
+
+    # Some of them.
+
+    def peers(self, some: int) -> int:
+        """Return all that are spare, and on trial, as these are."""
+        spare = self.spare if some & self.spare else ~self.spare
+        return self.all & spare & (self.on_trial if some & self.on_trial else ~self.on_trial)
+
+    def free_slots(self, some: int) -> int:
+        return sum(
+            (slots - in_use) * (some & members).bit_count()
+            for (in_use, slots), members in self._by_use.items()
+        )
+
+    def slots(self, some: int) -> int:
+        return sum(
+            slots * (some & members).bit_count() for (_, slots), members in self._by_use.items()
+        )
+
+    def least_loaded(self, some: int) -> int:
+        """Return those with the smallest share of their slots in use, by their weights."""
+        return least(
+            (in_use / slots / weight, found)
+            for (in_use, slots), members in self._by_use.items()
+            if some & members
+            for weight, weighted in self.by_weight.items()
+            if (found := some & members & weighted)
+        )
+
+    def first_turn(self, some: int) -> Instance:
+        """Return the one that is next in turn."""
+        if some.bit_count() > _FEW:
+            return next(instance for _, _, instance in self._turns if instance.bit & some)
+        return min(
+            self.members(some), key=lambda instance: (instance.turn, self._numbers[instance])
+        )
+
+    def by_prefill_rate(self, some: int) -> Iterator[Instance]:
+        """Yield those that compute prompts faster first."""
+        if some.bit_count() > _FEW:
+            return (instance for _, _, instance in self._rates if instance.bit & some)
+        return iter(sorted(self.members(some), key=lambda instance: -instance.rates.prefill_tps))
+
+    def members(self, some: int) -> Iterator[Instance]:
+        while some:
+            bit = some & -some
+            some ^= bit
+            yield self._by_bit[bit]
+
+    def number(self, instance: Instance) -> int:
+        """Return its place in the order of admission."""
+        return self._numbers[instance]
+
+    def _update(self, instance: Instance) -> None:
+        now = (len(instance.leases), instance.turn, -instance.rates.prefill_tps)
+        before, number, slots = (
+            self._states.get(instance),
+            self._numbers[instance],
+            instance.upstream.slots,
+        )
+        self._states[instance] = now
+        if before is None or before[0] != now[0]:
+            if before is not None:
+                self._by_use[before[0], slots] &= ~instance.bit
+            self._by_use[now[0], slots] = self._by_use.get((now[0], slots), 0) | instance.bit
+            self.free = self.free | instance.bit if now[0] < slots else self.free & ~instance.bit
+        for order, place in ((self._turns, 1), (self._rates, 2)):
+            if before is None or before[place] != now[place]:
+                if before is not None:
+                    del order[bisect_left(order, (before[place], number))]
+                insort(order, (now[place], number, instance))
+
+
+def least(found: Iterable[tuple[float, int]]) -> int:
+    """Return the sets with the least value, together."""
+    smallest, union = float("inf"), 0
+    for value, some in found:
+        if value < smallest:
+            smallest, union = value, some
+        elif value == smallest:
+            union |= some
+    return union
+
+
+# Weights of more instances than two are computed once in so many seconds for each of them, at least
+# a second; those of many in steps of an average one: instances of equal weight are one set.
+_WEIGHED_S: Final = 0.01
+_MANY: Final = 16
+_WEIGHT_STEPS: Final = 16
+
+
+class ModelInstances:
+    """Instances in the order of their admission.
+
+    Attributes:
+        answering: Those that are not silent; all of them where all are.
+        pure: Those that prefer pure decode.
+        own: Those that answer and are not spare.
+        with_files: Of `own`, those that restore slot files.
+        slots: Of all of them.
+        trial_share: The share of conversations for those on trial; 0 where there is none.
+        own_slots: Of `own`.
+    """
+
+    def __init__(
+        self, in_service: Sequence[Instance], clock: Clock, *, route_by_speed: bool
+    ) -> None:
+        self.in_service = in_service
+        self.answering = [
+            instance for instance in in_service if not instance.is_silent
+        ] or in_service
+        self.pure = [instance for instance in in_service if instance.upstream.prefer_pure_decode]
+        self.own = [instance for instance in self.answering if not instance.is_spare]
+        self.trial_share = max(
+            (instance.upstream.trial_share for instance in in_service), default=0.0
+        )
+        self.slots = sum(instance.upstream.slots for instance in in_service)
+        self.with_files = [instance for instance in self.own if instance.upstream.cache_key]
+        self.own_slots = sum(instance.upstream.slots for instance in self.own)
+        self._clock = clock
+        self._route_by_speed = route_by_speed
+        self._changed: set[Instance] = set()
+        for instance in in_service:
+            instance.changed = self._changed
+        self._weights: Mapping[str, Weight] = {}
+        self._weighed: list[Rates] = []
+        self._weighed_at_s = -math.inf
+        self._sets: InstanceSets | None = None
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether one of those that answer has a slot free."""
+        if sets := self.sets:
+            return sets.free > 0
+        return any(len(instance.leases) < instance.upstream.slots for instance in self.answering)
+
+    @property
+    def has_free_spare(self) -> bool:
+        """Whether one of the others has."""
+        if sets := self.sets:
+            return sets.free & sets.spare > 0
+        return any(instance.has_free_slot for instance in self.answering if instance.is_spare)
+
+    @property
+    def own_free(self) -> int:
+        """Free slots of `own`."""
+        if sets := self.sets:
+            return sets.free_slots(sets.all & ~sets.spare)
+        return sum(instance.free for instance in self.own)
+
+    @property
+    def weights(self) -> Mapping[str, Weight]:
+        """By name; of more than two instances seconds old."""
+        count, now_s = len(self.in_service), self._clock()
+        if count > 2 and now_s < self._weighed_at_s + max(1.0, count * _WEIGHED_S):
+            return self._weights
+        rates = [instance.rates for instance in self.in_service]
+        if rates != self._weighed:
+            self._weighed, self._weighed_at_s = rates, now_s
+            self._weights = self._weigh()
+        return self._weights
+
+    @property
+    def sets(self) -> InstanceSets | None:
+        """Those that answer as sets; None where there is only one."""
+        if len(self.answering) < 2:
+            return None
+        weights = self.weights
+        if self._sets is None:
+            self._sets = InstanceSets(self.answering, weights)
+        elif self._sets.weights is not weights:
+            self._sets.set_weights(weights)
+        self._sets.update(self._changed)
+        self._changed.clear()
+        return self._sets
+
+    def _weigh(self) -> Mapping[str, Weight]:
+        speeds = [instance.speed(is_measured=self._route_by_speed) for instance in self.in_service]
+        weights = weights_of(speeds)
+        if len(weights) > _MANY:
+            weights = [
+                _round_weight(weight) if weight.reason == "measured" else weight
+                for weight in weights
+            ]
+        names = (instance.upstream.name for instance in self.in_service)
+        return dict(zip(names, weights, strict=True))
+
+
+def _round_weight(weight: Weight) -> Weight:
+    return replace(weight, value=max(1, round(weight.value * _WEIGHT_STEPS)) / _WEIGHT_STEPS)
+
+
+class Instances:
+    """The instances of all models.
+
+    Attributes:
+        local: Those of this machine.
+    """
+
+    def __init__(self, clock: Clock, *, route_by_speed: bool) -> None:
+        self._clock = clock
+        self._route_by_speed = route_by_speed
+        self._instances: dict[str, Instance] = {}
+        self.local: list[Instance] = []
+        self._by_model: dict[str, dict[str, Instance]] = {}
+        self._of_model: dict[str, ModelInstances] = {}
+        self._rates: dict[str, Rates] = {}  # of those that are out of service
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self._instances.values())
+
+    def get(self, name: str) -> Instance | None:
+        return self._instances.get(name)
+
+    def of(self, model: str) -> ModelInstances:
+        """Return those of a model that are in service; each change of them replaces its lists."""
+        found = self._of_model.get(model)
+        if found is None:
+            found = ModelInstances((), self._clock, route_by_speed=self._route_by_speed)
+            self._of_model[model] = found
+        return found
+
+    def in_service(self, model: str) -> Sequence[Instance]:
+        return self.of(model).in_service
+
+    def admit(self, upstream: Upstream, bit: int) -> Instance:
+        """Take an instance into service; facts of an earlier admission are replaced.
+
+        `bit` is that of the prefix index for its process.
+        """
+        rates = self._rates.get(upstream.name, Rates())
+        instance = self._instances.setdefault(upstream.name, Instance(upstream, rates))
+        before, instance.upstream = instance.upstream, upstream
+        instance.in_service, instance.bit = True, bit
+        self._by_model.get(before.model, {}).pop(upstream.name, None)
+        self._by_model.setdefault(upstream.model, {})[upstream.name] = instance
+        if before.node is None or upstream.node is None:
+            self._collect_local()
+        for model in {before.model, upstream.model}:
+            self._collect(model)
+        return instance
+
+    def withdraw(self, instance: Instance) -> None:
+        instance.in_service = False
+        self._collect(instance.upstream.model)
+
+    def set_silent(self, instance: Instance, *, is_silent: bool) -> None:
+        instance.is_silent = is_silent
+        self._collect(instance.upstream.model)
+
+    def discard_if_unused(self, instance: Instance) -> None:
+        """Forget an instance that is withdrawn and holds nothing; else do nothing."""
+        if not (instance.in_service or instance.in_flight or instance.leases):
+            self._rates[instance.upstream.name] = instance.rates
+            if self._instances.pop(instance.upstream.name, None):
+                self._by_model[instance.upstream.model].pop(instance.upstream.name)
+                if instance.upstream.node is None:
+                    self._collect_local()
+
+    def _collect_local(self) -> None:
+        self.local = [instance for instance in self if instance.upstream.node is None]
+
+    def _collect(self, model: str) -> None:
+        found = self._by_model.get(model, {}).values()
+        members = [instance for instance in found if instance.in_service]
+        self._of_model[model] = ModelInstances(
+            members, self._clock, route_by_speed=self._route_by_speed
+        )
+
+    def forget(self, name: str) -> None:
+        """Forget the speed of an instance that is out of service."""
+        self._rates.pop(name, None)

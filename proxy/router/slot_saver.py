@@ -1,0 +1,388 @@
+"""Saves slots to files where that pays, and fills slots from files.
+
+An engine that has been idle for a moment saves all that pays, the most valuable first, one slot
+after the other until a request comes. A busy one saves the slot that it takes next: if no stream
+would wait for that, or few slots are free. Nothing is saved twice; what fails is tried again after
+the next request.
+
+The slot that a request takes over is filled from a file, and what it held before is saved. Both run
+on the engine between two batches; the request would wait for the end of a batch as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from proxy.cache.conversations import Conversation
+from proxy.cache.index import PrefixIndex
+from proxy.cache.prompt import BLOCK_TOKENS
+from proxy.cache.save_policy import (
+    SaveCase,
+    SlotFileMeasures,
+    SlotFileStorage,
+    Transfer,
+    due_in_s,
+    is_worth_saving,
+    pays_to_restore,
+    pays_to_save,
+)
+from proxy.cache.slot_files import SavedPrompt
+from proxy.cache.slot_map import SlotContent, SlotMap, TrackedSlot
+from proxy.common.background_tasks import persist
+from proxy.errors import UpstreamTimeout
+from proxy.observe.cache_finding import NoFile
+from proxy.router.lease import Clock, Instance, Lease
+from proxy.settings import ProxySettings
+from proxy.upstream.engine_state import SlotState
+from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
+
+
+class SlotSaver:
+    """For all instances.
+
+    Attributes:
+        skipped: How many conversations were not saved, by model and reason.
+    """
+
+    def __init__(
+        self,
+        prefix_index: PrefixIndex,
+        settings: ProxySettings,
+        storage: SlotFileStorage,
+        clock: Clock,
+    ) -> None:
+        self._prefix_index = prefix_index
+        self._pause_max_s = settings.slot_save_pause_max_ms / 1000
+        self._storage = storage
+        self._clock = clock
+        self._measures: defaultdict[str, SlotFileMeasures] = defaultdict(SlotFileMeasures)
+        self._saved_at_s: dict[str, float] = {}
+        self.skipped: Counter[tuple[str, NoFile]] = Counter()
+
+    def measures(self, model: str) -> SlotFileMeasures:
+        return self._measures[model]
+
+    def pays(self, instance: Instance, content: SlotContent) -> bool:
+        """Return whether to save what a slot holds that a request is about to use."""
+        case = self.case(instance, content, is_taken_next=True)
+        if case is None:
+            return False
+        is_worth = pays_to_save(case, self._pause_max_s)
+        if not is_worth:
+            self._skip(instance, content, NoFile.COST)
+        return is_worth
+
+    def is_worth(self, case: SaveCase) -> bool:
+        """Return whether to save a slot, now or once its engine's streams may be paused."""
+        return is_worth_saving(case, self._pause_max_s)
+
+    async def save(
+        self, instance: Instance, slot: TrackedSlot, content: SlotContent
+    ) -> Transfer | None:
+        """Save what a slot of known number holds; None where that failed."""
+        upstream, sent = instance.upstream, slot.started
+        self._saved_at_s[upstream.name] = self._clock()
+        fingerprint = self._prefix_index.fingerprint(upstream.name, content)
+        transfer = await self._storage.save(
+            upstream.name, slot.id_slot, content.tokens, fingerprint
+        )
+        if transfer:
+            self.measures(upstream.model).note_save(transfer)
+            if isinstance(content.conversation, Conversation):
+                content.conversation.no_file = None
+            if slot.started == sent:
+                slot.note_saved(content)
+        return transfer
+
+    def note_restored(self, instance: Instance, transfer: Transfer) -> None:
+        """Learn how long restores take."""
+        upstream = instance.upstream
+        self.measures(upstream.model).note_restore(transfer)
+        byte_s = transfer.duration_s / transfer.size_bytes
+        byte_tokens = byte_s * instance.rates.prefill_tps
+        self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_tokens)
+
+    def note_turn(self, lease: Lease, timings: Timings) -> None:
+        """Learn how often conversations return, and what of their caches and files is used then."""
+        if lease.upstream.cache_key and lease.conversation_number is not None:
+            prompt = timings.cached_tokens + timings.prompt_tokens
+            found = 0 if lease.restored else timings.cached_tokens
+            measures = self.measures(lease.upstream.model)
+            measures.note_turn(
+                lease.conversation_number, lease.began_at_s, self._clock(), prompt, found
+            )
+            if lease.restored:
+                measures.note_use(min(lease.restored_tokens, prompt), timings.cached_tokens)
+
+    def _skip(self, instance: Instance, content: SlotContent, reason: NoFile) -> None:
+        """Note why a conversation is not saved; counted once until that changes."""
+        conversation = content.conversation
+        if isinstance(conversation, Conversation) and conversation.no_file is not reason:
+            conversation.no_file = reason
+            self.skipped[instance.upstream.model, reason] += 1
+
+    def _absence_p(self, upstream: Upstream, content: SlotContent) -> float:
+        """Return the chance that the host cache does not hold what leaves its slot; 0: unknown."""
+        run = self._prefix_index.run(upstream.name)
+        if run is None or run.host_cache is None:
+            return 0.0
+        return run.host_cache.absence_probability(content.tokens)
+
+    def case(
+        self, instance: Instance, content: SlotContent, *, is_taken_next: bool = False
+    ) -> SaveCase | None:
+        """Return what is expected of saving a slot; None where nothing can be saved of it."""
+        upstream, conversation = instance.upstream, content.conversation
+        turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
+        if content.is_saved or not turn_hashes or not isinstance(conversation, Conversation):
+            return None
+        size_bytes = content.tokens * upstream.token_bytes + upstream.state_bytes
+        if not self._storage.may_save(upstream.name, size_bytes):
+            self._skip(instance, content, NoFile.LIMIT)
+            return None
+        measures, rates, now_s = self.measures(upstream.model), instance.rates, self._clock()
+        saved_at_s = self._saved_at_s.get(upstream.name, -math.inf)
+        return SaveCase(
+            tokens=content.tokens
+            - self._prefix_index.files.tokens(upstream.cache_key, turn_hashes),
+            prefill_tps=rates.prefill_tps,
+            save_s=measures.save_s(size_bytes),
+            restore_s=measures.restore_s(size_bytes),
+            return_p=measures.return_p(conversation.number, now_s) * measures.use,
+            loss_p=max(measures.loss_p, self._absence_p(upstream, content) * is_taken_next),
+            streams=instance.work.decoding,
+            gap_s=1 / rates.decode_tps,
+            decoded=(now_s - saved_at_s) * rates.decode_tps,
+            is_taken_next=is_taken_next,
+        )
+
+
+class SlotFiller:
+    """For all instances.
+
+    Attributes:
+        saver: Saves what a slot held.
+    """
+
+    def __init__(
+        self,
+        prefix_index: PrefixIndex,
+        storage: SlotFileStorage,
+        saver: SlotSaver,
+    ) -> None:
+        self._prefix_index = prefix_index
+        self._storage = storage
+        self.saver = saver
+
+    def is_wanted(self, lease: Lease, slot: TrackedSlot) -> bool:
+        """Return whether a slot that a lease is to use needs to be saved or filled."""
+        return self._to_restore(lease, slot) is not None or self._pays(lease, slot)
+
+    def has_file(self, lease: Lease, slot: TrackedSlot) -> bool:
+        """Return whether a slot that a lease is to use would be filled from a file."""
+        return self._to_restore(lease, slot) is not None
+
+    async def fill(self, lease: Lease, slot: TrackedSlot) -> None:
+        """Save what a slot of known number held, and fill it from the file that has most of it."""
+        if slot.before and self._pays(lease, slot):
+            await self.saver.save(lease.instance, slot, slot.before)
+        if saved := self._to_restore(lease, slot):
+            await self._restore(lease, slot, saved)
+
+    def _to_restore(self, lease: Lease, slot: TrackedSlot) -> SavedPrompt | None:
+        """Return the file that has more of a prompt than slot and host cache, if that pays."""
+        prompt, name = lease.request.prompt, lease.upstream.name
+        if prompt is None or lease.request.json.get("cache_prompt") is False:
+            return None
+        if saved := self._prefix_index.files.find(lease.upstream.cache_key, prompt):
+            slot_map = self._prefix_index.slot_map(name)
+            found = slot_map.found_blocks(slot, lease.conversation, prompt.blocks)
+            here = slot_map.held_blocks(slot, prompt.blocks)
+            # What the host cache holds is a belief; so a file that has as much and is read quickly
+            # comes first.
+            cached = here if saved.blocks >= found and saved.is_quick else found
+            more = (saved.blocks - cached) * BLOCK_TOKENS
+            use = self.saver.measures(lease.upstream.model).use
+            if pays_to_restore(round(use * more), saved.cost_tokens):
+                return saved
+        return None
+
+    def _pays(self, lease: Lease, slot: TrackedSlot) -> bool:
+        return slot.before is not None and self.saver.pays(lease.instance, slot.before)
+
+    async def _restore(self, lease: Lease, slot: TrackedSlot, saved: SavedPrompt) -> None:
+        slot.empty_before()
+        name, upstream = saved.file.name, lease.upstream
+        began_at_s = lease.clock()
+        transfer = await self._storage.restore(upstream.name, slot.id_slot, name)
+        lease.restore_s = lease.clock() - began_at_s
+        if transfer is None:
+            return
+        self.saver.note_restored(lease.instance, transfer)
+        slot.fill(lease.conversation, transfer.tokens, saved.file.fingerprint.blocks)
+        lease.expected_cached = saved.tokens
+        lease.restored = saved
+        lease.restored_tokens = transfer.tokens if saved.is_own else saved.tokens
+
+
+# A client that goes on at once does so within this time.
+_IDLE_S: Final = 0.25
+# An engine that lists its slots each second does not notice that clients have left.
+_LISTED_S: Final = 2.0
+# A shorter wait may not end later than it began.
+_SHORTEST_S: Final = 0.001
+# Without an event, what pays is looked at again after this time.
+_LOOKS_AGAIN_S: Final = 5.0
+
+ListSlots = Callable[[Upstream], Awaitable[Sequence[SlotState] | None]]
+_Worth = Sequence[tuple[TrackedSlot, SaveCase]]
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """What is done for one instance.
+
+    Attributes:
+        ended: Set when a request of it ends.
+        listed_at_s: When its slots were listed last.
+        failed: Slots that were not saved, each with when it was freed before.
+    """
+
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ended_at_s: float = 0.0
+    listed_at_s: float = -math.inf
+    failed: dict[TrackedSlot, int] = field(default_factory=dict)
+
+
+class SlotWriter:
+    """For all instances; does nothing while `run` does not run.
+
+    `list_slots` reads an engine's `/slots`; None where it does not say.
+    """
+
+    def __init__(
+        self, prefix_index: PrefixIndex, saver: SlotSaver, list_slots: ListSlots, clock: Clock
+    ) -> None:
+        self._prefix_index = prefix_index
+        self._saver = saver
+        self._list_slots = list_slots
+        self._clock = clock
+        self._group: asyncio.TaskGroup | None = None
+        self._works: dict[Instance, _Work] = {}
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await asyncio.Event().wait()  # without limit: for as long as the proxy runs
+        finally:
+            self._group = None
+            self._works.clear()
+
+    def request_ended(self, instance: Instance) -> None:
+        """Note that a request on an instance with slot files has ended."""
+        if self._group is None:
+            return
+        work = self._works.get(instance)
+        if work is None:
+            work = self._works[instance] = _Work()
+            self._group.create_task(self._tend(instance, work))
+        work.ended_at_s = self._clock()
+        work.ended.set()
+        if not instance.leases:
+            work.failed.clear()
+
+    async def _tend(self, instance: Instance, work: _Work) -> None:
+        try:
+            await persist("slot_writer", lambda: self._write(instance, work))
+        finally:
+            self._works.pop(instance, None)
+
+    async def _write(self, instance: Instance, work: _Work) -> None:
+        """Save until the instance is idle and nothing is left that pays."""
+        while instance.in_service and (run := self._prefix_index.run(instance.upstream.name)):
+            work.ended.clear()
+            worth = self._worth_saving(instance, work, run.slot_map)
+            if instance.leases:
+                wait_s = await self._step_busy(instance, work, run.slot_map, worth)
+            elif worth:
+                wait_s = await self._step_idle(instance, work, run.slot_map, worth)
+            else:
+                return
+            if wait_s > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(wait_s, _SHORTEST_S)):
+                        await work.ended.wait()
+
+    def _worth_saving(self, instance: Instance, work: _Work, slot_map: SlotMap) -> _Worth:
+        """Return the slots to save, in the order in which the engine takes them."""
+        new = (slot for slot in slot_map.unsaved_idle if work.failed.get(slot) != slot.freed)
+        cases = ((slot, self._saver.case(instance, slot.content)) for slot in new)
+        return [(slot, case) for slot, case in cases if case and self._saver.is_worth(case)]
+
+    async def _step_idle(
+        self, instance: Instance, work: _Work, slot_map: SlotMap, worth: _Worth
+    ) -> float:
+        """Save one slot at most; return after how long to look again."""
+        idle_s = self._clock() - work.ended_at_s
+        if idle_s < _IDLE_S:
+            return _IDLE_S - idle_s
+        slot, _ = max(worth, key=lambda pair: pair[1].saving_s)
+        is_listed = work.listed_at_s > work.ended_at_s
+        await self._save(instance, work, slot_map, slot, is_listed=is_listed)
+        return 0.0
+
+    async def _step_busy(
+        self, instance: Instance, work: _Work, slot_map: SlotMap, worth: _Worth
+    ) -> float:
+        """As `_step_idle`, of the slot that the engine takes next."""
+        if not worth:
+            return _LOOKS_AGAIN_S
+        slot, case = worth[0]
+        if case.streams and instance.free > max(1, instance.upstream.slots // 2):
+            return _LOOKS_AGAIN_S
+        listed_s = self._clock() - work.listed_at_s
+        is_listed = slot.is_confirmed and listed_s < _LISTED_S
+        wait_s = max(due_in_s(case), 0.0 if is_listed else _LISTED_S - listed_s)
+        if wait_s > 0:
+            return min(wait_s, _LOOKS_AGAIN_S)
+        await self._save(instance, work, slot_map, slot, is_listed=is_listed)
+        return _LISTED_S
+
+    async def _save(
+        self,
+        instance: Instance,
+        work: _Work,
+        slot_map: SlotMap,
+        slot: TrackedSlot,
+        *,
+        is_listed: bool,
+    ) -> None:
+        """Save an idle slot, if it is still the same once the engine has listed its slots."""
+        uses = slot_map.uses
+        if not is_listed:
+            await self._list(instance, work, slot_map)
+        if slot_map.uses != uses:
+            return
+        is_known = slot.is_confirmed and slot.conversation is not None
+        if not (is_known and await self._saver.save(instance, slot, slot.content)):
+            work.failed[slot] = slot.freed
+
+    async def _list(self, instance: Instance, work: _Work, slot_map: SlotMap) -> None:
+        """Find the slots' numbers.
+
+        Not while a request gets a slot: the engine's order would be another than ours.
+        """
+        work.listed_at_s, uses = self._clock(), slot_map.uses
+        if slot_map.is_pending or not all(lease.progress.has_header for lease in instance.leases):
+            return
+        with suppress(UpstreamTimeout):
+            listed = await self._list_slots(instance.upstream)
+            if listed and slot_map.uses == uses:
+                slot_map.sync(listed, None, self._clock())

@@ -1,1 +1,0 @@
-"""What the router needs of the store that keeps KV caches on disk."""

@@ -1,1 +1,0 @@
-"""TLS of the listening address and of connections to nodes; certificates are renewed live."""

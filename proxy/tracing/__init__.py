@@ -1,1 +1,0 @@
-"""Traces of requests for OpenTelemetry; `provider` and `span_queue` need the extra `otel`."""

@@ -1,1 +1,0 @@
-"""Values of running models that follow demand and machine."""

@@ -1,1 +1,0 @@
-"""Which models are in memory, and which are evicted for them."""

@@ -1,0 +1,343 @@
+"""Samples demand and machine, has deciders decide, and replaces instances to apply what they want.
+
+Replaces the instances of a model so that they run with other values. Each gets a successor beside
+it. Where memory does not hold both, or a successor fails, the rest stays as it is. What the first
+one took applies to every later start of the model.
+
+Samples demand and machine, has deciders decide, and applies what they want. Values change by
+replacing the instances of a model, a successor beside each, so that no request is cut and the model
+never stops. Where memory does not hold both, nothing happens. A replacement that fails changes
+nothing either, and is tried again later and later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from proxy.common.background_tasks import FAILURES
+from proxy.router.model_queue import ModelDemand
+from supervisor.autoscale.slots import AdaptedValues, Change, Decider, ModelView
+from supervisor.engine.states import State
+from supervisor.errors import CorralError
+from supervisor.events import Emit
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launches import ReplicaId
+from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.replace import Replacer, serves, successor_bytes
+from supervisor.loading.memory_usage import HOST, MemoryUsage, fits
+from supervisor.plan.plan import Plan
+from supervisor.plan.setting import SettingsByFlag, values
+
+
+class BasePlans:
+    """The plans of models without adapted values, made once per run."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, tuple[Plan, Plan | None]] = {}  # with the plan that runs
+
+    def of(self, planner: LaunchPlanner, model: str, runs: Plan) -> Plan | None:
+        """Return a model's plan, made when `runs` began; None where it cannot be planned.
+
+        What was measured at the start of a run counts.
+        """
+        if model not in self._plans or self._plans[model][0] is not runs:
+            self._plans[model] = runs, _try_plan(planner, model)
+        return self._plans[model][1]
+
+
+def _try_plan(planner: LaunchPlanner, model: str) -> Plan | None:
+    try:
+        return planner.adapting(model, {}).plan(model)
+    except CorralError:  # its next start reports why
+        return None
+
+
+class ChangeApplier:
+    """Applies changes to models of a fleet; `adapted` has what was applied."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        replacer: Replacer,
+        memory_usage: MemoryUsage,
+        adapted: AdaptedValues,
+        emit: Emit,
+    ) -> None:
+        self._fleet = fleet
+        self._replacer = replacer
+        self._memory_usage = memory_usage
+        self._adapted = adapted
+        self._emit = emit
+
+    async def apply(self, name: str, changes: Sequence[Change]) -> str | None:
+        """Apply changes; return why that is not possible now, or None.
+
+        Does nothing during a reload, after which they may not be wanted any more.
+        """
+        if self._replacer.lock.locked():
+            return None
+        async with self._replacer.lock:
+            model = self._fleet.models.get(name)
+            if model is None or not model.is_configured:
+                return None
+            to = merge_changes(self._adapted.of(name), changes)
+            planner, replicas = self._fleet.planner.adapting(name, to), model.replicas
+            try:
+                plans = await asyncio.to_thread(
+                    _plans, planner, [replica.place for replica in replicas]
+                )
+            except CorralError as error:
+                return error.message
+            planned = [*zip(replicas, plans, strict=True)]
+            if all(_runs(old, plan) for old, plan in planned):
+                self._adapted.set(name, plans[0].adapted)
+                return "memory does not hold more" if changes else None
+            return await self._replace_all(changes, planner, planned)
+
+    async def _replace_all(
+        self,
+        changes: Sequence[Change],
+        planner: LaunchPlanner,
+        planned: Iterable[tuple[Replica, Plan]],
+    ) -> str | None:
+        news = list(changes)
+        for old, plan in planned:
+            if _runs(old, plan):
+                continue
+            problem = await self._replace(old, planner, plan)
+            if problem is not None:
+                return problem or None
+            self._commit(news, old, plan)
+            news = []
+            self._keep(old.place)
+        return None
+
+    async def _replace(self, old: Replica, planner: LaunchPlanner, plan: Plan) -> str | None:
+        """Return why it was not replaced: empty where it is not to serve any more."""
+        if not self._has_room(old, plan):
+            return f"memory does not hold a successor beside {old.name}"
+        done = await self._replacer.replace_beside(old, planner, plan)
+        if done.is_done:
+            return None
+        if done.failure:
+            return f"{old.name} was not replaced: {done.failure.reason}"
+        is_wanted = serves(old.instance.snapshot())
+        return f"memory does not hold a successor beside {old.name}" if is_wanted else ""
+
+    def _has_room(self, old: Replica, plan: Plan) -> bool:
+        devices = {name: taken.total for name, taken in plan.estimate.devices.items()}
+        required = {HOST: successor_bytes(old, plan) or 0, **devices}
+        return fits(required, self._memory_usage.free())
+
+    def _commit(self, changes: Iterable[Change], old: Replica, plan: Plan) -> None:
+        self._adapted.set(plan.model, plan.adapted)
+        before = old.plan.memory_inputs.chosen if old.plan else {}
+        after = plan.memory_inputs.chosen
+        for change in changes:
+            self._emit(
+                "model.adapted",
+                model=plan.model,
+                key=change.key,
+                before=before.get(change.key),
+                after=after.get(change.key),
+                reason=change.reason,
+            )
+
+    def _keep(self, place: ReplicaId) -> None:
+        """Have the new instance started again with what is planned then."""
+        self._fleet.apply_settings(
+            self._fleet.models[place.model].at(place.number), self._fleet.planner
+        )
+
+
+def merge_changes(adapted: SettingsByFlag, changes: Iterable[Change]) -> SettingsByFlag:
+    """Return the adapted values after these changes."""
+    after = dict(adapted)
+    for change in changes:
+        after.pop(change.key, None)
+        if change.to is not None:
+            after[change.key] = change.to
+    return after
+
+
+def _plans(planner: LaunchPlanner, places: Iterable[ReplicaId]) -> list[Plan]:
+    return [planner.plan_at(place) for place in places]
+
+
+def _runs(replica: Replica, plan: Plan) -> bool:
+    before = replica.plan
+    return before is not None and before.memory_inputs.chosen == plan.memory_inputs.chosen
+
+
+_SAMPLE_S: Final = 5.0
+_RETRY_FIRST_S: Final = 60.0
+_RETRY_MAX_S: Final = 3600.0
+_ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
+
+
+class DemandSource(Protocol):
+    """The part of proxy.router.router.Router that adapting needs."""
+
+    def demand(self, model: str, /) -> ModelDemand: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """When a model is changed again, at the earliest."""
+
+    failures: int
+    at_s: float
+
+
+class AdaptiveController:
+    """Keeps the values of loaded models as the deciders want them.
+
+    Args:
+        is_memory_wanted: Whether a model waits for memory; then nothing is replaced.
+    """
+
+    def __init__(  # noqa: PLR0913 (independent collaborators)
+        self,
+        fleet: Fleet,
+        router: DemandSource,
+        applier: ChangeApplier,
+        adapted: AdaptedValues,
+        emit: Emit,
+        deciders: Sequence[Decider],
+        *,
+        is_memory_wanted: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._applier = applier
+        self._adapted = adapted
+        self._emit = emit
+        self._deciders = deciders
+        self._is_memory_wanted = is_memory_wanted
+        self._clock = clock
+        self._planner: LaunchPlanner | None = None
+        self._bases = BasePlans()
+        self._retries: dict[str, _Retry] = {}
+        self._applying: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """Sample and change until cancelled; a replacement that runs then stops where it is."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(self._sample_s())
+                wanted = self.sample()
+                if wanted and (self._applying is None or self._applying.done()):
+                    self._applying = group.create_task(self.change(*wanted), name="adapt")
+
+    async def change(self, view: ModelView, changes: Sequence[Change]) -> None:
+        try:
+            problem = await self._applier.apply(view.name, changes)
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note("adaptive", error)
+            problem = repr(error)
+        if problem is None:
+            # Each replacement loses prompts of busy slots, so two do not follow each other at once.
+            calm_s = view.settings.slots.queued_s
+            self._retries[view.name] = _Retry(0, self._clock() + calm_s)
+        else:
+            self._failed(view, changes, problem)
+
+    def _failed(self, view: ModelView, changes: Sequence[Change], problem: str) -> None:
+        """Try again later, and later each time."""
+        before = self._retries.get(view.name)
+        is_again = before is not None and self._clock() - before.at_s < _RETRY_MAX_S
+        failures = before.failures + 1 if before and is_again else 1
+        retry_in_s = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** (failures - 1))
+        self._retries[view.name] = _Retry(failures, self._clock() + retry_in_s)
+        for change in changes:
+            self._emit(
+                "model.adapt_failed",
+                model=view.name,
+                key=change.key,
+                before=view.plan.memory_inputs.chosen.get(change.key),
+                after=change.to.value
+                if change.to
+                else view.base.memory_inputs.chosen.get(change.key),
+                reason=problem,
+                retry_in_s=retry_in_s,
+            )
+
+    # Deciding. Nothing here waits.
+
+    def _sample_s(self) -> float:
+        models = self._fleet.planner.entries
+        settings = [self._fleet.planner.model_settings(name).slots for name in models]
+        return min([_SAMPLE_S, *(slots.sample_s for slots in settings if slots.follow_demand)])
+
+    def sample(self) -> tuple[ModelView, Sequence[Change]] | None:
+        """Sample; return a model to change now, with its changes."""
+        if not self._fleet.planner.supervisor.adaptive:
+            return None
+        self._forget()
+        views = [view for model in self._fleet.models.values() if (view := self._view(model))]
+        for decider in self._deciders:
+            decider.sample(views)
+        if self._is_memory_wanted():
+            return None
+        wanted = ((view, self._changes(view)) for view in views if self._may_change(view))
+        return next(((view, changes) for view, changes in wanted if changes is not None), None)
+
+    def _changes(self, view: ModelView) -> Sequence[Change] | None:
+        """Return what to change now; empty to complete a change, None for nothing."""
+        changes = [change for decider in self._deciders for change in decider.changes(view)]
+        if not view.is_idle and not any(change.is_urgent for change in changes):
+            return None
+        return changes if changes or self._is_uneven(view.name) else None
+
+    def _forget(self) -> None:
+        """Plan a model afresh that is not loaded any more, or whose instance failed."""
+        if self._planner is not self._fleet.planner:
+            self._planner, self._bases, self._retries = self._fleet.planner, BasePlans(), {}
+        for name in self._adapted.models():
+            model = self._fleet.models.get(name)
+            if model is None or any(_has_ended(replica) for replica in model.replicas):
+                self._adapted.set(name, {})
+
+    def _view(self, model: Model) -> ModelView | None:
+        name, replicas = model.entry.name, model.replicas
+        plan = replicas[0].plan if replicas and all(map(_serves, replicas)) else None
+        base = self._bases.of(self._fleet.planner, name, plan) if plan else None
+        if plan is None or base is None:
+            return None
+        demand = self._router.demand(name)
+        return ModelView(
+            name=name,
+            at_s=self._clock(),
+            waiting=demand.waiting - demand.held,
+            busy=demand.working,
+            instances={replica.name: replica.instance.snapshot().pid or 0 for replica in replicas},
+            plan=plan,
+            base=base,
+            settings=self._fleet.planner.model_settings(name),
+        )
+
+    def _may_change(self, view: ModelView) -> bool:
+        model, retry = self._fleet.models[view.name], self._retries.get(view.name)
+        is_changing = bool(model.replacements or model.retiring)
+        return not is_changing and (retry is None or retry.at_s <= view.at_s)
+
+    def _is_uneven(self, name: str) -> bool:
+        """Whether an instance runs without what another got, because its replacement failed."""
+        wanted, trial_at = values(self._adapted.of(name)), self._fleet.planner.places.trial_at
+        replicas = self._fleet.models[name].replicas
+        plans = [replica.plan for replica in replicas if trial_at(replica.place) is None]
+        return any(plan and values(plan.adapted) != wanted for plan in plans)
+
+
+def _serves(replica: Replica) -> bool:
+    return replica.instance.snapshot().state is State.READY
+
+
+def _has_ended(replica: Replica) -> bool:
+    return replica.instance.snapshot().state in _ENDED

@@ -1,0 +1,201 @@
+"""Moves layers between the workers of split models: on command, or by itself if that is enabled.
+
+The model loads again: a worker serves one engine at a time, so there is no successor beside it, and
+requests wait. Where it does not start with the new split, it starts with the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from supervisor.engine.states import State
+from supervisor.errors import CorralError, SettingsInvalid, StartFailed
+from supervisor.events import Emit
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.model import Replica
+from supervisor.fleet.replace import Replacer
+from supervisor.plan.plan import Plan
+from supervisor.plan.resolve import SPLIT
+from supervisor.rpc.balance import Assignments, Rebalance
+from supervisor.rpc.relay import ShardRun
+from supervisor.rpc.shards import LayerShares, worker_split
+
+_SAMPLE_S: Final = 5.0
+# Each attempt that fails makes requests wait for two loads.
+_RETRY_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Layers to move, in the order of the workers; without an estimate, back to where they were."""
+
+    before: Assignments
+    after: Assignments
+    reason: str
+    estimated_speedup: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was moved, and the file that keeps it."""
+
+    model: str
+    move: Move
+    path: Path
+
+
+class LayerMover:
+    """Moves layers of the models of a fleet; `shares` keeps how many each worker has."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        replacer: Replacer,
+        shares: LayerShares,
+        emit: Emit,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._replacer = replacer
+        self._shares = shares
+        self._emit = emit
+        self._clock = clock
+        self._not_before_s: dict[str, float] = {}
+
+    def runs(self) -> Iterator[tuple[Replica, ShardRun]]:
+        """Yield the instances that serve and are split over workers."""
+        for replica in self._fleet.replicas():
+            if replica.shards and replica.instance.snapshot().state is State.READY:
+                yield replica, replica.shards
+
+    async def move(self, name: str) -> Moved | CorralError:
+        """Move the layers of a model as its measurements suggest now."""
+        try:
+            replica, run = self._find(name)
+            decision = run.balancer.advice()
+            if not isinstance(decision, Rebalance):
+                raise SettingsInvalid(f"{name}: no layer is to be moved: {decision.reason}")
+            return await self._move(replica, run, _move_of(decision))
+        except CorralError as error:
+            return error
+
+    async def undo(self, name: str) -> Moved | CorralError:
+        """Give the workers of a model the layers that they had before; a second one moves again."""
+        try:
+            replica, run = self._find(name)
+            moved = await self._move(replica, run, self._back(name, run))
+        except CorralError as error:
+            return error
+        self._not_before_s[name] = self._clock() + _RETRY_S
+        return moved
+
+    def _back(self, name: str, run: ShardRun) -> Move:
+        now = {plan.worker.name: plan.layers for plan in run.plans}
+        before = self._shares.before(name, now.keys(), sum(now.values()))
+        if before is None or before == now:
+            raise SettingsInvalid(
+                f"no layers of {name} were moved between these workers",
+                hint=f"corral balance {name} shows which should move",
+            )
+        after = tuple((worker, before[worker]) for worker in now)
+        return Move(tuple(now.items()), after, "the last move is undone")
+
+    async def serve(self) -> None:
+        """Move layers where that is enabled, until cancelled."""
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            if self._fleet.planner.balance.automatic:
+                for replica, run in list(self.runs()):
+                    await self.sample(replica, run)
+
+    async def sample(self, replica: Replica, run: ShardRun) -> None:
+        """Evaluate one instance, and move its layers if that is suggested."""
+        name = replica.place.model
+        if self._clock() < self._not_before_s.get(name, 0.0):
+            return
+        decision = run.balancer.evaluate()
+        if not isinstance(decision, Rebalance):
+            return
+        move = _move_of(decision)
+        try:
+            await self._move(replica, run, move)
+        except CorralError as error:
+            self._not_before_s[name] = self._clock() + _RETRY_S
+            self._emit(
+                "model.adapt_failed",
+                model=name,
+                key=SPLIT,
+                before=_text(move.before),
+                after=_text(move.after),
+                reason=error.message,
+                retry_in_s=_RETRY_S,
+            )
+
+    def _find(self, name: str) -> tuple[Replica, ShardRun]:
+        self._fleet.select([name])
+        for replica, run in self.runs():
+            if replica.place.model == name:
+                return replica, run
+        raise SettingsInvalid(
+            f"{name} is not loaded, or has no workers", hint=f"corral load {name} loads it"
+        )
+
+    async def _move(self, replica: Replica, run: ShardRun, move: Move) -> Moved:
+        async with self._replacer.lock:
+            if replica.shards is not run:  # it was started again meanwhile
+                raise StartFailed(
+                    f"{replica.name} was started again; its workers are measured again"
+                )
+            return await self._replace(replica, move)
+
+    async def _replace(self, replica: Replica, move: Move) -> Moved:
+        name, layers = replica.place.model, dict(move.after)
+        planner = self._fleet.planner.with_layers(name, layers)
+        plan = await asyncio.to_thread(planner.plan_at, replica.place)
+        _check_split(plan, layers)
+        failure = await self._replacer.replace(replica, planner, plan)
+        if failure:
+            hint = failure.cause.hint if failure.cause else None
+            log = str(failure.log_path) if failure.log_path else None
+            raise StartFailed(f"no layer was moved: {failure}", hint=hint, log=log)
+        moved = Moved(name, move, self._shares.write(name, layers, dict(move.before)))
+        current = self._fleet.models[name].at(replica.place.number)
+        self._fleet.apply_settings(current, self._fleet.planner)
+        self._emit(
+            "model.adapted",
+            model=name,
+            key=SPLIT,
+            before=_text(move.before),
+            after=_text(move.after),
+            reason=move.reason,
+        )
+        return moved
+
+
+def _move_of(decision: Rebalance) -> Move:
+    return Move(
+        decision.current_assignments,
+        decision.suggested_assignments,
+        decision.reason,
+        decision.estimated_speedup,
+    )
+
+
+def _check_split(plan: Plan, layers: Mapping[str, int]) -> None:
+    """Raise CorralError where the plan has other workers, or a split that the user set."""
+    if {worker.name for worker in plan.workers} != layers.keys():
+        raise StartFailed(f"the workers of {plan.model} have changed; they are measured again")
+    split = worker_split(plan.workers, layers)
+    if (own := plan.memory_inputs.chosen.get(SPLIT)) != split:
+        raise SettingsInvalid(
+            f"{plan.model} has tensor-split = {own} in its settings, which stays",
+            hint=f'set tensor-split = "{split}" there, or remove it; then corral reload',
+        )
+
+
+def _text(assignments: Assignments) -> str:
+    return ", ".join(f"{name} {count}" for name, count in assignments)

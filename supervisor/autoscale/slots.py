@@ -1,0 +1,234 @@
+"""Decides whether a model gets more slots or fewer, by the demand for them.
+
+Whether a model gets more slots or fewer, by the demand for them. Pure but for the history. More,
+once requests have queued nearly all the time for `queued_s`; fewer, but never fewer than planned,
+once no more than half of the slots were in use for `quiet_s`. In between nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.plan.auto import CONTEXT, SLOTS
+from supervisor.plan.plan import Plan
+from supervisor.plan.setting import Setting, SettingsByFlag
+from supervisor.settings.schema import ModelSettings
+from supervisor.settings.tables import SlotSettings
+
+
+class AdaptedValues:
+    def __init__(self) -> None:
+        self._by_model: dict[str, SettingsByFlag] = {}
+
+    def models(self) -> tuple[str, ...]:
+        """Return the models that have adapted values."""
+        return tuple(self._by_model)
+
+    def of(self, model: str) -> SettingsByFlag:
+        """Return the values of a model that replace planned ones."""
+        return self._by_model.get(model, {})
+
+    def set(self, model: str, values: SettingsByFlag) -> None:
+        """Replace the values of a model; none means as planned."""
+        self._by_model.pop(model, None)
+        if values:
+            self._by_model[model] = dict(values)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A loaded model at one moment; all its instances serve."""
+
+    name: str
+    at_s: float
+    waiting: int  # requests that wait for a slot
+    busy: int  # slots in use
+    instances: Mapping[str, int]  # the process of each, by name
+    plan: Plan  # of its first instance, which runs
+    base: Plan  # what would run without adapted values
+    settings: ModelSettings
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.waiting or self.busy)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A wanted change of one value of a model."""
+
+    key: str  # today's name of the option, one of AUTO_VALUES
+    to: Setting | None  # None for what is planned without adapted values
+    reason: str  # a clause
+    # Whether a replacement while requests run is wanted, which complete on the old instance. Others
+    # wait for a moment without requests.
+    is_urgent: bool = False
+
+
+class Decider(Protocol):
+    """Decides about one or more values of all models; it keeps what it has seen, bounded."""
+
+    def sample(self, models: Sequence[ModelView]) -> None:
+        """Note the state of the loaded models, and of whatever else counts, every few seconds."""
+
+    def changes(self, model: ModelView) -> Sequence[Change]:
+        """Return the changes wanted now; a change is wanted again until it has been made."""
+
+
+ORIGIN: Final = "demand"
+# Of the samples in `queued_s`; between two requests of a client the queue may be empty.
+_QUEUED_SHARE: Final = 0.9
+# As many as the settings allow, which bound quiet_s by queued_s, and sampling too early.
+_SAMPLES_MAX: Final = 20_000
+# Of sample_s; another model may need samples more often.
+_EARLY: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The demand for a model's slots at one moment."""
+
+    at_s: float
+    waiting: int
+    busy: int
+    slots: int  # of all instances together
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounts:
+    """Slots of one instance: now, as planned, and at most."""
+
+    now: int
+    planned: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSlots:
+    count: int
+    reason: str
+
+
+def decide_slots(
+    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+) -> WantedSlots | None:
+    """Decide by the demand so far, the oldest first; None to keep what is."""
+    if not limits.follow_demand:
+        return _wants_planned(counts, "its slots do not follow demand any more")
+    if counts.now > max(counts.most, counts.planned):
+        return WantedSlots(max(counts.most, counts.planned), "slots.max is lower now")
+    return _wants_more(history, counts, limits) or _wants_fewer(history, counts, limits)
+
+
+def _wants_more(
+    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+) -> WantedSlots | None:
+    recent = _window(history, limits.queued_s)
+    queued = [demand for demand in recent if demand.waiting]
+    count = min(2 * counts.now, counts.most)
+    if not queued or len(queued) < _QUEUED_SHARE * len(recent) or count <= counts.now:
+        return None
+    reason = f"requests queued for {limits.queued_s:g} s with {recent[-1].slots} slots"
+    return WantedSlots(count, reason)
+
+
+def _wants_fewer(
+    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+) -> WantedSlots | None:
+    recent = _window(history, limits.quiet_s)
+    if counts.now <= counts.planned or not recent or any(demand.waiting for demand in recent):
+        return None
+    used = max(demand.busy / demand.slots for demand in recent) * counts.now
+    count = counts.now
+    while count > counts.planned and used <= count / 2:
+        count = max(counts.planned, count // 2)
+    if count == counts.now:
+        return None
+    busy = max(demand.busy for demand in recent)
+    in_use = f"at most {busy} of {recent[-1].slots} slots in use"
+    return WantedSlots(count, f"{in_use} for {limits.quiet_s:g} s")
+
+
+def _wants_planned(counts: SlotCounts, reason: str) -> WantedSlots | None:
+    return WantedSlots(counts.planned, reason) if counts.now != counts.planned else None
+
+
+def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:
+    """The samples of the last seconds; none where they do not reach back so far."""
+    begin_s = history[-1].at_s - length_s if history else 0.0
+    if not history or history[0].at_s > begin_s:
+        return ()
+    return [demand for demand in history if demand.at_s >= begin_s]
+
+
+def may_change_slots(planned: Plan, settings: ModelSettings) -> bool:
+    """Whether the number of slots is ours to choose: left to us, and each has its own cache.
+
+    A trial compares equals, so its model keeps what it has. So does one with RPC workers: they
+    serve no successor beside it.
+    """
+    is_ours = {SLOTS, CONTEXT} <= planned.derived and planned.has_own_slots
+    return is_ours and settings.trial is None and not planned.workers
+
+
+def most_slots(planner: LaunchPlanner, model: str) -> int | None:
+    """Return how many slots a model may get, as memory allows; None if they do not follow demand.
+
+    Raises as `LaunchPlanner.plan`.
+    """
+    settings, planned = planner.model_settings(model), planner.adapting(model, {}).plan(model)
+    is_on = planner.supervisor.adaptive and settings.slots.follow_demand
+    if not is_on or not may_change_slots(planned, settings):
+        return None
+    most = Setting(max(planned.slots, settings.slots.max), ORIGIN)
+    return planner.adapting(model, {SLOTS: most}).plan(model).slots
+
+
+class SlotDecider:
+    """Wants slots that follow demand."""
+
+    def __init__(self) -> None:
+        self._histories: dict[str, deque[Demand]] = {}
+
+    def sample(self, models: Sequence[ModelView]) -> None:
+        mine = [model for model in models if may_change_slots(model.base, model.settings)]
+        self._forget_others(model.name for model in mine)
+        for model in mine:
+            history = self._histories.setdefault(model.name, deque(maxlen=_SAMPLES_MAX))
+            slots = model.plan.slots * len(model.instances)
+            if history and history[-1].slots != slots:
+                history.clear()
+            _note(
+                history, Demand(model.at_s, model.waiting, model.busy, slots), model.settings.slots
+            )
+
+    def changes(self, model: ModelView) -> Sequence[Change]:
+        limits, planned = model.settings.slots, model.base.slots
+        if model.name not in self._histories:
+            return ()
+        counts = SlotCounts(model.plan.slots, planned, limits.max)
+        wanted = decide_slots(self._histories[model.name], counts, limits)
+        if wanted is None:
+            return ()
+        to = Setting(wanted.count, ORIGIN, wanted.reason) if wanted.count > planned else None
+        return (Change(SLOTS, to, wanted.reason, is_urgent=wanted.count > counts.now),)
+
+    def _forget_others(self, names: Iterable[str]) -> None:
+        kept = set(names)
+        self._histories = {
+            name: history for name, history in self._histories.items() if name in kept
+        }
+
+
+def _note(history: deque[Demand], demand: Demand, limits: SlotSettings) -> None:
+    """Add a sample, and drop what no decision needs: all but one before the longer window."""
+    if history and demand.at_s - history[-1].at_s < limits.sample_s * _EARLY:
+        return
+    history.append(demand)
+    begin_s = history[-1].at_s - max(limits.queued_s, limits.quiet_s)
+    while len(history) > 1 and history[1].at_s <= begin_s:
+        history.popleft()

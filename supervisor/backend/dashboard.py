@@ -1,0 +1,226 @@
+"""What the dashboard shows and does of the daemon: the proxy's DashboardHost."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
+from proxy.errors import NotFound, Unavailable, UnknownModel
+from proxy.nodes.nodes import Nodes, NodeStats
+from proxy.request.models import ModelInfo
+from supervisor import __version__
+from supervisor.builds.discover import Engine
+from supervisor.engine.log_file import follow, tail
+from supervisor.engine.states import InstanceSnapshot, State
+from supervisor.errors import DaemonBusy, NoSuchModel
+from supervisor.events import EventStream
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.stats import memory_bytes
+from supervisor.loading.controller import AdmissionController
+from supervisor.loading.decide import UnloadTime, Waiting
+from supervisor.system.paths import Directories, shipped_directory
+
+_FAILING: Final = frozenset({State.BACKOFF, State.FAILED, State.UNHEALTHY, State.STARTING})
+
+
+def host_model(model: Model, waiting: Waiting | None, unload: UnloadTime | None) -> HostModel:
+    return HostModel(
+        profile=model.entry.profile,
+        unload_in_s=unload.in_s if unload and math.isfinite(unload.in_s) else None,
+        place=waiting.place if waiting else None,
+        leaving=waiting.leaving if waiting else (),
+    )
+
+
+def host_instance(
+    replica: Replica, facts: InstanceSnapshot, rss_bytes: int | None, *, is_retiring: bool
+) -> HostInstance:
+    engine = replica.plan.engine if replica.plan else None
+    return HostInstance(
+        name=facts.name,
+        model=facts.model,
+        state=facts.state.value,
+        since_s=facts.since_s,
+        run=facts.run,
+        restarts=facts.restarts,
+        is_retiring=is_retiring,
+        pid=facts.pid,
+        rss_bytes=rss_bytes,
+        retry_in_s=facts.retry_in_s,
+        load_progress=facts.load_progress if facts.state is State.STARTING else None,
+        engine=_build(engine) if engine else None,
+        error=_error(facts),
+        warnings=tuple(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
+    )
+
+
+def _build(engine: Engine) -> str:
+    return engine.name or (f"b{engine.build}" if engine.build else engine.version)
+
+
+def _error(facts: InstanceSnapshot) -> dict[str, str] | None:
+    """Why it does not serve. One that is meant to be stopped shows no error of an earlier run."""
+    if (cause := facts.cause) is None or not facts.wanted or facts.state not in _FAILING:
+        return None
+    return {"code": cause.code, "message": cause.sentence, "hint": cause.hint}
+
+
+_DAEMON: Final = "daemon"
+
+
+class DashboardLogs:
+    def __init__(self, directories: Directories) -> None:
+        self._directories = directories
+
+    def sources(self, instances: Iterable[str]) -> dict[str, Path]:
+        """The logs that there are, by name."""
+        found = {instance: self._directories.engine_log(instance) for instance in instances}
+        known = {_DAEMON: self._directories.daemon_log, **found}
+        return {name: path for name, path in known.items() if path.is_file()}
+
+    async def last_lines(
+        self, source: str, lines: int, instances: Iterable[str]
+    ) -> tuple[str, ...]:
+        """The last lines of a log; raises NotFound."""
+        path = self._path(source, instances)
+        return await asyncio.to_thread(tail, path, lines)
+
+    def lines(self, source: str, lines: int, instances: Iterable[str]) -> AsyncGenerator[str, None]:
+        """Its last lines, then each new one; raises NotFound."""
+        return follow(self._path(source, instances), lines)
+
+    def _path(self, source: str, instances: Iterable[str]) -> Path:
+        """Look a log up: no name from outside becomes a path."""
+        sources = self.sources(instances)
+        if source not in sources:
+            known = ", ".join(sources) or "none"
+            raise NotFound(f"there is no log of {source[:80]!a}; there are: {known}")
+        return sources[source]
+
+
+_MEMORY_AGE_MAX_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where clients reach the proxy; `cert` is the file of its certificate."""
+
+    url: str
+    cert: str | None
+    needs_key: bool
+
+
+class DashboardHostAdapter:
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: AdmissionController,
+        nodes: Nodes,
+        events: EventStream,
+        directories: Directories,
+        address: Callable[[], Address],
+    ) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._nodes = nodes
+        self._events = events
+        self._directories = directories
+        self._address = address
+        self._logs = DashboardLogs(directories)
+        self._memory_bytes: dict[int, int | None] = {}  # by process
+        self._memory_read_at_s = float("-inf")
+
+    @property
+    def vendor(self) -> Path:
+        return shipped_directory("vendor")
+
+    @property
+    def version(self) -> str:
+        return __version__
+
+    @property
+    def url(self) -> str:
+        return self._address().url
+
+    def models(self) -> dict[str, HostModel]:
+        waiting, unload = self._admission.waiting(), self._admission.unload_times()
+        return {
+            name: host_model(model, waiting.get(name), unload.get(name))
+            for name, model in self._fleet.models.items()
+            if model.is_configured
+        }
+
+    def instances(self) -> list[HostInstance]:
+        self._forget_memory()
+        return [self._instance(replica) for replica in self._fleet.all_replicas()]
+
+    def nodes(self) -> Sequence[NodeStats]:
+        return self._nodes.stats()
+
+    def observe(self, take: Callable[[HostEvent], None]) -> None:
+        self._events.add_sink(take)
+
+    def command(self, verb: Verb, model: str) -> None:
+        """Begin a command.
+
+        Raises:
+            UnknownModel: The model is not configured.
+            Unavailable: The daemon is stopping.
+        """
+        try:
+            self._admission.command(verb, [model])
+        except NoSuchModel as error:
+            raise UnknownModel(model, list(self._fleet.models)) from error
+        except DaemonBusy as error:
+            raise Unavailable(f"{error.message}; {error.hint}") from error
+
+    def log_sources(self) -> list[str]:
+        return list(self._logs.sources(self._names()))
+
+    async def log_tail(self, source: str, lines: int) -> Sequence[str]:
+        return await self._logs.last_lines(source, lines, self._names())
+
+    def log_lines(self, source: str, lines: int) -> AsyncGenerator[str, None]:
+        return self._logs.lines(source, lines, self._names())
+
+    async def clients(self, model: str | None) -> Clients:
+        """Return settings of client programs; raises UnknownModel."""
+        return await asyncio.to_thread(self._clients, self._nodes.models(), model)
+
+    def _clients(self, infos: Sequence[ModelInfo], model: str | None) -> Clients:
+        # Imported here: most daemons need no memory for it.
+        from supervisor.backend.client_settings import (  # noqa: PLC0415
+            chat_models,
+            clients_of,
+            facts_of,
+        )
+
+        address, models = self._address(), chat_models(infos, self._fleet.planner)
+        facts = facts_of(address.url, models, model, needs_key=address.needs_key, cert=address.cert)
+        return clients_of(facts, self._directories.config) if facts else Clients()
+
+    def _names(self) -> list[str]:
+        return [replica.name for replica in self._fleet.all_replicas()]
+
+    def _instance(self, replica: Replica) -> HostInstance:
+        facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
+        rss_bytes = self._rss_bytes(facts.pid) if facts.pid else None
+        return host_instance(replica, facts, rss_bytes, is_retiring=is_retiring)
+
+    def _rss_bytes(self, pid: int) -> int | None:
+        if pid not in self._memory_bytes:
+            self._memory_bytes[pid] = memory_bytes(pid)
+        return self._memory_bytes[pid]
+
+    def _forget_memory(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._memory_read_at_s >= _MEMORY_AGE_MAX_S:
+            self._memory_read_at_s = now_s
+            self._memory_bytes.clear()

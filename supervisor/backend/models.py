@@ -1,0 +1,330 @@
+"""Lists, loads and unloads models for the proxy, and tells what their files and engines are.
+
+Removes directories from reasons that clients see. A reason quotes settings, the system and the
+engine's log; `corral status` and `corral logs` show the user of this machine all of it.
+
+What the files of models tell clients. A model that was planned has its metadata at hand. The file
+of another one is read once for each version of the settings, never for a request: a file system may
+not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from operator import is_
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from proxy.common.background_tasks import FAILURES
+from proxy.errors import ModelFailed, Unavailable, UnknownModel
+from proxy.request.models import GpuUse, ModelInfo, ModelNames, OnLoad, do_nothing_on_load
+from proxy.router.forecast import LoadForecast
+from proxy.upstream.upstream import BATCH_TOKENS
+from supervisor.builds.discover import runtime_metadata
+from supervisor.engine.states import State
+from supervisor.errors import CorralError, NoSuchModel
+from supervisor.events import LOAD_PROGRESS, Event, EventStream
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launches import adapters_of
+from supervisor.fleet.model import Model, availability, gpu_use
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.loading.controller import AdmissionController
+from supervisor.models.model_meta import model_meta
+from supervisor.plan import embedding
+from supervisor.settings.tables import CATCH_ALL
+
+_QUOTED: Final = re.compile(r"""(?P<mark>['"`])~?/[^'"`]*/(?P<name>[^'"`/]*)(?P=mark)""")
+_BARE: Final = re.compile(r"""(?<![\w./~-])~?/(?:[^\s/'"`]+/)+""")
+
+
+def without_directories(text: str, known: Iterable[Path] = ()) -> str:
+    """Reduce absolute paths to their last part.
+
+    Directories with a space in them are only found for `known` files.
+    """
+    for directory in sorted({str(path.parent) for path in known}, key=len, reverse=True):
+        text = text.replace(f"{directory}/", "")
+    text = _QUOTED.sub(r"\g<mark>\g<name>\g<mark>", text)
+    return _BARE.sub("", text)
+
+
+Meta = Mapping[str, int | str]
+
+_NOTHING: Final[Meta] = MappingProxyType({})
+
+
+class ModelMetas:
+    def __init__(self) -> None:
+        self._planner: LaunchPlanner | None = None
+        self._read: dict[str, Meta] = {}
+        self._reads_images: dict[str, bool] = {}
+
+    def of(self, model: Model, planner: LaunchPlanner) -> Meta:
+        """Return what is known of a model; nothing where its file cannot be read."""
+        if plan := model.plan:
+            return model_meta(plan.gguf)
+        self._begin(planner)
+        name = model.entry.name
+        if name not in self._read:
+            self._read[name] = _of_file(name, planner)
+        return self._read[name]
+
+    def reads_images(self, model: Model, planner: LaunchPlanner) -> bool:
+        if plan := model.plan:
+            return embedding.FLAG in plan.memory_inputs.chosen
+        self._begin(planner)
+        name = model.entry.name
+        if name not in self._reads_images:
+            self._reads_images[name] = _has_projector(name, planner)
+        return self._reads_images[name]
+
+    def _begin(self, planner: LaunchPlanner) -> None:
+        if planner is not self._planner:
+            self._planner, self._read, self._reads_images = planner, {}, {}
+
+
+def _of_file(model: str, planner: LaunchPlanner) -> Meta:
+    try:
+        return model_meta(planner.gguf(model))
+    except CorralError:  # its start reports why
+        return _NOTHING
+
+
+def _has_projector(model: str, planner: LaunchPlanner) -> bool:
+    try:
+        return planner.projector(model) is not None
+    except CorralError:
+        return False
+
+
+class ModelLoaderAdapter:
+    """The configured models; `created` is Unix time in whole seconds."""
+
+    def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._events = events
+        self.created = int(datetime.now(tz=UTC).timestamp())
+        self._metas = ModelMetas()
+        self._names = ModelNames(())
+        self._named: list[object] = []  # the settings that the names are of
+
+    def models(self) -> list[ModelInfo]:
+        models = self._fleet.models.values()
+        return [self._model_info(model) for model in models if model.is_configured]
+
+    def names(self) -> ModelNames:
+        models = [model for model in self._fleet.models.values() if model.is_configured]
+        named = [self._fleet.planner, *(model.entry for model in models)]
+        if len(named) != len(self._named) or not all(map(is_, named, self._named)):
+            self._named = named
+            self._names = ModelNames(self.models(), self._fleet.planner.default_model)
+        return self._names
+
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
+        """Load a model and wait until it serves; the caller sets the deadline.
+
+        Raises:
+            ModelFailed: It is stopped, failed, or there is no memory for it.
+            UnknownModel: It is no longer configured.
+        """
+        found = self._find(model)
+        with self._admission.request_load(found), self._events.listen() as changes:
+            while (state := availability(found)[0]) in {"loading", "unloaded"}:
+                if state == "loading":
+                    on_load()
+                await changes.next()
+                found = self._find(model)
+        state, reason = availability(found)
+        if state != "loaded":
+            raise failure(found, reason)
+
+    def _find(self, name: str) -> Model:
+        found = self._fleet.models.get(name)  # a reload may have removed it
+        if found is None or not found.is_configured:
+            raise UnknownModel(name, [model_info.id for model_info in self.models()])
+        return found
+
+    def _model_info(self, model: Model) -> ModelInfo:
+        plan, aliases = model.plan, model.entry.aliases
+        state, reason = availability(model)
+        model_settings = self._fleet.planner.model_settings(model.entry.name)
+        return ModelInfo(
+            id=model.entry.name,
+            aliases=tuple(alias for alias in aliases if alias != CATCH_ALL),
+            state=state,
+            created=self.created,
+            context_length=plan.ctx_size // plan.slots if plan else None,
+            slots=model.slots,
+            reason=_redact_reason(model, reason),
+            variants=model_settings.variants,
+            fallback=model_settings.fallback,
+            is_catch_all=CATCH_ALL in aliases,
+            meta=self._metas.of(model, self._fleet.planner),
+            input_modalities=self._modalities(model),
+            adapters=adapters_of(model.entry.loras),
+            has_fixed_adapters=model_settings.fixed_adapter_option is not None,
+            load_progress=_load_progress(model) if state == "loading" else None,
+        )
+
+    def _modalities(self, model: Model) -> tuple[str, ...]:
+        reads_images = self._metas.reads_images(model, self._fleet.planner)
+        return ("text", "image") if reads_images else ("text",)
+
+
+def failure(model: Model, reason: str | None) -> ModelFailed:
+    """Return what clients are told of a model that is stopped, failed, or has no memory."""
+    return ModelFailed(f"{model.entry.name} is unavailable: {_redact_reason(model, reason)}")
+
+
+def _redact_reason(model: Model, reason: str | None) -> str | None:
+    return reason and without_directories(reason, [model.entry.path])
+
+
+def _load_progress(model: Model) -> float | None:
+    """Return that of the replica which is farthest: it serves first."""
+    found = [replica.instance.snapshot().load_progress for replica in model.all_replicas]
+    return max((progress for progress in found if progress is not None), default=None)
+
+
+_RETRY_AFTER_S: Final = 60
+# After these, the state of a model or its load progress may be another.
+_CHANGES: Final = frozenset(
+    {
+        LOAD_PROGRESS,
+        *("instance.state_changed", "instance.failed"),
+        *("model.load_refused", "model.unloaded", "settings.reloaded", "node.up", "node.down"),
+    }
+)
+
+
+class ModelControlAdapter:
+    def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._emit = events.emit
+        self._listening: set[asyncio.Event] = set()
+        events.add_sink(self._observe)
+
+    def load(self, model: str) -> None:
+        """Begin to load a model.
+
+        Raises:
+            ModelFailed: It was stopped by command.
+            UnknownModel: It is no longer configured.
+        """
+        found = self._fleet.models.get(model)
+        if found and not found.is_open:
+            raise failure(found, f"it is stopped (corral start {model})")
+        self._command("load", model)
+
+    async def load_for_others(self, model: str) -> None:
+        """Begin to load a model for another machine.
+
+        Raises:
+            ModelFailed: It was stopped or failed.
+            Unavailable: Something in use had to go for it.
+            UnknownModel: It is no longer configured.
+        """
+        found = self._fleet.models.get(model)
+        if found is None or not found.is_configured:
+            raise UnknownModel(model, list(self._fleet.models))
+        state, reason = availability(found)
+        if state == "failed":
+            raise failure(found, reason)
+        if state == "unloaded":
+            reason = await self._admission.load_for_others(model)
+        if reason:
+            shown = without_directories(reason)
+            raise Unavailable(f"{model} is not loaded here: {shown}", _RETRY_AFTER_S)
+
+    def unload(self, model: str) -> None:
+        """Begin to unload a model; raises UnknownModel."""
+        self._command("unload", model)
+        self._emit("model.unloaded", model=model, reason="a client asked for it")
+
+    @contextmanager
+    def changes(self) -> Iterator[asyncio.Event]:
+        """Yield what is set after each change of a model's state or of its load progress."""
+        changed = asyncio.Event()
+        self._listening.add(changed)
+        try:
+            yield changed
+        finally:
+            self._listening.discard(changed)
+
+    def _command(self, verb: str, model: str) -> None:
+        try:
+            self._admission.command(verb, [model])
+        except NoSuchModel as error:  # a reload has removed it
+            raise UnknownModel(model, list(self._fleet.models)) from error
+
+    def _observe(self, event: Event) -> None:
+        if event.name in _CHANGES:
+            for waiter in self._listening:
+                waiter.set()
+
+
+class LoadForecasterAdapter:
+    def __init__(self, fleet: Fleet, admission: AdmissionController) -> None:
+        self._fleet = fleet
+        self._admission = admission
+
+    def load_forecast(self, model: str) -> LoadForecast | None:
+        """Return what a request would cause; None where the model is not configured here."""
+        found = self._fleet.models.get(model)
+        if found is None or not found.is_configured:
+            return None
+        try:
+            return self._forecast(found)
+        except OSError as error:  # the memory of the machine cannot be read now
+            FAILURES.note("load forecast", error)
+            return LoadForecast(None)
+
+    def _forecast(self, found: Model) -> LoadForecast:
+        state, reason = availability(found)
+        eviction = self._admission.forecast(found)
+        load_s = self._admission.load_s(found)
+        refusal = reason if state == "failed" else eviction.refusal
+        plan = found.plan
+        return LoadForecast(
+            None if load_s is None else load_s + eviction.wait_s,
+            eviction.models,
+            instances=len(found.replicas),
+            slots=plan.slots if plan else 1,
+            batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
+            refusal=refusal and without_directories(refusal, [found.entry.path]),
+        )
+
+
+class EngineReaderAdapter:
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def gpu_use(self, model: str) -> GpuUse:
+        found = self._fleet.models.get(model)  # a reload may have removed it
+        ready = [
+            replica.plan.estimate
+            for replica in (found.replicas if found else ())
+            if replica.plan and replica.instance.snapshot().state is State.READY
+        ]
+        return gpu_use(ready)
+
+    async def runtime(self) -> Mapping[str, object]:
+        """Return what the engine of the settings is; runs it if its file is new.
+
+        Raises:
+            Unavailable: It does not run, or there is none.
+        """
+        try:
+            engine = await asyncio.to_thread(self._fleet.planner.engine)
+        except CorralError as error:
+            message = without_directories("; ".join(filter(None, (error.message, error.hint))))
+            raise Unavailable(message, retry_after_s=10) from error
+        return asdict(runtime_metadata(engine))

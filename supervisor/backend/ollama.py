@@ -1,0 +1,295 @@
+"""What Ollama's API tells of models and does with them; downloads by commands of `corral`.
+
+Runs a `corral` command for the daemon. What commands need, such as a client of the hub, would stay
+in the daemon's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from proxy.errors import Conflict, NotFound, NotServed, ProxyError, StorageFull, Unavailable, quote
+from proxy.request.models import ModelDetails, Progress, Residence
+from supervisor.engine.states import State
+from supervisor.errors import CorralError, DaemonBusy, DiskFull, NoSuchModel, from_json
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.model import gpu_use
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.loading.controller import AdmissionController
+from supervisor.models import reference
+from supervisor.models.model_meta import capabilities
+from supervisor.models.reference import HubReference
+from supervisor.plan.estimate import Estimate
+from supervisor.settings.schema import FoundModel, Settings
+
+_LINE_MAX_BYTES: Final = 1024**2
+# After SIGINT a download writes what came.
+_END_S: Final = 5.0
+
+
+async def command_lines(words: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
+    """Run a command, and yield the JSON objects that it prints, one a line.
+
+    It is interrupted when the iteration ends.
+
+    Raises:
+        CorralError: It could not be started, or printed something else.
+    """
+    process = await _start(words)
+    assert process.stdout  # noqa: S101 (a pipe was asked for)
+    try:
+        async for line in process.stdout:
+            yield _read(line)
+        await process.wait()
+    finally:
+        await _end(process)
+
+
+async def command_envelope(words: Sequence[str]) -> dict[str, Any]:
+    """Run a command with --json, and return its envelope; interrupted when cancelled.
+
+    Raises:
+        CorralError: The command's own, or as `lines`.
+    """
+    process = await _start([*words, "--json"])
+    assert process.stdout  # noqa: S101 (as above)
+    try:
+        found = _read(await process.stdout.read())
+        await process.wait()
+    finally:
+        await _end(process)
+    if found.get("error"):
+        raise from_json(found["error"])
+    return found
+
+
+async def _start(words: Sequence[str]) -> Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "supervisor.cli", *words),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            limit=_LINE_MAX_BYTES,
+        )
+    except OSError as error:
+        raise CorralError(f"cannot start a command: {error.strerror}") from error
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CorralError("the command printed something unexpected")
+    return found
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    try:
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+_DOWNLOADS_MAX: Final = 4
+_UNLOAD_S: Final = 60.0
+
+
+class ModelFilesAdapter:
+    """The models of `serve_found`, which come and go with their files.
+
+    Args:
+        settings: Returns those that apply now.
+        unload: Begins to unload a model; returns a test for its end.
+        changes: Yields what is set after each change of a model's state.
+        reload: Begins a reload, and returns its result; raises DaemonBusy.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        unload: Callable[[str], Callable[[], bool]],
+        changes: Callable[[], AbstractContextManager[asyncio.Event]],
+        reload: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._settings = settings
+        self._unload = unload
+        self._changes = changes
+        self._reload = reload
+        self._downloads = 0
+
+    async def pull(self, name: str) -> AsyncGenerator[Progress, None]:
+        """Download a model of the hub, and serve it; raises ProxyError."""
+        wanted = _reference(name)
+        self._check_served("to serve models that clients download")
+        if self._downloads >= _DOWNLOADS_MAX:
+            raise Unavailable(f"{_DOWNLOADS_MAX} downloads are running; retry later", 10)
+        self._downloads += 1
+        try:
+            yield Progress("pulling manifest")
+            words = ["model", "get", "--lines", "--", str(wanted)]
+            async with aclosing(_steps(words)) as steps:
+                async for step in steps:
+                    yield step
+            yield Progress("verifying sha256 digest")
+            await self._apply()
+        finally:
+            self._downloads -= 1
+
+    async def delete(self, model: str) -> None:
+        """Remove the files of a model that was found, and serve it no more; raises ProxyError."""
+        self._check_served("to remove models by their files")
+        if not isinstance(self._settings().models.get(model), FoundModel):
+            raise NotServed(f"remove [models.{model}] from corral.toml, and then its file")
+        await self._unloaded(model)
+        try:
+            await command_envelope(["model", "remove", "--yes", model])
+        except CorralError as error:
+            raise _proxy_error(error) from error
+        await self._apply()
+
+    def _check_served(self, purpose: str) -> None:
+        if not self._settings().serve_found:
+            raise NotServed(f"{purpose}, set serve_found = true in corral.toml")
+
+    async def _unloaded(self, model: str) -> None:
+        with self._changes() as changed:
+            is_over = self._unload(model)
+            try:
+                async with asyncio.timeout(_UNLOAD_S):
+                    while not is_over():
+                        await changed.wait()
+                        changed.clear()
+            except TimeoutError:
+                raise Conflict(f"{model} still answers requests; retry later") from None
+
+    async def _apply(self) -> None:
+        try:
+            result = await self._reload()
+        except DaemonBusy as error:
+            raise Unavailable(f"{error.message}; retry later", 5) from error
+        if isinstance(result, CorralError):
+            raise Conflict(f"the settings were not read again: {result.message}")
+
+
+async def _steps(words: list[str]) -> AsyncGenerator[Progress, None]:
+    try:
+        async with aclosing(command_lines(words)) as lines:
+            async for line in lines:
+                if "error" in line:
+                    raise from_json(line["error"])
+                if "file" in line:
+                    yield _progress(line)
+    except CorralError as error:
+        raise _proxy_error(error) from error
+
+
+def _progress(line: dict[str, Any]) -> Progress:
+    return Progress("pulling", line["file"], line["all_bytes"], line["done_bytes"])
+
+
+def _reference(name: str) -> HubReference:
+    """Read a name of the hub; a server that fetched any URL for its clients would be a proxy."""
+    try:
+        wanted = reference.parse_reference(name)
+    except NoSuchModel:
+        wanted = None
+    if isinstance(wanted, HubReference):
+        return wanted
+    raise NotServed(
+        f"{quote(name)} is not on Hugging Face: pull hf.co/OWNER/NAME:QUANT, "
+        "such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"
+    )
+
+
+def _proxy_error(error: CorralError) -> ProxyError:
+    text = f"{error.message}; {error.hint}" if error.hint else error.message
+    if isinstance(error, DiskFull):
+        return StorageFull(text)
+    return NotFound(text) if isinstance(error, NoSuchModel) else Conflict(text)
+
+
+_TEMPLATE_MAX_CHARACTERS: Final = 1024**2
+
+
+class OllamaHostAdapter:
+    def __init__(
+        self, fleet: Fleet, admission: AdmissionController, files: ModelFilesAdapter
+    ) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._files = files
+
+    async def details(self, models: Sequence[str]) -> Mapping[str, ModelDetails]:
+        """Return those of the models whose files can be read; reads them in a thread."""
+        return await asyncio.to_thread(_details, models, self._fleet.planner)
+
+    def residence(self, model: str) -> Residence:
+        found = self._fleet.models.get(model)  # a reload may have removed it
+        estimates = [
+            replica.plan.estimate
+            for replica in (found.replicas if found else ())
+            if replica.plan and replica.instance.snapshot().state is State.READY
+        ]
+        unloads = self._admission.unload_times().get(model)
+        return Residence(
+            memory_bytes=sum(map(_memory_bytes, estimates)),
+            gpu_bytes=gpu_use(estimates).memory_bytes,
+            unload_in_s=unloads.in_s if unloads and math.isfinite(unloads.in_s) else None,
+        )
+
+    def keep_alive(self, model: str, seconds: float) -> None:
+        self._admission.keep_alive(model, seconds)
+
+    def pull(self, name: str) -> AsyncGenerator[Progress, None]:
+        return self._files.pull(name)
+
+    async def delete(self, model: str) -> None:
+        await self._files.delete(model)
+
+
+def _memory_bytes(estimate: Estimate) -> int:
+    return estimate.host.total + sum(device.total for device in estimate.devices.values())
+
+
+def _details(models: Sequence[str], planner: LaunchPlanner) -> Mapping[str, ModelDetails]:
+    found: dict[str, ModelDetails] = {}
+    for model in models:
+        try:
+            gguf, projector = planner.gguf(model), planner.projector(model)
+        except CorralError:  # its start reports why
+            continue
+        flags = planner.entry(model).flags
+        template = _template(flags) or gguf.chat_template or ""
+        able = capabilities(gguf, flags, template, reads_images=projector is not None)
+        found[model] = ModelDetails(gguf.architecture, template, able)
+    return found
+
+
+def _template(flags: Mapping[str, object]) -> str:
+    """Return the chat template that the settings give in place of the file's."""
+    if (path := flags.get("chat-template-file")) is None:
+        return str(flags.get("chat-template", ""))
+    try:
+        with Path(str(path)).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_TEMPLATE_MAX_CHARACTERS)
+    except OSError:  # the model's start reports it
+        return ""

@@ -1,0 +1,396 @@
+"""Has engines prefill prompts, and write, read and forget slot files, for the proxy.
+
+Has a slot file made of each prefix that conversations share, once, in an idle moment. The prefix is
+computed in a slot of an engine that was given it before, where most of it is found in a cache, and
+that slot is saved. The file belongs to no conversation: those that begin with the prefix go on from
+it, on any engine with the same cache key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.save_policy import SlotFileStorage, Transfer
+from proxy.cache.shared_prefixes import SharedPrefix, shared_prefix
+from proxy.errors import BadRequest, ModelLoading, NotLoaded, ProxyError, Unavailable
+from proxy.observe.past import ForgottenConversation, StoredRequest
+from proxy.request.models import PrefillResult
+from proxy.router.router import Router
+from proxy.upstream.upstream import Upstream
+from supervisor.backend.models import failure, without_directories
+from supervisor.engine import client as client_module
+from supervisor.engine import prompts
+from supervisor.engine.client import EngineClient, EngineUnreachable
+from supervisor.engine.prompts import WarmPrompt, save_and_emit
+from supervisor.engine.states import State
+from supervisor.engine.warmup import FilledSlot, Preempted, prefill_slot, run_until_preempted
+from supervisor.errors import CorralError, DaemonBusy, NoSuchConversation, SettingsInvalid
+from supervisor.events import Emit, Event
+from supervisor.fleet import cache_commands
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.model import Replica, availability
+from supervisor.slot_store.file_index import CataloguedFile, find_prefix
+from supervisor.slot_store.manager import SlotManager
+from supervisor.slot_store.manifest import Manifest, file_named, of_conversation
+
+_WANTED_MAX: Final = 16
+# An engine that was never idle so long is asked again when three more conversations share a prefix.
+_PATIENCE_S: Final = 600.0
+_TICK_S: Final = 0.5
+
+_Key = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    prompt: WarmPrompt
+    until_s: float
+
+
+class PrefixFiles:
+    """Makes the files that are wanted, one after the other; at most 16 wait."""
+
+    def __init__(self, fleet: Fleet, router: Router, storage: SlotFileStorage, emit: Emit) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._storage = storage
+        self._emit = emit
+        self._wanted: dict[_Key, _Wanted] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def want(self, model: str, prefix: SharedPrefix) -> None:
+        """Have a file made of a prefix, unless there is one."""
+        key = model, prefix.blocks
+        if key in self._wanted or len(self._wanted) >= _WANTED_MAX:
+            return
+        self._wanted[key] = _Wanted(
+            prompts.of_request("of conversations", prefix.body), time.monotonic() + _PATIENCE_S
+        )
+        if self._task is None or self._task.done():
+            with suppress(DaemonBusy):
+                self._task = self._fleet.spawn(self._work())
+
+    def observe(self, event: Event) -> None:
+        """Want files of the prompts that were prefilled for an instance which is ready now."""
+        if event.name != "instance.state_changed" or event.fields["after"] != State.READY:
+            return
+        replica = self._fleet.replica(str(event.fields["instance"]))
+        for prompt in replica.prompts:
+            if prefix := shared_prefix(replica.place.model, prompt.body):
+                self.want(replica.place.model, prefix)
+
+    async def _work(self) -> None:
+        while self._wanted:
+            await asyncio.sleep(_TICK_S)  # a client that goes on at once does so before
+            for key, wanted in tuple(self._wanted.items()):
+                del self._wanted[key]  # first: what fails is not tried again
+                if not await self._is_done(key, wanted):
+                    self._wanted[key] = wanted
+
+    async def _is_done(self, key: _Key, wanted: _Wanted) -> bool:
+        """Make a file where an engine is idle; return whether there is no more to do."""
+        model, blocks = key
+        found = self._router.that_store_prefixes(model, blocks)
+        if time.monotonic() > wanted.until_s or self._has_file(found, blocks):
+            return True
+        for upstream in found:
+            if self._router.activity(upstream.name).in_flight == 0:
+                with suppress(Preempted, ProxyError):
+                    await self._make(upstream, blocks, wanted.prompt)
+                    return True
+        return not found
+
+    def _has_file(self, upstreams: Sequence[Upstream], blocks: tuple[int, ...]) -> bool:
+        """Return whether there is a file, which is used then."""
+        catalogue = self._fleet.slot_files.catalogue
+        tokens_min = self._fleet.planner.launches.slot_persistence.budget.tokens_min
+        for key in {upstream.cache_key for upstream in upstreams}:
+            if found := find_prefix(catalogue, key, blocks, tokens_min):
+                catalogue.note_use(found.file.name, datetime.now(tz=UTC))
+                return True
+        return False
+
+    async def _make(self, upstream: Upstream, blocks: tuple[int, ...], prompt: WarmPrompt) -> None:
+        """Compute a prefix and save its slot; a failure is not tried again.
+
+        Raises:
+            Preempted: A client needs the slot.
+            ProxyError: No slot was free.
+        """
+        name = upstream.name
+        snapshot = self._fleet.replica(name).instance.snapshot()
+        filled: list[FilledSlot | None] = []
+
+        async def compute() -> None:
+            async with EngineClient(snapshot.endpoint, snapshot.api_key) as client:
+                with suppress(EngineUnreachable):
+                    filled.append(await prefill_slot(client, prompt))
+
+        async with self._router.background_lease(name) as is_preempted:
+            await run_until_preempted(compute(), is_preempted)
+            for slot in filter(None, filled):
+                await self._save(upstream, slot, blocks)
+
+    async def _save(self, upstream: Upstream, slot: FilledSlot, blocks: tuple[int, ...]) -> None:
+        if not self._storage.may_save(upstream.name, slot.tokens * upstream.token_bytes):
+            return
+        fingerprint = ConversationFingerprint((), blocks)
+        saved = await self._storage.save(upstream.name, slot.id_slot, slot.tokens, fingerprint)
+        if saved:
+            self._emit(
+                "prefix.saved",
+                instance=upstream.name,
+                model=upstream.model,
+                tokens=saved.tokens,
+                cached=slot.cached_tokens,
+                size_bytes=saved.size_bytes,
+            )
+
+
+class PromptWarmerAdapter:
+    def __init__(self, fleet: Fleet, router: Router, prefix_files: PrefixFiles, emit: Emit) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._prefix_files = prefix_files
+        self._emit = emit
+
+    def learns(self, model: str) -> bool:
+        launches = self._fleet.planner.launches
+        return launches.learns_prompts(model) or self._router.stores_prefixes(model)
+
+    def learn(self, model: str, prefix: SharedPrefix) -> None:
+        if self._router.stores_prefixes(model):
+            self._prefix_files.want(model, prefix)
+        if not self._fleet.planner.launches.learns_prompts(model):
+            return
+        learned = self._fleet.planner.launches.learned
+        with suppress(DaemonBusy):  # the daemon is stopping
+            self._fleet.spawn(save_and_emit(learned, model, prefix.body, prefix.tokens, self._emit))
+
+    async def warm(self, model: str, body: Mapping[str, Any]) -> list[PrefillResult]:
+        """Prefill a prompt on every instance that serves; clients take precedence.
+
+        Raises:
+            BadRequest: The body is not a chat request, or an instance rejected it.
+            Unavailable: The model does not serve, or an instance was busy for too long.
+        """
+        self._check_serving(model)
+        try:
+            prompt = prompts.of_request("in the body", body)
+            found = await cache_commands.warm(self._replicas(model), prompt, self._router)
+        except SettingsInvalid as error:
+            raise BadRequest(f"{error.message}; {error.hint}") from error
+        if isinstance(found, SettingsInvalid):
+            raise BadRequest(without_directories(found.message))
+        if isinstance(found, CorralError):
+            message = without_directories(f"{found.message}; {found.hint}")
+            raise Unavailable(message, retry_after_s=10)
+        return found
+
+    def _check_serving(self, name: str) -> None:
+        """Raise what other endpoints say of a model that does not serve."""
+        if (model := self._fleet.models.get(name)) is None:
+            return
+        state, reason = availability(model)
+        if state == "failed":
+            raise failure(model, reason)
+        if state == "loading":
+            raise ModelLoading(f"{name} is still loading; retry later", retry_after_s=10)
+        if state == "unloaded":
+            raise NotLoaded(f"{name} is not loaded; run `corral load {name}` first")
+
+    def _replicas(self, name: str) -> tuple[Replica, ...]:
+        model = self._fleet.models.get(name)  # a reload may have removed it
+        return model.replicas if model else ()
+
+
+_UP: Final = frozenset({State.READY, State.DRAINING})
+_Work = Callable[[SlotManager, EngineClient, int], Awaitable[Transfer | None]]
+
+
+class SlotFileStorageAdapter:
+    """The slot files of a fleet, for the router.
+
+    The router is built first: `connect` closes the circle. An engine ends what it was asked for,
+    whether or not a client still waits for it: so it is waited for here, one for each slot.
+    """
+
+    def __init__(self) -> None:
+        self._transfers: dict[tuple[str, int], asyncio.Task[Transfer | None]] = {}
+
+    def connect(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def may_save(self, _instance: str, size_bytes: float, /) -> bool:
+        return self._fleet.slot_files.may_save(size_bytes)
+
+    async def save(
+        self, instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
+    ) -> Transfer | None:
+        return await self._finish(
+            instance,
+            id_slot,
+            lambda slots, *engine: slots.save_one(*engine, id_slot, tokens, fingerprint),
+        )
+
+    async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
+        return await self._finish(
+            instance, id_slot, lambda slots, *engine: slots.restore_one(*engine, id_slot, name)
+        )
+
+    async def settle(self) -> None:
+        """Wait for what engines write and read now, within a limit."""
+        if self._transfers:
+            limit_s = self._fleet.slot_files.timeout_s
+            await asyncio.wait(tuple(self._transfers.values()), timeout=limit_s)
+
+    async def _finish(self, instance: str, id_slot: int, work: _Work) -> Transfer | None:
+        """Wait for a transfer, within a limit; it goes on without its caller."""
+        key, limit_s = (instance, id_slot), self._fleet.slot_files.timeout_s
+        if before := self._transfers.get(key):
+            await asyncio.wait({before}, timeout=limit_s)
+        replica = next(
+            (replica for replica in self._fleet.all_replicas() if replica.name == instance), None
+        )
+        if replica is None or key in self._transfers:
+            return None
+        task = self._fleet.slot_files.start(_transfer(replica, work), f"slot {id_slot}, {instance}")
+        if task is None:
+            return None
+        self._transfers[key] = task
+        task.add_done_callback(lambda _: self._transfers.pop(key))
+        await asyncio.wait({task}, timeout=limit_s)
+        is_done = task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if is_done else None
+
+
+async def _transfer(replica: Replica, work: _Work) -> Transfer | None:
+    snapshot = replica.instance.snapshot()
+    if snapshot.state not in _UP:
+        return None
+    async with EngineClient(snapshot.endpoint, snapshot.api_key) as client:
+        return await work(replica.slots, client, snapshot.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was deleted.
+
+    Attributes:
+        slots: That engines emptied.
+        is_in_use: Whether a request in flight is still of the conversation.
+    """
+
+    files: list[Manifest]
+    slots: int = 0
+    is_in_use: bool = False
+
+
+class ConversationForgetter:
+    def __init__(self, fleet: Fleet, router: Router, storage: SlotFileStorageAdapter) -> None:
+        self._fleet = fleet
+        self._files = fleet.slot_files
+        self._router = router
+        self._storage = storage
+        self._began_at = datetime.now(UTC)
+
+    def number_of(self, request: StoredRequest) -> int | None:
+        """Return the number of the conversation of a request that this daemon answered."""
+        number = request["conversation"]
+        is_ours = datetime.fromisoformat(str(request["ended_at"])) >= self._began_at
+        return number if is_ours and isinstance(number, int) else None
+
+    async def forget_of(self, request: StoredRequest) -> ForgottenConversation | None:
+        """As of `proxy.observe.past.Conversations`."""
+        number = self.number_of(request)
+        turns = () if number is None else self._router.turns_of_conversation(number)
+        if not turns:
+            return None
+        found = await self._forget((), turns)
+        return ForgottenConversation(len(found.files), found.slots, found.is_in_use)
+
+    async def forget_files(self, model: str | None) -> Forgotten:
+        """Delete the files of a model, or of all."""
+        return Forgotten(await self._files.forget_model(model))
+
+    async def forget_file(self, name: str) -> Forgotten:
+        """Forget the conversation of a file, given the beginning of its name.
+
+        Raises:
+            NoSuchConversation: No file has it, or several do.
+        """
+        turns = await self._files.turns()
+        name = file_named(turns, name)
+        return await self._forget({name}, turns[name])
+
+    async def forget_request(self, request_id: str, number: int | None) -> Forgotten:
+        """Forget the conversation of a recent request, whose number may be known.
+
+        Raises:
+            NoSuchConversation: It is not known any more which that was.
+        """
+        turns = self._router.turns_of_request(request_id)
+        if not turns and number is not None:
+            turns = self._router.turns_of_conversation(number)
+        if not turns:
+            raise NoSuchConversation(
+                f"the conversation of {request_id} is not known",
+                hint="corral slots list has the names of those that are saved",
+            )
+        return await self._forget((), turns)
+
+    async def _forget(self, names: Collection[str], turns: Collection[int]) -> Forgotten:
+        _, known = of_conversation(await self._files.turns(), turns)
+        forgotten = self._router.forget_conversations(known)
+        await self._storage.settle()  # what is written now is stored and deleted
+        erased = await self._erase(forgotten.slots)
+        files = await self._files.forget(names, forgotten.turn_hashes)
+        return Forgotten(files, erased, self._router.are_in_use(forgotten.numbers))
+
+    async def _erase(self, held: Iterable[tuple[str, int]]) -> int:
+        """Empty slots; return how many. One that a request has got meanwhile is emptied after."""
+        snapshots = {
+            replica.name: replica.instance.snapshot() for replica in self._fleet.all_replicas()
+        }
+        erased = 0
+        for name, id_slot in held:
+            snapshot = snapshots.get(name)
+            if snapshot is None or snapshot.state is not State.READY:
+                continue
+            with suppress(EngineUnreachable, TimeoutError):
+                async with (
+                    asyncio.timeout(self._files.timeout_s),
+                    EngineClient(snapshot.endpoint, snapshot.api_key) as client,
+                ):
+                    await client_module.erase(client, id_slot)
+                    erased += 1
+        return erased
+
+
+def slot_file_metrics(files: Iterable[CataloguedFile]) -> Iterator[Metric]:
+    """Yield how many there are of each model, and their size."""
+    counts, sizes_bytes = Counter[str](), Counter[str]()
+    for entry in files:
+        counts[entry.manifest.model] += 1
+        sizes_bytes[entry.manifest.model] += entry.manifest.size_bytes
+    text = "Saved conversations and shared prefixes on disk."
+    yield _by_model("corral_slot_files", text, counts)
+    yield _by_model("corral_slot_file_disk_bytes", "Their size.", sizes_bytes)
+
+
+def _by_model(name: str, text: str, values: Counter[str]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=("model",))
+    for model, value in values.items():
+        family.add_metric((model,), value)
+    return family

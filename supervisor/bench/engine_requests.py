@@ -1,0 +1,182 @@
+"""Requests of workloads, made of plain words, and what each took."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, TypeVar
+
+from proxy.upstream.timings import Timings
+from supervisor.bench.workload import WorkloadFailed
+from supervisor.engine.client import EngineClient, ErrorResponse
+
+_TEXT: Final = """
+able about above across after again air almost along always animal answer apple area around
+autumn back bag ball bank basket beach bear bell best bird blue board boat body book bottle box
+bread bridge bright brother brown build butter call camp candle carry castle chair change circle
+city clean clear clock cloud coat coffee cold colour corner cotton count country cover cross
+cup dance dark deep desk dinner doctor door down draw dream dress drive dry early earth east
+easy egg empty engine evening every family farm father field finger fire fish floor flower
+follow forest forward friend fruit full garden gentle glass gold grass green ground group grow
+guess half hand happy harbour heart heavy high hill history hold horse hour house hundred ice
+idea iron island jacket journey kitchen ladder lake lamp language large later leaf learn left
+letter light line lion list little long machine market meadow measure middle milk minute mirror
+moment money moon morning mother mountain move music narrow near needle night noise north number
+ocean office old open orange order other page paint paper parent path pencil people picture
+piece place plain plant plate pocket point pond pool post pull push question quick quiet rain
+reach read ready red rest rice ring river road rock roof room root round rule sail salt sand
+school season second seed sentence seven shade shape sheep shelf ship shirt shoe short shoulder
+silver simple sister six sky sleep slow small smoke snow soft soup south spoon spring square
+stairs star station stone storm story street strong sugar summer sun table tall tea tent thing
+thousand tiger time today tomorrow tower town train travel tree turn uncle under valley village
+voice wagon walk wall warm wash watch water weather week west wheat wheel white wide wind window
+winter wood wool word work world yard year yellow young
+"""
+WORDS: Final = tuple(_TEXT.split())
+
+
+def text(rng: Random, words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=words))
+
+
+Message = Mapping[str, str]
+_Result = TypeVar("_Result")
+_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One generated answer.
+
+    Attributes:
+        first_token_ms: From sending the request to its first text.
+        timings: As the engine measured them.
+    """
+
+    text: str
+    first_token_ms: float
+    timings: Timings
+    token_ids: tuple[int, ...] = ()  # only of `complete_tokens`
+    id_slot: int | None = None  # not of `chat`, which does not tell
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed."""
+        return self.timings.prompt_tokens + self.timings.decoded_tokens
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Generated tokens per second, without the first; None if there are too few."""
+        return rate(self.timings.decoded_tokens, self.timings.decode_ms)
+
+
+async def chat(
+    client: EngineClient, messages: Sequence[Message], tokens: int, id_slot: int | None = None
+) -> Reply:
+    """Generate exactly this many tokens, greedily, unless the context is full."""
+    body = {"messages": messages, "max_tokens": tokens, **_EXACT, **_slot(id_slot)}
+    return await _streamed(client, "/v1/chat/completions", body)
+
+
+async def complete(client: EngineClient, prompt: str, tokens: int) -> Reply:
+    """As `chat`, without a template."""
+    body = {"prompt": prompt, "n_predict": tokens, **_EXACT}
+    return await _streamed(client, "/completion", body)
+
+
+async def complete_tokens(
+    client: EngineClient, prompt: Sequence[int], tokens: int, id_slot: int | None = None
+) -> Reply:
+    """As `complete`, with the prompt and the answer in tokens."""
+    body = {"prompt": prompt, "n_predict": tokens, "return_tokens": True, **_EXACT}
+    body |= _slot(id_slot)
+    return await _streamed(client, "/completion", body)
+
+
+async def post(client: EngineClient, path: str, body: Mapping[str, Any]) -> bytes:
+    response = await client.post(path, body)
+    if response.error:
+        raise _rejection(path, response.error)
+    return response.body
+
+
+async def run_together(clients: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Run clients at once; if one fails, end the others and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(client) for client in clients]
+    except ExceptionGroup as errors:
+        raise _first(errors) from errors
+    return [task.result() for task in tasks]
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def rate(tokens: int, took_ms: float) -> float | None:
+    """Tokens per second; None where nothing was computed."""
+    return _MS * tokens / took_ms if tokens and took_ms > 0 else None
+
+
+def without_none(values: Mapping[str, float | None]) -> Mapping[str, float]:
+    """The values that could be read."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# The same work for each variant: no end before the last token, and no random choice.
+_EXACT: Mapping[str, Any] = {
+    "stream": True,
+    "ignore_eos": True,
+    "temperature": 0,
+    "cache_prompt": True,
+}
+
+
+def _slot(id_slot: int | None) -> dict[str, Any]:
+    return {} if id_slot is None else {"id_slot": id_slot}
+
+
+async def _streamed(client: EngineClient, path: str, body: Mapping[str, Any]) -> Reply:
+    began_s = time.perf_counter()
+    first_s: float | None = None
+    parts: list[str] = []
+    token_ids: list[int] = []
+    id_slot: int | None = None
+    timings: Timings | None = None
+    async with client.stream(path, body) as events:
+        if isinstance(events, ErrorResponse):
+            raise _rejection(path, events)
+        async for event in events:
+            if piece := _piece(event):
+                first_s = first_s or time.perf_counter()
+                parts.append(piece)
+            token_ids += event.get("tokens", ())
+            id_slot = event.get("id_slot", id_slot)
+            timings = Timings.read(event.get("timings")) or timings
+    if timings is None:
+        raise WorkloadFailed(f"{path}: the answer ended without timings")
+    first_token_ms = _MS * ((first_s or time.perf_counter()) - began_s)
+    return Reply("".join(parts), first_token_ms, timings, tuple(token_ids), id_slot)
+
+
+def _piece(event: Mapping[str, Any]) -> str:
+    """The text of an event: of a completion, of a chat, or of its reasoning."""
+    match event:
+        case {"content": str(piece)}:
+            return piece
+        case {"choices": [{"delta": {"content": str(piece)}}, *_]}:
+            return piece
+        case {"choices": [{"delta": {"reasoning_content": str(piece)}}, *_]}:
+            return piece
+        case _:
+            return ""
+
+
+def _rejection(path: str, error: ErrorResponse) -> WorkloadFailed:
+    return WorkloadFailed(f"{path}: status {error.status}, {error.message or 'no message'}")

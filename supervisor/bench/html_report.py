@@ -1,0 +1,597 @@
+"""The report of a bench: one HTML file that needs no network, no script and no other file."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from xml.etree.ElementTree import Element, tostring
+
+from supervisor import __version__, output
+from supervisor.bench.figures import (
+    NO_DIFFERENCE,
+    TOO_FEW,
+    BenchResult,
+    Finding,
+    VariantFinding,
+    findings,
+)
+from supervisor.output import printable
+from supervisor.system.files import expand_home, write_atomic
+
+Child = Element | str
+
+
+def element(tag: str, *children: Child, **attributes: str | float) -> Element:
+    """Make an element; `class_` is the class, and `_` in a name of an attribute stands for `-`.
+
+    Characters that cannot be printed, which names from outside may hold, are replaced by escapes.
+    """
+    made = Element(tag, {_attribute(name): _value(value) for name, value in attributes.items()})
+    for child in children:
+        _append(made, child)
+    return made
+
+
+def document(page: Element) -> str:
+    # The method `html` writes void elements without an end, and the text of <style> as it is.
+    return f"<!doctype html>\n{tostring(page, encoding='unicode', method='html')}\n"
+
+
+def _append(parent: Element, child: Child) -> None:
+    if not isinstance(child, str):
+        parent.append(child)
+        return
+    text = printable(child)
+    if len(parent):
+        parent[-1].tail = (parent[-1].tail or "") + text
+    else:
+        parent.text = (parent.text or "") + text
+
+
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+def _value(value: str | float) -> str:
+    return printable(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
+
+
+# Corners about the middle; the first variant has a circle.
+_SHAPES: Final[Sequence[Sequence[tuple[float, float]]]] = (
+    (),
+    ((-3.2, -3.2), (3.2, -3.2), (3.2, 3.2), (-3.2, 3.2)),
+    ((0, -4.6), (4.6, 0), (0, 4.6), (-4.6, 0)),
+    ((0, -4.4), (4.2, 3.2), (-4.2, 3.2)),
+    ((0, 4.4), (4.2, -3.2), (-4.2, -3.2)),
+    ((-4.2, -1.6), (4.2, -1.6), (4.2, 1.6), (-4.2, 1.6)),
+)
+KINDS: Final = len(_SHAPES)
+_RADIUS: Final = 3.7
+
+
+def marker(place: int, x: float, y: float, text: str) -> Element:
+    """Draw the mark of the variant at `place`; `text` shows while the pointer rests on it."""
+    corners = _SHAPES[place % KINDS]
+    label = element("title", text)
+    if not corners:
+        return element("circle", label, cx=x, cy=y, r=_RADIUS, class_="mark")
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return element("polygon", label, points=points, class_="mark")
+
+
+_TICKS: Final = 5
+# Zero belongs on the axis where the values reach far enough down for it to cost little.
+_ZERO_BELOW: Final = 0.35
+_MARGIN: Final = 0.06
+# How much of a single value, or of equal values, lies to either side of it.
+_AROUND_EQUAL: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A linear axis from `low` at `left` to `high` at `right`."""
+
+    low: float
+    high: float
+    left: float
+    right: float
+
+    def position(self, value: float) -> float:
+        """Return where a value lies; one beyond the axis lies at its end."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.left + max(0.0, min(1.0, share)) * (self.right - self.left)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return values at round steps, with what to write at each."""
+        step = _round_step((self.high - self.low) / _TICKS)
+        digits = max(0, -math.floor(math.log10(step)))
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [(i * step, f"{i * step:.{digits}f}") for i in range(first, last + 1)]
+
+
+def axis_over(values: Sequence[float], left: float, right: float) -> Axis:
+    """Make an axis that holds all values, which are not negative."""
+    low, high = min(values), max(values)
+    if math.isclose(high, low):  # ticks between them would all be the same number
+        around = high * _AROUND_EQUAL or 1
+        return Axis(max(0.0, low - around), high + around, left, right)
+    margin = (high - low) * _MARGIN
+    return Axis(0.0 if low < high * _ZERO_BELOW else low - margin, high + margin, left, right)
+
+
+def _round_step(least: float) -> float:
+    """Return the next of 1, 2, 5, 10, 20 … times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
+
+
+# The width is that of a phone, so that text keeps its size there.
+_WIDTH: Final = 360
+_LEFT: Final = 10
+_RIGHT: Final = 350
+_PLOT_TOP: Final = 4
+_PLOT_ROW: Final = 48
+_STRIP: Final = 30  # from the top of a row to the line its points lie on
+_PLOT_AXIS: Final = 38
+_BAND: Final = 16
+_SCATTER: Final = 12  # the rounds lie below each other over this height, the first on top
+_DIGIT: Final = 7  # the width of one, at most
+_NAME_MAX: Final = 30
+# An interval of three values can be many times as wide as they are; the axis goes this
+# much of the values' range beyond them.
+_BEYOND: Final = 0.5
+
+
+def plot(finding: Finding, name: str) -> Element:
+    """Draw a figure; `name` is unique in the page."""
+    rows = [(i, variant) for i, variant in enumerate(finding.variants) if variant.spread]
+    axis = _axis(finding, [row for _, row in rows])
+    bottom = _PLOT_TOP + _PLOT_ROW * len(rows)
+    return element(
+        "svg",
+        element("title", title(finding), id=f"{name}-title"),
+        element("desc", description(finding), id=f"{name}-desc"),
+        *_plot_axis(axis, bottom),
+        *(
+            part
+            for i, (place, row) in enumerate(rows)
+            for part in _plot_row(row, finding, axis, (place, _PLOT_TOP + _PLOT_ROW * i))
+        ),
+        element("text", _unit_text(finding), x=_WIDTH / 2, y=bottom + 33, class_="unit"),
+        viewBox=f"0 0 {_WIDTH} {bottom + _PLOT_AXIS}",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+    )
+
+
+def title(finding: Finding) -> str:
+    workload, words = finding.figure.workload, capitalised(finding.figure.title)
+    return f"{words} ({workload})" if workload else words
+
+
+def capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def description(finding: Finding) -> str:
+    """Describe the plot for those who cannot see it."""
+    return " ".join(_sentence(variant, finding) for variant in finding.variants)
+
+
+def _sentence(variant: VariantFinding, finding: Finding) -> str:
+    if variant.spread is None:
+        return f"{variant.name}: no value."
+    scale, spread = finding.scale, variant.spread
+    text = (
+        f"{variant.name}: median {scale.quantity(spread.median)} of {spread.count} rounds, "
+        f"from {scale.number(spread.low)} to {scale.number(spread.high)}"
+    )
+    return f"{text}; {variant.comparison.verdict}." if variant.comparison else f"{text}."
+
+
+def _unit_text(finding: Finding) -> str:
+    better = "higher" if finding.figure.is_higher_better else "lower"
+    return f"{finding.scale.unit}, {better} is better"
+
+
+def _axis(finding: Finding, rows: list[VariantFinding]) -> Axis:
+    known = [value for row in rows for value in row.known]
+    reach = (max(known) - min(known)) * _BEYOND
+    ends = [end for row in rows for end in row.interval or ()]
+    inside = [min(max(end, min(known) - reach), max(known) + reach) for end in ends]
+    scaled = [max(0.0, value) / finding.scale.factor for value in known + inside]
+    return axis_over(scaled, _LEFT, _RIGHT)
+
+
+def _plot_axis(axis: Axis, bottom: float) -> Iterator[Element]:
+    for value, text in axis.ticks():
+        x = axis.position(value)
+        yield element("line", x1=x, x2=x, y1=_PLOT_TOP, y2=bottom, class_="grid")
+        half = _DIGIT * len(text) / 2
+        middle = max(half, min(_WIDTH - half, x))
+        yield element("text", text, x=middle, y=bottom + 15, class_="tick")
+    yield element("line", x1=_LEFT, x2=_RIGHT, y1=bottom, y2=bottom, class_="axis")
+
+
+def _plot_row(
+    row: VariantFinding, finding: Finding, axis: Axis, at: tuple[int, float]
+) -> Iterator[Element]:
+    place, top = at
+    median = finding.scale.quantity(row.spread.median) if row.spread else ""
+    yield element("text", _shorten_name(row.name), x=_LEFT, y=top + 13, class_="name")
+    yield element("text", median, x=_RIGHT, y=top + 13, class_="median")
+    strip = _strip(row, finding, axis, (place, top + _STRIP))
+    yield element("g", *strip, class_=f"variant-{place % KINDS}")
+
+
+def _strip(
+    row: VariantFinding, finding: Finding, axis: Axis, at: tuple[int, float]
+) -> Iterator[Element]:
+    (place, middle), factor = at, finding.scale.factor
+    if row.interval:
+        low, high = (axis.position(end / factor) for end in row.interval)
+        yield element(
+            "rect",
+            element("title", _interval_text(row.interval, finding)),
+            x=low, y=middle - _BAND / 2, width=max(1.0, high - low), height=_BAND, rx=3,
+            class_="interval",
+        )  # fmt: skip
+    for i, value in enumerate(row.values):
+        if not math.isnan(value):
+            y = middle + _scatter(i, len(row.values))
+            text = f"round {i + 1}: {finding.scale.quantity(value)}"
+            yield marker(place, axis.position(value / factor), y, text)
+    if row.spread:
+        x = axis.position(row.spread.median / factor)
+        yield element("line", x1=x, x2=x, y1=middle - 11, y2=middle + 11, class_="middle")
+
+
+def _interval_text(interval: tuple[float, float], finding: Finding) -> str:
+    low, high = interval
+    return f"95 % interval of the mean: {finding.scale.number(low)}–{finding.scale.quantity(high)}"
+
+
+def _scatter(place: int, count: int) -> float:
+    return 0.0 if count == 1 else _SCATTER * (place / (count - 1) - 0.5)
+
+
+def _shorten_name(name: str) -> str:
+    return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 1]}…"
+
+
+_OVERVIEW_TOP: Final = 22
+_OVERVIEW_ROW: Final = 36
+_HEADING: Final = 20
+_OVERVIEW_AXIS: Final = 24
+_TITLE_MAX: Final = 40
+# The ends of the axis, as a ratio, and its ticks: the least that holds what is to be shown.
+_REACHES: Final = ((1.1, 1.05), (1.25, 1.1), (1.5, 1.2), (2, 1.5), (4, 2), (10, 3), (100, 10))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """How many times better, as logarithms; above 0 is better."""
+
+    finding: Finding
+    variant: VariantFinding
+    middle: float
+    low: float
+    high: float
+
+
+def overview(found: Sequence[Finding], place: int, name: str) -> Element | None:
+    """Draw the variant at `place`, not the first; None if nothing could be compared."""
+    ratios = [ratio for finding in found if (ratio := _ratio(finding, finding.variants[place]))]
+    if not ratios:
+        return None
+    reach, tick = _reach(ratios)
+    axis = Axis(-math.log(reach), math.log(reach), _LEFT, _RIGHT)
+    rows = list(_place_ratios(ratios))
+    bottom = rows[-1][1] + _OVERVIEW_ROW
+    own, base = (found[0].variants[i].name for i in (place, 0))
+    text = " ".join(f"{title(ratio.finding)}: {_verdict(ratio.variant)}." for ratio in ratios)
+    return element(
+        "svg",
+        element("title", f"{own} against {base}", id=f"{name}-title"),
+        element("desc", text, id=f"{name}-desc"),
+        *_overview_axis(axis, (reach, tick), bottom),
+        *(part for row, top in rows for part in _draw_row(row, axis, top)),
+        viewBox=f"0 0 {_WIDTH} {bottom + _OVERVIEW_AXIS}",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+    )
+
+
+def _ratio(finding: Finding, variant: VariantFinding) -> _Ratio | None:
+    found = variant.comparison
+    if not found or not math.isfinite(found.ratio):
+        return None
+    ends = (found.low, found.ratio, found.high)
+    if not all(0 < end < math.inf for end in ends):
+        return None
+    low, middle, high = map(math.log, ends)
+    if finding.words.is_above_better:
+        return _Ratio(finding, variant, middle, low, high)
+    return _Ratio(finding, variant, -middle, -high, -low)
+
+
+def _reach(ratios: Sequence[_Ratio]) -> tuple[float, float]:
+    """Choose the axis by the ratios themselves; an interval may go beyond it."""
+    largest = math.exp(max(abs(ratio.middle) for ratio in ratios))
+    return next((reach for reach in _REACHES if reach[0] >= largest * 1.03), _REACHES[-1])
+
+
+def _overview_axis(axis: Axis, ratios: tuple[float, float], bottom: float) -> Iterator[Element]:
+    yield element("text", "← worse", x=_LEFT, y=13, class_="name quiet")
+    yield element("text", "better →", x=_RIGHT, y=13, class_="median quiet")
+    for ratio in (*ratios, 1):
+        for side in {1, -1} if ratio > 1 else {1}:
+            x = axis.position(side * math.log(ratio))
+            kind = "grid" if ratio > 1 else "axis"
+            anchor = "start" if x <= _LEFT else "end" if x >= _RIGHT else "middle"
+            yield element("line", x1=x, x2=x, y1=_OVERVIEW_TOP, y2=bottom, class_=kind)
+            yield element(
+                "text", f"{ratio:g} ×" if ratio > 1 else "equal",
+                x=x, y=bottom + 16, class_="tick", text_anchor=anchor,
+            )  # fmt: skip
+
+
+def _place_ratios(ratios: Sequence[_Ratio]) -> Iterator[tuple[_Ratio | str, float]]:
+    """Yield the ratios, below the headings of their workloads, each with its upper edge."""
+    top, before = float(_OVERVIEW_TOP), object()
+    for ratio in ratios:
+        workload = ratio.finding.figure.workload
+        if workload != before:
+            yield workload or "whole round", top
+            top, before = top + _HEADING, workload
+        yield ratio, top
+        top += _OVERVIEW_ROW
+
+
+def _draw_row(row: _Ratio | str, axis: Axis, top: float) -> Iterator[Element]:
+    if isinstance(row, str):
+        yield element("text", capitalised(row), x=_LEFT, y=top + 16, class_="heading")
+        return
+    kind = verdict_class(row.finding, row.variant)
+    text = capitalised(row.finding.figure.title)
+    text = text if len(text) <= _TITLE_MAX else f"{text[: _TITLE_MAX - 1]}…"
+    yield element("text", text, x=_LEFT, y=top + 14, class_="name")
+    yield element("text", _ratio_text(row), x=_RIGHT, y=top + 14, class_=f"median {kind}")
+    yield _bar(row, axis, top + 26)
+
+
+def _bar(ratio: _Ratio, axis: Axis, y: float) -> Element:
+    low, middle, high = map(axis.position, (ratio.low, ratio.middle, ratio.high))
+    return element(
+        "g",
+        element("line", x1=low, x2=high, y1=y, y2=y, class_="reach"),
+        element("circle", cx=middle, cy=y, r=4.5, class_="dot"),
+        class_=verdict_class(ratio.finding, ratio.variant),
+    )
+
+
+def verdict_class(finding: Finding, variant: VariantFinding) -> str:
+    """Return the style class of a verdict: better, worse or same."""
+    found = variant.comparison
+    if not found or not found.is_different:
+        return "same"
+    return "better" if found.is_better(finding.words) else "worse"
+
+
+def _ratio_text(ratio: _Ratio) -> str:
+    verdict = _verdict(ratio.variant)
+    return verdict.partition(" (")[0]
+
+
+def _verdict(variant: VariantFinding) -> str:
+    return variant.comparison.verdict if variant.comparison else ""
+
+
+def shell(words: Sequence[str], home: Path | None = None) -> str:
+    """Quote the words of a command; the home directory, which often names a person, becomes `~`."""
+    start = f"{home or expand_home(Path('~'))}/"
+    return " ".join(_word(word, start) for word in words)
+
+
+def _word(word: str, home: str) -> str:
+    if word.startswith(home) and word != home:
+        return f"~/{shlex.quote(word.removeprefix(home))}"
+    return shlex.quote(word)
+
+
+def verdict_tables(found: Sequence[Finding]) -> Iterator[Element]:
+    for workload in dict.fromkeys(finding.figure.workload for finding in found):
+        yield element("h3", capitalised(workload or "whole round"))
+        bodies = (_body(finding) for finding in found if finding.figure.workload == workload)
+        yield element("table", _verdict_head(found[0].variants[0].name), *bodies)
+
+
+def _verdict_head(base: str) -> Element:
+    names = ("Variant", "Median", "Range", f"Against {base}")
+    return element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+
+
+def _body(finding: Finding) -> Element:
+    better = "higher is better" if finding.figure.is_higher_better else "lower is better"
+    note = element("span", f" {finding.scale.unit}, {better}", class_="quiet")
+    heading = element("th", capitalised(finding.figure.title), note, colspan="4", scope="rowgroup")
+    rows = (_verdict_row(finding, variant, place) for place, variant in enumerate(finding.variants))
+    return element("tbody", element("tr", heading, class_="figure"), *rows)
+
+
+def _verdict_row(finding: Finding, variant: VariantFinding, place: int) -> Element:
+    number, spread = finding.scale.number, variant.spread
+    mark = element("span", "", class_=f"key variant-{place % KINDS}", aria_hidden="true")
+    return element(
+        "tr",
+        element("th", mark, variant.name, scope="row"),
+        element("td", number(spread.median) if spread else "none"),
+        element("td", _range(finding, variant), class_="quiet range"),
+        element("td", _verdict(variant), class_=verdict_class(finding, variant)),
+    )
+
+
+def _range(finding: Finding, variant: VariantFinding) -> str:
+    number, spread = finding.scale.number, variant.spread
+    return f"{number(spread.low)}–{number(spread.high)}" if spread else ""
+
+
+# Nothing is loaded and no script runs, also where a name from outside were not escaped.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE: Final = Path(__file__).with_name("style.css")
+_HOW_TO_COMPARE: Final = (
+    "Every round measured all variants, one after the other, and ratios are of values of the same "
+    "round. The bar is their 95 % interval. A difference is claimed only where it would come out "
+    "of identical variants less than once in 100 comparisons; “no difference seen” is not “equal”, "
+    "because a difference smaller than the spread cannot be seen."
+)
+_HOW_TO_READ: Final = (
+    "Each mark is one round, the first on top. The upright line is the median, the band the 95 % "
+    "interval of the mean. Axes begin at 0 only where 0 is written."
+)
+
+
+def write_report(result: BenchResult, path: Path, repeat: str) -> None:
+    """Write the report, as a whole or not at all.
+
+    Args:
+        repeat: The command that measures the same again.
+
+    Raises:
+        OSError: It cannot be written; a file of that name is unchanged.
+    """
+    write_atomic(path, report(result, repeat))
+
+
+def report(result: BenchResult, repeat: str) -> str:
+    """Return the report as HTML."""
+    found = findings(result)
+    return document(
+        element(
+            "html",
+            _page_head(result),
+            element(
+                "body",
+                element("header", *_header(result)),
+                element("main", *_sections(result, found, repeat)),
+                element("footer", element("p", f"Written by llama-corral {__version__}.")),
+            ),
+            lang="en",
+        )
+    )
+
+
+def _page_head(result: BenchResult) -> Element:
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"corral bench: {result.model}"),
+        element("style", _STYLE.read_text("utf-8")),
+    )
+
+
+def _header(result: BenchResult) -> Iterator[Element]:
+    yield element("h1", f"corral bench: {result.model}")
+    names = " · ".join(variant.name for variant in result.variants)
+    yield element("p", names, class_="variants")
+    rounds = f"{result.rounds} rounds" if result.rounds != 1 else "1 round"
+    state = f", interrupted in round {result.rounds}" if result.is_interrupted else f", {rounds}"
+    when = f"{result.began_at:%-d %B %Y, %H:%M %Z}".rstrip()
+    yield element("p", f"{when}{state}, {output.duration(result.duration_s)}", class_="quiet")
+
+
+def _sections(result: BenchResult, found: Sequence[Finding], repeat: str) -> Iterator[Element]:
+    if not found:
+        yield _section("Verdicts", element("p", "Nothing was measured."))
+    else:
+        yield _section("At a glance", *_overviews(found))
+        yield _section("Verdicts", *verdict_tables(found))
+        yield _section("Plots", element("p", _HOW_TO_READ, class_="quiet"), _plots(found))
+    if result.notes:
+        notes = element("ul", *(element("li", note) for note in result.notes))
+        yield _section("Notes", notes)
+    yield _section("What was measured", _facts(result))
+    yield _section("Command lines", *_command_lines(result))
+    yield _section("How to repeat it", element("pre", repeat))
+
+
+def _section(heading: str, *children: Child) -> Element:
+    return element("section", element("h2", heading), *children)
+
+
+def _overviews(found: Sequence[Finding]) -> Iterator[Element]:
+    base, *others = found[0].variants
+    if not others:
+        yield element("p", "One variant was measured, so there is nothing to compare it with.")
+        return
+    cards = (_overview(found, place, base.name) for place in range(1, len(others) + 1))
+    yield element("p", _HOW_TO_COMPARE, class_="quiet")
+    yield element("div", *cards, class_="cards")
+
+
+def _overview(found: Sequence[Finding], place: int, base: str) -> Element:
+    heading = element(
+        "figcaption",
+        element("strong", found[0].variants[place].name),
+        f" against {base}: ",
+        _headline(found, place),
+    )
+    drawn = overview(found, place, f"overview-{place}")
+    return element("figure", heading, *([] if drawn is None else [drawn]))
+
+
+def _headline(found: Sequence[Finding], place: int) -> str:
+    variants = [finding.variants[place] for finding in found]
+    kinds = [verdict_class(*pair) for pair in zip(found, variants, strict=True)]
+    if counts := [
+        f"{kind} in {kinds.count(kind)}" for kind in ("better", "worse") if kind in kinds
+    ]:
+        return f"{' and '.join(counts)} of {len(kinds)} figures"
+    verdicts = {row.comparison.verdict for row in variants if row.comparison}
+    return TOO_FEW if verdicts <= {TOO_FEW} else NO_DIFFERENCE
+
+
+def _plots(found: Sequence[Finding]) -> Element:
+    drawn = [finding for finding in found if any(variant.spread for variant in finding.variants)]
+    return element("div", *(_plot(finding, i) for i, finding in enumerate(drawn)), class_="cards")
+
+
+def _plot(finding: Finding, number: int) -> Element:
+    heading = element("figcaption", element("strong", title(finding)))
+    return element("figure", heading, plot(finding, f"plot-{number}"))
+
+
+def _facts(result: BenchResult) -> Element:
+    machine = result.machine
+    cores = f"{machine.physical_cores} physical cores, {machine.logical_cores} logical"
+    facts = {
+        "Model": f"{result.model} ({result.model_file})",
+        "Engine": result.engine,
+        "Processor": f"{machine.processor}, {cores}",
+        "Memory": output.size(machine.memory_bytes),
+        "Devices": ", ".join(machine.devices) or "none",
+        "System": machine.system,
+        "Workloads": ", ".join(result.workloads),
+        "Seed": str(result.seed),
+    }
+    pairs = (
+        part
+        for name, value in facts.items()
+        for part in (element("dt", name), element("dd", value))
+    )
+    return element("dl", *pairs)
+
+
+def _command_lines(result: BenchResult) -> Iterator[Element]:
+    for variant in result.variants:
+        yield element("h3", variant.name)
+        if variant.failure:
+            yield element("p", f"Not measured to the end: {variant.failure}", class_="worse")
+        yield element("pre", shell(variant.argv))

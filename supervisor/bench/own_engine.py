@@ -1,0 +1,235 @@
+"""Engines of a command's own: to measure them, beside a daemon and without it.
+
+Each has a random key and a socket in a private directory, and dies with this process: by its stdin,
+by the parent-death signal, or, should both fail, when the next such directory is made. Nothing is
+saved for it or restored into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from supervisor.engine import exit_cause
+from supervisor.engine.calibration import ThreadCalibrator
+from supervisor.engine.child import Exit
+from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
+from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.launch import Launch, ProcessTag, clean_environment
+from supervisor.engine.orphans import private_runtime
+from supervisor.engine.run import ProcessRun, run_to_exit
+from supervisor.engine.state_tasks import wait_healthy
+from supervisor.engine.warmup import Warmup, warm
+from supervisor.errors import CorralError, EngineFailed, SettingsInvalid, StartFailed
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.output import ProgressMeter
+from supervisor.plan.auto import COUNTS_MAX
+from supervisor.plan.plan import Plan, unix_sockets
+from supervisor.settings.tables import InstanceLimits
+from supervisor.system.paths import Directories, make_private
+from supervisor.system.processor_load import ProcessorReading, read_this_processor
+
+_NAME: Final = "engine"
+_LOG: Final = "private-engines.log"
+_LOOPBACK: Final = "127.0.0.1"
+_PROC: Final = Path("/proc")
+_LINES_TO_JUDGE: Final = 300
+# From a broken connection until the exit of the process that broke it is seen.
+_EXIT_SEEN_S: Final = 1.0
+
+_Process = asyncio.Task[Exit | FailureCause]
+
+
+class PrivateInstance:
+    """A ready engine."""
+
+    def __init__(self, run: ProcessRun, pid: int, ready_s: float) -> None:
+        self._run = run
+        self.pid = pid
+        self.ready_s = ready_s  # from its spawn to its first token, or to its first vector
+
+    def client(self) -> EngineClient:
+        """A client with connections of its own, at most eight; an async context manager."""
+        return self._run.client()
+
+    def cpu_s(self) -> float | None:
+        """The processor time that it took; None if unknown."""
+        return self._run.cpu_s()
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most resident memory so far, with the touched pages of the model's file.
+
+        None where the system does not tell. Source: proc(5), VmHWM.
+        """
+        try:
+            lines = (_PROC / str(self.pid) / "status").read_text("ascii", "replace").splitlines()
+        except OSError:
+            return None
+        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        return int(found[0]) * 1024 if found else None
+
+
+@asynccontextmanager
+async def private_instance(plan: Plan, directories: Directories) -> AsyncIterator[PrivateInstance]:
+    """Start an engine for the block; call it on the main thread.
+
+    Raises:
+        StartFailed: It did not become ready.
+        EngineFailed: It ended within the block, which got EngineUnreachable from that.
+        AccessDenied: A directory or its log cannot be used.
+    """
+    failure: Exception | None = None
+    with private_runtime(directories) as runtime:
+        run = _run(_launch(plan, replace(directories, runtime=runtime)))
+        # An error of the block leaves the group as it is, not within an exception group.
+        async with asyncio.TaskGroup() as group:
+            process = group.create_task(run_to_exit(lambda: run))
+            try:
+                yield await _ready(plan.model, run, process)
+            except EngineUnreachable as error:
+                failure = await _explain(error, plan.model, run, process)
+            except Exception as error:  # noqa: BLE001 (raised below)
+                failure = error
+            finally:
+                process.cancel()
+    if failure:
+        raise failure
+
+
+def _run(launch: Launch) -> ProcessRun:
+    return ProcessRun(1, launch, clock=time.monotonic, on_progress=lambda _: None)
+
+
+def _launch(plan: Plan, directories: Directories) -> Launch:
+    if any(worker.address.endswith(":0") for worker in plan.workers):
+        raise SettingsInvalid(
+            f"{plan.model} uses workers with local = true, which only the daemon runs",
+            hint="run them by `corral worker`, and set their addresses",
+        )
+    socket = directories.engine_socket(_NAME) if unix_sockets(plan.engine) else None
+    host, port = (str(socket), None) if socket else (_LOOPBACK, 0)
+    argv = plan.argv(host=host, port=port)
+    api_key = secrets.token_hex(16)
+    return Launch(
+        argv=argv,
+        env=clean_environment(
+            os.environ,
+            program=plan.engine.path,
+            library_dirs=plan.engine.library_dirs,
+            api_key=api_key,
+            marker=ProcessTag(directories.runtime, _NAME, Path(argv[0])).text,
+        ),
+        cwd=plan.engine.path.parent,
+        endpoint=Endpoint(socket=socket, host=_LOOPBACK, port=0),
+        api_key=api_key,
+        log_path=make_private(directories.log) / _LOG,
+    )
+
+
+async def _ready(model: str, run: ProcessRun, process: _Process) -> PrivateInstance:
+    spawned_at_s = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        ready = group.create_task(_become_ready(run))
+        await _wait_loading(run, ready, process)
+        is_ready = ready.done() and ready.result()
+        ready.cancel()
+    if is_ready and run.pid is not None:
+        run.stop_parsing()
+        return PrivateInstance(run, run.pid, time.monotonic() - spawned_at_s)
+    silent_s = round(time.monotonic() - run.alive_at_s, 1)
+    cause = await _cause_of_end(run, process) or exit_cause.unresponsive_cause(silent_s)
+    raise _start_error(StartFailed, model, cause, run)
+
+
+async def _become_ready(run: ProcessRun) -> bool:
+    await wait_healthy(run)
+    async with run.client() as client:
+        return await warm(client) is not Warmup.FAILED
+
+
+async def _wait_loading(run: ProcessRun, ready: asyncio.Task[bool], process: _Process) -> None:
+    """Wait until it is ready, has ended, or has been silent for too long."""
+    limit_s = InstanceLimits().load_timeout_s
+    while (left_s := run.alive_at_s + limit_s - time.monotonic()) > 0:
+        done, _ = await asyncio.wait(
+            {ready, process}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if done:
+            return
+
+
+async def _explain(
+    error: EngineUnreachable, model: str, run: ProcessRun, process: _Process
+) -> Exception:
+    cause = await _cause_of_end(run, process)
+    if cause is None:
+        return error
+    failed = _start_error(EngineFailed, model, cause, run)
+    failed.__cause__ = error
+    return failed
+
+
+async def _cause_of_end(run: ProcessRun, process: _Process) -> FailureCause | None:
+    """Return why the process ended; None if it runs."""
+    await asyncio.wait({process}, timeout=_EXIT_SEEN_S)
+    if not process.done() or process.cancelled():
+        return None
+    end = process.result()
+    if isinstance(end, FailureCause):
+        return end
+    return exit_cause.diagnose(end.returncode, run.last_lines(_LINES_TO_JUDGE))
+
+
+def _start_error(
+    kind: type[CorralError], model: str, cause: FailureCause, run: ProcessRun
+) -> CorralError:
+    log = str(run.launch.log_path)
+    return kind(f"{model}: {cause.sentence}", hint=cause.hint, log=log)
+
+
+def measure_threads(planner: LaunchPlanner, model: str, directories: Directories) -> None:
+    """Measure until the next plan of a model has what a daemon would give it.
+
+    A model that does not run is left as it is; its next start reports why.
+    """
+    plan = planner.plan(model)
+    if plan.untried_threads is None:
+        return
+    meter = ProgressMeter()
+    meter.show(model, 0, "measuring how many threads are fastest, once for this model")
+    try:
+        with suppress(StartFailed, EngineFailed):
+            asyncio.run(_measure(planner, plan, directories))
+    finally:
+        meter.clear()
+
+
+async def _measure(planner: LaunchPlanner, plan: Plan, directories: Directories) -> None:
+    for _ in range(COUNTS_MAX):
+        if plan.untried_threads is None:
+            return
+        async with private_instance(plan, directories) as instance, instance.client() as client:
+            if not await _calibrator(planner, plan, instance).needs_restart(client, 1):
+                return
+        plan = planner.plan(plan.model)
+
+
+def _calibrator(planner: LaunchPlanner, plan: Plan, instance: PrivateInstance) -> ThreadCalibrator:
+    def read() -> ProcessorReading:
+        return read_this_processor([os.getpid(), instance.pid])
+
+    return ThreadCalibrator(
+        plan=lambda: plan,
+        plan_again=lambda: planner.plan(plan.model),
+        store=lambda _: planner.measurements(plan.gguf.path, plan.engine),
+        is_alone=lambda: True,
+        read=read,
+        emit=lambda *_, **__: None,
+    )

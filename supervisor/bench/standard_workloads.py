@@ -1,0 +1,519 @@
+"""All workloads of a bench by name: what each asks of an engine, and which suit a model.
+
+What the proxy does so that an engine which matches no prompts finds what it has computed. See
+proxy/prompt_cache/slot_map.py and proxy/router/slot_selection.py.
+
+The sizes, pauses and overlap of the requests that the daemon recorded. Prompts are made of plain
+words, as many tokens as were recorded, and given as tokens: so the sizes are exact, whatever the
+template. A conversation goes on from the answers that it gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+from types import MappingProxyType
+from typing import Final
+
+import orjson
+
+from proxy.upstream.engine_state import SlotState
+from proxy.upstream.timings import Timings
+from supervisor.bench.engine_requests import (
+    WORDS,
+    Message,
+    Reply,
+    chat,
+    complete,
+    complete_tokens,
+    post,
+    rate,
+    run_together,
+    text,
+    without_none,
+)
+from supervisor.bench.figures import Figure, median_rate, percentile
+from supervisor.bench.workload import (
+    MeasuredEngine,
+    Outcome,
+    ReplayedRequest,
+    ReplayLimits,
+    Sizes,
+    Workload,
+    WorkloadFailed,
+    plan_replay,
+)
+from supervisor.builds.help import nearest
+from supervisor.engine.client import EngineClient, ErrorResponse, get_slots, refresh_slot
+from supervisor.errors import SettingsInvalid
+from supervisor.plan.plan import Plan
+from supervisor.records.request_sizes import RecordFiles
+from supervisor.system.paths import Directories
+
+
+async def last_used_slot(client: EngineClient) -> int | None:
+    """The slot of the latest request; None if the engine does not tell."""
+    slots = await _by_use(client)
+    return slots[-1].id_slot if slots else None
+
+
+async def save_idle_slots(client: EngineClient) -> None:
+    """Have an idle engine save what its slots hold, where it looks for a new conversation.
+
+    A request of no tokens in the slot used longest ago saves what the others hold; these are used
+    after it, and leave that slot to the conversation.
+    """
+    for slot in await _by_use(client):
+        await refresh_slot(client, slot.id_slot)
+
+
+async def _by_use(client: EngineClient) -> list[SlotState]:
+    """The slots, the one used longest ago first; of unused ones the engine takes the last."""
+    slots = await get_slots(client)
+    if isinstance(slots, ErrorResponse):
+        return []
+    return sorted(slots, key=lambda slot: (slot.task, -slot.id_slot))
+
+
+_COMPLETION: Final = "/completion"
+_ANSWER_TOKENS: Final = 8
+
+
+async def _run_batch(engine: MeasuredEngine, rng: Random) -> Outcome:
+    sizes = engine.sizes
+    words = sizes.words(2 * sizes.question)
+    body = {
+        "prompt": [text(rng, words) for _ in range(sizes.batch_prompts)],
+        "n_predict": _ANSWER_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    began_s = time.perf_counter()
+    async with engine.client() as client:
+        answer = orjson.loads(await post(client, _COMPLETION, body))
+    took_s = time.perf_counter() - began_s
+    found = _timings(answer if isinstance(answer, list) else [answer])
+    tokens = sum(answer.prompt_tokens + answer.decoded_tokens for answer in found)
+    return Outcome({"batch.total_rate": tokens / took_s}, tokens)
+
+
+def _timings(answers: Iterable[object]) -> list[Timings]:
+    found = []
+    for answer in answers:
+        timings = Timings.read(answer.get("timings")) if isinstance(answer, dict) else None
+        if timings is None:
+            raise WorkloadFailed(f"{_COMPLETION}: an answer without timings")
+        found.append(timings)
+    return found
+
+
+BATCH: Final = Workload(
+    "batch",
+    "many short prompts in one request",
+    (Figure("batch.total_rate", "prompts and answers together", "tokens/s"),),
+    _run_batch,
+)
+
+
+_CONVERSATIONS: Final = 2
+
+
+async def _run_chat(engine: MeasuredEngine, rng: Random) -> Outcome:
+    system = text(rng, engine.sizes.words(engine.sizes.system))
+    async with engine.client() as client:
+        replies = [
+            reply
+            for _ in range(_CONVERSATIONS)
+            for reply in await _conversation(client, system, engine, rng)
+        ]
+    first_ms = [reply.first_token_ms for reply in replies]
+    values = without_none(
+        {
+            "chat.first_token_p50": percentile(first_ms, 0.5),
+            "chat.first_token_p95": percentile(first_ms, 0.95),
+            "chat.decode_rate": median_rate([reply.decode_rate for reply in replies]),
+            "chat.prompt_tokens": sum(reply.timings.prompt_tokens for reply in replies),
+        }
+    )
+    return Outcome(values, sum(reply.tokens for reply in replies))
+
+
+async def _conversation(
+    client: EngineClient, system: str, engine: MeasuredEngine, rng: Random
+) -> list[Reply]:
+    sizes, replies = engine.sizes, list[Reply]()
+    messages: list[Message] = [{"role": "system", "content": system}]
+    id_slot: int | None = None
+    if engine.names_slots:
+        await save_idle_slots(client)
+    for turn in range(sizes.turns):
+        messages.append({"role": "user", "content": text(rng, sizes.words(sizes.question))})
+        replies.append(await chat(client, messages, sizes.answer, id_slot))
+        messages.append({"role": "assistant", "content": replies[-1].text})
+        if turn == 0 and engine.names_slots:
+            id_slot = await last_used_slot(client)
+    return replies
+
+
+CHAT: Final = Workload(
+    "chat",
+    "conversations of many turns that share a system prompt",
+    (
+        Figure("chat.first_token_p50", "first token, median", "ms"),
+        Figure("chat.first_token_p95", "first token, 95 of 100", "ms"),
+        Figure("chat.decode_rate", "one stream", "tokens/s"),
+        Figure("chat.prompt_tokens", "prompt tokens computed", "tokens"),
+    ),
+    _run_chat,
+)
+
+
+_REQUESTS_EACH: Final = 2
+# The end of a figure's name → clients for each slot.
+_LOADS: Final[Mapping[str, int]] = {"": 1, "_twice": 2}
+
+
+async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
+    values: dict[str, float] = {}
+    tokens = 0
+    system = text(rng, engine.sizes.words(engine.sizes.system))
+    for suffix, factor in _LOADS.items():
+        requests = _requests(engine, rng, system, factor * engine.sizes.slots)
+        began_s = time.perf_counter()
+        answers = await run_together([_client(engine, request) for request in requests])
+        took_s = time.perf_counter() - began_s
+        replies = [reply for answer in answers for reply in answer]
+        first_ms = [reply.first_token_ms for reply in replies]
+        generated = sum(reply.timings.decoded_tokens for reply in replies)
+        values[f"concurrent.total_rate{suffix}"] = generated / took_s
+        values[f"concurrent.first_token_p50{suffix}"] = percentile(first_ms, 0.5)
+        values[f"concurrent.first_token_p95{suffix}"] = percentile(first_ms, 0.95)
+        tokens += sum(reply.tokens for reply in replies)
+    return Outcome(values, tokens)
+
+
+def _requests(
+    engine: MeasuredEngine, rng: Random, system: str, clients: int
+) -> list[list[list[Message]]]:
+    """The requests of each client, which share a system prompt."""
+    words = engine.sizes.words(engine.sizes.question)
+    return [
+        [
+            [
+                {"role": "system", "content": system},
+                {"role": "user", "content": text(rng, words)},
+            ]
+            for _ in range(_REQUESTS_EACH)
+        ]
+        for _ in range(clients)
+    ]
+
+
+async def _client(engine: MeasuredEngine, requests: Sequence[Sequence[Message]]) -> list[Reply]:
+    async with engine.client() as client:
+        return [await chat(client, messages, engine.sizes.answer) for messages in requests]
+
+
+CONCURRENT: Final = Workload(
+    "concurrent",
+    "as many clients as slots at once, then twice as many",
+    tuple(
+        figure
+        for suffix, words in (("", ""), ("_twice", ", 2 clients a slot"))
+        for figure in (
+            Figure(f"concurrent.total_rate{suffix}", f"all together{words}", "tokens/s"),
+            Figure(f"concurrent.first_token_p50{suffix}", f"first token, median{words}", "ms"),
+            Figure(f"concurrent.first_token_p95{suffix}", f"first token, 95 of 100{words}", "ms"),
+        )
+    ),
+    _run_concurrent,
+)
+
+
+_EMBEDDINGS: Final = "/v1/embeddings"
+_TEXTS: Final = 8
+
+
+async def _run_embedding(engine: MeasuredEngine, rng: Random) -> Outcome:
+    words = engine.sizes.words(engine.sizes.embedded // 2)
+    took_ms, tokens = list[float](), 0
+    async with engine.client() as client:
+        for _ in range(_TEXTS):
+            began_s = time.perf_counter()
+            tokens += await _embed(client, [text(rng, words)])
+            took_ms.append(1000 * (time.perf_counter() - began_s))
+        began_s = time.perf_counter()
+        together = await _embed(client, [text(rng, words) for _ in range(2 * _TEXTS)])
+        rate = together / (time.perf_counter() - began_s)
+    values = {
+        "embedding.latency_p50": percentile(took_ms, 0.5),
+        "embedding.latency_p95": percentile(took_ms, 0.95),
+        "embedding.total_rate": rate,
+    }
+    return Outcome(values, tokens + together)
+
+
+async def _embed(client: EngineClient, texts: Sequence[str]) -> int:
+    """Embed texts in one request; return their tokens."""
+    answer = orjson.loads(await post(client, _EMBEDDINGS, {"input": texts}))
+    match answer:
+        case {"usage": {"prompt_tokens": int(tokens)}}:
+            return tokens
+        case _:
+            raise WorkloadFailed(f"{_EMBEDDINGS}: an answer without its number of tokens")
+
+
+EMBEDDING: Final = Workload(
+    "embedding",
+    "texts to embed, one by one and many in one request",
+    (
+        Figure("embedding.latency_p50", "one text, median", "ms"),
+        Figure("embedding.latency_p95", "one text, 95 of 100", "ms"),
+        Figure("embedding.total_rate", "many texts", "tokens/s"),
+    ),
+    _run_embedding,
+    for_embedding=True,
+)
+
+
+async def _run_generation(engine: MeasuredEngine, rng: Random) -> Outcome:
+    prompt = text(rng, engine.sizes.words(engine.sizes.question))
+    async with engine.client() as client:
+        reply = await complete(client, prompt, engine.sizes.generation)
+    values = without_none(
+        {
+            "generation.first_token": reply.first_token_ms,
+            "generation.decode_rate": reply.decode_rate,
+        }
+    )
+    return Outcome(values, reply.tokens)
+
+
+GENERATION: Final = Workload(
+    "generation",
+    "one long answer to a short prompt",
+    (
+        Figure("generation.first_token", "first token", "ms"),
+        Figure("generation.decode_rate", "one stream", "tokens/s"),
+    ),
+    _run_generation,
+)
+
+
+async def _run_long_prompt(engine: MeasuredEngine, rng: Random) -> Outcome:
+    prompt = text(rng, engine.sizes.words(engine.sizes.long_prompt))
+    async with engine.client() as client:
+        reply = await complete(client, prompt, 1)
+    values = without_none(
+        {
+            "long-prompt.first_token": reply.first_token_ms,
+            "long-prompt.prefill_rate": rate(reply.timings.prompt_tokens, reply.timings.prompt_ms),
+        }
+    )
+    return Outcome(values, reply.tokens)
+
+
+LONG_PROMPT: Final = Workload(
+    "long-prompt",
+    "one long prompt, and its first token",
+    (
+        Figure("long-prompt.first_token", "first token", "ms"),
+        Figure("long-prompt.prefill_rate", "prefill", "tokens/s"),
+    ),
+    _run_long_prompt,
+)
+
+
+_REQUESTS_MIN: Final = 8
+# Each of the sizes named takes about two seconds on the fastest variant.
+_SHARES: Final = 6
+
+
+def reason_unavailable(model: str, directories: Directories) -> str | None:
+    """Return why nothing can be replayed for a model, as a clause."""
+    count = len(RecordFiles(directories.request_record).requests(model))
+    if count >= _REQUESTS_MIN:
+        return None
+    noun = "request is" if count == 1 else "requests are"
+    return (
+        f"{count} {noun} recorded of {model}, and {_REQUESTS_MIN} are needed; the daemon records "
+        "answered requests while record_requests is on (corral record show)"
+    )
+
+
+async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
+    recorded = RecordFiles(engine.directories.request_record).requests(engine.model)
+    requests = plan_replay(recorded, _limits(engine.sizes))
+    if not requests:
+        raise WorkloadFailed(f"no request of {engine.model} is recorded")
+    async with _clients(engine, requests) as clients:
+        words = await _word_tokens(clients[0])
+        replay = _Replay(requests, clients, words, rng, names_slots=engine.names_slots)
+        began_s = time.perf_counter()
+        replies = await replay.run()
+        took_s = time.perf_counter() - began_s
+    return Outcome(_values(replies, took_s), sum(reply.tokens for reply in replies))
+
+
+def _limits(sizes: Sizes) -> ReplayLimits:
+    return ReplayLimits(sizes.context, _SHARES * sizes.long_prompt, _SHARES * sizes.generation)
+
+
+@asynccontextmanager
+async def _clients(
+    engine: MeasuredEngine, requests: Sequence[ReplayedRequest]
+) -> AsyncIterator[list[EngineClient]]:
+    """Open a client for each conversation."""
+    count = 1 + max(request.conversation for request in requests)
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(engine.client()) for _ in range(count)]
+
+
+async def _word_tokens(client: EngineClient) -> Sequence[int]:
+    answer = orjson.loads(await post(client, "/tokenize", {"content": " ".join(WORDS)}))
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list) or not tokens:
+        raise WorkloadFailed("/tokenize: an answer without tokens")
+    return tokens
+
+
+class _Replay:
+    """One run of a replay; the texts are chosen before the first request is sent."""
+
+    def __init__(
+        self,
+        requests: Sequence[ReplayedRequest],
+        clients: Sequence[EngineClient],
+        words: Sequence[int],
+        rng: Random,
+        *,
+        names_slots: bool,
+    ) -> None:
+        self._names_slots = names_slots
+        self._requests = requests
+        self._clients = clients
+        most = max(request.prompt for request in requests)
+        self._common = rng.choices(words, k=most)
+        self._own = [rng.choices(words, k=request.prompt) for request in requests]
+        self._answered = [asyncio.Event() for _ in requests]
+        # Of each conversation: its last prompt with the answer to it.
+        self._histories: dict[int, list[int]] = {}
+        # By slot, the conversation that it was last used for.
+        self._holds: dict[int, int] = {}
+        self._unnamed = 0
+
+    async def run(self) -> list[Reply]:
+        return await run_together([self._send(place) for place in range(len(self._requests))])
+
+    async def _send(self, place: int) -> Reply:
+        request = self._requests[place]
+        for before in request.after:
+            await self._answered[before].wait()
+        await asyncio.sleep(request.pause_s)
+        prompt = self._prompt(place)
+        client = self._clients[request.conversation]
+        slot = self._slot(request.conversation)
+        self._unnamed += slot is None
+        try:
+            reply = await complete_tokens(client, prompt, request.answer, slot)
+        finally:
+            self._unnamed -= slot is None
+        if reply.id_slot is not None:
+            self._holds[reply.id_slot] = request.conversation
+        self._histories[request.conversation] = [*prompt, *reply.token_ids]
+        self._answered[place].set()
+        return reply
+
+    def _slot(self, conversation: int) -> int | None:
+        """Return the slot that holds a conversation, unless the engine may just have taken it."""
+        if not self._names_slots or self._unnamed:
+            return None
+        held = [slot for slot, number in self._holds.items() if number == conversation]
+        return held[0] if held else None
+
+    def _prompt(self, place: int) -> list[int]:
+        request = self._requests[place]
+        history = self._histories.get(request.conversation, self._common)
+        shared = history[: request.shared]
+        return [*shared, *self._own[place][: request.prompt - len(shared)]]
+
+
+def _values(replies: Sequence[Reply], took_s: float) -> Mapping[str, float]:
+    first_ms = [reply.first_token_ms for reply in replies]
+    return without_none(
+        {
+            "yours.first_token_p50": percentile(first_ms, 0.5),
+            "yours.first_token_p95": percentile(first_ms, 0.95),
+            "yours.decode_rate": median_rate([reply.decode_rate for reply in replies]),
+            "yours.duration": took_s,
+            "yours.prompt_tokens": sum(reply.timings.prompt_tokens for reply in replies),
+        }
+    )
+
+
+YOURS: Final = Workload(
+    "yours",
+    "sizes and pauses of the requests that the daemon recorded",
+    (
+        Figure("yours.first_token_p50", "first token, median", "ms"),
+        Figure("yours.first_token_p95", "first token, 95 of 100", "ms"),
+        Figure("yours.decode_rate", "one stream", "tokens/s"),
+        Figure("yours.duration", "all of it", "s"),
+        Figure("yours.prompt_tokens", "prompt tokens computed", "tokens"),
+    ),
+    _run_yours,
+    unavailable=reason_unavailable,
+)
+
+
+_ALL: Final = (CHAT, LONG_PROMPT, GENERATION, CONCURRENT, BATCH, EMBEDDING, YOURS)
+WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
+    {workload.name: workload for workload in _ALL}
+)
+
+
+def choose(
+    names: Sequence[str], model: str, plan: Plan, where: Directories
+) -> tuple[Workload, ...]:
+    """The named workloads, or all that suit the model; raises SettingsInvalid."""
+    if not names:
+        return _all(model, plan, where)
+    found = tuple(_workload(name) for name in dict.fromkeys(names))
+    for workload in found:
+        if reason := _reason_unsuited(workload, model, plan, where):
+            raise SettingsInvalid(f"the workload {workload.name} cannot be measured: {reason}")
+    return found
+
+
+def _all(model: str, plan: Plan, where: Directories) -> tuple[Workload, ...]:
+    reasons = {
+        workload: _reason_unsuited(workload, model, plan, where) for workload in WORKLOADS.values()
+    }
+    if found := tuple(workload for workload, reason in reasons.items() if reason is None):
+        return found
+    every = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+    raise SettingsInvalid(f"no workload suits {model}: {every}")
+
+
+def _workload(name: str) -> Workload:
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    near = nearest(name, WORKLOADS)
+    raise SettingsInvalid(
+        f"no workload is named {name!r}" + (f"; did you mean {near}?" if near else ""),
+        hint=f"workloads: {', '.join(WORKLOADS)}",
+    )
+
+
+def _reason_unsuited(workload: Workload, model: str, plan: Plan, where: Directories) -> str | None:
+    embedding = plan.embedding
+    if workload.for_embedding and embedding is None:
+        return f"{model} makes no embeddings"
+    if workload.for_embedding and embedding and embedding.pooling == "rank":
+        return f"{model} ranks texts"
+    if not workload.for_embedding and embedding and embedding.is_only:
+        return f"{model} generates no text"
+    return workload.unavailable(model, where)

@@ -1,0 +1,461 @@
+"""One tuning of a model: measures and checks variants until the result is certain, and shows it.
+
+Compares what a variant generates with a reference whose cache is not rounded. Greedy tokens alone
+say little: another number of threads changes the last bits of a sum, and where two tokens are
+almost equally probable the text goes another way without being worse. So the probabilities decide.
+Where the texts part, the reference's token is put in, and the comparison goes on from there: all
+positions have the same text before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from supervisor.bench.engine_requests import post
+from supervisor.bench.figures import spread
+from supervisor.bench.own_engine import private_instance
+from supervisor.bench.tune_goal import GOALS, Figures, Goal, Trial, Trials
+from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans, tokens_of
+from supervisor.bench.tune_search import BaseFailed, Outcome, Progress, Search
+from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
+from supervisor.bench.workload import WorkloadFailed
+from supervisor.engine.client import EngineClient, EngineUnreachable
+from supervisor.errors import EngineFailed, ModelInvalid, StartFailed
+from supervisor.output import size
+from supervisor.plan.draft import offered_types, usable_type
+from supervisor.plan.kv_cache import UNQUANTISED
+from supervisor.plan.plan import Plan
+from supervisor.settings.schema import Settings
+from supervisor.system import machine
+from supervisor.system.paths import Directories
+
+# An engine reports the most probable tokens; the others count as one.
+_EPSILON: Final = 1e-6
+
+
+def kl_divergence(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """Return the Kullback-Leibler divergence of `other` from `reference`, in nats.
+
+    Args:
+        reference: Log-probabilities of the most probable tokens.
+        other: The same. A token that it lacks is at most as probable as its least probable one.
+    """
+    lowest = min(other.values(), default=math.log(_EPSILON))
+    known = [(p, other.get(token, lowest)) for token, p in reference.items()]
+    total = math.fsum(math.exp(p) * (p - q) for p, q in known)
+    rest, other_rest = (
+        max(_EPSILON, 1 - math.fsum(math.exp(p) for p in logs))
+        for logs in ([p for p, _ in known], [q for _, q in known])
+    )
+    return max(0.0, total + rest * math.log(rest / other_rest))
+
+
+# In nats, the mean over all tokens.
+LIMIT: Final = 0.02
+# A text that parts more often is not compared to its end.
+_PARTS_MAX: Final = 16
+_GREEDY: Final[Mapping[str, Any]] = {
+    "temperature": 0,
+    "n_probs": 40,
+    "ignore_eos": True,
+    "return_tokens": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One generated token, and the log-probabilities of the most probable ones.
+
+    A token that was drafted and accepted has none. Source: llama-server, builds 10434 and 11434.
+    """
+
+    token: int
+    top: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and what followed it."""
+
+    prompt: tuple[int, ...]
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What a variant changes.
+
+    Attributes:
+        equal: Tokens as in the reference, of `total`.
+        divergence: The mean Kullback-Leibler divergence in nats; None where nothing was reported.
+    """
+
+    equal: int
+    total: int
+    divergence: float | None
+
+    def __str__(self) -> str:
+        if self.divergence is None:
+            return f"{self.equal} of {self.total} tokens equal"
+        if self.equal == self.total:
+            return f"answers equal on {self.total} tokens, KL divergence {self.divergence:.5f}"
+        text = f"KL divergence {self.divergence:.5f} on {self.total} tokens"
+        return f"{text}, {self.total - self.equal} of them differ"
+
+    def reason_against(self, limit: float = LIMIT) -> str | None:
+        if self.divergence is None or self.divergence <= limit:
+            return None
+        return f"its answers change too much: {self}, the limit is {limit:g}"
+
+
+async def record(client: EngineClient, tokens: int) -> tuple[Answer, ...]:
+    """Generate so many tokens for each text, greedily."""
+    answers = []
+    for text in TEXTS:
+        prompt = await tokens_of(client, text)
+        answers.append(Answer(tuple(prompt), await _greedy(client, prompt, tokens)))
+    return tuple(answers)
+
+
+async def compare(client: EngineClient, reference: Sequence[Answer]) -> Quality:
+    """Compare an engine with the answers of another."""
+    pairs = [pair for answer in reference for pair in await _compare_positions(client, answer)]
+    divergences = [
+        kl_divergence(ours.top, theirs.top) for ours, theirs in pairs if ours.top and theirs.top
+    ]
+    return Quality(
+        equal=sum(ours.token == theirs.token for ours, theirs in pairs),
+        total=len(pairs),
+        divergence=sum(divergences) / len(divergences) if divergences else None,
+    )
+
+
+async def _compare_positions(
+    client: EngineClient, reference: Answer
+) -> list[tuple[Position, Position]]:
+    pairs: list[tuple[Position, Position]] = []
+    for _ in range(_PARTS_MAX):
+        wanted = reference.positions[len(pairs) :]
+        if not wanted:
+            break
+        done = [position.token for position in reference.positions[: len(pairs)]]
+        found = await _greedy(client, [*reference.prompt, *done], len(wanted))
+        for ours, theirs in zip(wanted, found, strict=True):
+            pairs.append((ours, theirs))
+            if ours.token != theirs.token:
+                break
+    return pairs
+
+
+async def _greedy(client: EngineClient, prompt: Sequence[int], tokens: int) -> tuple[Position, ...]:
+    body = {"prompt": list(prompt), "n_predict": tokens, **_GREEDY}
+    content = orjson.loads(await post(client, "/completion", body))
+    found = tuple(_positions(content))
+    if len(found) != tokens:
+        raise WorkloadFailed(f"/completion reported {len(found)} of {tokens} tokens")
+    return found
+
+
+def _positions(content: Mapping[str, Any]) -> Iterator[Position]:
+    for entry in content.get("completion_probabilities", ()):
+        match entry:
+            case {"id": int(token), "top_logprobs": list(top)}:
+                yield Position(token, {int(t["id"]): float(t["logprob"]) for t in top})
+            case _:
+                raise WorkloadFailed("/completion reported a token without probabilities")
+
+
+# A variant may be this much further from the reference than the profile that it extends.
+_MORE_THAN_BASE: Final = 1.25
+# The cache is not rounded below f16, and nothing is drafted.
+REFERENCE: Final = Variant(
+    flags=(("cache-type-k", "f16"), ("cache-type-v", "f16"), ("spec-type", "none"))
+)
+
+
+class QualityChecks:
+    """The checks of one search; `found` has what was seen of each variant."""
+
+    def __init__(
+        self, plans: VariantPlans, directories: Directories, tokens_each: Callable[[], int]
+    ) -> None:
+        """Prepare checks of so many tokens for each of the texts."""
+        self._plans = plans
+        self._directories = directories
+        self._tokens_each = tokens_each
+        self._reference: Sequence[Answer] = ()
+        self.found: dict[Variant, Quality] = {}
+
+    async def check(self, variant: Variant, limit_s: float) -> str | None:
+        """Return why a variant is excluded, as a clause; None if it is as good as the profile."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._reason_against(variant)
+        except TimeoutError:
+            return "there was no time to check its quality"
+        except (EngineFailed, EngineUnreachable, StartFailed, WorkloadFailed) as error:
+            return f"its quality could not be checked: {error}"
+
+    async def _reason_against(self, variant: Variant) -> str | None:
+        reference_plan = self._plans.plan(REFERENCE).plan
+        if not self._reference:
+            async with self._client(reference_plan) as client:
+                self._reference = await record(client, self._tokens_each())
+        limit = LIMIT
+        if _has_rounded_cache(self._plans.base.plan):
+            of_base = (await self._quality(BASE)).divergence or 0.0
+            limit = max(limit, of_base * _MORE_THAN_BASE)
+        return (await self._quality(variant)).reason_against(limit)
+
+    async def _quality(self, variant: Variant) -> Quality:
+        if variant not in self.found:
+            plan = self._plans.plan(variant).plan
+            async with self._client(plan) as client:
+                self.found[variant] = await compare(client, self._reference)
+        return self.found[variant]
+
+    @asynccontextmanager
+    async def _client(self, plan: Plan) -> AsyncIterator[EngineClient]:
+        async with (
+            private_instance(plan, self._directories) as instance,
+            instance.client() as client,
+        ):
+            yield client
+
+
+def _has_rounded_cache(plan: Plan) -> bool:
+    chosen = plan.memory_inputs.chosen
+    types = {str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv"}
+    return not types <= UNQUANTISED
+
+
+# An engine that is ended in the middle of a request takes this long on a busy machine.
+_ENDING_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """The options of the command line."""
+
+    goal: GoalName = "latency"
+    minutes: float = 5.0
+    seed: int = 0
+
+
+class TuneJob:
+    """What one command measures; its parts can be read after an interrupt."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directories: Directories,
+        model: str,
+        options: TuneOptions,
+        *,
+        first: tuple[Variant, ...] = (),
+    ) -> None:
+        """Plan the profile and its variants; those of `first` are tried before all others.
+
+        Raises:
+            CorralError: The model cannot run, or generates no text.
+        """
+        self._ends_at_s = time.monotonic() + options.minutes * 60
+        self.options = options
+        self.goal = GOALS[options.goal]
+        self.plans = VariantPlans(settings, directories, model)
+        _check_generates(self.plans)
+        wanted = (*first, *candidates(options.goal, _situation(self.plans)))
+        usable = self.plans.usable(wanted)
+        self.refused: Mapping[Variant, str] = {
+            variant: found.reason for variant, found in usable.items() if found
+        }
+        self._candidates = tuple(variant for variant, found in usable.items() if found is None)
+        self._measurements = Measurements(self.goal, self.plans, directories)
+        self.checks = QualityChecks(self.plans, directories, lambda: self.sizes.quality)
+        self.search: Search | None = None
+
+    @property
+    def candidates(self) -> tuple[Variant, ...]:
+        """What it tries, if there is time."""
+        return self._candidates
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the requests; known once the base was measured."""
+        if self._measurements.sizes is None:
+            raise StartFailed("nothing was measured yet")
+        return self._measurements.sizes
+
+    async def run(self, progress: Progress) -> Outcome:
+        """Search; raises StartFailed if nothing could be measured."""
+        self.search = Search(
+            self.goal,
+            self._candidates,
+            self._measurements.measure,
+            self.checks.check,
+            budget_s=self._ends_at_s - _ENDING_S - time.monotonic(),
+            clock=time.monotonic,
+            seed=self.options.seed,
+            progress=progress,
+        )
+        more = f"--minutes {math.ceil(self.options.minutes * 4)}"
+        try:
+            outcome = await self.search.run()
+        except BaseFailed as error:
+            raise StartFailed(
+                f"{self.plans.model} could not be measured with its profile: {error}",
+                hint=f"give it more time ({more}), or see whether it starts: "
+                f"corral start {self.plans.model}",
+            ) from error
+        if self.search.trials.is_empty:
+            raise StartFailed(
+                f"no variant of {self.plans.model} could be measured in "
+                f"{self.options.minutes:g} minutes",
+                hint=f"give it more time ({more}), and end other programs",
+            )
+        return outcome
+
+
+def refused_rows(job: TuneJob) -> Iterator[tuple[str, ...]]:
+    for variant, reason in job.refused.items():
+        yield variant.name, "0", "-", reason
+
+
+def _check_generates(plans: VariantPlans) -> None:
+    use = plans.base.plan.embedding
+    if use and use.is_only:
+        raise ModelInvalid(
+            f"{plans.model} makes embeddings, and tuning measures generated text",
+            hint=f"corral plan {plans.model} shows how it runs",
+        )
+    if reason := plans.reason_against(BASE):
+        raise StartFailed(
+            f"{plans.model} cannot be measured with its profile: {reason.reason}",
+            hint="end other programs, or unload models: corral unload",
+        )
+
+
+def _situation(plans: VariantPlans) -> Situation:
+    plan = plans.base.plan
+    here = machine.read()
+    return Situation(
+        chosen=plan.memory_inputs.chosen,
+        flags=plan.engine.flags,
+        physical_cores=here.physical_cores,
+        logical_cores=here.logical_cores,
+        slots=plan.slots,
+        ctx_slot=plan.ctx_size // plan.slots,
+        layers=plan.gguf.layers,
+        devices=tuple(device.name for device in plan.engine.devices),
+        draft_type=usable_type(
+            plan.memory_inputs.draft, plan.gguf, offered_types(plan.engine.flags)
+        ),
+    )
+
+
+HEAD: Final = ("VARIANT", "ROUNDS", "AGAINST BASE", "NOTE")
+# Below this, the best of many is as good as the base but for noise.
+_BETTER: Final = 1.03
+_Read = Callable[[Figures], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One figure: its name, and how to read and write it."""
+
+    name: str
+    read: _Read
+    text: Callable[[float], str]
+
+
+def shown_figures(goal: Goal, prompt_tokens: int) -> tuple[Shown, ...]:
+    """The figures of a goal; those it does not measure are left out."""
+    decode = Shown("decoding, one stream", lambda figures: figures.decode, _tokens_per_s)
+    title = f"first token after a prompt of {prompt_tokens}"
+    first = Shown(
+        title, lambda figures: figures.first_token_s, lambda value: f"{value * 1000:.0f} ms"
+    )
+    total = Shown("all streams together", lambda figures: figures.total, _tokens_per_s)
+    peak = Shown(
+        "peak memory", lambda figures: float(figures.peak_bytes), lambda value: size(int(value))
+    )
+    by_goal = {"latency": (decode, first), "throughput": (total,), "memory": (peak, decode)}
+    return by_goal[goal.name]
+
+
+def figure_lines(
+    trials: Trials, variant: Variant, rounds: Iterable[int], figures: Iterable[Shown]
+) -> Iterator[tuple[str, str]]:
+    """Each figure of the base and of a variant, with its range over the rounds."""
+    base, other = trials.pairs(variant, rounds)
+    for figure in figures if base else ():
+        texts = [_range(figure, list(map(figure.read, found))) for found in (base, other)]
+        yield figure.name, f"{texts[0]} before, {texts[1]} now; {len(base)} rounds"
+
+
+def rows(
+    trials: Trials, qualities: Mapping[Variant, Quality], untried: Sequence[Variant]
+) -> list[tuple[str, ...]]:
+    """All variants, the best first; what there was no time for stands last."""
+    known = sorted(trials, key=lambda trial: -_known_ratio(trials.ratio(trial.variant)))
+    found = [
+        (
+            trial.variant.name,
+            str(len(trial.rounds)),
+            _ratio(trials.ratio(trial.variant)) if trial.variant != BASE else "-",
+            trial.failure or str(qualities.get(trial.variant, "")),
+        )
+        for trial in known
+    ]
+    return [*found, *((variant.name, "0", "-", "no time to try it") for variant in untried)]
+
+
+def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str, object]]:
+    return [
+        {
+            "variant": trial.variant.name,
+            "flags": dict(trial.variant.flags),
+            "replicas": trial.variant.replicas,
+            "rounds": len(trial.rounds),
+            "ratio": _finite(trials.ratio(trial.variant)),
+            "failure": trial.failure,
+            "quality": str(qualities[trial.variant]) if trial.variant in qualities else None,
+        }
+        for trial in trials
+    ]
+
+
+def best_so_far(trials: Trials) -> Trial | None:
+    """The best of what was measured, if it seemed better than the base; rejected ones too."""
+    known = [(trials.ratio(trial.variant), trial) for trial in trials if trial.variant != BASE]
+    better = [(ratio, trial) for ratio, trial in known if ratio > _BETTER]
+    return max(better, key=lambda pair: pair[0])[1] if better else None
+
+
+def _range(figure: Shown, values: Sequence[float]) -> str:
+    found = spread(values)
+    return f"{figure.text(found.median)} ({figure.text(found.low)} to {figure.text(found.high)})"
+
+
+def _tokens_per_s(value: float) -> str:
+    return f"{value:.1f} tokens/s"
+
+
+def _ratio(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f} ×"
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _known_ratio(ratio: float) -> float:
+    return -1.0 if math.isnan(ratio) else ratio

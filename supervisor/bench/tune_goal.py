@@ -1,0 +1,163 @@
+"""What a goal counts, and what was measured of each variant so far. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from supervisor.bench.figures import AMOUNT, RATE, TIME, Words, compare
+from supervisor.bench.tune_space import BASE, GoalName, Variant
+
+# A short answer to a prompt of the measured length.
+_ANSWER_TOKENS: Final = 200
+# Of decode speed, the most that less memory may cost.
+_DECODE_KEPT: Final = 0.9
+# Below it a figure is not called worse: an interval of few values is wide.
+_WORSE: Final = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One measurement of a variant; 0 where the goal does not measure it."""
+
+    decode: float = 0.0  # tokens/s of one stream
+    first_token_s: float = 0.0  # of the measured prompt
+    total: float = 0.0  # tokens/s of as many streams as there are slots
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What to improve.
+
+    Attributes:
+        title: Of the figure that counts.
+        words: Of the comparison of that figure.
+    """
+
+    name: GoalName
+    title: str
+    words: Words = field(default=RATE)
+
+    def value(self, found: Figures) -> float:
+        """The figure that counts, in the direction of `words`."""
+        match self.name:
+            case "latency":
+                return 1 / (found.first_token_s + _ANSWER_TOKENS / found.decode)
+            case "throughput":
+                return found.total
+            case "memory":
+                return float(found.peak_bytes)
+
+    def score(self, found: Figures) -> float:
+        """The same, higher for better."""
+        value = self.value(found)
+        return value if self.words.is_above_better else 1 / value
+
+    def drawback(self, base: Sequence[Figures], other: Sequence[Figures]) -> str | None:
+        """What gets worse by too much, round by round, as a clause; None if nothing does."""
+        decode = compare(
+            [figures.decode for figures in base], [figures.decode for figures in other], words=RATE
+        )
+        if self.name == "memory":
+            too_slow = decode.ratio < _DECODE_KEPT
+            return f"it decodes at {decode.ratio:.2f} of the speed" if too_slow else None
+        if self.name == "throughput":
+            return None
+        if decode.is_different and decode.ratio < _WORSE:
+            return f"it decodes {decode.verdict}"
+        first = compare(
+            [figures.first_token_s for figures in base],
+            [figures.first_token_s for figures in other],
+            words=TIME,
+        )
+        if first.is_different and 1 / first.ratio < _WORSE:
+            return f"the first token takes {first.verdict}"
+        return None
+
+
+GOALS: Final[Mapping[GoalName, Goal]] = {
+    "latency": Goal("latency", "answers to a prompt of 500 tokens"),
+    "throughput": Goal("throughput", "tokens/s of all streams together"),
+    "memory": Goal("memory", "peak memory", AMOUNT),
+}
+
+
+# A combination must be better by 1 % for each further change.
+PER_PART: Final = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a variant was not measured, as a clause."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Trial:
+    """One variant: its figures by round, and why it was given up, if it was."""
+
+    variant: Variant
+    rounds: dict[int, Figures] = field(default_factory=dict)
+    failure: str | None = None
+
+
+class Trials:
+    """All variants, with the base's figures of the same rounds to compare with."""
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self._trials: dict[Variant, Trial] = {BASE: Trial(BASE)}
+
+    def add(self, variant: Variant, round_number: int, found: Figures | Failure) -> None:
+        trial = self._trials.setdefault(variant, Trial(variant))
+        if isinstance(found, Figures):
+            trial.rounds[round_number] = found
+        elif variant != BASE:
+            trial.failure = found.reason
+
+    def reject(self, variant: Variant, reason: str) -> None:
+        self._trials.setdefault(variant, Trial(variant)).failure = reason
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self._trials.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was compared."""
+        return all(math.isnan(self.ratio(variant)) for variant in self._trials if variant != BASE)
+
+    def is_alive(self, variant: Variant) -> bool:
+        trial = self._trials.get(variant)
+        return trial is None or trial.failure is None
+
+    def pairs(
+        self, variant: Variant, rounds: Iterable[int] | None = None
+    ) -> tuple[list[Figures], list[Figures]]:
+        """The base's figures and the variant's of the rounds that both finished."""
+        base, other = self._trials[BASE].rounds, self._trials[variant].rounds
+        wanted = sorted(base.keys() & other.keys() & set(other if rounds is None else rounds))
+        return [base[number] for number in wanted], [other[number] for number in wanted]
+
+    def ratio(self, variant: Variant, rounds: Iterable[int] | None = None) -> float:
+        """How much better than the base it did, the geometric mean; nan if unknown."""
+        if variant not in self._trials:
+            return math.nan
+        base, other = self.pairs(variant, rounds)
+        score = self.goal.score
+        logs = [math.log(score(b) / score(a)) for a, b in zip(base, other, strict=True)]
+        return math.exp(statistics.fmean(logs)) if logs else math.nan
+
+    def ranked(self, variants: Iterable[Variant], rounds: range | None = None) -> list[Variant]:
+        """Those that were measured and not given up, the best first."""
+        known = [
+            (self.ratio(variant, rounds) * PER_PART ** (variant.parts - 1), variant)
+            for variant in variants
+            if self.is_alive(variant)
+        ]
+        known = [(ratio, variant) for ratio, variant in known if not math.isnan(ratio)]
+        return [variant for _, variant in sorted(known, key=lambda pair: -pair[0])]

@@ -1,0 +1,346 @@
+"""Measures one variant of a search on engines of its own, planned as the daemon will run it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from proxy.upstream.timings import Timings
+from supervisor.bench.engine_requests import post, rate, run_together
+from supervisor.bench.own_engine import PrivateInstance, private_instance
+from supervisor.bench.tune_goal import Failure, Figures, Goal
+from supervisor.bench.tune_space import BASE, Variant
+from supervisor.bench.workload import WorkloadFailed
+from supervisor.engine.client import EngineClient, EngineUnreachable
+from supervisor.errors import CorralError, EngineFailed, StartFailed
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.output import size
+from supervisor.plan import tuned_profile
+from supervisor.plan.fit import misfit_reason
+from supervisor.plan.plan import Plan
+from supervisor.plan.tuned_profile import Evidence, Tuned
+from supervisor.settings.schema import Settings
+from supervisor.system import machine
+from supervisor.system.paths import Directories
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedVariant:
+    """The plan of one instance, and how many run."""
+
+    plan: Plan
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why a variant is not measured, as a clause."""
+
+    reason: str
+
+
+class VariantPlans:
+    """The plans of one search; each is made once, so that all rounds measure the same."""
+
+    def __init__(self, settings: Settings, directories: Directories, model: str) -> None:
+        alone = settings.models[model].model_copy(update={"trial": None})
+        self._settings = settings.model_copy(update={"models": {**settings.models, model: alone}})
+        self._directories = directories
+        self.model = model
+        self._plans: dict[Variant, PlannedVariant] = {}
+        self.profile = settings.models[model].profile
+        self.base = self.plan(BASE)
+
+    def plan(self, variant: Variant) -> PlannedVariant:
+        """Plan a variant; raises CorralError."""
+        if variant not in self._plans:
+            planner = self._planner(variant)
+            count = planner.places.replicas(self.model).count
+            self._plans[variant] = PlannedVariant(planner.plan(self.model), count)
+        return self._plans[variant]
+
+    def usable(self, variants: tuple[Variant, ...]) -> dict[Variant, Unusable | None]:
+        """Which variants can be measured: those that fit, and each command line once."""
+        seen = {_identity(self.base)}
+        found: dict[Variant, Unusable | None] = {}
+        for variant in variants:
+            found[variant] = self.reason_against(variant)
+            if found[variant] is None:
+                identity = _identity(self.plan(variant))
+                found[variant] = Unusable("it changes nothing here") if identity in seen else None
+                seen.add(identity)
+        return found
+
+    def reason_against(self, variant: Variant) -> Unusable | None:
+        """Why a variant cannot be measured now, or None."""
+        try:
+            planned = self.plan(variant)
+        except CorralError as error:
+            return Unusable(error.message)
+        omitted = {line.flag.removeprefix("--").removeprefix("no-"): line.reason
+                   for line in planned.plan.omitted}  # fmt: skip
+        for key, _ in variant.flags:
+            if key in omitted:
+                return Unusable(omitted[key])
+        return self._misfit(planned)
+
+    def _misfit(self, planned: PlannedVariant) -> Unusable | None:
+        found = planned.plan.estimate
+        capacity = self._planner(BASE).capacity(planned.plan.engine)
+        if reason := misfit_reason(found, capacity):
+            return Unusable(reason)
+        needed = found.own_at_start_bytes * planned.replicas + found.mapped_bytes
+        free = min(machine.read().memory_available_bytes, capacity.host)
+        if needed > free:
+            return Unusable(f"it needs {size(needed)} of main memory, and {size(free)} are free")
+        return None
+
+    def _planner(self, variant: Variant) -> LaunchPlanner:
+        own = Tuned(
+            model=self.model,
+            path=Path(),
+            extends=None,
+            flags=MappingProxyType(dict(variant.flags)),
+            replicas=variant.replicas,
+            evidence=Evidence(),
+        )
+
+        def read(name: str) -> Tuned | None:
+            if name == self.model:
+                return own
+            return tuned_profile.read(name, self._directories.tuned_profiles)
+
+        return LaunchPlanner(self._settings, self._directories, read_tuned=read)
+
+
+def _identity(planned: PlannedVariant) -> tuple[int, frozenset[tuple[str, str | None]]]:
+    return planned.replicas, frozenset((line.flag, line.value) for line in planned.plan.lines)
+
+
+_TEXTS: Final = """
+The harbour was quiet when the first boats came in before sunrise. Two men carried crates of fish
+across the wet stones while a third counted them and wrote the numbers on a slate. By seven the
+market had opened, and the smell of coffee drifted over from the small house at the corner.
+Children on their way to school stopped to look at the crabs. Nobody spoke much; the work was old
+and everyone knew what had to be done. Later in the morning, the captain said,
+----
+A heat pump moves heat from a cold place to a warm one. It works like a refrigerator turned
+around: a liquid evaporates outside at a low pressure and takes up heat, a compressor raises the
+pressure of the vapour, and inside it condenses and gives that heat to the water of the radiators.
+For each unit of electricity the machine delivers three or four units of heat, as long as the
+difference in temperature is small. On very cold days the efficiency falls because
+----
+def merge(left, right):
+    result = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if left[i] <= right[j]:
+            result.append(left[i])
+            i += 1
+        else:
+            result.append(right[j])
+            j += 1
+    result.extend(left[i:])
+    result.extend(right[j:])
+    return result
+
+
+def merge_sort(values):
+    if len(values) < 2:
+        return values
+    middle =
+----
+Question: A train leaves the city at 9:40 and arrives at the coast at 12:10. It stops three times
+on the way, for five minutes each. How long does it move?
+Answer: From 9:40 to 12:10 are two hours and thirty minutes, which is 150 minutes. The stops take
+15 minutes together, so the train moves for 135 minutes, or two hours and a quarter.
+
+Question: A shop sells pencils in boxes of twelve. A teacher needs 100 pencils. How many boxes
+must she buy?
+Answer: She
+----
+Dear neighbours, the yearly meeting of our house takes place on the first Thursday of March at
+half past six in the evening, in the large room on the ground floor. We want to speak about the
+repair of the roof, the costs of heating, the new bicycle stands and the question whether the
+garden may be used for parties in summer. Whoever cannot come may give a written vote to another
+owner. Proposals should reach us a week earlier, so that everybody can read them. We
+"""
+TEXTS: Final = tuple(_TEXTS.strip("\n").split("\n----\n"))
+LONG_TEXT: Final = "\n\n".join(TEXTS)
+
+
+_PROMPT_MAX, _PROMPT_S = 500, 5.0
+_ANSWER_MIN, _ANSWER_MAX, _ANSWER_S = 16, 96, 0.8
+_TOGETHER_MIN, _TOGETHER_MAX, _TOGETHER_S = 8, 40, 0.4
+_QUALITY_MIN, _QUALITY_MAX, _QUALITY_S = 8, 40, 0.8
+_TOGETHER_PROMPT: Final = 32
+_LEAST: Final = 16
+# A context that the engine decides is the model's: long enough.
+_CTX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In tokens."""
+
+    prompt: int
+    answer: int
+    prompt_together: int
+    answer_together: int
+    quality: int  # generated for each text
+
+
+def smallest(ctx_slot: int) -> Sizes:
+    """A first request, whose speeds decide the sizes of the others."""
+    tokens = max(1, min(4 * _LEAST, (ctx_slot or _CTX) // 2 - 1))
+    return Sizes(tokens, min(_LEAST, tokens), tokens, tokens, tokens)
+
+
+def sizes_of(first: Timings, ctx_slot: int) -> Sizes:
+    """Sizes for an engine of these speeds; all variants get the same."""
+    prefill = 1000 * first.prompt_tokens / max(1.0, first.prompt_ms)
+    decode = 1000 * first.decoded_tokens / max(1.0, first.decode_ms)
+    room = ctx_slot or _CTX
+    answer = min(_clamp(decode * _ANSWER_S, _ANSWER_MIN, _ANSWER_MAX), max(1, room // 4))
+    together = _clamp(decode * _TOGETHER_S, _TOGETHER_MIN, _TOGETHER_MAX)
+    return Sizes(
+        prompt=min(_clamp(prefill * _PROMPT_S, 4 * _LEAST, _PROMPT_MAX), max(1, room // 2)),
+        answer=answer,
+        prompt_together=min(_TOGETHER_PROMPT, max(1, room // 4)),
+        answer_together=min(together, max(1, room // 4)),
+        quality=_clamp(decode * _QUALITY_S, _QUALITY_MIN, _QUALITY_MAX),
+    )
+
+
+def _clamp(value: float, low: int, high: int) -> int:
+    return min(max(round(value), low), high)
+
+
+# Not greedy: a small model repeats itself then, which drafting from the text would profit from.
+_SAMPLED: Final[Mapping[str, Any]] = {
+    "temperature": 0.8,
+    "seed": 1,
+    "ignore_eos": True,
+    "cache_prompt": False,
+    "return_tokens": False,
+}
+
+
+async def tokens_of(client: EngineClient, text: str) -> list[int]:
+    """Return the tokens of a text, with those that begin a prompt."""
+    body = await post(client, "/tokenize", {"content": text, "add_special": True})
+    match orjson.loads(body):
+        case {"tokens": list(tokens)} if tokens:
+            return [int(token) for token in tokens]
+    raise WorkloadFailed("/tokenize returned no tokens")
+
+
+async def long_prompt(client: EngineClient, tokens: int) -> list[int]:
+    """Return a text of exactly this many tokens."""
+    found = await tokens_of(client, LONG_TEXT)
+    return (found * (tokens // len(found) + 1))[:tokens]
+
+
+async def answer(client: EngineClient, prompt: Sequence[int], tokens: int) -> Timings:
+    """Generate exactly this many tokens; not streamed, so that nothing competes for the cores."""
+    body = {"prompt": prompt, "n_predict": tokens, **_SAMPLED}
+    found = orjson.loads(await post(client, "/completion", body))
+    timings = Timings.read(found.get("timings"))
+    if timings is None or not rate(timings.decoded_tokens, timings.decode_ms):
+        raise WorkloadFailed("/completion answered without timings")
+    return timings
+
+
+async def total_rate(
+    clients: Sequence[EngineClient], prompts: Sequence[Sequence[int]], tokens: int
+) -> float:
+    """Return the generated tokens per second of streams that run together."""
+    began_at_s = time.perf_counter()
+    found = await run_together(
+        [answer(client, prompt, tokens) for client, prompt in zip(clients, prompts, strict=True)]
+    )
+    generated = sum(answer.decoded_tokens for answer in found)
+    return generated / max(1e-6, time.perf_counter() - began_at_s)
+
+
+class Measurements:
+    """Measures variants of one model for one goal; sizes of requests follow its first answer."""
+
+    def __init__(self, goal: Goal, plans: VariantPlans, directories: Directories) -> None:
+        self._goal = goal
+        self._plans = plans
+        self._directories = directories
+        self._prompt: list[int] = []
+        self.sizes: Sizes | None = None
+
+    async def measure(self, variant: Variant, limit_s: float) -> Figures | Failure:
+        """Measure a variant within a time; all its engines have ended then."""
+        if unusable := self._plans.reason_against(variant):
+            return Failure(unusable.reason)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._measured(self._plans.plan(variant))
+        except TimeoutError:
+            return Failure(f"it took longer than {limit_s:.0f} s")
+        except (StartFailed, EngineFailed) as error:
+            return Failure(error.message)
+        except (EngineUnreachable, WorkloadFailed) as error:
+            return Failure(f"its engine did not answer as it should: {error}")
+
+    async def _measured(self, planned: PlannedVariant) -> Figures:
+        async with AsyncExitStack() as stack:
+            running = [
+                await stack.enter_async_context(private_instance(planned.plan, self._directories))
+                for _ in range(planned.replicas)
+            ]
+            sizes = await self._sizes(running[0])
+            if self._goal.name == "throughput":
+                return await self._together(running, planned.plan.slots, sizes)
+            return await self._alone(running, sizes)
+
+    async def _alone(self, running: Sequence[PrivateInstance], sizes: Sizes) -> Figures:
+        async with running[0].client() as client:
+            found = await answer(client, self._prompt[: sizes.prompt], sizes.answer)
+        peaks = [engine.peak_memory_bytes() for engine in running]
+        if self._goal.name == "memory" and None in peaks:
+            raise WorkloadFailed("this system does not tell the peak memory of a process")
+        return Figures(
+            decode=1000 * found.decoded_tokens / found.decode_ms,
+            first_token_s=found.prompt_ms / 1000,
+            peak_bytes=sum(peak or 0 for peak in peaks),
+        )
+
+    async def _together(
+        self, running: Sequence[PrivateInstance], slots: int, sizes: Sizes
+    ) -> Figures:
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(instance.client())
+                for _ in range(slots)
+                for instance in running
+            ]
+            # Each begins with another token, so that no stream uses the prompt of another.
+            prompts = [
+                self._prompt[number : number + sizes.prompt_together]
+                for number in range(len(clients))
+            ]
+            total = await total_rate(clients, prompts, sizes.answer_together)
+        return Figures(total=total)
+
+    async def _sizes(self, instance: PrivateInstance) -> Sizes:
+        if self.sizes is None:
+            async with instance.client() as client:
+                ctx = self._plans.base.plan.ctx_size // self._plans.base.plan.slots
+                least = smallest(ctx)
+                self._prompt = await long_prompt(client, 1024)
+                first = await answer(client, self._prompt[: least.prompt], least.answer)
+            self.sizes = sizes_of(first, ctx)
+        return self.sizes

@@ -1,0 +1,414 @@
+"""The variants worth a measurement of one model, and the tuned profile that one is written to.
+
+The variants worth a measurement, of one model on one machine and build. Each changes one thing; the
+search combines those that help. What the build has no flag for is left out here; what does not fit
+or changes nothing is left out when the variant is planned.
+
+Writes `profiles.d/MODEL.toml`, keeps what it replaces, and brings it back. The file is replaced as
+a whole. What stood there stays beside it as `MODEL.toml.1`, `.2` and so on, the newest with the
+highest number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.builds.help import Flags, FlagValue
+from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.plan.draft import SIMPLE
+from supervisor.plan.render import render
+from supervisor.plan.tuned_profile import Evidence, path_of
+from supervisor.system.files import write_atomic
+from supervisor.system.toml_file import read_toml
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Flags beside those of the profile.
+
+    Attributes:
+        axes: What it varies, such as `threads`; variants of one axis exclude each other.
+        flags: By today's names, in the order to show them.
+        replicas: Instances that serve the model; None for as many as it has.
+        parts: Of how many variants it is the combination.
+    """
+
+    axes: frozenset[str] = frozenset()
+    flags: tuple[tuple[str, FlagValue], ...] = ()
+    replicas: int | None = None
+    parts: int = 1
+
+    @property
+    def name(self) -> str:
+        words = [f"{key} {_word(value)}" for key, value in self.flags]
+        words += [f"{self.replicas} instances"] if self.replicas else []
+        return ", ".join(words) or "base"
+
+
+BASE = Variant()
+
+
+def combine_variants(variants: Iterable[Variant]) -> Variant | None:
+    """All changes of some variants together; None if two of them change the same."""
+    axes: frozenset[str] = frozenset()
+    flags: dict[str, FlagValue] = {}
+    replicas: int | None = None
+    parts = 0
+    for variant in variants:
+        if axes & variant.axes or flags.keys() & dict(variant.flags).keys():
+            return None
+        axes |= variant.axes
+        flags.update(variant.flags)
+        replicas = variant.replicas or replicas
+        parts += variant.parts
+    return Variant(axes, tuple(flags.items()), replicas, parts)
+
+
+def _word(value: FlagValue) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+GoalName = Literal["latency", "throughput", "memory"]
+_Options = Iterator[Mapping[str, FlagValue]]
+
+_SLOTS_MAX: Final = 32
+_CTX_SLOT_MIN: Final = 4096
+_FEW_CORES: Final = 4
+_REPLICAS: Final = (2, 4)
+# Pairs of batch and micro-batch: a micro-batch is computed at once, a batch is what a cancelled
+# prompt still computes.
+_BATCHES: Final = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 512), (2048, 1024))
+_SMALL_BATCHES: Final = ((128, 64), (64, 32), (32, 32))
+# The order in which axes are tried where time is short: what changes most stands first.
+_ORDER: Final[Mapping[GoalName, tuple[str, ...]]] = {
+    "latency": (
+        "device", "threads", "batch", "threads-batch", "flash", "cache", "poll", "repack",
+        "speculation", "load",
+    ),
+    "throughput": (
+        "device", "slots", "threads", "replicas", "cache", "flash", "batch", "threads-batch",
+        "poll", "repack", "speculation", "load",
+    ),
+    "memory": ("slots", "cache", "repack", "context", "batch", "load", "flash", "device"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the variants depend on; `chosen` is how the profile runs the model here."""
+
+    chosen: Mapping[str, FlagValue]
+    flags: Flags
+    physical_cores: int
+    logical_cores: int
+    slots: int
+    ctx_slot: int  # tokens; 0 if the engine decides
+    layers: int
+    devices: tuple[str, ...] = ()
+    draft_type: str | None = None  # `--spec-type` of its draft model or layers; None without any
+
+
+def candidates(goal: GoalName, here: Situation) -> tuple[Variant, ...]:
+    """The variants to try for a goal, those that promise most first."""
+    return tuple(variant for axis in _ORDER[goal] for variant in _of_axis(axis, goal, here))
+
+
+def _of_axis(axis: str, goal: GoalName, here: Situation) -> Iterator[Variant]:
+    if axis == "replicas":
+        yield from _replicas(here)
+        return
+    for options in _AXES[axis](goal, here):
+        flags = tuple(options.items())
+        if _differs(options, here.chosen) and _is_supported(options, here.flags):
+            yield Variant(frozenset({axis}), flags)
+
+
+def _differs(options: Mapping[str, FlagValue], chosen: Mapping[str, FlagValue]) -> bool:
+    return any(chosen.get(key) != value for key, value in options.items())
+
+
+def _is_supported(options: Mapping[str, FlagValue], flags: Flags) -> bool:
+    try:
+        return not render(options, flags).omitted
+    except SettingsInvalid:
+        return False
+
+
+def _threads(_goal: GoalName, here: Situation) -> _Options:
+    for count in _thread_counts(here):
+        yield {"threads": count}
+
+
+def _threads_batch(_goal: GoalName, here: Situation) -> _Options:
+    for count in _thread_counts(here):
+        yield {"threads-batch": count}
+
+
+def _thread_counts(here: Situation) -> list[int]:
+    cores = here.physical_cores
+    few = {1} if cores <= _FEW_CORES else set[int]()
+    counts = {cores, cores - 1, cores // 2, cores * 3 // 4, here.logical_cores} | few
+    return sorted((count for count in counts if 1 <= count <= here.logical_cores), reverse=True)
+
+
+def _poll(_goal: GoalName, _here: Situation) -> _Options:
+    for level in (0, 100):
+        yield {"poll": level}
+
+
+def _batch(goal: GoalName, _here: Situation) -> _Options:
+    for batch, ubatch in _SMALL_BATCHES if goal == "memory" else reversed(_BATCHES):
+        yield {"batch-size": batch, "ubatch-size": ubatch}
+
+
+def _cache(goal: GoalName, _here: Situation) -> _Options:
+    kinds = ("q8_0", "q4_0") if goal == "memory" else ("q8_0", "f16", "bf16")
+    for kind in kinds:
+        yield {"cache-type-k": kind, "cache-type-v": kind}
+
+
+def _flash(_goal: GoalName, here: Situation) -> _Options:
+    yield {"flash-attn": "off" if here.chosen.get("flash-attn", "on") != "off" else "on"}
+
+
+def _repack(_goal: GoalName, here: Situation) -> _Options:
+    yield {"repack": here.chosen.get("repack") is False}
+
+
+def _load(_goal: GoalName, _here: Situation) -> _Options:
+    for mode in ("mmap", "none"):
+        yield {"load-mode": mode}
+
+
+def _speculation(_goal: GoalName, here: Situation) -> _Options:
+    if here.chosen.get("spec-type", "none") != "none":
+        yield {"spec-type": "none"}
+    if here.draft_type:
+        # Draft heads predict few tokens well.
+        for length in (3, 8, 16) if here.draft_type == SIMPLE else (2, 4, 8):
+            yield {"spec-type": here.draft_type, "spec-draft-n-max": length}
+    yield {"spec-type": "ngram-mod"}
+    yield {
+        "spec-type": "ngram-simple",
+        "spec-ngram-simple-size-n": 4,
+        "spec-ngram-simple-size-m": 8,
+    }
+
+
+def _slots(goal: GoalName, here: Situation) -> _Options:
+    """Other numbers of slots, each with the context of today."""
+    if goal == "memory":
+        counts = [count for count in (1, 2) if count < here.slots]
+    else:
+        doubled = (here.slots * factor for factor in (2, 4, 8))
+        counts = [count for count in doubled if count <= _SLOTS_MAX]
+    for count in counts:
+        yield {"parallel": count} | _context_of(here.ctx_slot * count)
+    if goal == "memory" and here.slots > 1 and here.ctx_slot // 2 >= _CTX_SLOT_MIN:
+        yield {"parallel": 1} | _context_of(here.ctx_slot // 2)
+
+
+def _context(_goal: GoalName, here: Situation) -> _Options:
+    if here.ctx_slot // 2 >= _CTX_SLOT_MIN:
+        yield {"ctx-size": here.ctx_slot // 2 * here.slots}
+
+
+def _context_of(tokens: int) -> dict[str, FlagValue]:
+    return {"ctx-size": tokens} if tokens else {}
+
+
+def _device(_goal: GoalName, here: Situation) -> _Options:
+    if not here.devices:
+        return
+    for layers in (0, here.layers // 2, 999):
+        yield {"gpu-layers": layers}
+    if len(here.devices) > 1:
+        for name in here.devices:
+            yield {"device": name}
+
+
+def _replicas(here: Situation) -> Iterator[Variant]:
+    """More instances with as many slots in all, each with its share of the cores."""
+    for count in _REPLICAS:
+        threads, slots = here.physical_cores // count, here.slots // count
+        if threads and slots and not here.devices:
+            flags: dict[str, FlagValue] = {"threads": threads, "threads-batch": threads}
+            flags |= {"parallel": slots} | _context_of(here.ctx_slot * slots)
+            axes = frozenset({"replicas", "threads", "threads-batch", "slots"})
+            yield Variant(axes, tuple(flags.items()), count)
+
+
+_AXES: Final = {
+    "batch": _batch,
+    "cache": _cache,
+    "context": _context,
+    "device": _device,
+    "flash": _flash,
+    "load": _load,
+    "poll": _poll,
+    "repack": _repack,
+    "slots": _slots,
+    "speculation": _speculation,
+    "threads": _threads,
+    "threads-batch": _threads_batch,
+}
+
+
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+@dataclass(frozen=True, slots=True)
+class TunedText:
+    """What a tuned profile says."""
+
+    model: str
+    profile: str
+    variant: Variant
+    evidence: Evidence
+    command: str
+    facts: Sequence[tuple[str, str]]  # what was measured, by name
+
+
+def render_profile(tuned: TunedText) -> str:
+    """Return the file's text; nothing in it can end a comment or a string."""
+    goal = tuned.evidence.goal
+    lines = [
+        *_comments(
+            f"Written by: {tuned.command}",
+            f"It lies on the profile {tuned.profile}; [models.{tuned.model}.flags] wins over it.",
+            f"To be rid of it: corral tune {tuned.model} --undo",
+            "",
+            *(f"{name}: {value}" for name, value in tuned.facts),
+        ),
+        "",
+        f"description = {_quote_string(f'{tuned.model} on this machine, tuned for {goal}')}",
+        f"extends = {_quote_string(tuned.profile)}",
+        *([f"replicas = {tuned.variant.replicas}"] if tuned.variant.replicas else []),
+        "",
+        "[flags]",
+        *_table(dict(tuned.variant.flags)),
+        "",
+        "[tuned]",
+        *_table({key: getattr(tuned.evidence, key) for key in Evidence.__slots__}),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(values: Mapping[str, FlagValue]) -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{key} = {_literal(value)}"
+
+
+def _literal(value: FlagValue) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _quote_string(value) if isinstance(value, str) else repr(value)
+
+
+def _quote_string(text: str) -> str:
+    return f'"{"".join(_escape_character(char) for char in text)}"'
+
+
+def _escape_character(char: str) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    is_surrogate = 0xD800 <= ord(char) <= 0xDFFF  # TOML has none
+    return char if char.isprintable() else "?" if is_surrogate else f"\\U{ord(char):08X}"
+
+
+def _comments(*paragraphs: str) -> Iterable[str]:
+    return [f"# {_one_line(text)}".rstrip() for text in paragraphs]
+
+
+def _one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+_BACKUPS_MAX: Final = 10
+_NUMBER: Final = re.compile(r"\d{1,6}")
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What undoing did: the backup that was put back, or None if the file was removed."""
+
+    path: Path
+    restored: Path | None
+
+
+def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
+    """Write a profile; return its path, and that of the copy of what it replaced.
+
+    Raises:
+        AccessDenied: Nothing was changed.
+    """
+    path = path_of(model, directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        backup = _back_up(path)
+        write_atomic(path, text)
+    except OSError as error:
+        raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
+    return path, backup
+
+
+def undo(model: str, directory: Path) -> Undone:
+    """Put back what the newest profile replaced, or remove it.
+
+    Raises:
+        SettingsInvalid: There is none, or it was not written by `corral tune`.
+        AccessDenied: Nothing was changed.
+    """
+    path = path_of(model, directory)
+    backups = _backups(path)
+    try:
+        if backups:
+            backups[-1].replace(path)
+            return Undone(path, backups[-1])
+        _check_ours(model, path)
+        path.unlink()
+    except OSError as error:
+        raise AccessDenied(f"cannot change {path}: {error.strerror}") from error
+    return Undone(path, None)
+
+
+def _check_ours(model: str, path: Path) -> None:
+    if not os.path.lexists(path):
+        raise SettingsInvalid(
+            f"there is nothing to undo: {model} has no tuned profile",
+            hint=f"corral tune {model} makes one",
+        )
+    try:
+        is_ours = "tuned" in read_toml(path)
+    except SettingsInvalid:
+        is_ours = True  # a broken file applies no flags
+    if not is_ours:
+        raise SettingsInvalid(
+            f"{path} was not written by corral tune: it has no table [tuned]",
+            hint=f"remove it by hand: rm {path}",
+        )
+
+
+def _back_up(path: Path) -> Path | None:
+    """Keep the present file under another name; nothing else of that name is replaced."""
+    if not os.path.lexists(path):
+        return None
+    backups = _backups(path)
+    number = int(backups[-1].suffix[1:]) + 1 if backups else 1
+    backup = path.with_name(f"{path.name}.{number}")
+    os.link(path, backup, follow_symlinks=False)
+    for old in backups[: max(0, len(backups) + 1 - _BACKUPS_MAX)]:
+        old.unlink(missing_ok=True)
+    return backup
+
+
+def _backups(path: Path) -> list[Path]:
+    """The copies beside a file, the oldest first."""
+    found = [backup for backup in path.parent.glob("*") if backup.stem == path.name]
+    numbered = [backup for backup in found if _NUMBER.fullmatch(backup.suffix[1:])]
+    return sorted(numbered, key=lambda backup: int(backup.suffix[1:]))

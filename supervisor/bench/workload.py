@@ -1,0 +1,310 @@
+"""What a workload is, how large its requests are, and how recorded requests become a replay. Pure.
+
+From recorded requests to those of a replay. Taken are the latest conversations, whole as far as the
+limits allow. A request is sent once all that had ended before it began are answered, after a pause
+of at most the limit: so as many are in flight as there were, whatever the speed of the variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from supervisor.bench.figures import Figure
+from supervisor.engine.client import EngineClient
+from supervisor.records.request_sizes import RecordedRequest
+from supervisor.system.paths import Directories
+
+# A workload is to take some seconds on any machine: long enough to be exact, short enough to be
+# repeated. Both ends keep figures of different machines comparable.
+_ANSWER_S, _ANSWER_MIN, _ANSWER_MAX = 0.3, 8, 96
+_GENERATION_S, _GENERATION_MIN, _GENERATION_MAX = 2.0, 24, 512
+_SYSTEM_S, _SYSTEM_MIN, _SYSTEM_MAX = 0.5, 32, 1024
+_LONG_S, _LONG_MIN, _LONG_MAX = 2.0, 128, 16384
+_EMBEDDED_MAX: Final = 128
+# Left in a context for the words that a chat template adds, and for the error of word counts.
+_MARGIN: Final = 0.75
+_QUESTION_TOKENS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a variant can do, from a first short request.
+
+    Attributes:
+        prefill_rate: Tokens per second; 0 if it generates no text.
+        decode_rate: Tokens per second of one stream; 0 if it generates no text.
+        ctx_slot: Tokens of context of one slot.
+        slots: Sequences decoded at once.
+        tokens_per_word: Of the generated texts.
+    """
+
+    prefill_rate: float
+    decode_rate: float
+    ctx_slot: int
+    slots: int
+    tokens_per_word: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of requests, in tokens unless named otherwise."""
+
+    system: int  # the system prompt that conversations share
+    question: int  # what a client adds in each turn
+    answer: int  # what is generated in each turn
+    turns: int  # of one conversation
+    long_prompt: int
+    generation: int  # one long answer
+    batch_prompts: int  # prompts of one array
+    embedded: int  # one text to embed
+    slots: int  # clients at once that the variants are measured with
+    context: int  # that one request may take, in each variant
+    tokens_per_word: float
+
+    def words(self, tokens: int) -> int:
+        """The number of words that make about this many tokens."""
+        return max(1, round(tokens / self.tokens_per_word))
+
+
+def choose_sizes(variants: list[Measured]) -> Sizes:
+    """Choose sizes that fit into the smallest context and suit the fastest variant."""
+    ctx = int(_MARGIN * min(variant.ctx_slot for variant in variants))
+    slots = max(variant.slots for variant in variants)
+    shared_ctx = ctx // slots  # slots of one unified cache share the context
+    prefill = max(variant.prefill_rate for variant in variants)
+    decode = max(variant.decode_rate for variant in variants)
+    answer = _clamp(decode * _ANSWER_S, _ANSWER_MIN, min(_ANSWER_MAX, ctx // 16))
+    question = min(_QUESTION_TOKENS, max(4, ctx // 32))
+    system = _clamp(prefill * _SYSTEM_S, _SYSTEM_MIN, min(_SYSTEM_MAX, shared_ctx // 2, ctx // 3))
+    return Sizes(
+        system=system,
+        question=question,
+        answer=answer,
+        turns=max(1, min(6, (ctx - system) // (answer + question + _QUESTION_TOKENS))),
+        long_prompt=_clamp(prefill * _LONG_S, _LONG_MIN, min(_LONG_MAX, ctx - 8)),
+        generation=_clamp(decode * _GENERATION_S, _GENERATION_MIN, min(_GENERATION_MAX, ctx // 2)),
+        batch_prompts=max(4, 2 * slots),
+        embedded=min(_EMBEDDED_MAX, ctx),
+        slots=max(2, slots),
+        context=ctx,
+        tokens_per_word=max(variant.tokens_per_word for variant in variants),
+    )
+
+
+def _clamp(tokens: float, low: int, high: int) -> int:
+    return max(1, min(max(round(tokens), low), high))
+
+
+class WorkloadFailed(Exception):
+    """The engine rejected a request, or did not finish it in time; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEngine:
+    """A ready engine that nothing else uses.
+
+    Attributes:
+        client: Opens a client with connections of its own, one for each simulated client.
+        sizes: Of the requests; the same for all variants.
+        model: Its name in the settings.
+        names_slots: Whether a turn is to name the slot of the turn before, as the proxy does for
+            an engine that does not look for it.
+    """
+
+    client: Callable[[], EngineClient]
+    sizes: Sizes
+    model: str
+    directories: Directories
+    names_slots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of a workload found.
+
+    Attributes:
+        values: By figure name. One that could not be read is absent.
+        tokens: Computed in all, of prompts and answers.
+    """
+
+    values: Mapping[str, float]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One workload.
+
+    Attributes:
+        name: Of lower-case letters and hyphens.
+        description: One line for people.
+        figures: All that it may return.
+        run: Sends the requests. Equal generators make equal requests.
+        for_embedding: Whether it needs a model that makes embeddings, or one that generates.
+        unavailable: Why it cannot run for a model, as a clause; None if it can.
+    """
+
+    name: str
+    description: str
+    figures: tuple[Figure, ...]
+    run: Callable[[MeasuredEngine, Random], Awaitable[Outcome]]
+    for_embedding: bool = False
+    unavailable: Callable[[str, Directories], str | None] = lambda _model, _directories: None
+
+
+_PAUSE_MAX_S: Final = 0.25
+_REQUESTS_MAX: Final = 64
+# Times as clocks tell them: a request that begins this soon after an end may have begun before it.
+_CLOCK_S: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayLimits:
+    """Limits of one run, in tokens.
+
+    Attributes:
+        context: Of one request, prompt and answer.
+        prompts: Computed of all prompts.
+        answers: Of all answers.
+    """
+
+    context: int
+    prompts: int
+    answers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """One request to send.
+
+    Attributes:
+        conversation: Its number, from 0.
+        prompt: Tokens of the prompt.
+        shared: Of these, tokens at its beginning that repeat the conversation so far, or in its
+            first request what other conversations begin with too.
+        answer: Tokens to generate.
+        after: The places of the requests that are answered before it is sent.
+    """
+
+    conversation: int
+    prompt: int
+    shared: int
+    answer: int
+    after: tuple[int, ...]
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A recorded request, with its beginning in seconds since that of the first."""
+
+    request: RecordedRequest
+    began_s: float
+
+    @property
+    def ended_s(self) -> float:
+        return self.began_s + self.request.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """A recorded request with its sizes within the limits."""
+
+    timed: _Timed
+    conversation: int
+    prompt: int
+    shared: int
+    answer: int
+
+
+def plan_replay(
+    recorded: Sequence[RecordedRequest], limits: ReplayLimits
+) -> tuple[ReplayedRequest, ...]:
+    """Return the requests of a replay, in the order in which they began; none without any."""
+    chosen: list[_Sized] = []
+    for number, conversation in enumerate(_latest_first(_with_times(recorded))):
+        sized = _fit_to_limits(_measure_sizes(number, conversation, limits.context), limits, chosen)
+        if not sized:
+            break
+        chosen += sized
+    return _order_requests(sorted(chosen, key=lambda entry: entry.timed.began_s))
+
+
+def _with_times(recorded: Iterable[RecordedRequest]) -> list[_Timed]:
+    """Add up the pauses; the requests after a restart of the daemon follow all before it."""
+    timed: list[_Timed] = []
+    began_s = last_end_s = 0.0
+    for request in recorded:
+        began_s = last_end_s if request.after_any_s is None else began_s + request.after_any_s
+        timed.append(_Timed(request, began_s))
+        last_end_s = max(last_end_s, timed[-1].ended_s)
+    return timed
+
+
+def _latest_first(timed: Iterable[_Timed]) -> list[list[_Timed]]:
+    """Group requests by conversation, the conversation of the last request first."""
+    groups: dict[object, list[_Timed]] = {}
+    for entry in timed:
+        number = entry.request.conversation
+        key = object() if number is None else number
+        groups[key] = [*groups.pop(key, []), entry]
+    return [sorted(group, key=lambda entry: entry.began_s) for group in reversed(groups.values())]
+
+
+def _measure_sizes(number: int, conversation: Iterable[_Timed], context: int) -> list[_Sized]:
+    sized: list[_Sized] = []
+    for timed in conversation:
+        answer = max(1, min(timed.request.generated_tokens, context // 2))
+        prompt = max(1, min(timed.request.prompt_tokens, context - answer))
+        shared = _repeated_tokens(sized[-1] if sized else None, timed.request, prompt)
+        sized.append(_Sized(timed, number, prompt, shared, answer))
+    return sized
+
+
+def _repeated_tokens(before: _Sized | None, request: RecordedRequest, prompt: int) -> int:
+    """Return how much of a prompt repeats what came before it.
+
+    A prompt that is longer than the last one goes on from its answer. A shorter one was cut by its
+    client: then as much is shared as the cache had.
+    """
+    if before and prompt > before.prompt:
+        return min(prompt, before.prompt + before.answer)
+    return min(prompt, request.cached_tokens)
+
+
+def _fit_to_limits(
+    sized: Sequence[_Sized], limits: ReplayLimits, chosen: Sequence[_Sized]
+) -> list[_Sized]:
+    """Return as many requests of a conversation as fit beside those chosen; one at least."""
+    prompts = sum(entry.prompt - entry.shared for entry in chosen)
+    answers = sum(entry.answer for entry in chosen)
+    taken: list[_Sized] = []
+    for entry in sized:
+        prompts += entry.prompt - entry.shared
+        answers += entry.answer
+        is_over = prompts > limits.prompts or answers > limits.answers
+        if (is_over and (chosen or taken)) or len(chosen) + len(taken) >= _REQUESTS_MAX:
+            break
+        taken.append(entry)
+    return taken
+
+
+def _order_requests(sized: Sequence[_Sized]) -> tuple[ReplayedRequest, ...]:
+    replayed = []
+    for at, entry in enumerate(sized):
+        before = [
+            place
+            for place, other in enumerate(sized[:at])
+            if other.timed.ended_s <= entry.timed.began_s + _CLOCK_S
+        ]
+        last_end_s = max((sized[place].timed.ended_s for place in before), default=0.0)
+        pause_s = min(_PAUSE_MAX_S, max(0.0, entry.timed.began_s - last_end_s)) if before else 0.0
+        replayed.append(
+            ReplayedRequest(
+                entry.conversation, entry.prompt, entry.shared, entry.answer, tuple(before), pause_s
+            )
+        )
+    return tuple(replayed)

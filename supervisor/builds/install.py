@@ -1,0 +1,461 @@
+"""Installs a release: downloads it, extracts its archive, and runs its program. Blocks.
+
+Reads the entries of `.tar.gz` and `.zip`, and says where each may be put. An entry is a file, a
+directory, or a link to a file beside it. Others, and names that lead out of the archive's
+directory, are refused. What is read is counted, headers too: some kilobytes can expand to any size.
+
+Installs the files of a release: downloads, extracts and runs them. Blocks. A build gets its
+directory when its program has run on this machine. Until then its files are in a directory that
+begins with a dot, and an interrupted command leaves nothing but a part of a download, which the
+next one continues.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import IO, Final, Literal
+
+import httpx
+
+from supervisor.builds import discover
+from supervisor.builds.discover import Engine
+from supervisor.builds.installed import REMOVED, InstalledBuild, files_of, read_build, write_build
+from supervisor.builds.releases import Asset
+from supervisor.builds.variant import Choice
+from supervisor.errors import CorralError, DiskFull, DownloadFailed, EngineBroken
+from supervisor.output import size
+from supervisor.system.download import PART, RemoteFile, download
+from supervisor.system.files import sync
+
+Kind = Literal["file", "directory", "link"]
+
+_NAME_MAX_BYTES: Final = 255  # of one part. Source: limits.h, NAME_MAX
+_DEPTH_MAX: Final = 16
+_READ_MAX_BYTES: Final = 16 * 1024**2
+_EXECUTABLE: Final = 0o100
+
+
+class ArchiveRefused(Exception):
+    """An archive is damaged or not safe; the text is a clause that says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry; `target` is the name that a link leads to."""
+
+    path: PurePosixPath
+    kind: Kind
+    is_executable: bool = False
+    target: str = ""
+
+
+def safe_path(name: str) -> PurePosixPath | None:
+    """Return where an entry belongs; None for the archive's directory itself.
+
+    Raises:
+        ArchiveRefused: It leads elsewhere, or no file can have this name.
+    """
+    path = PurePosixPath(name)
+    is_outside = path.is_absolute() or ".." in path.parts
+    is_odd = "\\" in name or not name.isprintable() or len(path.parts) > _DEPTH_MAX
+    is_long = any(len(part.encode()) > _NAME_MAX_BYTES for part in path.parts)
+    if is_outside or is_odd or is_long:
+        raise ArchiveRefused(f"its entry {name[:80]!r} leads out of it, or cannot be a file")
+    return path if path.parts else None
+
+
+def safe_link(name: str, target: str) -> str:
+    """Return the target of a link, which is a file beside it.
+
+    Raises:
+        ArchiveRefused: It may be another.
+    """
+    if not target or target in {".", ".."} or "/" in target or safe_path(target) is None:
+        raise ArchiveRefused(f"its entry {name[:80]!r} is a link to {target[:80]!r}")
+    return target
+
+
+@contextmanager
+def entries(path: Path, limit_bytes: int) -> Iterator[Iterator[tuple[Entry, IO[bytes] | None]]]:
+    """Read an archive, whose format its name says; each file is read before the next entry.
+
+    Raises:
+        ArchiveRefused: As above, or it has more than `limit_bytes`.
+    """
+    try:
+        if path.name.endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                yield _zip_entries(archive)
+        else:
+            with (
+                gzip.open(path) as unpacked,
+                tarfile.open(fileobj=Bounded(unpacked, limit_bytes), mode="r:") as tar,
+            ):
+                yield _tar_entries(tar)
+    except (
+        *(tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile),
+        *(EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError),
+    ) as error:
+        raise ArchiveRefused(f"it is damaged: {error}") from error
+
+
+def unpacked_bytes(path: Path) -> int:
+    """Return about how many bytes an archive says it has, for a meter; 0 if it does not.
+
+    Source: RFC 1952, ISIZE.
+    """
+    if path.name.endswith(".zip"):
+        return 0
+    with path.open("rb") as file:
+        file.seek(0, io.SEEK_END)
+        file.seek(max(0, file.tell() - 4))
+        return int.from_bytes(file.read(4), "little")
+
+
+class Bounded(io.RawIOBase):
+    """A file of which no more than a number of bytes is read."""
+
+    def __init__(self, file: gzip.GzipFile, limit_bytes: int) -> None:
+        self._file = file
+        self._limit_bytes = limit_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _READ_MAX_BYTES:
+            raise ArchiveRefused("it has a header of many megabytes")
+        self._check(self._file.tell() + size)
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._check(offset)
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def _check(self, position: int) -> None:
+        # A block may be asked for that is not there.
+        if position > self._limit_bytes + tarfile.RECORDSIZE:
+            raise ArchiveRefused(f"it expands to more than {self._limit_bytes} bytes")
+
+
+def _tar_entries(tar: tarfile.TarFile) -> Iterator[tuple[Entry, IO[bytes] | None]]:
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined]  # it would keep the headers of all
+        if (path := safe_path(member.name)) is None:
+            continue
+        if member.isdir():
+            yield Entry(path, "directory"), None
+        elif member.issym():
+            yield Entry(path, "link", target=safe_link(member.name, member.linkname)), None
+        elif member.isreg() and not member.issparse():
+            yield Entry(path, "file", bool(member.mode & _EXECUTABLE)), tar.extractfile(member)
+        else:
+            raise ArchiveRefused(f"its entry {member.name[:80]!r} is no file, directory or link")
+
+
+def _zip_entries(archive: zipfile.ZipFile) -> Iterator[tuple[Entry, IO[bytes] | None]]:
+    for member in archive.infolist():
+        if (path := safe_path(member.filename)) is None:
+            continue
+        mode = member.external_attr >> 16  # Source: APPNOTE.TXT; Info-ZIP writes st_mode there
+        if member.is_dir():
+            yield Entry(path, "directory"), None
+            continue
+        with archive.open(member) as file:
+            if stat.S_ISLNK(mode):
+                target = file.read(_NAME_MAX_BYTES + 1).decode()
+                yield Entry(path, "link", target=safe_link(member.filename, target)), None
+            elif stat.S_IFMT(mode) in {0, stat.S_IFREG}:
+                yield Entry(path, "file", bool(mode & _EXECUTABLE)), file
+            else:
+                raise ArchiveRefused(f"its entry {member.filename[:80]!r} is no file")
+
+
+_CHUNK_BYTES: Final = 1024**2
+_CREATE_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Releases expand to four times their size at most, b10621's CPU build for Linux to 3.6 times.
+_EXPANSION_MAX: Final = 50
+_SMALL_BYTES: Final = 64 * 1024**2
+
+EntryProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractLimits:
+    """What an archive may contain."""
+
+    total_bytes: int
+    entries: int = 20_000
+
+    @classmethod
+    def for_archive(cls, size_bytes: int) -> ExtractLimits:
+        return cls(max(_SMALL_BYTES, size_bytes * _EXPANSION_MAX))
+
+
+def extract(
+    archive: Path, target: Path, limits: ExtractLimits, progress: EntryProgress = lambda _: None
+) -> None:
+    """Extract an archive into a new directory; files are on the disk when it returns.
+
+    Raises:
+        ArchiveRefused: It is damaged, too large, or not safe.
+        OSError: The directory cannot be written.
+    """
+    target.mkdir(mode=0o700)
+    total_bytes = 0
+    with entries(archive, limits.total_bytes) as found:
+        for count, (entry, content) in enumerate(found):
+            if count >= limits.entries:
+                raise ArchiveRefused(f"it has more than {limits.entries} entries")
+            for written in _put(target, entry, content):
+                total_bytes += written
+                if total_bytes > limits.total_bytes:
+                    raise ArchiveRefused(f"it expands to more than {limits.total_bytes} bytes")
+                progress(total_bytes)
+
+
+def _put(target: Path, entry: Entry, content: IO[bytes] | None) -> Iterator[int]:
+    """Create an entry; yields the bytes of each write."""
+    is_directory = entry.kind == "directory"
+    directory = _make_directories(target, entry.path if is_directory else entry.path.parent)
+    path = directory / entry.path.name
+    try:
+        if entry.kind == "link":
+            path.symlink_to(entry.target)
+        elif content is not None:
+            yield from _write(path, content, 0o755 if entry.is_executable else 0o644)
+    except FileExistsError as error:
+        raise ArchiveRefused(f"it has two entries named {entry.path}") from error
+
+
+def _make_directories(target: Path, path: PurePosixPath) -> Path:
+    """Create a directory and those above it, none of which may be a link."""
+    for part in path.parts:
+        target /= part
+        if target.is_symlink() or not _make_directory(target).is_dir():
+            raise ArchiveRefused(f"it has an entry below {path}, which is no directory")
+    return target
+
+
+def _make_directory(directory: Path) -> Path:
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o755)
+    return directory
+
+
+def _write(path: Path, content: IO[bytes], mode: int) -> Iterator[int]:
+    with os.fdopen(os.open(path, _CREATE_NEW, mode), "wb") as file:
+        while chunk := content.read(_CHUNK_BYTES):
+            yield file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# Receives a stage (`download NAME`, `extract NAME`), bytes done and bytes in all.
+Progress = Callable[[str, int, int], None]
+
+
+def unpack(archive: Path, new: Path, progress: Progress) -> None:
+    """Extract an archive, and move what is in its innermost common directory to the files."""
+    scratch, size_bytes = new / "archive", archive.stat().st_size
+    limits, whole = ExtractLimits.for_archive(size_bytes), unpacked_bytes(archive)
+    try:
+        extract(
+            archive, scratch, limits, lambda done: progress(f"extract {archive.name}", done, whole)
+        )
+        _move(_content_of(scratch), files_of(new))
+    except ArchiveRefused as error:
+        archive.unlink()
+        raise DownloadFailed(
+            f"{archive.name} is refused: {error}",
+            hint="it was removed; nothing of it was installed, and another build may be sound",
+        ) from error
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _content_of(directory: Path) -> Path:
+    """Return the first directory that has more than another directory in it."""
+    while True:
+        found = list(directory.iterdir())
+        if len(found) != 1 or found[0].is_symlink() or not found[0].is_dir():
+            return directory
+        directory = found[0]
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move what a directory contains; what the target has already stays."""
+    target.mkdir(mode=0o755, exist_ok=True)
+    for path in source.iterdir():
+        if not os.path.lexists(target / path.name):
+            path.rename(target / path.name)
+
+
+_DOWNLOADS: Final = ".downloads"
+_NEW: Final = ".new"
+# The archives, and what they expand to: four times as much for b10621's CPU build for Linux.
+_DISK_PER_DOWNLOADED_BYTE: Final = 5
+_NAMES: Final = ("llama-server", "llama")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A build that was installed just now, with the engine in it as this machine runs it."""
+
+    build: InstalledBuild
+    engine: Engine
+
+
+def install(
+    choice: Choice,
+    engines_dir: Path,
+    client: httpx.Client,
+    mirror: str | None,
+    progress: Progress,
+) -> Installed:
+    """Install the files of a release; the caller holds the directory of builds.
+
+    Args:
+        choice: The files.
+        engines_dir: The directory of builds.
+        client: Follows redirects.
+        mirror: Where the files are, below the release's tag; None for where the release says.
+        progress: For a meter.
+
+    Raises:
+        DownloadFailed: A file cannot be fetched, or is not what the release says.
+        EngineBroken: The engine does not run on this machine.
+        DiskFull: It does not fit on the disk.
+        OSError: The directory cannot be written.
+    """
+    _clean(engines_dir)
+    files = [_remote(asset, choice.named.tag, mirror) for asset in choice.assets]
+    new = engines_dir / f"{_NEW}-{choice.name}"
+    with _downloads(engines_dir / _DOWNLOADS) as downloads:
+        _check_space(choice, downloads)
+        archives = [_fetch_archive(client, file, downloads, progress) for file in files]
+        with _scratch(new):
+            for archive in archives:
+                unpack(archive, new, progress)
+            made = _try_engine(choice, new)
+            write_build(new, made.build)
+            sync(new)
+            new.rename(engines_dir / choice.name)
+    sync(engines_dir)
+    return made
+
+
+def _check_space(choice: Choice, downloads: Path) -> None:
+    there_bytes = sum(path.stat().st_size for path in downloads.iterdir())
+    need_bytes = choice.size_bytes * _DISK_PER_DOWNLOADED_BYTE - there_bytes
+    free_bytes = shutil.disk_usage(downloads).free
+    if need_bytes > free_bytes:
+        raise DiskFull(
+            f"{choice.name} takes about {size(need_bytes)}, but {downloads.parent} has "
+            f"{size(free_bytes)} free",
+            hint="free some space, or set CORRAL_DATA_DIR to another directory",
+        )
+
+
+def _clean(engines_dir: Path) -> None:
+    """Remove what a command that was killed left."""
+    for prefix in (_NEW, REMOVED):
+        for path in engines_dir.glob(f"{prefix}-*"):
+            shutil.rmtree(path)
+
+
+@contextmanager
+def _downloads(directory: Path) -> Iterator[Path]:
+    """Make the directory of downloads; a part that a later command can continue stays in it."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield directory
+    except CorralError:
+        for path in directory.iterdir():
+            if path.suffix != PART:
+                path.unlink()
+        with suppress(OSError):
+            directory.rmdir()
+        raise
+    shutil.rmtree(directory)
+
+
+@contextmanager
+def _scratch(new: Path) -> Iterator[None]:
+    new.mkdir(mode=0o700)
+    try:
+        yield
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _remote(asset: Asset, tag: str, mirror: str | None) -> RemoteFile:
+    if asset.sha256 is None:
+        raise DownloadFailed(
+            f"the release does not say the SHA-256 of {asset.name}, so it is not installed",
+            hint="releases before June 2025 have none: choose a newer one, "
+            "or extract it yourself and set engine to the path of its llama-server",
+        )
+    url = f"{mirror}/{tag}/{asset.name}" if mirror else asset.url
+    return RemoteFile(asset.name, url, asset.sha256, asset.size_bytes)
+
+
+def _fetch_archive(
+    client: httpx.Client, file: RemoteFile, downloads: Path, progress: Progress
+) -> Path:
+    def step(done: int, whole: int) -> None:
+        progress(f"download {file.name}", done, whole)
+
+    return download(client, file, downloads, step, "the release")
+
+
+def _try_engine(choice: Choice, new: Path) -> Installed:
+    """Run the engine.
+
+    Raises:
+        EngineBroken: It does not run, or there is none.
+    """
+    files = files_of(new)
+    binary = next((name for name in _NAMES if (files / name).is_file()), None)
+    if binary is None:
+        raise EngineBroken(f"{choice.name} has neither {' nor '.join(_NAMES)}")
+    try:
+        engine = discover.load(
+            files / binary,
+            cache_dir=new / "cache",
+            places=discover.default_search_paths(new.parent),
+        )
+    except EngineBroken as error:
+        reason = error.message.replace(str(files / binary), binary)
+        raise EngineBroken(
+            f"{choice.name} cannot run on this machine, so it is not installed: {reason}",
+            hint=error.hint,
+        ) from error
+    shutil.rmtree(new / "cache", ignore_errors=True)
+    return Installed(_describe(choice, binary), engine)
+
+
+def _describe(choice: Choice, binary: str) -> InstalledBuild:
+    return InstalledBuild(
+        name=choice.name,
+        build=int(choice.named.tag.removeprefix("b")),
+        variant=choice.named.full_variant,
+        binary=binary,
+        archives={asset.name: asset.sha256 or "" for asset in choice.assets},
+        installed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def find_installed_build(choice: Choice, engines_dir: Path) -> InstalledBuild | None:
+    return read_build(engines_dir / choice.name)

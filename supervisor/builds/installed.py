@@ -1,0 +1,306 @@
+"""llama.cpp builds in the data directory: which are installed, and which is in use.
+
+llama.cpp builds that `corral engine install` put under the data directory, by name.
+
+    engines/b10434-vulkan/engine.json     what it is
+    engines/b10434-vulkan/files/          what its release contains
+    engines/in_use.json                   the build in use, and those before it
+
+A directory gets its name when the build in it has run. Other directories begin with a dot.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final
+
+import filelock
+from pydantic import AfterValidator, Field
+
+from proxy.common.toml_types import ExpandedPath
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DiskFull,
+    EngineBroken,
+    EngineMissing,
+    EnginesBusy,
+)
+from supervisor.system.files import open_regular, write_atomic
+from supervisor.system.paths import make_ours, problem
+
+
+def _build_name(name: str) -> str:
+    if not is_build_name(name):
+        raise ValueError("not the name of a build, such as b10434 or b10434-vulkan")
+    return name
+
+
+BuildName = Annotated[str, AfterValidator(_build_name)]
+EngineField = Annotated[BuildName | ExpandedPath, Field(union_mode="left_to_right")]
+
+
+def join_engine_path(engine: EngineSetting | None, base: Path) -> EngineSetting | None:
+    """Join a relative path to a directory; names stay."""
+    return base / engine if isinstance(engine, Path) else engine
+
+
+_FILE: Final = "in_use.json"
+_FILE_MAX_BYTES: Final = 1 << 16
+_PREVIOUS_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """The name of the build in use, and of those before it, the last one last.
+
+    None stands for no installed build: the engine is then found elsewhere.
+    """
+
+    current: str | None = None
+    previous: tuple[str | None, ...] = ()
+
+    def using(self, name: str) -> InUse:
+        """Return what holds when another build is used."""
+        if name == self.current:
+            return self
+        return InUse(name, (*self.previous, self.current)[-_PREVIOUS_MAX:])
+
+    def rolled_back(self, installed: frozenset[str]) -> InUse | None:
+        """Return what holds with the build before this one that is still installed; None if none.
+
+        Where none of them is, but once no build was in use, none is again.
+        """
+        for count in range(len(self.previous), 0, -1):
+            name = self.previous[count - 1]
+            if name != self.current and (name is None or name in installed):
+                return InUse(name, self.previous[: count - 1])
+        return None
+
+
+def read_in_use(engines_dir: Path) -> InUse:
+    """Return what is in use; nothing where no build was ever used."""
+    try:
+        with open_regular(engines_dir / _FILE) as file:
+            found = json.loads(file.read(_FILE_MAX_BYTES))
+        names = [found["current"], *found["previous"]]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return InUse()
+    if not all(name is None or (isinstance(name, str) and build_number(name)) for name in names):
+        return InUse()
+    return InUse(names[0], tuple(names[1:]))
+
+
+def write_in_use(engines_dir: Path, in_use: InUse) -> None:
+    """Note what is in use.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    write_atomic(engines_dir / _FILE, json.dumps(asdict(in_use)))
+
+
+# What names an engine: the path of a binary, or the name of an installed build.
+EngineSetting = Path | str
+
+_NAME: Final = re.compile(r"b(\d{1,9})(?:-[a-z0-9.]{1,24}){0,3}")
+_DESCRIPTION: Final = "engine.json"
+_DESCRIPTION_MAX_BYTES: Final = 1 << 16
+_FILES: Final = "files"
+_WRITABLE_BY_OTHERS: Final = 0o022
+_INSTALL: Final = "corral engine install fetches one, corral engine list shows those here"
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledBuild:
+    """An installed build.
+
+    Attributes:
+        name: Its build and variant, such as `b10434-vulkan`.
+        build: llama.cpp's build number, which its release is named after.
+        variant: What it computes on, such as `cpu` or `cuda-13.4`.
+        binary: The path of `llama-server` or `llama` below its files.
+        archives: The SHA-256 of each archive of the release that it was extracted from, by name.
+        installed_at: A date and time in ISO 8601.
+    """
+
+    name: str
+    build: int
+    variant: str
+    binary: str
+    archives: Mapping[str, str]
+    installed_at: str
+
+    def path(self, engines_dir: Path) -> Path:
+        """Return the binary."""
+        return files_of(engines_dir / self.name) / PurePosixPath(self.binary)
+
+
+def is_build_name(text: str) -> bool:
+    """Return whether a text has the form of a name, whole or without its variant."""
+    return _NAME.fullmatch(text) is not None
+
+
+def build_number(name: str) -> int:
+    """Return the build number in a name; 0 without one."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else 0
+
+
+def files_of(directory: Path) -> Path:
+    """Return where the files of a build are, in the directory of that build."""
+    return directory / _FILES
+
+
+def installed_builds(engines_dir: Path) -> tuple[InstalledBuild, ...]:
+    """Return all installed builds, the newest first.
+
+    Raises:
+        EngineBroken: Other users can write in the directory.
+    """
+    if not engines_dir.is_dir():
+        return ()
+    check_safe(engines_dir)
+    found = (read_build(path) for path in engines_dir.iterdir() if is_build_name(path.name))
+    return tuple(sorted(filter(None, found), key=lambda build: (-build.build, build.variant)))
+
+
+def find_build(name: str, engines_dir: Path) -> InstalledBuild:
+    """Return the build of a name; the variant may be left out where it is the only one.
+
+    Raises:
+        EngineMissing: None is installed under this name, or several are.
+        EngineBroken: As `installed_builds`.
+    """
+    builds = installed_builds(engines_dir)
+    exact = [build for build in builds if build.name == name]
+    found = exact or [build for build in builds if build.name.startswith(f"{name}-")]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(build.name for build in found or builds)
+    if found:
+        raise EngineMissing(f"{name} is installed as {names}", hint="name one of them")
+    known = f"installed: {names}; {_INSTALL}" if names else _INSTALL
+    raise EngineMissing(f"no llama.cpp build {name} is installed", hint=known)
+
+
+def read_build(directory: Path) -> InstalledBuild | None:
+    """Return the build in a directory; None where it has no valid description."""
+    try:
+        with open_regular(directory / _DESCRIPTION) as file:
+            found = InstalledBuild(**json.loads(file.read(_DESCRIPTION_MAX_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    return found if _is_valid(found) and found.name == directory.name else None
+
+
+def write_build(directory: Path, build: InstalledBuild) -> None:
+    """Describe the build in a directory.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    write_atomic(directory / _DESCRIPTION, json.dumps(asdict(build), indent=2))
+
+
+def check_safe(engines_dir: Path) -> None:
+    """Raise EngineBroken where others can write in the directory: programs are run from it."""
+    found = engines_dir.stat()
+    owner = found.st_uid or os.geteuid()  # root may put builds there for all
+    if text := problem(found.st_mode, owner, os.geteuid(), _WRITABLE_BY_OTHERS):
+        mode = stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS
+        raise EngineBroken(
+            f"no engine is run from {engines_dir}: it {text}", hint=f"chmod {mode:o} {engines_dir}"
+        )
+
+
+def _is_valid(found: Any) -> bool:
+    """Check what was read; the names in it become paths."""
+    texts = (found.name, found.variant, found.binary, found.installed_at)
+    if not (all(isinstance(text, str) for text in texts) and isinstance(found.build, int)):
+        return False
+    path = PurePosixPath(found.binary)
+    return not path.is_absolute() and ".." not in path.parts and isinstance(found.archives, dict)
+
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LOCK: Final = ".lock"
+REMOVED: Final = ".removed"
+
+
+@contextmanager
+def changing(engines_dir: Path) -> Iterator[None]:
+    """Hold the directory of builds during the block; created if needed.
+
+    Raises:
+        EnginesBusy: Another command holds it.
+        AccessDenied, DiskFull: It cannot be written.
+    """
+    make_ours(engines_dir.parent)
+    make_ours(engines_dir)
+    try:
+        with filelock.FileLock(engines_dir / _LOCK, timeout=0, mode=0o600):
+            yield
+    except filelock.Timeout as error:
+        raise EnginesBusy(
+            "another corral engine command changes the installed builds",
+            hint="run this one again when that is over",
+        ) from error
+    except OSError as error:
+        raise _unwritable(engines_dir, error) from error
+
+
+def _unwritable(engines_dir: Path, error: OSError) -> CorralError:
+    if error.errno in _NO_SPACE:
+        return DiskFull(
+            f"no space is left in {engines_dir}",
+            hint="free some, then run the same command again; what was downloaded is kept",
+        )
+    return AccessDenied(
+        f"cannot write in {engines_dir}: {error.strerror or error}",
+        hint="make it writable, or set CORRAL_DATA_DIR to another directory",
+    )
+
+
+def use_build(name: str, engines_dir: Path) -> InUse:
+    """Use an installed build; the caller holds the directory."""
+    in_use = read_in_use(engines_dir).using(name)
+    write_in_use(engines_dir, in_use)
+    return in_use
+
+
+def roll_back(engines_dir: Path) -> InUse:
+    """Use the build before the one in use; the caller holds the directory.
+
+    Raises:
+        EngineMissing: There is none.
+    """
+    names = frozenset(build.name for build in installed_builds(engines_dir))
+    in_use = read_in_use(engines_dir).rolled_back(names)
+    if in_use is None:
+        raise EngineMissing(
+            "no other build was in use before",
+            hint="corral engine list shows what is installed, corral engine use BUILD uses one",
+        )
+    write_in_use(engines_dir, in_use)
+    return in_use
+
+
+def remove_build(build: InstalledBuild, engines_dir: Path) -> None:
+    """Remove the files of a build; the caller holds the directory.
+
+    It loses its name first, so that half of it is never taken for a build.
+    """
+    aside = engines_dir / f"{REMOVED}-{build.name}"
+    shutil.rmtree(aside, ignore_errors=True)
+    (engines_dir / build.name).rename(aside)
+    shutil.rmtree(aside)

@@ -1,0 +1,314 @@
+"""llama.cpp's releases, read from GitHub's API or a mirror of it. Blocks.
+
+What the name of a release's file says about it.
+
+    llama-b11434-bin-ubuntu-x64.tar.gz                     CPU, Linux
+    llama-b11434-bin-ubuntu-vulkan-arm64.tar.gz
+    llama-b11434-bin-ubuntu-cuda-13.4-x64.tar.gz           and the libraries that this needs:
+    cudart-llama-b11434-bin-ubuntu-cuda-13.4-x64.tar.gz
+    llama-b11434-bin-macos-arm64.tar.gz                    Metal
+    llama-b4000-bin-ubuntu-x64.zip                         an old one
+
+Source: llama.cpp, .github/workflows/release.yml, and the files of b4000, b10621 and b11101.
+
+Reads llama.cpp's releases from GitHub's API, or a mirror of it. Blocks. llama.cpp publishes a build
+several times a day, as a prerelease with the tag bNNNNN. Its latest release proper has a version
+such as v0.5.0 and no build of its own: its file `nightly-tag.txt` names the build that it is.
+Source: llama.cpp pull request 27485; its releases of September 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from supervisor import __version__
+from supervisor.errors import DownloadFailed, EngineMissing
+from supervisor.output import duration
+
+_NAME: Final = re.compile(
+    r"(?P<runtime>cudart-)?llama-(?P<tag>b\d{1,9})-bin-(?P<system>ubuntu|macos)-"
+    r"(?:(?P<variant>[a-z]{2,16})-(?:(?P<version>[a-z0-9.]{1,16})-)?)?"
+    r"(?P<processor>x64|arm64|s390x)\.(?:tar\.gz|zip)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AssetName:
+    """A file of a release for Linux (`ubuntu`) or macOS.
+
+    Attributes:
+        variant: What it computes on: `cpu`, `metal`, `vulkan`, `cuda`, `rocm`, and others.
+        version: Of that, such as `13.4`; empty without one.
+        is_runtime: Whether it has only the libraries that another file needs beside it.
+    """
+
+    tag: str
+    system: str
+    processor: str
+    variant: str
+    version: str = ""
+    is_runtime: bool = False
+
+    @property
+    def full_variant(self) -> str:
+        return "-".join(filter(None, (self.variant, self.version)))
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The version in numbers, to compare; empty without one."""
+        return tuple(int(part) for part in self.version.split(".") if part.isdecimal())
+
+
+def parse(name: str) -> AssetName | None:
+    """Return what a name says; None for files of other kinds, and for other systems."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    tag, system, variant, version, processor = found.group(
+        "tag", "system", "variant", "version", "processor"
+    )
+    is_metal = (system, processor) == ("macos", "arm64")
+    plain = "metal" if is_metal else "cpu"
+    return AssetName(
+        tag, system, processor, variant or plain, version or "", bool(found["runtime"])
+    )
+
+
+_TAG: Final = re.compile(r"b(\d{1,9})")
+_VERSION: Final = re.compile(r"v\d{1,4}(\.\d{1,6}){1,3}")
+_SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of a release.
+
+    Attributes:
+        parsed: What its name says; None for files that are no builds for Linux or macOS.
+        sha256: In hex; None where the API does not say it, as for releases before June 2025.
+    """
+
+    name: str
+    url: str
+    size_bytes: int
+    sha256: str | None
+    parsed: AssetName | None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    tag: str
+    assets: tuple[Asset, ...]
+
+    @property
+    def build(self) -> int | None:
+        """llama.cpp's build number; None for a version such as v0.5.0."""
+        found = _TAG.fullmatch(self.tag)
+        return int(found[1]) if found else None
+
+
+def is_tag(text: str) -> bool:
+    """Return whether a text may name a release: a build such as b11434, or a version."""
+    return bool(_TAG.fullmatch(text) or _VERSION.fullmatch(text))
+
+
+def read_release(found: Mapping[str, Any]) -> Release:
+    """Read the API's description of one release.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: It is none.
+    """
+    if not is_tag(found["tag_name"]):
+        raise ValueError(f"no release has the tag {found['tag_name']!r}")
+    return Release(found["tag_name"], tuple(_asset(asset) for asset in found["assets"]))
+
+
+def _asset(found: Mapping[str, Any]) -> Asset:
+    digest = _SHA256.fullmatch(found.get("digest") or "")
+    return Asset(
+        name=str(found["name"]),
+        url=str(found["browser_download_url"]),
+        size_bytes=int(found["size"]),
+        sha256=digest[1] if digest else None,
+        parsed=parse(str(found["name"])),
+    )
+
+
+_GITHUB: Final = "api.github.com"
+_TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
+_ANSWER_MAX_BYTES: Final = 16 * 1024**2
+_POINTER: Final = "nightly-tag.txt"
+_POINTER_MAX_BYTES: Final = 64
+_LISTED: Final = 20
+_MIRROR: Final = "set [releases] api to a mirror of llama.cpp's releases"
+
+
+def new_client() -> httpx.Client:
+    agent = {"User-Agent": f"llama-corral/{__version__}"}
+    return httpx.Client(timeout=_TIMEOUT, follow_redirects=True, max_redirects=5, headers=agent)
+
+
+class ReleaseApi:
+    """The releases at an address.
+
+    Args:
+        client: Follows redirects.
+        url: Of the list of releases.
+        environ: `GITHUB_TOKEN` is sent to GitHub, which then answers more often; to no mirror.
+        now: The time, to say how long a limit lasts.
+    """
+
+    def __init__(
+        self,
+        client: httpx.Client,
+        url: str,
+        environ: Mapping[str, str] = os.environ,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._host = urlsplit(url).netloc
+        self._now = now
+        self._headers = {"Accept": "application/vnd.github+json"}
+        if (token := environ.get("GITHUB_TOKEN")) and url.startswith(f"https://{_GITHUB}/"):
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def find(self, wanted: str) -> Release:
+        """Return the release of a build.
+
+        Args:
+            wanted: A tag such as b11434 or v0.5.0; `stable` for the build of the latest version,
+                `newest` for the newest build.
+
+        Raises:
+            EngineMissing: There is none of this tag.
+            DownloadFailed: The releases cannot be read.
+        """
+        if wanted == "newest":
+            return next(self._builds())
+        found = self._release("latest" if wanted == "stable" else f"tags/{wanted}", wanted)
+        return found if found.build else self._release(f"tags/{self._build_of(found)}", wanted)
+
+    def _builds(self) -> Iterator[Release]:
+        """Yield builds, the newest first; those whose files are still being uploaded are not."""
+        listed = self._get(f"{self._url}?per_page={_LISTED}", _ANSWER_MAX_BYTES)
+        found = [
+            self._read(release) for release in self._json(listed, list) if not _is_draft(release)
+        ]
+        yield from sorted(
+            (
+                release
+                for release in found
+                if release.build and any(asset.parsed for asset in release.assets)
+            ),
+            key=lambda release: -(release.build or 0),
+        )
+        raise EngineMissing(f"{self._host} lists no build of llama.cpp", hint=_MIRROR)
+
+    def _release(self, path: str, wanted: str) -> Release:
+        content = self._get(f"{self._url}/{path}", _ANSWER_MAX_BYTES, wanted)
+        return self._read(self._json(content, dict))
+
+    def _build_of(self, version: Release) -> str:
+        """Return the tag of the build that a version is."""
+        pointer = next((asset for asset in version.assets if asset.name == _POINTER), None)
+        if pointer is None:
+            raise EngineMissing(
+                f"llama.cpp {version.tag} does not say which build it is",
+                hint="name a build such as b11434, or newest",
+            )
+        tag = self._pointer(pointer)
+        if not is_tag(tag) or tag.startswith("v"):
+            raise self._strange(f"{_POINTER} of {version.tag} names no build")
+        return tag
+
+    def _pointer(self, pointer: Asset) -> str:
+        content = self._get(pointer.url, _POINTER_MAX_BYTES)
+        return content.decode("ascii", "replace").strip()
+
+    def _read(self, found: Any) -> Release:
+        try:
+            return read_release(found)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._strange("it describes no release") from error
+
+    def _json(self, content: bytes, kind: type) -> Any:
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise self._strange("it is not JSON") from error
+        if not isinstance(found, kind):
+            raise self._strange("it describes no releases")
+        return found
+
+    def _strange(self, reason: str) -> DownloadFailed:
+        return DownloadFailed(
+            f"the answer of {self._host} is not GitHub's: {reason}", hint=f"check it, or {_MIRROR}"
+        )
+
+    def _get(self, url: str, limit_bytes: int, wanted: str = "") -> bytes:
+        is_api = url.startswith(self._url)
+        try:
+            with self._client.stream(
+                "GET", url, headers=self._headers if is_api else {}
+            ) as response:
+                if not response.is_success:
+                    raise self._refusal(response, wanted)
+                content = bytearray()
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if len(content) > limit_bytes:
+                        raise self._strange(f"it has more than {limit_bytes} bytes")
+                return bytes(content)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise DownloadFailed(
+                f"{urlsplit(url).netloc} cannot be reached: {error}",
+                hint=f"check the network and its proxy, or {_MIRROR}",
+            ) from error
+
+    def _refusal(self, response: httpx.Response, wanted: str) -> DownloadFailed | EngineMissing:
+        status, host = response.status_code, response.url.host
+        if status == httpx.codes.NOT_FOUND and wanted:
+            return EngineMissing(
+                f"llama.cpp has no release {wanted}",
+                hint="builds are named b11434, versions v0.5.0; newest is the newest build",
+            )
+        if wait_s := _wait_s(response, self._now()):
+            return DownloadFailed(
+                f"{host} answers no more requests from this address for {duration(wait_s)}",
+                hint=f"set GITHUB_TOKEN to a token of any GitHub account, or {_MIRROR}",
+            )
+        if status == httpx.codes.UNAUTHORIZED:
+            return DownloadFailed(f"{host} refuses the token in GITHUB_TOKEN", hint="renew it")
+        return DownloadFailed(
+            f"{host} answers {status} {response.reason_phrase}", hint="run the same command again"
+        )
+
+
+def _is_draft(found: Any) -> bool:
+    return isinstance(found, Mapping) and bool(found.get("draft"))
+
+
+def _wait_s(response: httpx.Response, now: datetime) -> float | None:
+    """Return for how long requests are refused; None if they are not for their number.
+
+    Source: GitHub's documentation, "Rate limits for the REST API".
+    """
+    headers = response.headers
+    if response.status_code not in {httpx.codes.FORBIDDEN, httpx.codes.TOO_MANY_REQUESTS}:
+        return None
+    if (after := headers.get("Retry-After", "")).isdecimal():
+        return float(after)
+    reset = headers.get("X-RateLimit-Reset", "")
+    if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():
+        return max(1.0, int(reset) - now.timestamp())
+    return 60.0 if response.status_code == httpx.codes.TOO_MANY_REQUESTS else None

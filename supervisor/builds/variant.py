@@ -1,0 +1,189 @@
+"""Chooses the files of a release for this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.builds.releases import Asset, AssetName, Release
+from supervisor.errors import EngineMissing
+from supervisor.system import energy
+from supervisor.system.energy import Library
+
+_SYSTEMS: Final = {"Linux": "ubuntu", "Darwin": "macos"}
+_PROCESSORS: Final = {
+    "x86_64": "x64",
+    "amd64": "x64",
+    "aarch64": "arm64",
+    "arm64": "arm64",
+    "s390x": "s390x",
+}
+_RENDER_NODES: Final = Path("/dev/dri")
+_VERSION_MAX_BYTES: Final = 80  # Source: nvml.h, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A machine.
+
+    Attributes:
+        system, processor: As in the names of releases' files.
+        nvidia_driver: The major version of NVIDIA's driver; None without one.
+        has_gpu: Whether it has a device that Vulkan may use.
+    """
+
+    system: str
+    processor: str
+    nvidia_driver: int | None = None
+    has_gpu: bool = False
+
+    def __str__(self) -> str:
+        system = "Linux" if self.system == "ubuntu" else "macOS"
+        return f"{system} {self.processor}"
+
+
+def this_machine() -> Target:
+    """Return what this machine is.
+
+    Raises:
+        EngineMissing: llama.cpp releases nothing for its system or processor.
+    """
+    system = _SYSTEMS.get(platform.system())
+    processor = _PROCESSORS.get(platform.machine().lower())
+    if not system or not processor:
+        raise EngineMissing(
+            f"llama.cpp releases no build for {platform.system()} on {platform.machine()}",
+            hint="compile llama-server and set engine to its path",
+        )
+    library = energy.load_nvml()
+    driver = nvidia_driver(library) if library else None
+    return Target(system, processor, driver, driver is not None or _has_render_node())
+
+
+def nvidia_driver(library: Library) -> int | None:
+    """Return the major version of NVIDIA's driver; None if it does not say.
+
+    Source: NVML API reference, nvmlSystemGetDriverVersion.
+    """
+    text = ctypes.create_string_buffer(_VERSION_MAX_BYTES)
+    try:
+        if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, len(text)):
+            return None
+    except AttributeError:
+        return None
+    major = text.value.decode("ascii", "replace").partition(".")[0]
+    return int(major) if major.isdecimal() else None
+
+
+def _has_render_node() -> bool:
+    return any(_RENDER_NODES.glob("renderD*"))
+
+
+Variant = Literal["cpu", "vulkan", "cuda", "rocm", "metal"]
+_File = tuple[AssetName, Asset]
+
+# The oldest driver for each major version of CUDA. Source: NVIDIA, CUDA Compatibility, "Minor
+# Version Compatibility": 525 for CUDA 12, 580 for CUDA 13.
+_DRIVERS: Final[Mapping[int, int]] = {12: 525, 13: 580}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The files to install, the one with the engine first, and why these."""
+
+    assets: tuple[Asset, ...]
+    named: AssetName
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.named.tag}-{self.named.full_variant}"
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(asset.size_bytes for asset in self.assets)
+
+
+def choose(release: Release, target: Target, variant: str | None) -> Choice:
+    """Choose the files of a release for a machine.
+
+    Args:
+        release: Of a build.
+        target: The machine.
+        variant: What the engine is to compute on; None for what suits the machine best.
+
+    Raises:
+        EngineMissing: The release has no such build for this machine.
+    """
+    there = list(_files(release, target))
+    for wanted, reason in [(variant, "as you said")] if variant else _suitable_variants(target):
+        if found := _newest_file(there, wanted, target):
+            named = found[0]
+            runtimes = (
+                asset
+                for name, asset in there
+                if name.is_runtime and name.full_variant == named.full_variant
+            )
+            return Choice((found[1], *runtimes), named, reason)
+    raise _no_variant_error(release, there, target, variant)
+
+
+def _files(release: Release, target: Target) -> Iterator[_File]:
+    """Yield the files of a release for a machine."""
+    for asset in release.assets:
+        name, place = asset.parsed, (target.system, target.processor)
+        if name and (name.system, name.processor) == place:
+            yield name, asset
+
+
+def _suitable_variants(target: Target) -> Iterator[tuple[str, str]]:
+    """Yield the variants for a machine, the best first, each with the reason for it."""
+    if target.system == "macos":
+        yield "metal", "because Metal computes on the GPU of this Mac"
+    if target.nvidia_driver and target.nvidia_driver >= min(_DRIVERS.values()):
+        yield "cuda", f"because there is an NVIDIA device with driver {target.nvidia_driver}"
+    if target.has_gpu and target.system != "macos":
+        yield "vulkan", "because there is a GPU, and Vulkan computes on those of all makers"
+    yield "cpu", f"because {'there is no build for its' if target.has_gpu else 'there is no'} GPU"
+    yield "vulkan", "because there is no build for the CPU alone, and this computes on it too"
+
+
+def _newest_file(there: list[_File], variant: str, target: Target) -> _File | None:
+    """Return the file of a variant with the newest version that the driver supports."""
+    found = [
+        (name, asset)
+        for name, asset in there
+        if name.variant == variant
+        and not name.is_runtime
+        and (variant != "cuda" or _runs(name.release, target))
+    ]
+    return max(found, key=lambda pair: pair[0].release, default=None)
+
+
+def _runs(version: tuple[int, ...], target: Target) -> bool:
+    """Return whether the driver supports a version of CUDA; without a driver, the oldest known."""
+    needed = _DRIVERS.get(version[0]) if version else None
+    return needed is not None and (target.nvidia_driver or min(_DRIVERS.values())) >= needed
+
+
+def _no_variant_error(
+    release: Release, there: list[_File], target: Target, variant: str | None
+) -> EngineMissing:
+    names = sorted({name.full_variant for name, _ in there})
+    what = f"{variant} build" if variant else "build"
+    driver = " that its driver supports" if variant == "cuda" and target.nvidia_driver else ""
+    has = f"; it has {', '.join(names)}" if names else ""
+    return EngineMissing(
+        f"llama.cpp {release.tag} has no {what} for {target}{driver}{has}",
+        hint=_hint(names, variant),
+    )
+
+
+def _hint(names: list[str], variant: str | None) -> str:
+    if variant == "cuda" and "vulkan" in names:
+        return "--variant vulkan computes on NVIDIA devices too"
+    return "choose one of these with --variant" if names else "another build may have one"

@@ -1,1 +1,0 @@
-"""Measures how fast an engine is with several thread counts, when a model is first started."""

@@ -1,1 +1,0 @@
-"""Canaries: a model's replica on another engine, promoted or withdrawn by what it does."""

@@ -1,1 +1,0 @@
-"""Requests of one model with their responses, for as long as a capture runs."""

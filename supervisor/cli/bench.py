@@ -1,0 +1,287 @@
+"""`corral bench`: measure a model under several profiles, on engines of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from supervisor.bench import standard_workloads, variants
+from supervisor.bench.figures import (
+    ROUND_FIGURES,
+    BenchMachine,
+    BenchResult,
+    Figure,
+    Variant,
+    findings,
+    table,
+)
+from supervisor.bench.html_report import shell, write_report
+from supervisor.bench.own_engine import measure_threads
+from supervisor.bench.runner import BenchJob, Measurements, RoundLimits, measure
+from supervisor.bench.variants import LoadedModel, MachineFacts
+from supervisor.cli.targets import choose
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import ModelStatus
+from supervisor.errors import AccessDenied, CorralError, Interrupted
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.output import CommandResult, ProgressMeter
+from supervisor.plan.fit import capacity
+from supervisor.plan.plan import Plan
+from supervisor.settings.schema import Settings
+from supervisor.system import machine
+from supervisor.system.machine import cpu_name
+from supervisor.system.paths import Directories, directories
+from supervisor.system.processor_load import busy_programs
+
+_WATCHED_S: Final = 0.5
+
+
+def machine_facts(settings: Settings, plan: Plan, where: Directories) -> MachineFacts:
+    """Watch the machine for a moment."""
+    here = machine.read()
+    return MachineFacts(
+        capacity=capacity(here, plan.engine.devices, settings.supervisor.memory_budget),
+        available_bytes=here.memory_available_bytes,
+        logical_cores=here.logical_cores,
+        programs=busy_programs(_WATCHED_S),
+        loaded=_loaded_models(where),
+    )
+
+
+def _loaded_models(where: Directories) -> tuple[LoadedModel, ...]:
+    try:
+        models = Client(where.control_socket).status()["models"]
+    except CorralError:
+        return ()  # no daemon, or one that does not answer
+    return tuple(found for model in models if (found := _loaded_model(model)))
+
+
+def _loaded_model(model: ModelStatus) -> LoadedModel | None:
+    pids = [instance["pid"] for instance in model["instances"] if instance["pid"] is not None]
+    if not pids:
+        return None
+    memory = [
+        instance["memory_bytes"]
+        for instance in model["instances"]
+        if instance["memory_bytes"] is not None
+    ]
+    busy = sum(instance["slots_busy"] for instance in model["instances"])
+    return LoadedModel(model["name"], sum(memory) if memory else None, busy, tuple(pids))
+
+
+def data(result: BenchResult) -> dict[str, object]:
+    """The result for --json, with all raw values; comparisons are against the first variant."""
+    return asdict(result) | {
+        "began_at": result.began_at.isoformat(timespec="seconds"),
+        "rounds": result.rounds,
+        "figures": [
+            asdict(figure)
+            | {"workload": figure.workload, "is_higher_better": figure.is_higher_better}
+            for figure in result.figures
+        ],
+        "comparisons": [
+            {"figure": finding.figure.name, "variant": variant.name, **variant.comparison.data()}
+            for finding in findings(result)
+            for variant in finding.variants
+            if variant.comparison
+        ],
+    }
+
+
+def result_of(
+    job: BenchJob,
+    found: Measurements,
+    began_at: datetime,
+    notes: Sequence[str],
+    *,
+    is_interrupted: bool,
+) -> BenchResult:
+    plan = job.specs[0].plan
+    measured = tuple(
+        Variant(
+            spec.name, spec.profile, spec.argv, found.rounds(spec.name), found.failure(spec.name)
+        )
+        for spec in job.specs
+    )
+    return BenchResult(
+        model=job.model,
+        model_file=plan.gguf.path.name,
+        engine=plan.engine.version,
+        machine=_machine(plan),
+        began_at=began_at,
+        duration_s=(datetime.now(UTC) - began_at).total_seconds(),
+        seed=job.seed,
+        workloads=tuple(workload.name for workload in job.workloads),
+        rounds_planned=job.limits.planned,
+        is_interrupted=is_interrupted,
+        figures=tuple(_figures(job, measured)),
+        variants=measured,
+        notes=tuple(notes),
+    )
+
+
+def _figures(job: BenchJob, measured: Sequence[Variant]) -> Iterator[Figure]:
+    """Those that some variant has."""
+    for figure in (*(figure for load in job.workloads for figure in load.figures), *ROUND_FIGURES):
+        if any(variant.values(figure.name) for variant in measured):
+            yield figure
+
+
+def _machine(plan: Plan) -> BenchMachine:
+    here = machine.read()
+    return BenchMachine(
+        processor=cpu_name(),
+        physical_cores=here.physical_cores,
+        logical_cores=here.logical_cores,
+        memory_bytes=here.memory_bytes,
+        devices=tuple(device.description for device in plan.engine.devices),
+        system=f"{platform.system()} {platform.release()}",
+    )
+
+
+_EXIT_INTERRUPTED: Final = 130
+_SEED_BITS: Final = 31
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The options of the command line.
+
+    Attributes:
+        profiles: To compare, the first with each other one; none means the default ones.
+        workloads: None means all that suit the model.
+        force: Measure although the machine is not free.
+        report: Where to write an HTML report.
+    """
+
+    profiles: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    repeats: int | None = None
+    minutes: float | None = None
+    seed: int | None = None
+    force: bool = False
+    report: Path | None = None
+
+
+def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResult:
+    """Measure, and show what was measured, also after Ctrl-C."""
+    where = directories()
+    targets = choose([word], config, where)
+    settings, (model,) = targets.loaded.settings, targets.names
+    specs = variants.choose(settings, where, model, options.profiles)
+    workloads = standard_workloads.choose(options.workloads, model, specs[0].plan, where)
+    _check_report(options.report)
+    facts = machine_facts(settings, specs[0].plan, where)
+    if not options.force:
+        variants.check(facts, specs)
+    measure_threads(LaunchPlanner(settings, where), model, where)
+    specs = variants.choose(settings, where, model, options.profiles)  # with what was measured
+    job = BenchJob(
+        model=model,
+        specs=specs,
+        workloads=workloads,
+        limits=RoundLimits.of(options.repeats, options.minutes),
+        seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
+        directories=where,
+    )
+    result = _measure(job, facts)
+    repeat = _repeat(result, word, config, options)
+    return _bench_result(result, *_write_report(result, repeat, options.report))
+
+
+def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
+    found = Measurements(spec.name for spec in job.specs)
+    began_at = datetime.now(UTC)
+    is_interrupted = False
+    try:
+        asyncio.run(measure(job, found, ProgressMeter()))
+    except KeyboardInterrupt as interrupt:
+        if not found.has_values:
+            raise Interrupted("stopped before anything was measured") from interrupt
+        is_interrupted = True
+    notes = (
+        *(f"measured although {obstacle}" for obstacle in variants.obstacles(facts, job.specs)),
+        *variants.notes(facts),
+        *(note for spec in job.specs for note in spec.plan.warnings),
+        *found.notes,
+        *filter(None, [variants.note_on_load(found.others_cores, facts.logical_cores)]),
+        *([_stop_text(job, found)] if is_interrupted else []),
+    )
+    return result_of(job, found, began_at, notes, is_interrupted=is_interrupted)
+
+
+def _stop_text(job: BenchJob, found: Measurements) -> str:
+    planned = job.limits.planned
+    of = f" of {planned}" if planned else ""
+    return f"stopped after {found.complete_rounds}{of} rounds; the figures are of what was measured"
+
+
+def _check_report(path: Path | None) -> None:
+    """Refuse a report that cannot be written before anything is measured."""
+    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise AccessDenied(
+            f"cannot write the report {path}",
+            hint="name a file in a directory that exists and is yours to write",
+        )
+
+
+def _write_report(result: BenchResult, repeat: str, path: Path | None) -> tuple[str, bool]:
+    """Return a sentence on the report, and whether it failed; the result is shown in any case."""
+    if path is None:
+        return "", False
+    try:
+        write_report(result, path, repeat)
+    except OSError as error:
+        return f"the report {path} was not written: {error.strerror}", True
+    return f"the report is in {path}", False
+
+
+def _repeat(result: BenchResult, word: str, config: Path | None, options: BenchOptions) -> str:
+    """The command that measures the same again, with the same texts and orders."""
+    words = ["corral", "bench", word, "--seed", str(result.seed)]
+    words += ["--profiles", ",".join(options.profiles)] if options.profiles else []
+    words += ["--workload", ",".join(options.workloads)] if options.workloads else []
+    words += ["--repeats", str(options.repeats)] if options.repeats else []
+    words += ["--minutes", f"{options.minutes:g}"] if options.minutes else []
+    words += ["--config", str(config.absolute())] if config else []
+    return shell(words)
+
+
+def _bench_result(result: BenchResult, report: str, is_report_missing: bool) -> CommandResult:  # noqa: FBT001
+    failed = tuple(
+        f"{variant.name} was given up: {variant.failure}"
+        for variant in result.variants
+        if variant.failure
+    )
+    exit_code = 1 if failed or is_report_missing else 0
+    notes = (*failed, *result.notes, *([report] if report else []))
+    return CommandResult(
+        data(result),
+        _text(result),
+        notes,
+        _EXIT_INTERRUPTED if result.is_interrupted else exit_code,
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _text(result: BenchResult) -> str:
+    lines = [
+        f"{result.model} ({result.model_file}) on {result.engine}",
+        (
+            f"{result.machine.processor}, {result.machine.physical_cores} cores; "
+            f"{_plural(result.rounds, 'round')}, seed {result.seed}"
+        ),
+        "",
+        table(result),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,453 @@
+"""`corral connect`: settings of client programs for the running daemon.
+
+Settings files of clients: read, backed up, written, and taken back. What is written is remembered
+first, in files under `connect/` of the data directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from supervisor.cli.batch import KEY_VARIABLE, connected, raise_if_refused
+from supervisor.clients import client as client_module
+from supervisor.clients.client import (
+    Api,
+    ClientProgram,
+    Facts,
+    FileSettings,
+    Place,
+    Places,
+    ServedModel,
+    self_signed,
+)
+from supervisor.clients.journal import (
+    FileEntries,
+    apply_file_settings,
+    is_empty,
+    notes_of,
+    read_json,
+    text_of,
+    to_json,
+    undo_entries,
+)
+from supervisor.clients.programs import CLIENTS
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import DaemonStatus, ModelStatus
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DaemonBusy,
+    NoSuchModel,
+    NotRunning,
+    SettingsInvalid,
+)
+from supervisor.models.metadata import read
+from supervisor.models.model_meta import makes_vectors
+from supervisor.output import CommandResult, table
+from supervisor.settings.load import load
+from supervisor.settings.schema import Settings
+from supervisor.system.files import back_up, open_regular, rewrite, write_atomic
+from supervisor.system.paths import directories, make_private
+
+# A model may have to be loaded, and its prompt computed, first.
+_CHECK_TIMEOUT_S: Final = 600.0
+
+
+def daemon_facts(model: str | None, small: str | None) -> Facts:
+    """Read what clients are told.
+
+    Raises:
+        NotRunning: No daemon runs.
+        NoSuchModel: It serves no such model, or none that answers chats.
+        AccessDenied: It needs a key, and CORRAL_API_KEY has none.
+    """
+    try:
+        status = Client(directories().control_socket).status()
+    except NotRunning as error:
+        raise NotRunning(error.message, hint="corral start starts it") from error
+    with connected() as http:
+        listed, needs_key = _list_models(http)
+    config = Path(status["config"]) if status["config"] else None
+    settings = load(config, config_dir=directories().config).settings
+    models = _chat_models(listed, status, settings)
+    chosen = _choose_model(model, models, _preferred_names(settings, status["models"]))
+    return Facts(
+        url=status["url"],
+        models=models,
+        model=chosen,
+        small=_choose_model(small, models, [chosen.name]),
+        needs_key=needs_key,
+        certificate=self_signed(status["tls_cert"]),
+    )
+
+
+def check(facts: Facts, api: Api) -> None:
+    """Send one request as a client does.
+
+    Raises:
+        CorralError: It was refused, or its answer broke off.
+    """
+    body = client_module.body(api, facts.model.name)
+    with connected() as http:
+        try:
+            answer = http.post(
+                api.value, json=body, headers=client_module.headers(api), timeout=_CHECK_TIMEOUT_S
+            )
+        except httpx.HTTPError as error:
+            raise _no_answer_error(error) from error
+    if answer.is_error:
+        raise _refusal_error(answer)
+    if not client_module.is_complete(api, answer.text):
+        raise CorralError(
+            f"{facts.model.name} broke off its answer at {api.value}",
+            hint=f"corral logs {facts.model.name} shows why",
+        )
+
+
+def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
+    """Return the models that the key may use, and whether one is needed."""
+    try:
+        answer = http.get("/v1/models", headers={"Authorization": ""})
+        needs_key = answer.status_code == httpx.codes.UNAUTHORIZED
+        if needs_key and os.environ.get(KEY_VARIABLE):
+            answer = http.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise _no_answer_error(error) from error
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise AccessDenied(
+            f"the daemon needs an API key, and {KEY_VARIABLE} has none that it knows",
+            hint=f"corral key add NAME makes one; then export {KEY_VARIABLE}=…",
+        )
+    if answer.is_error:
+        raise _refusal_error(answer)
+    return answer.json()["data"], needs_key
+
+
+def _chat_models(
+    listed: Iterable[Mapping[str, Any]], status: DaemonStatus, settings: Settings
+) -> tuple[ServedModel, ...]:
+    """Return the models that answer chats, without their variants."""
+    local = {model["name"]: model for model in status["models"]}
+    return tuple(
+        ServedModel(
+            model["id"],
+            model["context_length"],
+            sees_images="image" in model["architecture"]["input_modalities"],
+        )
+        for model in listed
+        if not model["variant_of"] and _chats(local.get(model["id"]), settings)
+    )
+
+
+def _chats(model: ModelStatus | None, settings: Settings) -> bool:
+    """Return whether a model answers chats, as far as this machine knows."""
+    if model is None:
+        return True
+    own = settings.models.get(model["name"])
+    try:
+        gguf = read(Path(model["path"]), cache_dir=directories().cache)
+    except CorralError:
+        return True
+    return not makes_vectors(gguf, own.flags if own else {})
+
+
+def _preferred_names(settings: Settings, models: Sequence[ModelStatus]) -> list[str]:
+    """Return names in the order in which one is chosen: the default, those that are loaded."""
+    default = settings.proxy.default_model
+    loaded = [model["name"] for model in models if model["state"] == "loaded"]
+    return [*([default] if default else []), *loaded]
+
+
+def _choose_model(
+    name: str | None, models: Sequence[ServedModel], preferred: Sequence[str]
+) -> ServedModel:
+    by_name = {model.name: model for model in models}
+    known = ", ".join(by_name) or "none"
+    if name is None and models:
+        return next((by_name[name] for name in preferred if name in by_name), models[0])
+    if name not in by_name or name is None:
+        what = f"no model named {name!r} answers chats" if name else "no model answers chats"
+        raise NoSuchModel(what, hint=f"those that do: {known}")
+    return by_name[name]
+
+
+def _no_answer_error(error: httpx.HTTPError) -> CorralError:
+    raise_if_refused(error)
+    what = str(error) or type(error).__name__
+    return DaemonBusy(f"the daemon does not answer: {what}", hint="corral status shows its state")
+
+
+def _refusal_error(answer: httpx.Response) -> CorralError:
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = f"status {answer.status_code}"
+    path = answer.request.url.path
+    return CorralError(
+        f"the daemon refused {path}: {message}", hint="corral status shows its models"
+    )
+
+
+_FILE_MAX_BYTES: Final = 4 * 1024**2
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that was written; `backup` is None where there was none before."""
+
+    path: Path
+    backup: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A file without what was written; `left` are values that were changed since."""
+
+    path: Path
+    left: tuple[Place, ...]
+    is_removed: bool
+
+
+class SettingsFiles:
+    """All methods raise AccessDenied and SettingsInvalid; then no file was changed."""
+
+    def __init__(self, data: Path) -> None:
+        self._journals = data / "connect"
+
+    def is_connected(self, client: str) -> bool:
+        return self._journal(client).exists()
+
+    def write(self, client: str, wanted: Sequence[FileSettings]) -> list[Written]:
+        """Write settings, with a backup of each file that is there."""
+        wanted = [replace(file, path=Path(os.path.realpath(file.path))) for file in wanted]
+        earlier = {file_entries.path: file_entries for file_entries in self._read(client)}
+        made = [_apply_settings(file, earlier.get(file.path)) for file in wanted]
+        others = [
+            file_entries
+            for path, file_entries in earlier.items()
+            if path not in {new.path for new in wanted}
+        ]
+        with _report_os_errors(self._journals):
+            make_private(self._journals.parent)
+            make_private(self._journals)
+            entries = [*(file_entries for _, file_entries in made), *others]
+            write_atomic(self._journal(client), json.dumps(to_json(entries)))
+        return [_write_text(entries.path, text) for text, entries in made]
+
+    def undo(self, client: str) -> list[Restored]:
+        """Take back what was written; raises CorralError where nothing was."""
+        written = self._read(client)
+        if not written:
+            raise CorralError(
+                f"corral connect {client} --write has written nothing that is still there",
+                hint="corral connect shows which clients are connected",
+            )
+        texts = [(file, _text(file.path)) for file in written]
+        found = [
+            (file, _call_change(file.path, undo_entries, text, file))
+            for file, text in texts
+            if text
+        ]
+        restored = []
+        for file, result in found:
+            is_removed = file.is_new and is_empty(result.text)
+            with _report_os_errors(file.path):
+                if is_removed:
+                    file.path.unlink(missing_ok=True)
+                else:
+                    rewrite(file.path, result.text)
+            restored.append(Restored(file.path, result.left, is_removed))
+        with _report_os_errors(self._journals):
+            self._journal(client).unlink()
+        return restored
+
+    def _journal(self, client: str) -> Path:
+        return self._journals / f"{client}.json"
+
+    def _read(self, client: str) -> list[FileEntries]:
+        path = self._journal(client)
+        if (text := _text(path)) is None:
+            return []
+        try:
+            return read_json(json.loads(text))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SettingsInvalid(
+                f"{path} cannot be read: {error!r}",
+                hint="restore the client's settings from their backup, then delete it",
+            ) from error
+
+
+def _apply_settings(wanted: FileSettings, earlier: FileEntries | None) -> tuple[str, FileEntries]:
+    text = _text(wanted.path)
+
+    def apply(text: str, wanted: FileSettings) -> tuple[str, FileEntries]:
+        return apply_file_settings(text, wanted, earlier, is_new=is_new)
+
+    is_new = text is None
+    return _call_change(wanted.path, apply, text or "", wanted)
+
+
+def _call_change(
+    path: Path, change: Callable[[str, _Given], _Result], text: str, given: _Given
+) -> _Result:
+    """Call a change of a file's text; raises SettingsInvalid where it has another format."""
+    try:
+        return change(text, given)
+    except (ValueError, TypeError, LookupError) as error:
+        raise SettingsInvalid(
+            f"{path} cannot be changed safely: {error}", hint="correct it, then try again"
+        ) from error
+
+
+def _text(path: Path) -> str | None:
+    """Return the text of a file, None where there is none."""
+    with _report_os_errors(path):
+        try:
+            with open_regular(path) as file:
+                content = file.read(_FILE_MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+    if len(content) > _FILE_MAX_BYTES:
+        raise SettingsInvalid(f"{path} is larger than {_FILE_MAX_BYTES} bytes", hint="shorten it")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"{path} is no UTF-8", hint="correct it, then try again") from error
+
+
+def _write_text(path: Path, text: str) -> Written:
+    with _report_os_errors(path):
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(path, text)
+            return Written(path, None)
+        backup = back_up(path)
+        rewrite(path, text)
+        return Written(path, backup)
+
+
+@contextmanager
+def _report_os_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AccessDenied(
+            f"cannot change {error.filename or path}: {error.strerror or error}",
+            hint="make it yours and writable, then try again",
+        ) from error
+
+
+def list_clients() -> CommandResult:
+    """List the clients, those found on this machine first."""
+    places, files = _places(), SettingsFiles(directories().data)
+    rows = [_row(client, places, files) for client in CLIENTS]
+    rows.sort(key=lambda row: (not row["connected"], not row["found"]))
+    cells = [
+        (
+            str(row["name"]),
+            str(row["title"]),
+            "yes" if row["found"] else "-",
+            "yes" if row["connected"] else "-",
+        )
+        for row in rows
+    ]
+    text = table(("CLIENT", "PROGRAM", "FOUND", "CONNECTED"), cells)
+    return CommandResult(rows, text, ("corral connect CLIENT shows its settings",))
+
+
+def show(name: str, model: str | None, small: str | None) -> CommandResult:
+    """Show the settings of a client; writes nothing."""
+    client = _client(name)
+    facts = daemon_facts(model, small)
+    settings = client.files(facts, _places())
+    text = "\n\n".join(f"# {file.path}\n{text_of(file)}".rstrip() for file in settings)
+    data = {"client": name, "files": [_data(file) for file in settings]}
+    notes = (*notes_of(client, facts), f"corral connect {name} --write writes them")
+    return CommandResult(data, text, notes)
+
+
+def write(name: str, model: str | None, small: str | None, *, checks: bool) -> CommandResult:
+    """Send a request as the client does, then write its settings.
+
+    Raises:
+        CorralError: The request failed, or a file cannot be changed: nothing is written.
+    """
+    client = _client(name)
+    facts = daemon_facts(model, small)
+    if checks:
+        check(facts, client.api)
+        facts = daemon_facts(model, small)  # its context is known now
+    written = SettingsFiles(directories().data).write(name, client.files(facts, _places()))
+    lines = [f"wrote {file.path}" for file in written]
+    lines += [f"{facts.model.name} answers at {facts.url}{client.api.value}"] if checks else []
+    backups = [f"{file.backup} has what was there before" for file in written if file.backup]
+    data = {
+        "client": name,
+        "model": facts.model.name,
+        "small": facts.small.name,
+        "files": [str(file.path) for file in written],
+        "backups": [str(file.backup) for file in written if file.backup],
+        "is_checked": checks,
+    }
+    notes = (*backups, *notes_of(client, facts), f"start it: {client.run(facts)}")
+    return CommandResult(data, "\n".join(lines), notes)
+
+
+def undo(name: str) -> CommandResult:
+    """Take back what `write` wrote; what was changed since stays."""
+    client = _client(name)
+    undone = SettingsFiles(directories().data).undo(client.name)
+    lines = [
+        f"removed {file.path}" if file.is_removed else f"restored {file.path}" for file in undone
+    ]
+    left = [(file.path, ".".join(map(str, place))) for file in undone for place in file.left]
+    notes = tuple(f"{path}: {place} was changed since, and stays" for path, place in left)
+    data = {
+        "client": name,
+        "files": [str(file.path) for file in undone],
+        "left": [[str(path), place] for path, place in left],
+    }
+    return CommandResult(data, "\n".join(lines) or "none of its files is there any more", notes)
+
+
+def client_names() -> list[str]:
+    return [client.name for client in CLIENTS]
+
+
+def _client(name: str) -> ClientProgram:
+    for client in CLIENTS:
+        if client.name == name:
+            return client
+    known = ", ".join(client_names())
+    raise CorralError(f"no client is named {name!r}", hint=f"clients: {known}")
+
+
+def _places() -> Places:
+    return Places(Path.home(), dict(os.environ), directories().config)
+
+
+def _row(client: ClientProgram, places: Places, files: SettingsFiles) -> dict[str, object]:
+    is_installed = any(shutil.which(program) for program in client.programs)
+    directory = client.directory(places)
+    is_own = directory not in {places.home, places.corral}
+    return {
+        "name": client.name,
+        "title": client.title,
+        "found": is_installed or (is_own and directory.is_dir()),
+        "connected": files.is_connected(client.name),
+    }
+
+
+def _data(settings: FileSettings) -> dict[str, object]:
+    return {"path": str(settings.path), "content": text_of(replace(settings))}

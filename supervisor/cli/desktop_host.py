@@ -1,0 +1,466 @@
+"""`corral serve --desktop`: connects one host to the desktop backend of its runtime directory.
+
+The lines that `corral serve --desktop` writes for its host; `docs/desktop.md` has their members.
+
+Source: https://jsonlines.org, one JSON object a line.
+
+The backend is a daemon that ends when its last host leaves. This process passes its events on to
+standard output and its log to standard error, and tells it of the host's end. So a host that reads
+nothing, or that kills this process, disturbs no other one.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from supervisor.cli.serve import settings_options, spawn_daemon
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import (
+    DaemonStatus,
+    EventLine,
+    InstanceStatus,
+    JoinedHost,
+    StreamMessage,
+)
+from supervisor.daemon.model_commands import resolve_running
+from supervisor.errors import (
+    CorralError,
+    DaemonBusy,
+    DaemonExited,
+    DaemonStopping,
+    NotRunning,
+    SettingsInvalid,
+)
+from supervisor.events import DAEMON_STOPPED, Event
+from supervisor.log import json_sink
+from supervisor.output import CommandResult, to_json
+from supervisor.system.daemon_lock import ProcessIdentity, identity_of, process_end, read_owner
+from supervisor.system.paths import Directories, directories
+
+_READ_BYTES: Final = 4096
+# A pidfd waits in the kernel; systems without one look every 20 ms anyway.
+_WAIT_S: Final = 3600.0
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+OnGone = Callable[[str], None]
+
+
+def watch_host(stdin: int, watch_pid: int | None, on_gone: OnGone) -> None:
+    """Call `on_gone` with a reason, each time that something tells so; in any thread.
+
+    Raises:
+        SettingsInvalid: There is nothing to watch, or no such process.
+    """
+    process = _identity(watch_pid) if watch_pid else None
+    is_watched = _can_close(stdin)
+    if not (is_watched or process):
+        raise SettingsInvalid(
+            "corral serve --desktop cannot see the end of its host: standard input is no pipe",
+            hint="keep a pipe open as its standard input, or pass --watch-pid PID",
+        )
+    for number in _SIGNALS:
+        signal.signal(number, lambda received, _: on_gone(f"{signal.Signals(received).name}"))
+    if is_watched:
+        _begin(lambda: _wait_closed(stdin, on_gone))
+    if process:
+        _begin(lambda: _watch_process(process, on_gone))
+
+
+def _identity(pid: int) -> ProcessIdentity:
+    try:
+        return identity_of(pid)
+    except ProcessLookupError as error:
+        raise SettingsInvalid(
+            f"--watch-pid {pid}: there is no such process", hint="pass the pid of the application"
+        ) from error
+
+
+def _can_close(descriptor: int) -> bool:
+    """Whether the end of a descriptor means that its other side has gone."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+
+
+def _begin(watch: Callable[[], None]) -> None:
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _wait_closed(descriptor: int, on_gone: OnGone) -> None:
+    with suppress(OSError):
+        while os.read(descriptor, _READ_BYTES):
+            pass
+    on_gone("standard input was closed")
+
+
+def _watch_process(process: ProcessIdentity, on_gone: OnGone) -> None:
+    with process_end(process) as end:
+        while not end.wait(_WAIT_S):
+            pass
+    on_gone(f"process {process.pid} has ended")
+
+
+_WAITING_MAX: Final = 1024
+_FLUSH_TIMEOUT_S: Final = 1.0
+
+
+class LineWriter:
+    """Lines wait for a thread that writes them; `write` never waits.
+
+    Of more than 1024 waiting lines the oldest are dropped; the line that `missed` makes of their
+    number comes in their place.
+    """
+
+    def __init__(self, descriptor: int, missed: Callable[[int], str]) -> None:
+        self._descriptor = descriptor
+        self._missed = missed
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        with self._changed:
+            if len(self._lines) >= _WAITING_MAX:
+                self._lines.popleft()
+                self._dropped += 1
+            self._lines.append(line)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, for a second at most."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(_FLUSH_TIMEOUT_S)
+
+    def _run(self) -> None:
+        is_open = True
+        while (text := self._next()) is not None:
+            if is_open:
+                is_open = self._write_all(text.encode(errors="backslashreplace"))
+
+    def _next(self) -> str | None:
+        with self._changed:
+            while not (self._lines or self._is_closing):
+                self._changed.wait()
+            dropped, self._dropped = self._dropped, 0
+            lines = [self._missed(dropped)] if dropped else []
+            lines += [self._lines.popleft()] if self._lines else []
+        return "".join(f"{line}\n" for line in lines) if lines else None
+
+    def _write_all(self, content: bytes) -> bool:
+        """Return whether the pipe has a reader."""
+        try:
+            while content:
+                content = content[os.write(self._descriptor, content) :]
+        except OSError:
+            return False
+        return True
+
+
+SCHEMA: Final = 1
+Line = dict[str, object]
+
+# Events that are errors without a code of their own.
+_ERROR_CODES: Final[Mapping[str, str]] = {
+    "model.load_refused": "load_refused",
+    "worker.failed": "worker_failed",
+    "settings.rejected": "settings_invalid",
+    "task.failed": "internal_error",
+}
+
+
+def ready_line(joined: JoinedHost, requested: Sequence[str], log: str, *, attached: bool) -> Line:
+    """`requested`: the names of the models that the host's words mean."""
+    status = joined["status"]
+    return {
+        "event": "ready",
+        "schema": SCHEMA,
+        "url": status["url"],
+        "pid": status["pid"],
+        "version": status["version"],
+        "api_key_file": joined["api_key_file"],
+        "tls_cert": status["tls_cert"],
+        "attached": attached,
+        "models": [model["name"] for model in status["models"]],
+        "requested": list(requested),
+        "log": log,
+    }
+
+
+def state_lines(status: DaemonStatus) -> Iterator[Line]:
+    """The state of each instance now, and why those that do not run have failed."""
+    for model in status["models"]:
+        for instance in model["instances"]:
+            yield from _instance_lines(model["name"], instance)
+
+
+def _instance_lines(model: str, instance: InstanceStatus) -> Iterator[Line]:
+    names = {"model": model, "instance": instance["name"]}
+    error = instance["error"]
+    yield {"event": "state", **names, "state": instance["state"], "reason": error and error["code"]}
+    if error:
+        yield {"event": "error", **error, **names}
+
+
+def event_lines(event: EventLine) -> Iterator[Line]:
+    """What a host is told of an event of the daemon: at most one line."""
+    fields: Mapping[str, Any] = event["fields"]
+    match event["name"]:
+        case "instance.state_changed":
+            names = {name: fields[name] for name in ("model", "instance")}
+            yield {"event": "state", **names, "state": fields["after"], "reason": fields["reason"]}
+        case "instance.load_progress":
+            members = {name: fields[name] for name in ("model", "instance", "stage", "value")}
+            yield {"event": "progress", **members}
+        case "instance.failed":
+            yield _error(fields["code"], fields)
+        case "daemon.stopping":
+            yield {"event": "stopping", "reason": fields["reason"]}
+        case "events.dropped":
+            yield missed_line(fields["count"])
+        case name if name in _ERROR_CODES:
+            yield _error(_ERROR_CODES[name], fields)
+
+
+def _error(code: str, fields: Mapping[str, Any]) -> Line:
+    return {
+        "event": "error",
+        "code": code,
+        "message": fields.get("reason") or fields.get("error"),
+        "hint": fields.get("hint"),
+        "log": fields.get("log"),
+        **{name: fields[name] for name in ("model", "instance") if name in fields},
+    }
+
+
+def error_line(error: CorralError) -> Line:
+    return {"event": "error", **error.as_json()}
+
+
+def missed_line(count: int) -> Line:
+    return {"event": "missed", "count": count}
+
+
+def stopped_line(*, is_daemon_running: bool) -> Line:
+    return {"event": "stopped", "daemon_running": is_daemon_running}
+
+
+_TIMEOUT_S: Final = 30.0
+# How long a daemon that holds the lock gets to answer, or to end, before another one is tried.
+_ANSWER_S: Final = 0.5
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A place among the daemon's hosts, held while `messages` is open.
+
+    Attributes:
+        started: The models meant, where the daemon was started for this host; else None.
+    """
+
+    messages: Iterator[StreamMessage]
+    host: JoinedHost
+    started: tuple[str, ...] | None
+
+
+def join(
+    client: Client, where: Directories, words: Sequence[str], options: Sequence[str]
+) -> Joined:
+    """Join, within half a minute; `words` and `options` are those of a daemon to start.
+
+    Raises:
+        CorralError: No daemon can be started, or one runs that is no desktop backend.
+    """
+    until_s = time.monotonic() + _TIMEOUT_S
+    started, spawn_at_s = None, 0.0
+    with _lifeline() as stdin:
+        while True:
+            try:
+                messages = client.host()
+                return Joined(messages, next(messages)["host"], started)
+            except DaemonStopping:
+                _wait_stopped(where, until_s)
+            except NotRunning:
+                if time.monotonic() > until_s:
+                    raise
+            if time.monotonic() < spawn_at_s:
+                time.sleep(_POLL_S)
+                continue
+            try:
+                started = spawn_daemon(words, ["--desktop", *options], where, stdin)
+            except DaemonBusy:  # another host's, which holds the lock before it answers
+                spawn_at_s = time.monotonic() + _ANSWER_S
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """A pipe that closes at the end of the block, and when this process is killed; its far end."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _wait_stopped(where: Directories, until_s: float) -> None:
+    """Wait for a daemon that is stopping; raises DaemonStopping when it takes too long."""
+    with process_end(read_owner(where.state_file)) as end:
+        if not end.wait(max(0.0, until_s - time.monotonic())):
+            raise DaemonStopping(
+                "the daemon of this runtime directory has been stopping for half a minute",
+                hint="corral stop, once more, ends it at once",
+                log=str(where.daemon_log),
+            )
+
+
+_LISTEN: Final = "127.0.0.1:0"
+_EXIT_TIMEOUT_S: Final = 10.0
+
+
+def serve_desktop(
+    words: Sequence[str], config: Path | None, watch_pid: int | None
+) -> CommandResult:
+    """Serve one host until it has gone, or until the daemon ends."""
+    output = LineWriter(1, lambda count: to_json(missed_line(count)))
+    log = LineWriter(2, lambda count: to_json({"event": "events.dropped", "count": count}))
+
+    def write(line: Line) -> None:
+        output.write(to_json(line))
+
+    try:
+        host = _DesktopHost(directories(), write, log.write)
+        watch_host(0, watch_pid, host.gone)
+        host.serve(words, settings_options(config, _LISTEN))
+    except CorralError as error:
+        write(error_line(error))
+        raise
+    finally:
+        output.close()
+        log.close()
+    return CommandResult(None)
+
+
+class _DesktopHost:
+    def __init__(
+        self,
+        where: Directories,
+        write: Callable[[Line], None],
+        write_log: Callable[[str], None],
+    ) -> None:
+        self._where = where
+        self._client = Client(where.control_socket)
+        self._write = write
+        self._log = json_sink(write_log)
+        self._reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._number: int | None = None
+        self._has_stopped = False
+
+    def gone(self, reason: str) -> None:
+        """Leave the daemon, for this reason; callable in any thread and in a signal handler."""
+        self._reasons.put(reason)
+
+    def serve(self, words: Sequence[str], options: Sequence[str]) -> None:
+        """Join the daemon, and pass its events on until it ends or this host has left."""
+        _in_thread(self._leave)
+        joined = join(self._client, self._where, words, options)
+        self._number = joined.host["host"]
+        models = self._models_meant(words, joined)
+        self._greet(joined, models or ())
+        if models is not None:
+            _in_thread(lambda: self._start(models))
+        try:
+            is_done = self._pass_on(joined)
+        except DaemonBusy:
+            if _is_alive(joined.host["status"]["pid"]):
+                raise
+            is_done = False
+        if not is_done:
+            raise DaemonExited(
+                "the daemon was killed",
+                hint="start corral serve --desktop again; the end of its log may say why",
+                log=str(self._where.daemon_log),
+            )
+
+    def _leave(self) -> None:
+        """Leave for the first reason; a second one ends the wait for the daemon."""
+        self._reasons.get()
+        if self._number is None:
+            os._exit(0)  # a daemon that was started for us notices
+        with suppress(CorralError):
+            self._client.leave(self._number)
+        self._reasons.get()
+        os._exit(0)
+
+    @staticmethod
+    def _models_meant(words: Sequence[str], joined: Joined) -> Sequence[str] | None:
+        if joined.started is None and words:
+            return resolve_running(words, joined.host["status"])
+        return joined.started
+
+    def _start(self, models: Sequence[str]) -> None:
+        with suppress(CorralError):  # its events tell how it goes
+            next(self._client.command("start", models), None)
+
+    def _greet(self, joined: Joined, requested: Sequence[str]) -> None:
+        is_attached = joined.started is None
+        log = str(self._where.daemon_log)
+        self._write(ready_line(joined.host, requested, log, attached=is_attached))
+        for line in state_lines(joined.host["status"]):
+            self._write(line)
+
+    def _pass_on(self, joined: Joined) -> bool:
+        """Return whether the stream of events came to its end."""
+        for message in joined.messages:
+            if event := message.get("event"):
+                self._tell(event)
+            elif "done" in message:
+                self._end(joined.host["status"]["pid"])
+                return True
+        return False
+
+    def _tell(self, event: EventLine) -> None:
+        self._has_stopped |= event["name"] == DAEMON_STOPPED
+        self._log(Event(event["name"], datetime.fromisoformat(event["at"]), event["fields"]))
+        for line in event_lines(event):
+            self._write(line)
+
+    def _end(self, pid: int) -> None:
+        if self._has_stopped:
+            _wait_exit(pid)
+        self._write(stopped_line(is_daemon_running=not self._has_stopped))
+
+
+def _in_thread(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, daemon=True).start()
+
+
+def _wait_exit(pid: int) -> None:
+    with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
+        end.wait(_EXIT_TIMEOUT_S)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return identity_of(pid).is_alive()
+    except ProcessLookupError:
+        return False

@@ -1,0 +1,190 @@
+"""`corral events`, `logs`, `explain`, `usage` and `record`: what has happened."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from proxy.observe.explanation import Explanation, Finding, explain
+from proxy.observe.past import HistoryQuery, StoredRequest
+from supervisor.cli.requests import read_past_requests, read_running_requests, request_lines
+from supervisor.daemon.control_client import Client
+from supervisor.engine.log_file import follow, tail
+from supervisor.errors import AccessDenied, NoSuchModel, NoSuchRequest, SettingsInvalid
+from supervisor.events import describe
+from supervisor.output import CommandResult, duration, table, to_json, write
+from supervisor.records.request_sizes import RecordFiles
+from supervisor.records.usage import Group, Query, Usage, first_day, groups, members
+from supervisor.records.usage_files import read_all
+from supervisor.system.paths import Directories, directories, name_of_file
+
+
+def events(*, as_json: bool) -> CommandResult:
+    """Print each event until Ctrl-C, or until the daemon stops; as JSON, one object a line."""
+    for message in Client(directories().control_socket).events():
+        if event := message.get("event"):
+            at = datetime.fromisoformat(event["at"])
+            text = describe(event["name"], event["level"], at, event["fields"])
+            write(to_json(event) if as_json else text)
+    return CommandResult(None)
+
+
+def logs(model: str | None, lines: int, *, keep_reading: bool, raw: bool) -> CommandResult:
+    """Show the last lines of a model's logs (None: the daemon's), or follow them until Ctrl-C.
+
+    `raw` passes control characters on to the terminal.
+    """
+    files = _files(model, directories())
+    if keep_reading:
+        asyncio.run(_print_all(files, lines, raw=raw))
+    last = [line for file in files for line in tail(file, lines)]
+    data = {"files": [str(file) for file in files], "lines": last}
+    return CommandResult(data, "\n".join(last), is_raw=raw)
+
+
+async def _print_all(files: Sequence[Path], lines: int, *, raw: bool) -> None:
+    async with asyncio.TaskGroup() as readers:
+        for file in files:
+            prefix = f"{name_of_file(file.stem)}: " if len(files) > 1 else ""
+            readers.create_task(_print(file, lines, prefix, raw=raw))
+
+
+async def _print(file: Path, lines: int, prefix: str, *, raw: bool) -> None:
+    async for line in follow(file, lines):
+        write(f"{prefix}{line}", raw=raw)
+
+
+def _files(model: str | None, where: Directories) -> list[Path]:
+    if model is None:
+        return [where.daemon_log]
+    by_instance = where.engine_logs()
+    found = [path for instance, path in by_instance.items() if _belongs(instance, model)]
+    if found:
+        return found
+    known = sorted({instance.rpartition(".")[0] for instance in by_instance})
+    raise NoSuchModel(
+        f"{where.log} has no log of {model!r}",
+        hint=f"it has logs of: {', '.join(known)}" if known else "no model has run yet",
+    )
+
+
+def _belongs(instance: str, model: str) -> bool:
+    """Match a model, a replica NAME.0, or a replacement instance NAME.0~2."""
+    return model in {instance, instance.partition("~")[0], instance.rpartition(".")[0]}
+
+
+def explain_request(request_id: str | None) -> CommandResult:
+    """Explain a request that has ended; without an id, the latest."""
+    found = read_past_requests(HistoryQuery(limit=1, request_id=request_id))
+    if not found:
+        raise _unknown(request_id)
+    explained = explain({**found[0], "request": found[0]["id"]})
+    return CommandResult(explained.as_json(), "\n".join(_lines(explained, found[0])))
+
+
+def _unknown(request_id: str | None) -> NoSuchRequest:
+    hint = "corral requests --last 20 lists those that have ended"
+    if request_id is None:
+        return NoSuchRequest("no request is stored", hint="the first one that ends will be")
+    if any(request["id"] == request_id for request in read_running_requests()):
+        return NoSuchRequest(
+            f"{request_id} is still in flight",
+            hint=f"corral requests show {request_id} shows how far it is",
+        )
+    return NoSuchRequest(f"no request has the id {request_id}", hint=hint)
+
+
+def _lines(explained: Explanation, found: StoredRequest) -> Iterator[str]:
+    for finding in explained.findings:
+        yield _sentence(finding)
+        if finding.advice:
+            yield f"  {finding.advice}"
+    if not explained.findings:
+        yield "it ended before the engine reported figures, and no wait stands out"
+    yield ""
+    yield request_lines(found)
+
+
+def _sentence(finding: Finding) -> str:
+    cost = (
+        f" (about {finding.cost_ms / 1000:.2f} s)"
+        if finding.cost_ms >= 1 and finding.advice
+        else ""
+    )
+    return f"{finding.sentence[:1].upper()}{finding.sentence[1:]}{cost}"
+
+
+_HEAD = ("REQUESTS", "PROMPT", "CACHED", "SAVED", "GENERATED", "SLOT TIME", "CPU TIME")
+
+
+def usage(query: Query, *, as_csv: bool) -> CommandResult:
+    """Show tokens and seconds; `query.since` may also be a month, or days as in 7d."""
+    today = datetime.now().astimezone().date()
+    try:
+        query = replace(query, since=first_day(query.since, today))
+    except ValueError as error:
+        raise SettingsInvalid(
+            f"--since: {error}", hint="write 2026-11-22, 2026-11 or 7d"
+        ) from error
+    root = directories().usage
+    try:
+        found = groups(read_all(root), query)
+    except OSError as error:
+        raise AccessDenied(f"cannot read {error.filename or root}: {error.strerror}") from error
+    data = [members(query.names, group) for group in found]
+    if as_csv:
+        return CommandResult(data, _csv(query.names, data))
+    return CommandResult(data, _text(query.names, found) if found else "no usage is recorded")
+
+
+def _text(names: Sequence[str], found: Sequence[Group]) -> str:
+    rows = [(*group.names, *_figures(group.usage)) for group in found]
+    if len(found) > 1:
+        total = sum((group.usage for group in found), Usage())
+        rows.append(("total", *[""] * (len(names) - 1), *_figures(total)))
+    return table((*(name.upper() for name in names), *_HEAD), rows)
+
+
+def _figures(usage: Usage) -> tuple[str, ...]:
+    prompt = usage.prompt_tokens + usage.cached_tokens
+    return (
+        str(usage.requests),
+        str(usage.prompt_tokens),
+        str(usage.cached_tokens),
+        f"{usage.cached_tokens / prompt:.0%}" if prompt else "-",
+        str(usage.generated_tokens),
+        duration(usage.slot_s),
+        duration(usage.cpu_s),
+    )
+
+
+def _csv(names: Sequence[str], data: Sequence[dict[str, object]]) -> str:
+    text = io.StringIO()
+    fields = [*names, *(name for name in members((), Group((), Usage())))]
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(data)
+    return text.getvalue().rstrip("\n")
+
+
+def show_recorded() -> CommandResult:
+    """Show how much is recorded of each model, and where; works without a daemon."""
+    root = directories().request_record
+    counts = RecordFiles(root).counts()
+    rows = [(model, str(count)) for model, count in counts.items()]
+    text = f"{table(('MODEL', 'REQUESTS'), rows)}\n\n{root}" if rows else "no recorded requests"
+    data = {"path": str(root), "models": counts}
+    return CommandResult(data, text)
+
+
+def forget_recorded(model: str | None, *, everything: bool) -> CommandResult:
+    """Delete what is recorded of a model, or of all; works without a daemon."""
+    if (model is None) is not everything:
+        raise SettingsInvalid("name a model, or give --all", hint="corral record show lists them")
+    counts = RecordFiles(directories().request_record).forget(model)
+    return CommandResult(counts, f"deleted: figures of {sum(counts.values())} requests")

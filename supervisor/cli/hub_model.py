@@ -1,0 +1,499 @@
+"""Downloads of models from the hub or a URL: which one fits here, and its transfer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+from supervisor.builds.discover import Engine
+from supervisor.cli import transfer_meter
+from supervisor.cli.targets import GetOptions
+from supervisor.errors import AccessDenied, DownloadFailed, EngineBroken, EngineMissing, OutOfMemory
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.models import file_names
+from supervisor.models import repository as repository_module
+from supervisor.models import transfer as transfer_module
+from supervisor.models.file_names import FileGroup, FileKind
+from supervisor.models.hub import HubClient, cache_root, is_offline
+from supervisor.models.local_stores import HubCache
+from supervisor.models.metadata import Gguf
+from supervisor.models.reference import HubReference, UrlReference
+from supervisor.models.repository import RemoteFile, Repository
+from supervisor.models.transfer import Fetched, RemotePart, Transfer, fetch
+from supervisor.output import CommandResult, size
+from supervisor.plan.fit import MemoryCapacity, capacity, misfit_reason
+from supervisor.plan.plan import Plan, make_plan
+from supervisor.plan.resolve import ModelEntry
+from supervisor.settings.load import load
+from supervisor.system import machine
+from supervisor.system.machine import Machine
+from supervisor.system.paths import Directories, make_ours
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a model would take at its start.
+
+    Attributes:
+        text: A clause on its memory.
+        misfit: Why it can never fit, as a clause; None if it can.
+    """
+
+    text: str
+    misfit: str | None
+
+
+class MachineFit:
+    """This machine, with the engine and the memory that the settings give to models."""
+
+    def __init__(self, where: Directories) -> None:
+        settings = load(None, config_dir=where.config, overrides={}).settings
+        self._planner = LaunchPlanner(settings, where)
+        self._budget_bytes = settings.supervisor.memory_budget
+        self._engine = _engine(self._planner)
+        self.room = self._room()
+
+    @property
+    def most_bytes(self) -> int:
+        """Memory that no model can exceed."""
+        return self.room.host + sum(self.room.devices.values())
+
+    def of(self, model: Gguf, projector_bytes: int) -> Fit:
+        """Plan a model under the default profile; raises SettingsInvalid."""
+        if self._engine is None:
+            return self._by_size(model.size_bytes + projector_bytes)
+        entry = ModelEntry(file_names.model_name(model.path.name), model.path)
+        profile = self._planner.tuned_profiles.profile(entry)
+        plan = make_plan(
+            entry,
+            profile,
+            self._engine,
+            model,
+            self._machine(),
+            instances=1,
+            projector_bytes=projector_bytes,
+        )
+        return Fit(_text(plan, self.room), misfit_reason(plan.estimate, self.room))
+
+    def _by_size(self, size_bytes: int) -> Fit:
+        misfit = (
+            f"its files have {size(size_bytes)}, but models may use {size(self.room.host)}"
+            if size_bytes > self.room.host
+            else None
+        )
+        return Fit("no engine is here, so only the size of its files was compared", misfit)
+
+    def _machine(self) -> Machine:
+        here = machine.read()
+        most_bytes = min(self._budget_bytes or here.memory_bytes, here.memory_bytes)
+        return replace(here, memory_bytes=most_bytes)
+
+    def _room(self) -> MemoryCapacity:
+        if self._engine:
+            return self._planner.capacity(self._engine)
+        return capacity(machine.read(), (), self._budget_bytes)
+
+
+def _engine(planner: LaunchPlanner) -> Engine | None:
+    try:
+        return planner.engine()
+    except (EngineMissing, EngineBroken):
+        return None
+
+
+def _text(plan: Plan, room: MemoryCapacity) -> str:
+    """Such as `needs 5.1 GiB of 15.2 GiB main memory with 2 slots of 8,192 tokens`."""
+    needs = plan.estimate.host.at_start
+    parts = [f"{size(needs)} of {size(room.host)} main memory"]
+    parts += [
+        f"{size(take.at_start)} of {size(room.devices.get(name, 0))} on {name}"
+        for name, take in plan.estimate.devices.items()
+    ]
+    context = f" with {plan.ctx_size:,} tokens of context" if plan.ctx_size else ""
+    return f"needs {' and '.join(parts)}{context}"
+
+
+_COMPANIONS = (FileKind.PROJECTOR, FileKind.DRAFT)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What to take of a repository.
+
+    Attributes:
+        model: The model, or another part that was named by its file.
+        companions: Its projector and its draft, where there are any.
+        reason: Why this one, as a clause.
+        warning: Why it does not fit, as a sentence; None if it does.
+    """
+
+    model: FileGroup
+    companions: tuple[FileGroup, ...] = ()
+    reason: str = ""
+    warning: str | None = None
+
+    @property
+    def groups(self) -> tuple[FileGroup, ...]:
+        return (self.model, *self.companions)
+
+
+def choose(
+    repository: Repository,
+    wanted: HubReference,
+    left_out: frozenset[FileKind],
+    here: MachineFit,
+    client: HubClient,
+) -> Chosen:
+    """Choose by the names of files, and by the headers of models, which are requested.
+
+    Raises:
+        NoSuchModel: Nothing of that name is there, or no model at all.
+        OutOfMemory: No model fits.
+        CorralError: As remote_header.read.
+    """
+    chooser = _Chooser(repository, left_out, here, client)
+    if wanted.file or wanted.quantisation:
+        return chooser.named(repository_module.choose_named(repository, wanted))
+    return chooser.fitting()
+
+
+def without_fit(
+    repository: Repository, wanted: HubReference, left_out: frozenset[FileKind]
+) -> Chosen:
+    """Choose among files that are here."""
+    is_named = wanted.file or wanted.quantisation
+    model = (
+        repository_module.choose_named(repository, wanted)
+        if is_named
+        else repository_module.rank_models(repository)[0]
+    )
+    return Chosen(model, companions(repository, model, left_out), "it is here")
+
+
+def companions(
+    repository: Repository, model: FileGroup, left_out: frozenset[FileKind]
+) -> tuple[FileGroup, ...]:
+    """The projector and the draft of a model; a part that was named alone has none."""
+    if model.first.kind is not FileKind.MODEL:
+        return ()
+    kinds = (kind for kind in _COMPANIONS if kind not in left_out)
+    found = (file_names.companion(repository.groups, model.first, kind) for kind in kinds)
+    most_bytes = repository.size_bytes(model)
+    return tuple(group for group in found if group and repository.size_bytes(group) < most_bytes)
+
+
+class _Chooser:
+    def __init__(
+        self,
+        repository: Repository,
+        left_out: frozenset[FileKind],
+        here: MachineFit,
+        client: HubClient,
+    ) -> None:
+        self._repository = repository
+        self._left_out = left_out
+        self._here = here
+        self._client = client
+
+    def named(self, model: FileGroup) -> Chosen:
+        others = companions(self._repository, model, self._left_out)
+        if model.first.kind is not FileKind.MODEL:
+            return Chosen(model, others, "as named")
+        fit = self._fit(model, others)
+        warning = f"it will not fit: {fit.misfit}" if fit.misfit else None
+        return Chosen(model, others, f"as named, {fit.text}", warning)
+
+    def fitting(self) -> Chosen:
+        """Try the models in their order, without those that are as large as one that misfits."""
+        most_bytes, misfit, tried = self._here.most_bytes, "", ""
+        for model in repository_module.rank_models(self._repository):
+            size_bytes = self._repository.size_bytes(model)
+            if size_bytes >= most_bytes:
+                continue
+            others = companions(self._repository, model, self._left_out)
+            fit = self._fit(model, others)
+            if fit.misfit is None:
+                return Chosen(model, others, _reason(self._repository, model, fit, tried))
+            most_bytes, misfit = size_bytes, fit.misfit
+            tried = tried or f"{model.first.quantisation} can never fit: {fit.misfit}"
+        raise self._nothing_fits(misfit)
+
+    def _fit(self, model: FileGroup, others: tuple[FileGroup, ...]) -> Fit:
+        parts = [self._part(self._repository.file(file)) for file in model.files]
+        projectors = [group for group in others if group.first.kind is FileKind.PROJECTOR]
+        beside_bytes = sum(self._repository.size_bytes(group) for group in projectors)
+        return self._here.of(transfer_module.read(parts, self._client), beside_bytes)
+
+    def _part(self, file: RemoteFile) -> RemotePart:
+        url = self._client.file_url(self._repository, file.path)
+        return RemotePart(url, file.path, file.size_bytes)
+
+    def _nothing_fits(self, misfit: str) -> OutOfMemory:
+        least = min(repository_module.models(self._repository), key=self._repository.size_bytes)
+        amount, most = size(self._repository.size_bytes(least)), size(self._here.room.host)
+        name = least.first.quantisation or least.first.path
+        why = misfit or f"the smallest, {name}, has {amount}, and models may use {most}"
+        return OutOfMemory(
+            f"no model of {self._repository.repo} fits this machine: {why}",
+            hint=f"take a smaller model; {self._repository.repo}:{name} fetches it all the same",
+        )
+
+
+def _reason(repository: Repository, model: FileGroup, fit: Fit, tried: str) -> str:
+    if tried:
+        return f"{fit.text}; {tried}"
+    is_small = repository.size_bytes(model) <= repository_module.EIGHT_BITS_MAX_BYTES
+    if model.first.quantisation == "Q8_0" and is_small:
+        return f"small enough for 8 bits, {fit.text}"
+    return fit.text
+
+
+_LEAVES_OUT = {FileKind.PROJECTOR: "--no-projector", FileKind.DRAFT: "--no-draft"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Download:
+    """What is fetched of a repository."""
+
+    repository: Repository
+    chosen: Chosen
+    cache: HubCache
+
+    @property
+    def files(self) -> tuple[tuple[FileGroup, RemoteFile], ...]:
+        return tuple(
+            (group, self.repository.file(file))
+            for group in self.chosen.groups
+            for file in group.files
+        )
+
+    @property
+    def missing(self) -> tuple[RemoteFile, ...]:
+        return tuple(
+            file for _, file in self.files if not self.cache.is_here(self.repository, file)
+        )
+
+    @property
+    def missing_bytes(self) -> int:
+        parts = (self.cache.part_bytes(self.repository, file) for file in self.missing)
+        return sum(file.size_bytes for file in self.missing) - sum(parts)
+
+    @property
+    def path(self) -> Path:
+        return self.cache.path(self.repository, self.chosen.model.first.path)
+
+
+def get_from_hub(wanted: HubReference, where: Directories, options: GetOptions) -> CommandResult:
+    """Fetch a model into the Hugging Face cache; raises as model_get.get."""
+    cache = HubCache(cache_root())
+    try:
+        if is_offline():
+            return _find_cached_model(wanted, cache, options)
+        return _fetch_model(wanted, where, cache, options)
+    except OSError as error:
+        raise AccessDenied(
+            f"cannot use {error.filename or cache.root}: {error.strerror or error}",
+            hint="make it readable and writable, or set HF_HOME to another directory",
+        ) from error
+
+
+def _fetch_model(
+    wanted: HubReference, where: Directories, cache: HubCache, options: GetOptions
+) -> CommandResult:
+    with transfer_meter.meter(as_lines=options.as_lines) as meter:
+        client = HubClient(notify=meter.note)
+        repository = client.repository(wanted.repo, wanted.revision)
+        here = MachineFit(where)
+        chosen = choose(repository, wanted, options.left_out, here, client)
+        download = _Download(repository, chosen, cache)
+        for line in _hub_announcement(download):
+            meter.note(line)
+        if options.dry_run:
+            return CommandResult(_hub_data(download, 0))
+        transfer_module.check(cache.root, download.missing_bytes)
+        received = sum(
+            fetch(
+                _hub_transfer(download, file, client), client, partial(meter.show, file.path)
+            ).received_bytes
+            for file in download.missing
+        )
+        for _, file in download.files:
+            cache.publish(repository, file)
+    return _result(download, received)
+
+
+def _find_cached_model(wanted: HubReference, cache: HubCache, options: GetOptions) -> CommandResult:
+    repository = cache.local(wanted.repo, wanted.revision)
+    if repository is None:
+        raise DownloadFailed(
+            f"offline mode is on, and nothing of {wanted.repo} is in {cache.root}",
+            hint="unset HF_HUB_OFFLINE to fetch it",
+        )
+    chosen = without_fit(repository, wanted, options.left_out)
+    return _result(_Download(repository, chosen, cache), 0)
+
+
+def _hub_transfer(download: _Download, file: RemoteFile, client: HubClient) -> Transfer:
+    repo, cache = download.repository.repo, download.cache
+    return Transfer(
+        name=file.path,
+        url=client.file_url(download.repository, file.path),
+        size_bytes=file.size_bytes,
+        digest=file.digest,
+        part=cache.part(repo, file.digest),
+        target=cache.blob(repo, file.digest),
+        lock=cache.lock(repo, file.digest),
+    )
+
+
+def _hub_announcement(download: _Download) -> Iterator[str]:
+    repository, chosen = download.repository, download.chosen
+    shards = len(chosen.model.files)
+    label = chosen.model.first.quantisation or chosen.model.first.path
+    amount = size(repository.size_bytes(chosen.model))
+    amount += f" in {shards} shards" if shards > 1 else ""
+    yield f"{repository.repo}: {label}, {amount}: {chosen.reason}"
+    for group in chosen.companions:
+        name, kind = group.first.path, group.first.kind
+        without = f"{_LEAVES_OUT[kind]} leaves it out"
+        yield f"with its {kind} {name}, {size(repository.size_bytes(group))} ({without})"
+    if chosen.warning:
+        yield f"warning: {chosen.warning}"
+    if parts := sum(download.cache.part_bytes(repository, file) for file in download.missing):
+        yield f"{size(parts)} of it came earlier; {size(download.missing_bytes)} are to come"
+
+
+def _result(download: _Download, received_bytes: int) -> CommandResult:
+    is_model = download.chosen.model.first.kind is FileKind.MODEL
+    notes = (f"corral start {_name(download)} serves it",) if is_model else ()
+    return CommandResult(_hub_data(download, received_bytes), str(download.path), notes)
+
+
+def _name(download: _Download) -> str:
+    """The name under which `corral start` finds it."""
+    first = download.chosen.model.first
+    return f"{download.repository.repo}:{first.quantisation or Path(first.prefix).name}"
+
+
+def _hub_data(download: _Download, received_bytes: int) -> dict[str, object]:
+    repository, chosen = download.repository, download.chosen
+    return {
+        "name": _name(download),
+        "path": str(download.path),
+        "size_bytes": repository.size_bytes(chosen.model),
+        "repository": repository.repo,
+        "commit": repository.commit,
+        "quantisation": chosen.model.first.quantisation,
+        "reason": chosen.reason,
+        "warning": chosen.warning,
+        "received_bytes": received_bytes,
+        "missing_bytes": download.missing_bytes,
+        "files": [
+            {
+                "kind": group.first.kind,
+                "path": str(download.cache.path(repository, file.path)),
+                "size_bytes": file.size_bytes,
+                "digest": file.digest,
+            }
+            for group, file in download.files
+        ],
+    }
+
+
+def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) -> CommandResult:
+    """Fetch a file, or all shards of a model; raises as model_get.get.
+
+    Nothing tells their digests, so their headers are read first, and each SHA-256 is shown.
+    """
+    with transfer_meter.meter(as_lines=options.as_lines) as meter:
+        client = HubClient(notify=meter.note)
+        transfers = [_describe_file(shard, where.models, client) for shard in wanted.shards]
+        for line in _url_announcement(transfers, MachineFit(where), client):
+            meter.note(line)
+        if options.dry_run:
+            return CommandResult(_url_data(transfers, []))
+        make_ours(where.models)
+        transfer_module.check(where.models, sum(map(_missing_bytes, transfers)))
+        done = [
+            fetch(transfer, client, partial(meter.show, transfer.name)) for transfer in transfers
+        ]
+    data, first = _url_data(transfers, done), transfers[0]
+    shown = [
+        f"the SHA-256 of {transfer.name} is {fetched.sha256}"
+        for transfer, fetched in zip(transfers, done, strict=True)
+        if fetched.sha256
+    ]
+    return CommandResult(
+        data, str(first.target), (*shown, f"corral start {data['name']} serves it")
+    )
+
+
+def _url_data(transfers: Sequence[Transfer], done: Sequence[Fetched]) -> dict[str, object]:
+    first = transfers[0]
+    return {
+        "name": file_names.model_name(first.name),
+        "path": str(first.target),
+        "size_bytes": sum(transfer.size_bytes for transfer in transfers),
+        "received_bytes": sum(fetched.received_bytes for fetched in done),
+        "files": [
+            {"path": str(transfer.target), "size_bytes": transfer.size_bytes, "sha256": digest}
+            for transfer, digest in zip_longest(
+                transfers, (fetched.sha256 or None for fetched in done)
+            )
+        ],
+    }
+
+
+def _describe_file(wanted: UrlReference, models: Path, client: HubClient) -> Transfer:
+    """Ask for the size of a file; raises DownloadFailed where another file has its name."""
+    size_bytes, tag = client.describe(wanted.url, wanted.name)
+    transfer = _url_transfer(wanted, models, size_bytes, tag)
+    _check_target(transfer)
+    return transfer
+
+
+def _url_transfer(wanted: UrlReference, models: Path, size_bytes: int, tag: str) -> Transfer:
+    # A part of another version of the file is not continued.
+    version = hashlib.sha256(f"{wanted.url} {tag}".encode()).hexdigest()[:8]
+    return Transfer(
+        name=wanted.name,
+        url=wanted.url,
+        size_bytes=size_bytes,
+        digest="",
+        part=models / f".{wanted.name}.{version}.part",
+        target=models / wanted.name,
+        lock=models / f".{wanted.name}.lock",
+        tag=tag,
+    )
+
+
+def _check_target(transfer: Transfer) -> None:
+    target = transfer.target
+    if target.exists() and target.stat().st_size != transfer.size_bytes:
+        raise DownloadFailed(
+            f"{target} is there already, and has another size than the file of the URL",
+            hint="remove or rename it, then run the same command again",
+        )
+
+
+def _url_announcement(
+    transfers: Sequence[Transfer], here: MachineFit, client: HubClient
+) -> Iterator[str]:
+    parts = [RemotePart(transfer.url, transfer.name, transfer.size_bytes) for transfer in transfers]
+    gguf = transfer_module.read(parts, client)
+    fit, shards = here.of(gguf, 0), len(transfers)
+    amount = size(gguf.size_bytes) + (f" in {shards} shards" if shards > 1 else "")
+    yield f"{transfers[0].name}: {gguf.quantisation}, {amount}: {fit.text}"
+    if fit.misfit:
+        yield f"warning: it will not fit: {fit.misfit}"
+
+
+def _missing_bytes(transfer: Transfer) -> int:
+    if transfer.target.exists():
+        return 0
+    part = transfer.part
+    return transfer.size_bytes - (part.stat().st_size if part.exists() else 0)

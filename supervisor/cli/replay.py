@@ -1,0 +1,334 @@
+"""`corral replay`: the requests of a capture against other settings, builds, or the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from supervisor.bench.variants import of_profile
+from supervisor.bench.workload import WorkloadFailed
+from supervisor.builds.help import FlagValue
+from supervisor.cli.batch import KEY_VARIABLE
+from supervisor.cli.targets import choose
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.model_commands import engine_setting
+from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
+from supervisor.errors import EngineFailed, Interrupted, SettingsInvalid
+from supervisor.experiments.capture_lines import model_fingerprint
+from supervisor.experiments.captured_requests import (
+    Capture,
+    PlayedRequest,
+    is_greedy,
+    most_together,
+    order_requests,
+    read,
+    recorded_text,
+)
+from supervisor.experiments.replay import (
+    Figures,
+    Play,
+    Target,
+    figures_of,
+    own_engine,
+    play,
+    ratio,
+    recorded_figures,
+)
+from supervisor.output import CommandResult, ProgressMeter, one_line, table
+from supervisor.plan.plan import Plan
+from supervisor.system.paths import Directories, directories
+
+_SHOWN_MAX: Final = 20
+_PIECE_MAX: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was played.
+
+    Attributes:
+        name: What it was played with.
+        baseline: With the model's present settings, where that was needed.
+        recorded: How many captured answers are themselves the baseline.
+    """
+
+    name: str
+    play: Play
+    baseline: Play | None
+    recorded: int
+    notes: tuple[str, ...] = ()
+
+
+def replay_result(
+    capture: Capture, requests: Sequence[PlayedRequest], outcome: Outcome
+) -> CommandResult:
+    recorded = recorded_figures(request.captured for request in requests)
+    found = figures_of(outcome.play.played)
+    base = figures_of(outcome.baseline.played) if outcome.baseline else None
+    columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
+    text = "\n".join(
+        [
+            f"{len(requests)} requests of {capture.model}, played with {outcome.name}",
+            "",
+            _table(columns),
+            "",
+            *_answer_lines(outcome, len(requests)),
+        ]
+    )
+    data = {
+        "model": capture.model,
+        "played_with": outcome.name,
+        "skipped": dict(capture.skipped),
+        "recorded": asdict(recorded),
+        "present": asdict(base) if base else None,
+        "replay": asdict(found),
+        "ratios_to_recorded": _ratios(found, recorded),
+        "ratios_to_present": _ratios(found, base) if base else None,
+        "requests": _requests(requests, outcome),
+    }
+    return CommandResult(
+        data, text, (*_notes(capture, outcome, requests),), int(bool(found.failed))
+    )
+
+
+def _table(columns: dict[str, Figures]) -> str:
+    rows: list[tuple[str, ...]] = []
+    for name, label, digits in (
+        ("prefill_rate", "prefill, tokens/s", 1),
+        ("decode_rate", "decode, tokens/s", 1),
+        ("first_token_ms", "first token, median ms", 0),
+    ):
+        values = [getattr(column, name) for column in columns.values()]
+        ratios = [_times(ratio(values[-1], value)) for value in values[:-1]]
+        rows.append((label, *(_number(value, digits) for value in values), *ratios))
+    blank = [""] * (len(columns) - 1)
+    found = [f"{column.cached_tokens} of {column.prompt_tokens}" for column in columns.values()]
+    rows.append(("tokens found in the cache", *found, *blank))
+    generated = [str(column.generated_tokens) for column in columns.values()]
+    rows.append(("tokens generated", *generated, *blank))
+    rows.append(("failed requests", *(str(column.failed) for column in columns.values()), *blank))
+    heads = [f"TIMES {name}" for name in list(columns)[:-1]]
+    return table(("", *columns, *heads), rows)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _answer_lines(outcome: Outcome, requests: int) -> Iterator[str]:
+    compared = outcome.play.comparisons
+    if not compared:
+        yield "no answer is compared: none was captured greedily (temperature 0)"
+        return
+    different = [comparison for comparison in compared if comparison.difference]
+    of_capture = f"{outcome.recorded} captured ones" if outcome.recorded else ""
+    of_present = "those of the present settings" if outcome.baseline else ""
+    against = " and ".join(filter(None, [of_capture, of_present]))
+    yield f"{len(compared) - len(different)} of {len(compared)} answers equal {against}"
+    if len(compared) < requests:
+        yield f"{requests - len(compared)} are not compared: sampled, broken off or failed"
+    for comparison in different[:_SHOWN_MAX]:
+        if at := comparison.difference:
+            yield (
+                f"  request {comparison.number}: token {at.token} of {at.tokens} differs: "
+                f"{_piece(at.found)} instead of {_piece(at.expected)}"
+            )
+    if len(different) > _SHOWN_MAX:
+        yield f"  and {len(different) - _SHOWN_MAX} more (--json has all)"
+
+
+def _piece(text: str) -> str:
+    return f"'{one_line(text)[:_PIECE_MAX]}'"
+
+
+def _ratios(ours: Figures, theirs: Figures) -> dict[str, float | None]:
+    names = ("prefill_rate", "decode_rate", "first_token_ms")
+    return {name: ratio(getattr(ours, name), getattr(theirs, name)) for name in names}
+
+
+def _requests(requests: Sequence[PlayedRequest], outcome: Outcome) -> list[dict[str, Any]]:
+    compared = {comparison.number: comparison for comparison in outcome.play.comparisons}
+    found = []
+    for request, answer in zip(requests, outcome.play.played, strict=True):
+        number = request.captured.number
+        comparison = compared.get(number)
+        found.append(
+            {
+                "n": number,
+                "failure": answer.failure,
+                "first_token_ms": answer.first_token_ms,
+                "timings": asdict(answer.timings) if answer.timings else None,
+                "compared": comparison is not None,
+                "difference": asdict(comparison.difference)
+                if comparison and comparison.difference
+                else None,
+            }
+        )
+    return found
+
+
+def _notes(capture: Capture, outcome: Outcome, requests: Sequence[PlayedRequest]) -> Iterator[str]:
+    yield from outcome.notes
+    for kind, count in capture.skipped.items():
+        yield f"not played: {count} of kind {kind}"
+    failures = [
+        f"request {request.captured.number} failed: {answer.failure}"
+        for request, answer in zip(requests, outcome.play.played, strict=True)
+        if answer.failure
+    ]
+    yield from failures[:_SHOWN_MAX]
+
+
+_CONCURRENCY_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """The options of the command line.
+
+    Attributes:
+        model: To play with; None: the capture's.
+        engine: A build or a path; None: the model's.
+        profile: None: the model's.
+        flags: On top of those of the model.
+        is_daemon: Play against the running daemon.
+        concurrency: None: as many as were in flight at once.
+    """
+
+    model: str | None = None
+    engine: str | None = None
+    profile: str | None = None
+    flags: Mapping[str, FlagValue] | None = None
+    is_daemon: bool = False
+    is_as_recorded: bool = False
+    concurrency: int | None = None
+    config: Path | None = None
+
+    @property
+    def changes(self) -> str:
+        """What is played with, in words; empty for the model's present settings."""
+        words = [f"engine {self.engine}"] if self.engine else []
+        words += [f"profile {self.profile}"] if self.profile else []
+        words += [f"{key} = {value}" for key, value in (self.flags or {}).items()]
+        return ", ".join(words)
+
+
+def replay(path: Path, options: ReplayOptions) -> CommandResult:
+    capture = read(path)
+    requests = order_requests(capture.requests)
+    try:
+        outcome = asyncio.run(_Replay(capture, requests, options).run())
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted("stopped; its engine has ended, nothing is left behind") from interrupt
+    except (EngineUnreachable, WorkloadFailed) as error:
+        raise EngineFailed(f"the replay ended early: {error}") from error
+    return replay_result(capture, requests, outcome)
+
+
+class _Replay:
+    def __init__(
+        self, capture: Capture, requests: Sequence[PlayedRequest], options: ReplayOptions
+    ) -> None:
+        self._capture = capture
+        self._requests = requests
+        self._options = options
+        self._where = directories()
+        self._meter = ProgressMeter()
+
+    async def run(self) -> Outcome:
+        try:
+            if self._options.is_daemon:
+                return await self._against_daemon()
+            return await self._against_own_engine()
+        finally:
+            self._meter.clear()
+
+    async def _against_daemon(self) -> Outcome:
+        target = _daemon(self._where, self._options.model or self._capture.model)
+        found = await self._play("the daemon", nullcontext(target), self._recorded())
+        return Outcome("the daemon", found, None, len(self._recorded()))
+
+    async def _against_own_engine(self) -> Outcome:
+        options = self._options
+        base, plan, notes = await asyncio.to_thread(self._plans)
+        expected, baseline = self._recorded(), None
+        recorded = len(expected)
+        if options.changes and recorded < len(self._requests):
+            engine = own_engine(base, self._where)
+            baseline = await self._play("present settings", engine, expected)
+            expected = {**baseline.texts(self._requests), **expected}
+        name = options.changes or "present settings"
+        found = await self._play(name, own_engine(plan, self._where), expected)
+        return Outcome(name, found, baseline, recorded, notes)
+
+    def _plans(self) -> tuple[Plan, Plan, tuple[str, ...]]:
+        """Return the plans of the present settings and of those to play with."""
+        options, where = self._options, self._where
+        targets = choose([options.model or self._capture.model], options.config, where)
+        settings, (model,) = targets.loaded.settings, targets.names
+        base = of_profile(settings, where, model).plan
+        if options.engine:
+            own = settings.models[model].model_copy(
+                update={"engine": engine_setting(options.engine)}
+            )
+            models = {**settings.models, model: own}
+            settings = settings.model_copy(update={"models": models})
+        plan = of_profile(settings, where, model, options.profile, options.flags).plan
+        notes = [*plan.warnings]
+        if model_fingerprint(plan.gguf.path) != self._capture.header.get("fingerprint"):
+            notes.append(f"{plan.gguf.path.name} is not the file that was captured")
+        return base, plan, tuple(notes)
+
+    def _recorded(self) -> dict[int, str]:
+        """Return the captured answers that were greedy, by number."""
+        greedy = [
+            request.captured for request in self._requests if is_greedy(request.captured.body)
+        ]
+        texts = {request.number: recorded_text(request) for request in greedy}
+        return {number: text for number, text in texts.items() if text is not None}
+
+    async def _play(
+        self,
+        name: str,
+        engine: AbstractAsyncContextManager[Target],
+        expected: Mapping[int, str],
+    ) -> Play:
+        count, options = len(self._requests), self._options
+        self._meter.show(name, 0.0, "starts")
+        async with engine as target:
+            most = most_together(self._requests)
+            limit = target.slots or _CONCURRENCY_MAX
+            return await play(
+                target,
+                self._requests,
+                expected,
+                concurrency=min(options.concurrency or most, limit),
+                is_as_recorded=options.is_as_recorded,
+                on_answer=lambda done: self._meter.show(name, done / count, f"{done} answers"),
+            )
+
+
+def _daemon(where: Directories, model: str) -> Target:
+    """Return the running daemon as a target; raises NotRunning, SettingsInvalid."""
+    status = Client(where.control_socket).status()
+    found = urlsplit(status["url"])
+    if status["tls_cert"] or found.hostname is None or found.port is None:
+        raise SettingsInvalid(
+            "a replay against a daemon with TLS is not possible",
+            hint="leave out --daemon: it starts an engine of its own",
+        )
+    endpoint = Endpoint(
+        host=f"[{found.hostname}]" if ":" in found.hostname else found.hostname, port=found.port
+    )
+    key = os.environ.get(KEY_VARIABLE, "")
+    return Target(lambda: EngineClient(endpoint, key), model, 0)

@@ -1,0 +1,215 @@
+"""`corral doctor` and `corral report`: problems of this installation; a bug report's archive."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from supervisor.cli.engine import list_engines
+from supervisor.cli.plan import plan
+from supervisor.cli.requests import Chosen, list_past
+from supervisor.daemon.control_client import Client
+from supervisor.diagnose.doctor import run_checks
+from supervisor.diagnose.host_checks import Finding, secrets_of
+from supervisor.diagnose.log_excerpt import LEFT_OUT, FoundLogs, clean_event, cut_quote, read_logs
+from supervisor.diagnose.report import (
+    Anonymizer,
+    Part,
+    check_new,
+    machine_facts,
+    versions,
+    without_secrets,
+    write_archive,
+)
+from supervisor.errors import CorralError
+from supervisor.output import CommandResult, colored, size, table, to_json
+from supervisor.settings.load import Loaded, flatten, load
+from supervisor.system.paths import Directories, directories
+
+_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor(config: Path | None) -> CommandResult:
+    """Check everything that serving needs; exit code 1 if something will not work."""
+    found = run_checks(config, directories())
+    counts = {level: sum(finding.level == level for finding in found) for level in _STYLES}
+    data = {"findings": [asdict(finding) for finding in found], **counts}
+    return CommandResult(data, render(found), exit_code=1 if counts["fail"] else 0)
+
+
+def render(found: Sequence[Finding]) -> str:
+    width = max(len(finding.name) for finding in found)
+    return "\n".join([*(_line(finding, width) for finding in found), "", _verdict(found)])
+
+
+def _line(finding: Finding, width: int) -> str:
+    indent = "\n" + " " * (width + 7)
+    level = colored(f"{finding.level:4}", _STYLES[finding.level])
+    fix = f"{indent}{colored('fix:', 'dim')} {finding.fix}" if finding.fix else ""
+    text = finding.text.replace("\n", indent)
+    return f"{level}  {finding.name:{width}} {text}{fix}"
+
+
+def _verdict(found: Sequence[Finding]) -> str:
+    failures = [finding.name for finding in found if finding.level == "fail"]
+    if failures:
+        return f"will not work: {', '.join(failures)}"
+    warnings = sum(finding.level == "warn" for finding in found)
+    return f"works; {warnings} could be better" if warnings else "all is well"
+
+
+_MODELS_MAX: Final = 32
+_REQUESTS_MAX: Final = 500
+_UNSAFE: Final = re.compile(r"[^\w.-]")
+_SENTENCES: Final = frozenset({"hint", "message", "not_persisted_reason", "reason"})
+_PERSONAL: Final = frozenset({"client"})
+# A value that is refused stands in quotes in the error; it may be a key at a wrong place.
+_REFUSED: Final = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
+_SECRET_VARIABLE: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$")
+
+
+def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> CommandResult:
+    """Write the archive; works without a daemon, and with settings that are wrong."""
+    where = directories()
+    folder = f"corral-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    path = (output or Path(f"{folder}.tar.gz")).absolute()
+    check_new(path)
+    loaded = _try_load(config, where)
+    logs = read_logs(where, with_prompts=with_prompts)
+    found = [*_parts(config, loaded, where, logs, with_prompts=with_prompts)]
+    clean = _anonymizer(loaded).clean
+    parts = [Part(part.name, clean(part.text), part.note) for part in found]
+    notes = [f"{part.name}: {part.note}" for part in parts if part.note]
+    parts.insert(0, Part("README.txt", _readme(parts, notes, with_prompts=with_prompts)))
+    size_bytes = write_archive(path, folder, parts)
+    sizes = {part.name: len(part.text.encode(errors="replace")) for part in parts}
+    data = {"path": str(path), "size_bytes": size_bytes, "files": sizes, "left_out": notes}
+    rows = [(name, size(count)) for name, count in sizes.items()]
+    text = f"{table(('FILE', 'SIZE'), rows)}\n\n{path} ({size(size_bytes)})"
+    return CommandResult(data, text, (*notes, _content(with_prompts=with_prompts)))
+
+
+def _try_load(config: Path | None, where: Directories) -> Loaded | CorralError:
+    try:
+        return load(config, config_dir=where.config)
+    except CorralError as error:
+        return error
+
+
+def _parts(
+    config: Path | None,
+    loaded: Loaded | CorralError,
+    where: Directories,
+    logs: FoundLogs,
+    *,
+    with_prompts: bool,
+) -> Iterator[Part]:
+    yield Part("versions.json", to_json(versions(), indent=True))
+    yield Part("machine.json", to_json(machine_facts(where), indent=True))
+    yield _of_command("engines.txt", lambda: list_engines(config))
+    yield _of_command("doctor.txt", lambda: doctor(config))
+    if isinstance(loaded, CorralError):
+        yield Part("settings.txt", _error_text(loaded))
+    else:
+        values = flatten(loaded.settings.model_dump(mode="json"))
+        lines = without_secrets(values, loaded.origins, with_prompts=with_prompts)
+        yield Part("settings.txt", "\n".join([str(loaded.path or "no settings file"), *lines]))
+        for model in list(loaded.settings.models)[:_MODELS_MAX]:
+            name = f"plans/{_UNSAFE.sub('_', model)}.txt"
+            yield _of_command(name, lambda model=model: plan(model, config))  # type: ignore[misc]
+    yield from _of_daemon(where, has_quotes=logs.is_verbose and not with_prompts)
+    yield _past_requests()
+    yield from logs.parts
+
+
+def _past_requests() -> Part:
+    """Return the figures of the requests that ended last."""
+    name = "past_requests.jsonl"
+    try:
+        found = list_past(Chosen(_REQUESTS_MAX, None, None, is_failed=False, since=None)).data
+    except CorralError as error:
+        return Part(name, _error_text(error))
+    rows = found if isinstance(found, list) else []
+    lines = [
+        to_json(clean_event({"event": "request.finished", **row}, has_quotes=True)) for row in rows
+    ]
+    return Part(name, "\n".join([*lines, ""]))
+
+
+def _of_command(name: str, call: Callable[[], CommandResult]) -> Part:
+    try:
+        result = call()
+    except CorralError as error:
+        return Part(name, _error_text(error))
+    return Part(name, "\n".join([result.text, *result.notes]))
+
+
+def _of_daemon(where: Directories, *, has_quotes: bool) -> Iterator[Part]:
+    client = Client(where.control_socket)
+    try:
+        status, requests = client.status(), client.requests()
+    except CorralError as error:
+        yield Part("status.txt", _error_text(error))
+        return
+    for name, found in (("status.json", status), ("requests.json", requests)):
+        yield Part(name, to_json(_without_texts(found, has_quotes=has_quotes), indent=True))
+
+
+def _without_texts(value: Any, *, has_quotes: bool) -> Any:
+    """Return a status without clients, and without what its sentences may quote."""
+    if isinstance(value, Mapping):
+        return {
+            key: _sentence(inner, has_quotes=has_quotes)
+            if key in _SENTENCES and isinstance(inner, str)
+            else _without_texts(inner, has_quotes=has_quotes)
+            for key, inner in value.items()
+            if key not in _PERSONAL
+        }
+    if isinstance(value, list):
+        return [_without_texts(inner, has_quotes=has_quotes) for inner in value]
+    return value
+
+
+def _sentence(text: str, *, has_quotes: bool) -> str:
+    return LEFT_OUT if has_quotes else cut_quote(text)
+
+
+def _anonymizer(loaded: Loaded | CorralError) -> Anonymizer:
+    user = ""
+    with suppress(OSError, KeyError):  # a user without a name
+        user = getpass.getuser()
+    if isinstance(loaded, CorralError):
+        secrets = [value[1:-1] for value in _REFUSED.findall(_error_text(loaded))]
+    else:
+        secrets = [*secrets_of(loaded.settings)]
+    secrets += [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)]
+    home = os.path.expanduser("~")  # noqa: PTH111 (a text, and no error without a home)
+    return Anonymizer(home, user, socket.gethostname(), secrets)
+
+
+def _error_text(error: CorralError) -> str:
+    return "\n".join(filter(None, [error.message, error.hint]))
+
+
+def _content(*, with_prompts: bool) -> str:
+    if with_prompts:
+        return "it may contain prompts and answers; keys are taken out"
+    return "it contains no prompts, no answers and no keys; look through it before you publish it"
+
+
+def _readme(parts: Sequence[Part], notes: Sequence[str], *, with_prompts: bool) -> str:
+    lines = [
+        "A report of `corral report`.",
+        f"As far as known, {_content(with_prompts=with_prompts)}.",
+    ]
+    lines += ["", "Files:", *(f"  {part.name}" for part in parts)]
+    lines += ["", "Left out:", *(f"  {note}" for note in notes)] if notes else []
+    return "\n".join([*lines, ""])

@@ -1,0 +1,425 @@
+"""`corral serve`: the daemon, in the foreground or spawned; `corral service`: under systemd.
+
+`corral serve`: the daemon, in the foreground or started by `corral start`. What only the daemon
+needs is imported after the words are resolved: a mistake in them is reported without the wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
+
+from supervisor.cli.targets import Targets, choose, settings_reader
+from supervisor.daemon.desktop import exit_with_starter
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DaemonBusy,
+    Interrupted,
+    SettingsInvalid,
+    StartFailed,
+    from_json,
+)
+from supervisor.output import CommandResult, run_command, warn
+from supervisor.service import units
+from supervisor.service.notifier import ServiceEnvironment, take_service_environment
+from supervisor.service.units import (
+    GPU_GROUPS,
+    NAME,
+    SYSTEM_PATHS,
+    Scope,
+    ServiceFacts,
+    ServicePaths,
+    ServiceState,
+    launch_agent,
+    reasons_unreachable,
+    service_files,
+    service_state,
+    windows_note,
+)
+from supervisor.settings.load import load
+from supervisor.system.daemon_lock import read_owner
+from supervisor.system.limits import raise_file_limit
+from supervisor.system.ownership import has_group
+from supervisor.system.paths import Directories, directories, make_private, shipped_directory
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+    from supervisor.log import Sink
+    from supervisor.settings.load import Loaded
+
+# Its tracebacks name lines, not columns: the tables of these take 0.7 MB.
+DAEMON: Final = ("-X", "no_debug_ranges", "-m", "supervisor.cli.serve")
+
+
+def spawn_daemon(
+    words: Sequence[str],
+    options: Sequence[str],
+    where: Directories,
+    stdin: int = subprocess.DEVNULL,
+) -> tuple[str, ...]:
+    """Start a daemon, wait until it answers, and return the models meant.
+
+    It resolves the words in our working directory, and warns on our stderr until it has.
+
+    Raises:
+        CorralError: That of the daemon, or StartFailed.
+        Interrupted: Ctrl-C; the daemon was told to end.
+    """
+    reader, writer = os.pipe()
+    argv = [sys.executable, *DAEMON, "--report-fd", str(writer), *options]
+    try:
+        daemon = subprocess.Popen(  # it outlives us by design
+            [*argv, "--", *words],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[writer],
+            start_new_session=True,
+        )
+    finally:
+        os.close(writer)
+    try:
+        with os.fdopen(reader, encoding="utf-8") as reports:
+            report = json.loads(reports.readline() or "null")
+    except KeyboardInterrupt as interrupt:
+        daemon.terminate()  # no model was started, and none would be
+        raise Interrupted(
+            "stopped before the daemon answered; it ends", hint="corral start starts it again"
+        ) from interrupt
+    if report is None:
+        raise StartFailed("the daemon exited before it answered", log=str(where.daemon_log))
+    if "error" in report:
+        raise from_json(report["error"])
+    return tuple(report["models"])
+
+
+def settings_options(config: Path | None, listen: str | None) -> list[str]:
+    """The options of a daemon for a settings file and an address."""
+    named = ["--config", str(config)] if config else []
+    return [*named, "--listen", listen] if listen else named
+
+
+def serve(
+    words: Sequence[str],
+    config: Path | None,
+    listen: str | None,
+    report_fd: int | None,
+    *,
+    is_desktop: bool = False,
+) -> CommandResult:
+    """Run the daemon; without words, it loads the models with `preload`.
+
+    `report_fd` is a pipe to `corral start` for one line of JSON: `{"models": [names]}` when the
+    daemon answers, or `{"error": …}`. The daemon then loads nothing by itself and logs to a file.
+    A desktop backend needs an API key, and ends when its last host leaves.
+    """
+    raise_file_limit()
+    where = directories()
+    report = _Report(report_fd)
+    try:
+        environment = take_service_environment()
+        listen = environment.listen or listen
+        targets = choose(words, config, where, listen)
+        if environment.listen:
+            _compare_listen(environment.listen, targets.loaded.path, where)
+        named = targets.names if words else ()
+        wanted = () if report.is_open else named or _preloaded_names(targets)
+        if is_desktop:
+            _import_daemon()
+        with _log_sink(where, to_file=report.is_open) as sink:
+            _run(
+                lambda: _daemon(
+                    targets,
+                    settings_reader(targets, where, listen),
+                    where,
+                    sink,
+                    environment,
+                    is_desktop=is_desktop,
+                ),
+                wanted,
+                lambda: report.send({"models": named}),
+            )
+    except CorralError as error:
+        if not report.is_open:
+            raise
+        report.send({"error": error.as_json()})  # `corral start` shows it
+        return CommandResult(None, exit_code=error.exit_code)
+    return CommandResult(None)
+
+
+def main() -> int:
+    """Run the daemon that `spawn_daemon` starts; return its exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report-fd", type=int, required=True)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--listen")
+    parser.add_argument("--desktop", action="store_true")
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the daemon handles it
+    return run_command(
+        "serve",
+        lambda: serve(
+            given.words, given.config, given.listen, given.report_fd, is_desktop=given.desktop
+        ),
+        as_json=False,
+    )
+
+
+def _compare_listen(actual: str, path: Path | None, where: Directories) -> None:
+    """Say that another address is configured than the service manager listens on."""
+    wanted = load(path, config_dir=where.config).settings.proxy.listen
+    if wanted != actual:
+        warn(
+            f"listen is {wanted} in the settings, and systemd listens on {actual}; "
+            "corral service install changes that"
+        )
+
+
+def _import_daemon() -> None:
+    """Import what takes longest of a start, while nothing would be left behind."""
+    with exit_with_starter(0):
+        import supervisor.daemon.daemon  # noqa: F401
+
+
+class _Report:
+    """The pipe to the process that waits for this daemon, if any; takes one message."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor is not None
+
+    def send(self, content: Mapping[str, object]) -> None:
+        if self._descriptor is not None:
+            with suppress(BrokenPipeError):  # it was killed meanwhile
+                os.write(self._descriptor, json.dumps(content).encode() + b"\n")
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _preloaded_names(targets: Targets) -> list[str]:
+    models = targets.loaded.settings.models
+    return [name for name in targets.names if models[name].preload]
+
+
+def _daemon(
+    targets: Targets,
+    reread: Callable[[], Loaded],
+    where: Directories,
+    sink: Sink,
+    environment: ServiceEnvironment,
+    *,
+    is_desktop: bool,
+) -> Daemon:
+    from supervisor.daemon.daemon import Daemon
+    from supervisor.daemon.desktop import new_desktop_key
+    from supervisor.daemon.parts import DaemonParts
+    from supervisor.events import EventStream
+
+    key = new_desktop_key(where.desktop_key) if is_desktop else None
+    parts = DaemonParts(targets.loaded, reread, where, EventStream(sink), environment, key)
+    return Daemon(parts)
+
+
+def _run(
+    make_daemon: Callable[[], Daemon], wanted: Sequence[str], report: Callable[[], None]
+) -> None:
+    import uvloop
+
+    from proxy.common.background_tasks import FailureHandler
+    from proxy.server import tune_gc
+
+    async def main() -> None:
+        logging.basicConfig(level=logging.WARNING, handlers=[FailureHandler()])
+        daemon = make_daemon()
+        tune_gc()
+        await daemon.run(wanted, report)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@contextmanager
+def _log_sink(where: Directories, *, to_file: bool) -> Iterator[Sink]:
+    from supervisor import log
+    from supervisor.engine.log_file import LogFile, open_log
+
+    if not to_file:
+        yield log.stream_sink(sys.stderr)
+        return
+    make_private(where.log)
+    descriptor = open_log(where.daemon_log)
+    for ours in (1, 2):
+        os.dup2(descriptor, ours)
+    os.close(descriptor)
+    os.chdir("/")  # keeps no file system busy
+    with LogFile(where.daemon_log, streams=(1, 2)) as file:
+        yield log.json_sink(lambda line: file.write(f"{line}\n".encode()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+Format = Literal["systemd", "launchd", "windows"]
+
+_SYSTEM_CONFIG: Final = Path("/etc") / NAME
+_DIRECTORY_VARIABLES: Final = tuple(
+    f"CORRAL_{kind}_DIR" for kind in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME")
+)
+_EXIT_INACTIVE: Final = 3
+_NATIVE: Final[Mapping[str, Format]] = MappingProxyType({"darwin": "launchd", "win32": "windows"})
+
+
+def install(scope: Scope, config: Path | None, *, start: bool) -> CommandResult:
+    if scope == "system" and os.geteuid() != 0:
+        raise AccessDenied(
+            "a service of the system is installed by root",
+            hint="sudo corral service install, or corral service install --user",
+        )
+    facts, paths = _facts(scope, config), _paths(scope)
+    if scope == "user":
+        _check_no_other_daemon(scope, directories())
+    for note in _notes(facts):
+        warn(note)
+    files = service_files(facts, paths)
+    units.install(scope, files, paths, start=start)
+    lines = [*(f"wrote {path}" for path in files), *_next_steps(facts, start=start)]
+    data = {"files": [str(path) for path in files], "started": start}
+    return CommandResult(data, "\n".join(lines))
+
+
+def uninstall(scope: Scope) -> CommandResult:
+    removed = units.uninstall(scope, _paths(scope))
+    kept = "settings, models and conversations are kept"
+    lines = [*(f"removed {path}" for path in removed), kept] if removed else ["not installed"]
+    return CommandResult({"removed": [str(path) for path in removed]}, "\n".join(lines))
+
+
+def status(scope: Scope) -> CommandResult:
+    state = service_state(scope)
+    text = "\n".join(_service_lines(state)) if state.is_installed else "not installed"
+    return CommandResult(state.as_json(), text, exit_code=0 if state.is_active else _EXIT_INACTIVE)
+
+
+def show(scope: Scope, config: Path | None, kind: Format | None) -> CommandResult:
+    kind = kind or _NATIVE.get(sys.platform, "systemd")
+    if kind == "systemd":
+        files = service_files(_facts(scope, config), _paths(scope))
+        text = "\n".join(f"# {path}\n{content}" for path, content in files.items())
+        data = {str(path): content for path, content in files.items()}
+        return CommandResult(data, text.rstrip())
+    facts = _facts("user", config)
+    log = str(directories().log / "daemon.log")
+    text = launch_agent(facts, log) if kind == "launchd" else windows_note(facts)
+    return CommandResult({kind: text}, text.rstrip())
+
+
+def _facts(scope: Scope, config: Path | None) -> ServiceFacts:
+    where = directories()
+    if scope == "system":
+        where = dataclasses.replace(where, config=_SYSTEM_CONFIG)
+        config = config or _system_settings()
+    loaded = choose((), config, where).loaded
+    if loaded.path is None:
+        raise SettingsInvalid(
+            "a service needs a settings file",
+            hint=f"write {where.config / 'corral.toml'}, or name one: --config FILE",
+        )
+    return ServiceFacts(
+        scope,
+        _command(),
+        loaded.path,
+        loaded.settings,
+        program_paths=(Path(sys.prefix), Path(sys.base_prefix), shipped_directory("profiles")),
+        environment=_environment() if scope == "user" else {},
+        groups=tuple(name for name in GPU_GROUPS if has_group(name)),
+    )
+
+
+def _system_settings() -> Path:
+    path = _SYSTEM_CONFIG / "corral.toml"
+    if not path.exists():
+        raise SettingsInvalid(
+            f"a service of the system needs {path}, which is not there",
+            hint="write it, or name another one: --config FILE; --user is for your own settings",
+        )
+    return path
+
+
+def _command() -> tuple[str, ...]:
+    program = Path(sys.executable).parent / "corral"
+    return (str(program),) if program.is_file() else (sys.executable, "-m", "supervisor.cli")
+
+
+def _environment() -> dict[str, str]:
+    """Return what a user's manager does not have of the user's shell, and the daemon needs."""
+    names = ("PATH", *_DIRECTORY_VARIABLES)
+    return {name: value for name in names if (value := os.environ.get(name))}
+
+
+def _paths(scope: Scope) -> ServicePaths:
+    if scope == "system":
+        return SYSTEM_PATHS
+    # Source: systemd.unit(5), "User Unit Search Path".
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return ServicePaths(Path(config) / "systemd" / "user")
+
+
+def _check_no_other_daemon(scope: Scope, where: Directories) -> None:
+    owner = read_owner(where.state_file)
+    if owner and owner.is_alive() and owner.pid != service_state(scope).pid:
+        raise DaemonBusy(
+            f"a daemon already runs (pid {owner.pid}), and not as a service",
+            hint="corral stop ends it; then install the service",
+        )
+
+
+def _next_steps(facts: ServiceFacts, *, start: bool) -> Iterator[str]:
+    user = " --user" if facts.scope == "user" else ""
+    if not start:
+        yield f"systemctl{user} start {NAME} starts it"
+    yield f"journalctl{user} -u {NAME} -f shows its log"
+    if facts.scope == "user":
+        yield "loginctl enable-linger lets it run while you are not logged in"
+    else:
+        yield f"sudo CORRAL_RUNTIME_DIR=/run/{NAME} corral status asks it"
+
+
+def _notes(facts: ServiceFacts) -> Iterator[str]:
+    if facts.scope == "system":
+        yield from (
+            f"{NAME} may not start: {path}" for path in reasons_unreachable(facts.read_paths)
+        )
+    known = {*_DIRECTORY_VARIABLES, "CORRAL_CONFIG", "CORRAL_API_KEY"}
+    if others := sorted(name for name in os.environ.keys() - known if name.startswith("CORRAL_")):
+        yield f"set here, and not for the service: {', '.join(others)}"
+
+
+def _service_lines(state: ServiceState) -> Iterator[str]:
+    enabled = "" if state.is_enabled else ", not enabled"
+    yield f"service  {state.state}{enabled}"
+    yield f"socket   {state.socket}"
+    if state.text:
+        yield f"status   {state.text}"
+    if state.pid:
+        yield f"pid      {state.pid}"
+    if state.result not in {"", "success"}:
+        yield f"result   {state.result}"
+    if state.restarts:
+        yield f"restarts {state.restarts}"

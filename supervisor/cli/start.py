@@ -1,0 +1,429 @@
+"""`corral start`, `stop`, `restart`, `load`, `reload`, `warm` and `balance`: models brought up."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import filelock
+
+from supervisor.cli.serve import settings_options, spawn_daemon
+from supervisor.cli.status import reductions
+from supervisor.cli.targets import additional_models
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import (
+    BalanceStatus,
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    MovedLayers,
+    ReloadReport,
+    ShardStatus,
+    keyless_warning,
+)
+from supervisor.daemon.model_commands import last_message, resolve_running, unknown_words
+from supervisor.engine.prompts import read
+from supervisor.errors import (
+    CorralError,
+    DaemonBusy,
+    ErrorFields,
+    Interrupted,
+    NotRunning,
+    OutOfMemory,
+    SettingsInvalid,
+    StartFailed,
+    WorkerUnreachable,
+    from_json,
+)
+from supervisor.output import CommandResult, colored, describe, table
+from supervisor.system.daemon_lock import process_end, read_owner
+from supervisor.system.paths import Directories, directories
+
+# After the last message of a shutdown, the daemon has almost nothing left to do.
+_EXIT_TIMEOUT_S: Final = 10.0
+
+
+def stop(words: Sequence[str]) -> CommandResult:
+    """Stop the named models, or the daemon; it is not an error if nothing runs."""
+    where = directories()
+    try:
+        if not words:
+            return stop_daemon(where)
+        return _take_down(Client(where.control_socket), "stop", "stopped", words)
+    except NotRunning:
+        return CommandResult({"running": False}, "the daemon is not running")
+
+
+def unload(words: Sequence[str]) -> CommandResult:
+    return _take_down(Client(directories().control_socket), "unload", "unloaded", words)
+
+
+def _take_down(client: Client, verb: str, done: str, words: Sequence[str]) -> CommandResult:
+    status = client.status()
+    names = resolve_running(words, status)
+    shown = names or tuple(model["name"] for model in status["models"])
+    result = last_message(client.command(verb, names))["done"]
+    return CommandResult(result, "\n".join(f"{done}: {name}" for name in shown))
+
+
+def stop_daemon(where: Directories) -> CommandResult:
+    """Shut the daemon down, and wait for its process to exit.
+
+    The stream ends just before the daemon releases its lock, and that just before the process ends.
+    """
+    with process_end(read_owner(where.state_file)) as end:
+        for _ in Client(where.control_socket).shutdown():
+            pass
+        if not (_is_lock_free(where) and end.wait(_EXIT_TIMEOUT_S)):
+            raise DaemonBusy(
+                "the engines stopped, but the daemon's own process still runs or another started",
+                hint="corral status shows which",
+            )
+    return CommandResult({"running": False}, "stopped")
+
+
+def _is_lock_free(where: Directories) -> bool:
+    """Wait for the lock of the runtime directory; return whether it was released in time."""
+    try:
+        with filelock.FileLock(where.lock_file, timeout=_EXIT_TIMEOUT_S, mode=0o600):
+            return True
+    except filelock.Timeout:
+        return False
+
+
+# Causes that lie in the settings and are found before a spawn keep their own exit code; any other
+# end of an engine is a failed start.
+_SETTINGS_CODES: Final = frozenset(
+    {"settings_invalid", "engine_missing", "engine_broken", "model_invalid"}
+    | {"no_room", "state_denied", "worker_mismatch"}
+)
+# How long a daemon may hold its lock before it answers, and how often to ask.
+_ANSWER_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.05
+
+
+def start(
+    words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
+) -> CommandResult:
+    """Start models, in a new background daemon if none runs; a running one gets those it lacks.
+
+    Raises DaemonBusy if that one has another settings file, or listens elsewhere, than is asked.
+    A new daemon stops if no model gets ready, or will when an RPC worker answers.
+    """
+    where = directories()
+    client = Client(where.control_socket)
+    try:
+        status = client.status()
+    except NotRunning:
+        try:
+            names = spawn_daemon(words, settings_options(config, listen), where)
+        except DaemonBusy:
+            status = _await_status(client)
+        else:
+            return _start_first(client, names, where, wait=wait)
+    _check_same(status, config, listen)
+    return _command_adding(client, "start", words, status, wait=wait)
+
+
+def _check_same(status: DaemonStatus, config: Path | None, listen: str | None) -> None:
+    """Check that the running daemon has what the command line asks for; raises DaemonBusy."""
+    wrong = []
+    used = status["config"]
+    if config and (used is None or Path(used).resolve() != config.resolve()):
+        wrong.append(f"has the settings of {used or 'no file'}, not of {config.resolve()}")
+    listens = status.get("listen", listen)  # a daemon from before an upgrade says none
+    if listen and listen not in {listens, urlsplit(status["url"]).netloc}:
+        wrong.append(f"listens on {listens}, not on {listen}")
+    if wrong:
+        raise DaemonBusy(
+            f"the running daemon (pid {status['pid']}) {' and '.join(wrong)}",
+            hint="corral stop ends it, and corral start starts one with these; or leave them out",
+        )
+
+
+def restart(words: Sequence[str]) -> CommandResult:
+    client = Client(directories().control_socket)
+    return _command(client, "restart", resolve_running(words, client.status()), wait=True)
+
+
+def load(words: Sequence[str]) -> CommandResult:
+    client = Client(directories().control_socket)
+    return _command_adding(client, "load", words, client.status(), wait=True)
+
+
+def _command_adding(
+    client: Client, verb: str, words: Sequence[str], status: DaemonStatus, *, wait: bool
+) -> CommandResult:
+    """Run a command on models, of which the daemon gets those that it does not have."""
+    added: Mapping[str, Mapping[str, Any]] = {}
+    if unknown := unknown_words(words, status):
+        added = additional_models(unknown, status, directories())
+        last_message(client.add_models(added))
+        status = client.status()
+    result = _command(client, verb, resolve_running(words, status), wait=wait)
+    notes = tuple(_keeping_note(name, table["path"]) for name, table in added.items())
+    return replace(result, notes=(*result.notes, *notes))
+
+
+def _keeping_note(name: str, path: str) -> str:
+    # It imports tomlkit, which takes 30 ms.
+    from supervisor.settings.edit import key_text
+
+    words = ["corral", "config", "set", key_text(["models", name, "path"]), path]
+    return f"{name} is served until the daemon stops; to keep it: {shlex.join(words)}"
+
+
+def _start_first(
+    client: Client, names: Sequence[str], where: Directories, *, wait: bool
+) -> CommandResult:
+    try:
+        return _command(client, "start", names, wait=wait)
+    except Interrupted:
+        raise
+    except CorralError:
+        instances = [
+            instance for model in client.status()["models"] for instance in _instances(model)
+        ]
+        if not any(
+            instance["state"] == "ready" or _waits_for_worker(instance) for instance in instances
+        ):
+            stop_daemon(where)
+        raise
+
+
+def _await_status(client: Client) -> DaemonStatus:
+    """Wait for a daemon that another process is just starting."""
+    deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
+    while True:
+        try:
+            return client.status()
+        except NotRunning:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
+
+
+def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> CommandResult:
+    messages = client.command(verb, names)
+    if not wait:
+        next(messages, None)
+        status = client.status()
+        return CommandResult(status, f"starting on {status['url']}/v1", keyless_warning(status))
+    status = last_message(messages)["done"]
+    meant = [model for model in status["models"] if _is_meant(model, names)]
+    notes = [line for model in meant for line in reductions(model)]
+    notes += [
+        f"{instance['name']}: {text}"
+        for model in meant
+        for instance in _instances(model)
+        for text in instance["warnings"]
+    ]
+    ready: list[str] = []
+    failures: list[CorralError] = []
+    for model in meant:
+        try:
+            ready += _ready(model)
+        except CorralError as error:
+            failures.append(error)
+    if failures and not ready:
+        raise _join_failures(failures)
+    failed = [describe(error, sys.stdout, "failed") for error in failures]
+    text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status['url']}/v1"])
+    return CommandResult(status, text, (*notes, *keyless_warning(status)), 1 if failures else 0)
+
+
+def _join_failures(failures: Sequence[CorralError]) -> CorralError:
+    """Return one error that tells of all; its hint and log are those of the first."""
+    fields = failures[0].as_json()
+    lines = dict.fromkeys(failure.message for failure in failures)
+    return from_json({**fields, "message": "\n".join(lines)})
+
+
+def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:
+    # Without names, a command is about all models but those that load on request.
+    return model["name"] in names if names else model["state"] != "unloaded"
+
+
+def _instances(model: ModelStatus) -> list[InstanceStatus]:
+    return [instance for instance in model["instances"] if not instance["retiring"]]
+
+
+def _ready(model: ModelStatus) -> list[str]:
+    has_error = any(instance["error"] for instance in model["instances"])
+    if model["state"] == "failed" and model["reason"] and not has_error:
+        raise OutOfMemory(f"{model['name']} did not start: {model['reason']}")
+    for instance in _instances(model):
+        if instance["state"] != "ready":
+            raise _failure(instance)
+    return [instance["name"] for instance in _instances(model)]
+
+
+def _waits_for_worker(instance: InstanceStatus) -> bool:
+    """Return whether it starts as soon as an RPC worker answers."""
+    error = instance["error"]
+    is_away = error is not None and error["code"] == WorkerUnreachable.code
+    return is_away and instance["state"] != "failed"
+
+
+def _failure(instance: InstanceStatus) -> CorralError:
+    error = instance["error"]
+    if error is None:
+        return StartFailed(
+            f"{instance['name']} is {instance['state']}",
+            hint="it was stopped or unloaded meanwhile" if instance["state"] == "stopped" else None,
+            log=instance["log"],
+        )
+    message = f"{instance['name']} did not start: {error['message']}"
+    if error["code"] in _SETTINGS_CODES:
+        return from_json({**error, "message": message})
+    hint = error["hint"]
+    if _waits_for_worker(instance):
+        hint = f"{hint}; {instance['name']} starts when it answers, corral stop ends the wait"
+    return StartFailed(message, hint=hint, log=error["log"])
+
+
+def reload(*, dry_run: bool) -> CommandResult:
+    """Reload the daemon's settings; exit code 1 if a changed model did not start."""
+    report = last_message(Client(directories().control_socket).reload(dry_run=dry_run))["reloaded"]
+    text = render_reload(report, dry_run=dry_run)
+    return CommandResult(report, text, tuple(report["notes"]), 1 if report["failures"] else 0)
+
+
+def render_reload(report: ReloadReport, *, dry_run: bool) -> str:
+    rows = (
+        ("would add", "added", report["added"]),
+        ("would remove", "removed", report["removed"]),
+        ("would replace", "replaced", report["changed"]),
+        ("would keep", "kept", report["kept"]),
+    )
+    lines = [
+        f"{would if dry_run else did}: {', '.join(names)}" for would, did, names in rows if names
+    ]
+    failures = [line for failure in report["failures"] for line in _explain(failure)]
+    return "\n".join([*lines, *failures])
+
+
+def _explain(failure: ErrorFields) -> list[str]:
+    lines = [f"{colored('failed', 'red')}: {failure['message']}"]
+    return lines + [f"  {label}: {failure[label]}" for label in ("hint", "log") if failure[label]]
+
+
+def warm(model: str, file: Path) -> CommandResult:
+    prompt = read(file)
+    client = Client(directories().control_socket)
+    (name,) = resolve_running([model], client.status())
+    warmed = last_message(client.warm(name, dict(prompt.body)))["warmed"]
+    lines = [
+        f"{row['instance']}: {row['tokens']} tokens prefilled, {row['cached']} already cached"
+        for row in warmed
+    ]
+    return CommandResult(warmed, "\n".join(lines))
+
+
+_HEAD = ("WORKER", "LAYERS", "PASSES", "MEAN", "PER LAYER", "MIN", "MAX", "LAST", "SUGGESTED")
+_NONE = "no loaded model is split over workers"
+_HINT = 'workers = ["a", "b"] under [models.NAME] splits one'
+
+
+def show(word: str | None) -> CommandResult:
+    """Show the workers of all loaded models, or of one."""
+    found = _find_balances(Client(directories().control_socket), word)
+    if not found:
+        return CommandResult(found, _NONE, (_HINT,))
+    return CommandResult(found, "\n\n".join(map(render, found)), tuple(_hints(found)))
+
+
+def apply(word: str | None) -> CommandResult:
+    """Move the layers of a model as suggested; where nothing is suggested, change nothing."""
+    client, found = _one_balance(word)
+    if found["decision"] != "rebalance":
+        return CommandResult(found, render(found), ("nothing was changed",))
+    moved = last_message(client.balance(found["model"]))["moved"]
+    return CommandResult(moved, _moved_text(moved))
+
+
+def undo(word: str | None) -> CommandResult:
+    """Give the workers of a model the layers that they had before the last move."""
+    client, found = _one_balance(word)
+    moved = last_message(client.balance(found["model"], undo=True))["moved"]
+    return CommandResult(moved, _moved_text(moved))
+
+
+def _one_balance(word: str | None) -> tuple[Client, BalanceStatus]:
+    if word is None:
+        raise SettingsInvalid("name a model", hint="corral balance shows the models with workers")
+    client = Client(directories().control_socket)
+    (found,) = _find_balances(client, word)
+    return client, found
+
+
+def _find_balances(client: Client, word: str | None) -> list[BalanceStatus]:
+    found = client.balances()
+    if word is None:
+        return found
+    (name,) = resolve_running([word], client.status())
+    balances = [balance for balance in found if balance["model"] == name]
+    if not balances:
+        raise SettingsInvalid(
+            f"{name} is not loaded, or has no workers",
+            hint=f"corral load {name} loads it; {_HINT.replace('NAME', name)}",
+        )
+    return balances
+
+
+def render(found: BalanceStatus) -> str:
+    return "\n".join(
+        [
+            f"{found['instance']}: {_advice(found)}",
+            "",
+            table(_HEAD, [_row(shard) for shard in found["shards"]]),
+        ]
+    )
+
+
+def _advice(found: BalanceStatus) -> str:
+    reason = found["reason"]
+    if found["decision"] == "insufficient_data":
+        return f"not enough data: {reason}"
+    if found["decision"] == "balanced":
+        return f"balanced: {reason}"
+    gain = found["estimated_speedup"] or 1.0
+    return f"{reason}; moving layers makes a stream about {gain:.2f} × as fast"
+
+
+def _row(shard: ShardStatus) -> tuple[str, ...]:
+    times = ("avg_latency_us", "avg_latency_per_layer_us", "min_latency_us", "max_latency_us")
+    suggested = shard["suggested_layers"]
+    return (
+        shard["shard_name"],
+        str(shard["layer_count"]) + ("+out" if shard["has_output"] else ""),
+        str(shard["total_forwards"]),
+        *(_ms(shard[name]) for name in times),  # type: ignore[literal-required]
+        _ms(shard["last_latency_us"] if shard["total_forwards"] else None),
+        "-" if suggested is None else str(suggested),
+    )
+
+
+def _ms(latency_us: int | None) -> str:
+    return "-" if latency_us is None else f"{latency_us / 1000:.2f} ms"
+
+
+def _hints(found: Iterable[BalanceStatus]) -> Iterator[str]:
+    for balance in found:
+        if balance["decision"] == "rebalance":
+            yield f"corral balance {balance['model']} --apply moves them; the model loads again"
+
+
+def _moved_text(moved: MovedLayers) -> str:
+    changes = ", ".join(
+        f"{name} {before} → {moved['after'][name]}" for name, before in moved["before"].items()
+    )
+    gain = moved["estimated_speedup"]
+    effect = f"\na stream should be about {gain:.2f} × as fast" if gain else ""
+    return f"{moved['model']}: {changes} layers{effect}"

@@ -1,0 +1,364 @@
+"""`corral status`, `slots` and `ui`: the state of a running daemon. Starts fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import (
+    BatchQueueStatus,
+    CachesStatus,
+    CacheStatus,
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    NodeStatus,
+    SlotDiskStatus,
+    SlotFileStatus,
+    TierStatus,
+    WeightStatus,
+    WorkerStatus,
+    capture_text,
+    failed_text,
+    keyless_warning,
+    state_text,
+)
+from supervisor.errors import NotRunning
+from supervisor.output import CommandResult, colored, duration, size, table
+from supervisor.system.paths import directories
+
+_HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS")
+_NODES_HEAD = ("NODE", "STATE", "SLOTS", "URL", "MODELS")
+_WEIGHTS_HEAD = ("REQUESTS TO", "WEIGHT", "REASON")
+_WORKERS_HEAD = ("WORKER", "STATE", "ADDRESS", "PID", "MEMORY", "MODELS", "RESTARTS")
+_BATCHES_HEAD = ("BATCHES OF", "REQUESTS", "BATCHES", "SINGLE", "MEAN SIZE", "MEAN WAIT")
+_STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": "yellow"}
+
+
+def status() -> CommandResult:
+    """Query the daemon; exit code 3 if it is not running (Source: LSB, as systemctl status)."""
+    try:
+        found = Client(directories().control_socket).status()
+    except NotRunning as error:
+        return CommandResult(
+            {"running": False}, error.message, (error.hint or "",), error.exit_code
+        )
+    return CommandResult({"running": True, **found}, render(found))
+
+
+def render(status: DaemonStatus) -> str:
+    models = status["models"]
+    instances = [(model, instance) for model in models for instance in model["instances"]]
+    lines = [
+        f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
+        + (", stopping" if status["stopping"] else ""),
+        f"{status['url']}/v1",
+        *(colored(line, "yellow") for line in keyless_warning(status)),
+        "",
+        table(_HEAD, [_row(model, instance) for model, instance in instances]),
+        *(line for model in models for line in _waiting_lines(model)),
+        *(line for model in models for line in _idle(model)),
+        *(line for model in models for line in _trial(model)),
+        *_capture(status),
+        *(line for model in models for line in _adapted_lines(model)),
+        *(f"\n{colored(line, 'yellow')}" for model in models for line in reductions(model)),
+        *(line for _, instance in instances for line in _draft(instance)),
+        *(f"\n{line}" for line in not_persisted_reasons(models)),
+        *(line for _, instance in instances for line in _problems(instance)),
+        *_workers(status["workers"]),
+        *_nodes(status["nodes"]),
+        *_weights(status["weights"]),
+        *_batches(status["batches"]),
+    ]
+    return "\n".join(lines)
+
+
+def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
+    speed = instance["tokens_per_second"]
+    return (
+        instance["name"],
+        state_text(model, instance),
+        str(instance["pid"] or "-"),
+        f"{instance['slots_busy']}/{instance['slots']}",
+        "-" if speed is None else f"{speed:.1f}",
+        size(instance["memory_bytes"]),
+        duration(instance["up_s"]),
+        str(instance["restarts"]),
+    )
+
+
+def _waiting_lines(model: ModelStatus) -> Iterator[str]:
+    if found := model["waiting"]:
+        queued = f"{found['requests']} waiting" if found["requests"] else "a command is waiting"
+        place = f", place {found['place']}" if found["place"] > 1 else ""
+        leaving = " and ".join(found["leaving"])
+        no_requests = f"; no new requests for {leaving}" if leaving else ""
+        time = duration(found["wait_s"])
+        yield f"\n{model['name']}: {queued} for memory, {time} so far{place}{no_requests}"
+
+
+def _idle(model: ModelStatus) -> Iterator[str]:
+    """Say when a model is unloaded, where it is or where a request keeps it."""
+    found = model["idle"]
+    if found is None or (found["limit_s"] is None and found["origin"] == "ttl_s"):
+        return
+    if found["limit_s"] is None:
+        text = "stays loaded"
+    elif found["unload_in_s"] is None:
+        text = f"unloaded {duration(found['limit_s'])} after its last request"
+    else:
+        text = f"unloaded in {duration(found['unload_in_s'])} without a request"
+    yield f"\n{model['name']}: {text} ({found['origin']})"
+
+
+def _adapted_lines(model: ModelStatus) -> Iterator[str]:
+    for change in model["adapted"]:
+        yield f"\n{model['name']}: {change['key']} = {change['value']} now: {change['reason']}"
+
+
+def reductions(model: ModelStatus) -> Iterator[str]:
+    """Yield what a model gave up after its engine ran out of memory."""
+    for item in model["reduced"]:
+        yield (
+            f"{model['name']}: {item['key']} = {item['value']} for want of memory: {item['reason']}"
+        )
+
+
+def _trial(model: ModelStatus) -> Iterator[str]:
+    if found := model["trial"]:
+        share = f"{100 * found['share']:g} % of new conversations"
+        command = "corral engine canary" if found["is_canary"] else "corral trial"
+        yield f"\n{found['instance']}: {found['profile']} on trial, {share} ({command})"
+
+
+def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
+    return [
+        f"{model['name']} saves no conversations across restarts: {model['not_persisted_reason']}"
+        for model in models
+        if model["not_persisted_reason"]
+    ]
+
+
+def _capture(status: DaemonStatus) -> Iterator[str]:
+    if running := status["capture"]:
+        yield f"\n{colored(capture_text(running), 'yellow')} (corral capture --stop)"
+
+
+def _draft(instance: InstanceStatus) -> Iterator[str]:
+    draft = instance["draft"]
+    if draft and draft["acceptance"] is not None:
+        accepted = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
+        yield f"\n{instance['name']}: {accepted}"
+
+
+def _workers(workers: list[WorkerStatus]) -> list[str]:
+    if not workers:
+        return []
+    problems = [worker for worker in workers if worker["reason"]]
+    lines = [f"\n{worker['name']}: {colored(worker['reason'] or '', 'red')}" for worker in problems]
+    return ["", table(_WORKERS_HEAD, [*map(_worker_row, workers)]), *lines]
+
+
+def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
+    return (
+        worker["name"],
+        worker["state"],
+        worker["address"],
+        str(worker["pid"] or "-"),
+        size(sum(worker["devices_bytes"]) or None),
+        ", ".join(worker["models"]) or "-",
+        str(worker["restarts"]),
+    )
+
+
+def _nodes(nodes: list[NodeStatus]) -> list[str]:
+    if not nodes:
+        return []
+    lines = [
+        f"\n{node['name']}: {colored(node['reason'], 'red')}" for node in nodes if node["reason"]
+    ]
+    return ["", table(_NODES_HEAD, [*map(_node_row, nodes)]), *lines]
+
+
+def _node_row(node: NodeStatus) -> tuple[str, ...]:
+    slots = f"{node['slots_busy']}/{node['slots']}"
+    return node["name"], node["state"], slots, node["url"], ", ".join(node["models"]) or "-"
+
+
+def _weights(weights: list[WeightStatus]) -> list[str]:
+    """Return the table of weights; of models whose instances are not all equal."""
+    unequal = {weight["model"] for weight in weights if weight["reason"] != "equal"}
+    rows = [
+        (weight["instance"], f"{weight['weight']:.2f}", weight["reason"])
+        for weight in weights
+        if weight["model"] in unequal
+    ]
+    return ["", table(_WEIGHTS_HEAD, rows)] if rows else []
+
+
+def _batches(batches: list[BatchQueueStatus]) -> list[str]:
+    return ["", table(_BATCHES_HEAD, [*map(_batch_row, batches)])] if batches else []
+
+
+def _batch_row(queue: BatchQueueStatus) -> tuple[str, ...]:
+    return (
+        queue["model"],
+        *(str(queue[name]) for name in ("total_queued", "total_batches", "total_single")),
+        f"{queue['avg_batch_size']:.1f}" if queue["total_batches"] else "-",
+        f"{queue['avg_wait_ms']:.0f} ms",
+    )
+
+
+def _problems(instance: InstanceStatus) -> Iterator[str]:
+    for text in instance["warnings"]:
+        yield f"\n{instance['name']}: {colored(text, 'yellow')}"
+    if error := instance["error"]:
+        yield f"\n{instance['name']}: {colored(error['message'], 'red')}"
+        yield from (f"  {label}: {error[label]}" for label in ("hint", "log") if error[label])
+        if again := failed_text(instance):
+            yield f"  {again}"
+
+
+_TIERS_HEAD: Final = ("MODEL", "TIER", "HOLDS", "PROMPTS", "TOKENS", "SAVED")
+_NONE: Final = "-"
+_SHORT_S: Final = 60
+_SKIPPED: Final = {"cost": "it did not pay", "limit": "the limits were reached"}
+_OFFLINE: Final = "the daemon is not running: only what is on disk is known"
+
+
+def show_tiers() -> CommandResult:
+    """Show the tiers of all models; without a daemon what is on disk."""
+    where, notes = directories(), []
+    try:
+        found = Client(where.control_socket).caches()
+    except NotRunning:
+        from supervisor.daemon.cache_status import saved_status
+        from supervisor.slot_store.store_config import store_in
+
+        found, notes = saved_status(store_in(where).saved()), [_OFFLINE]
+    if found["disk"]["paused"]:
+        notes.append("the disk failed: nothing is saved for a while (corral logs says why)")
+    notes += [
+        f"{status['model']} saves nothing on disk: {status['not_saved_reason']}"
+        for status in found["models"]
+        if status["not_saved_reason"]
+    ]
+    return CommandResult(found, tiers_text(found, datetime.now(tz=UTC)), tuple(notes))
+
+
+def tiers_text(found: CachesStatus, now: datetime) -> str:
+    models = found["models"]
+    if not models:
+        return "no model, and nothing on disk"
+    rows = [row for status in models for row in _rows(status)]
+    lines = [line for status in models for line in _files(status, now)]
+    return "\n".join([table(_TIERS_HEAD, rows), *lines, *_disk(found["disk"])])
+
+
+def _rows(status: CacheStatus) -> Iterator[tuple[str, ...]]:
+    model = status["model"]
+    for tier in status["tiers"]:
+        name = tier["tier"].replace("_", " ")
+        figures = _figures(tier["prompts"], tier["found_tokens"], status)
+        yield model, name, _holds(tier, status), *figures, _saved_tokens_text(tier)
+        model = ""
+    none = status["prompts"] - sum(tier["prompts"] for tier in status["tiers"])
+    yield "", "computed", "", *_figures(none, status["computed_tokens"], status), _NONE
+
+
+def _figures(prompts: int, tokens: int, status: CacheStatus) -> tuple[str, str]:
+    if not status["prompt_tokens"]:
+        return _NONE, _NONE
+    return str(prompts), f"{tokens} ({tokens / status['prompt_tokens']:.0%})"
+
+
+def _saved_tokens_text(tier: TierStatus) -> str:
+    if not tier["found_tokens"]:
+        return _NONE
+    seconds = tier["saved_s"]
+    return f"{seconds:.1f}s" if seconds < _SHORT_S else duration(seconds)
+
+
+def _holds(tier: TierStatus, status: CacheStatus) -> str:
+    if tier["tier"] == "slot" and not status["slots"]:
+        return _NONE  # no instance runs
+    if tier["conversations"] is None:
+        limit = tier["limit_bytes"]
+        return "no limit" if limit is None else f"up to {size(limit)}" if limit else _NONE
+    if tier["tier"] == "disk" and not tier["conversations"]:
+        return _NONE
+    parts = [_count(tier["conversations"], "conversation"), f"{tier['tokens']} tokens"]
+    if tier["tier"] == "slot":
+        parts.append(_count(status["slots"], "slot"))
+    if tier["size_bytes"] is not None:
+        limit = tier["limit_bytes"]
+        parts.append(size(tier["size_bytes"]) + (f" of {size(limit)}" if limit else ""))
+    return ", ".join(parts)
+
+
+def _files(status: CacheStatus, now: datetime) -> Iterator[str]:
+    """Yield what slot files took since the daemon started, and how old the oldest is."""
+    saves, restores = status["saves"], status["restores"]
+    parts = [*_operation(saves, "saved"), *_operation(restores, "restored")]
+    if failures := saves["failures"] + restores["failures"]:
+        parts.append(f"{failures} failed")
+    parts += [
+        f"{count} saves skipped ({_SKIPPED[why]})" for why, count in status["skipped"].items()
+    ]
+    if status["oldest_at"]:
+        age_s = (now - datetime.fromisoformat(status["oldest_at"])).total_seconds()
+        parts.append(f"the oldest is {duration(max(0.0, age_s))} old")
+    if parts:
+        yield f"{status['model']} on disk: {', '.join(parts)}"
+
+
+def _disk(disk: SlotDiskStatus) -> Iterator[str]:
+    limit, written, write_limit = (
+        disk["limit_bytes"],
+        disk["written_bytes"],
+        disk["write_limit_bytes"],
+    )
+    if limit is not None and written is not None and write_limit is not None:
+        room = f"{size(disk['size_bytes'])} of {size(limit)}"
+        yield f"disk: {room}; written in the last hour: {size(written)} of {size(write_limit)}"
+
+
+def _operation(done: SlotFileStatus, verb: str) -> Iterator[str]:
+    if done["count"]:
+        mean_ms = 1000 * done["duration_s"] / done["count"]
+        yield f"{done['count']} {verb} ({size(done['size_bytes'])}, {mean_ms:.0f} ms each)"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def ui(*, opens: bool) -> CommandResult:
+    """Open the dashboard, signed in; without a browser, or where none is wanted, show its link."""
+    link = Client(directories().control_socket).dashboard_link()
+    is_opened = opens and _open(link)
+    data = {"url": link, "is_opened": is_opened}
+    if is_opened:
+        return CommandResult(data, f"opened {link.partition('#')[0]} in the browser")
+    note = "the link signs one browser in, within a minute"
+    missing = ("no browser was found; open the link in one",) if opens else ()
+    return CommandResult(data, link, (*missing, note))
+
+
+def _open(link: str) -> bool:
+    try:
+        return shows_windows(os.environ, sys.platform) and webbrowser.open(link)
+    except webbrowser.Error:
+        return False
+
+
+def shows_windows(environ: Mapping[str, str], platform: str) -> bool:
+    """Return whether a browser can open a window; without, Python starts one in the terminal."""
+    if platform in {"darwin", "win32"}:
+        return True
+    return any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,0 +1,413 @@
+"""Resolves the words of the command line to settings and models, and completes them in the shell.
+
+Resolves the words of the command line to settings and models. A word is a model of `corral.toml`, a
+stored one (`corral model list`), or the path of a GGUF file; the last two need no settings file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args
+
+from supervisor.builds.installed import installed_builds
+from supervisor.daemon.control_messages import DaemonStatus
+from supervisor.errors import CorralError, ModelInvalid, NoSuchModel, SettingsInvalid, did_you_mean
+from supervisor.models import file_names, metadata, reference
+from supervisor.models import pinned as pinned_module
+from supervisor.models.catalogue import Catalogue, search
+from supervisor.models.file_names import FileKind
+from supervisor.models.local_stores import Root, roots
+from supervisor.models.stored_model import StoredModel
+from supervisor.output import warn
+from supervisor.plan import profile
+from supervisor.settings.load import Loaded, load, merge
+from supervisor.settings.messages import all_names
+from supervisor.settings.schema import FoundModel, Settings
+from supervisor.settings.tables import HookName
+from supervisor.system.files import expand_home, is_regular
+from supervisor.system.paths import Directories, directories
+
+_SERVED_MAX: Final = 256
+
+
+class StoredModels:
+    """Models that no table of the settings has; looked for once, when first asked for."""
+
+    def __init__(self, settings: Settings, where: Directories) -> None:
+        self._settings = settings
+        self._where = where
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        own = self._where.models
+        pinned = {pin.path(own): name for name, pin in pinned_module.pins().items()}
+        return search(self.places, self._where.cache, all_names(self._settings.models), pinned)
+
+    @property
+    def places(self) -> tuple[Root, ...]:
+        return roots(self._where.models, self._settings.models_dirs)
+
+    @property
+    def names(self) -> list[str]:
+        return [model.name for model in self.catalogue.models if not model.problem]
+
+    def find(self, word: str) -> StoredModel | None:
+        """Return the stored model of a name; raises ModelInvalid where it cannot be served."""
+        found = self.catalogue.find(word)
+        if found and found.problem:
+            raise ModelInvalid(
+                f"{word} cannot be served: {found.problem}", hint=f"its file is {found.path}"
+            )
+        return found
+
+    def served(self, loaded: Loaded) -> Loaded:
+        """Return the settings with all stored models, if they say so."""
+        settings = loaded.settings
+        if not settings.serve_found:
+            return loaded
+        for note in self.catalogue.notes:
+            warn(note)
+        own = {model.path for model in settings.models.values()}
+        found = {
+            model.id: FoundModel(**table_of(model))
+            for model in self.catalogue.models
+            if not model.problem and model.path not in own and model.id not in settings.models
+        }
+        if len(found) > _SERVED_MAX:
+            warn(
+                f"serve_found serves {_SERVED_MAX} of {len(found)} models; "
+                "corral start NAME serves others"
+            )
+            found = dict(islice(found.items(), _SERVED_MAX))
+        return loaded.with_models(found)
+
+
+def table_of(model: StoredModel) -> Mapping[str, Any]:
+    """Return `[models.NAME]` for a stored model."""
+    aliases = () if model.name == model.id else (model.name,)
+    return {"path": str(model.path), "flags": model.flags, "aliases": aliases}
+
+
+_NAMES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The settings to run with, and the models that were named.
+
+    Attributes:
+        loaded: The settings, with the models that only the command line names.
+        names: The models named, or all of the settings.
+        added: The words for models that the settings do not have, valid in any directory.
+    """
+
+    loaded: Loaded
+    names: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+def choose(
+    words: Sequence[str], config: Path | None, where: Directories, listen: str | None = None
+) -> Targets:
+    overrides: dict[str, Any] = {"proxy": {"listen": listen}} if listen else {}
+    loaded = load(config, config_dir=where.config, overrides=overrides)
+    known, stored = loaded.settings.models, StoredModels(loaded.settings, where)
+    taken = {name: model.path for name, model in known.items()}
+    added: dict[str, _Target] = {}
+    for word in words:
+        if word not in known:
+            added[word] = _make_name_unique(_target(word, where, known, stored), taken)
+            taken[added[word].name] = added[word].path
+    if added:
+        overrides["models"] = {model.name: model.table for model in added.values()}
+        loaded = load(config, config_dir=where.config, overrides=overrides)
+    loaded = stored.served(loaded)
+    if not (loaded.settings.models or loaded.settings.nodes):
+        raise SettingsInvalid(
+            "no model is configured",
+            hint="corral start FILE.gguf serves a file; corral model get smollm2 fetches one",
+        )
+    names = tuple(added[word].name if word in added else word for word in words)
+    return Targets(
+        loaded,
+        names=names or tuple(loaded.settings.models),
+        added=tuple(model.word for model in added.values()),
+    )
+
+
+def additional_models(
+    words: Sequence[str], status: DaemonStatus, where: Directories
+) -> dict[str, Mapping[str, Any]]:
+    """Return `[models.NAME]` of models that a running daemon does not have, loaded on request.
+
+    Raises:
+        NoSuchModel, ModelInvalid: A word names no model.
+        SettingsInvalid: Its name is another model's.
+    """
+    config = status["config"]
+    settings = (load(Path(config), config_dir=where.config) if config else merge({}, None)).settings
+    taken = {model["name"]: Path(model["path"]) for model in status["models"]}
+    stored = StoredModels(settings, where)
+    tables: dict[str, Mapping[str, Any]] = {}
+    for word in words:
+        found = _make_name_unique(_target(word, where, taken, stored), taken)
+        if not found.path.is_file():
+            raise ModelInvalid(
+                f"model file {found.path} not found" + _near_file(found.path),
+                hint="corral model list shows the models of this machine",
+            )
+        taken[found.name] = found.path
+        tables[found.name] = {**found.table, "preload": False}
+    return tables
+
+
+def settings_reader(
+    targets: Targets, where: Directories, listen: str | None
+) -> Callable[[], Loaded]:
+    """Return a function that reads the same settings file and added models again.
+
+    Words that chose among the models of the file are dropped: the file may have others by now.
+    """
+
+    def read() -> Loaded:
+        return choose(targets.added, targets.loaded.path, where, listen).loaded
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A model that the settings do not have.
+
+    Attributes:
+        word: What names it in any directory.
+        table: `[models.NAME]`.
+    """
+
+    word: str
+    name: str
+    table: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        return Path(self.table["path"])
+
+
+def _target(
+    word: str, where: Directories, known: Mapping[str, object], stored: StoredModels
+) -> _Target:
+    path = expand_home(Path(word)).absolute()
+    if path.is_dir() and ("/" in word or word.endswith(".gguf")):
+        raise _directory(word, path)
+    if word.endswith(".gguf") or ("/" in word and is_regular(path)):
+        return _Target(str(path), name_of(Path(word)), {"path": str(path)})
+    pins = pinned_module.pins()
+    if word in pins and pinned_module.is_fetched(pins[word], where.models):
+        return _Target(word, word, {"path": str(pins[word].path(where.models))})
+    if found := stored.find(word):
+        return _Target(found.name, found.id, table_of(found))
+    if word in pins:
+        raise ModelInvalid(f"{word} was not fetched yet", hint=f"corral model get {word}")
+    if path.is_dir():
+        raise _directory(word, path)
+    if "/" in word:
+        raise ModelInvalid(
+            f"model file {path} not found, and no stored model is named {word}",
+            hint=f"{_fetch_hint(word)}corral model list shows the available models",
+        )
+    names = list(dict.fromkeys([*known, *pins, *stored.names]))
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    raise NoSuchModel(
+        f"no model is named {word!r}, and it is not the path of a GGUF file"
+        + (did_you_mean(word, names) or _near_file(path)),
+        hint=f"available: {', '.join(names[:_NAMES_MAX])}{more}",
+    )
+
+
+def _make_name_unique(target: _Target, taken: Mapping[str, Path]) -> _Target:
+    """Put the directory before a name that a model of another file has.
+
+    Raises:
+        SettingsInvalid: Another model has that name too.
+    """
+    path = target.path
+    longer = name_of(Path(f"{path.parent.name}-{target.name}"))
+    for name in (target.name, longer):
+        if taken.get(name, path) == path:
+            return replace(target, name=name)
+    raise SettingsInvalid(
+        f"{path} would be served as {longer}, which is {taken[longer]}",
+        hint=f"give it a name in corral.toml: corral config set models.NAME.path {path}",
+    )
+
+
+def _near_file(path: Path) -> str:
+    try:
+        return did_you_mean(path.name, (file.name for file in path.parent.glob("*.gguf")))
+    except OSError:  # a directory that may not be read
+        return ""
+
+
+def _directory(word: str, path: Path) -> ModelInvalid:
+    try:
+        files = sorted(file for file in path.glob("*.gguf") if not metadata.is_later_shard(file))
+    except OSError:  # a directory that may not be read
+        files = []
+    models = [str(Path(word, file.name)) for file in files if not file.name.startswith("mmproj")]
+    hint = "corral model list shows the models of this machine"
+    if models:
+        others = f"; {len(models) - 1} more are there" if len(models) > 1 else ""
+        hint = f"corral start {shlex.quote(models[0])} serves the GGUF file in it{others}"
+    return ModelInvalid(f"{path} is a directory, not a GGUF file", hint=hint)
+
+
+def _fetch_hint(word: str) -> str:
+    try:
+        return f"corral model get {reference.parse_reference(word)} fetches it; "
+    except NoSuchModel:
+        return ""
+
+
+def name_of(path: Path) -> str:
+    """Return a model name for a file."""
+    return file_names.model_name(path.name)
+
+
+_FILES_MAX: Final = 1000
+
+Kind = Literal[
+    "model", "profile", "engine", "key", "setting", "client", "request", "any request", "hook"
+]
+
+
+def offered(kind: Kind, begun: str) -> list[str]:
+    """Return the words of a kind that begin so; none where the settings cannot be read."""
+    files = set(islice(_files(begun), _FILES_MAX)) if kind == "model" and "/" in begun else set()
+    try:
+        return sorted({word for word in _WORDS[kind]() if word.startswith(begun)} | files)
+    except CorralError:
+        return sorted(files)
+
+
+def _files(begun: str) -> Iterator[str]:
+    """Yield GGUF files and directories that begin so."""
+    directory, _, name = begun.rpartition("/")
+    try:
+        entries = tuple(islice(os.scandir(expand_home(Path(directory or "/"))), _FILES_MAX))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(name):
+            if entry.is_dir():
+                yield f"{directory}/{entry.name}/"
+            elif entry.name.endswith(".gguf"):
+                yield f"{directory}/{entry.name}"
+
+
+def _models() -> Iterator[str]:
+    where = directories()
+    yield from (
+        name
+        for name, pin in pinned_module.pins().items()
+        if pinned_module.is_fetched(pin, where.models)
+    )
+    for name, model in load(config_dir=where.config).settings.models.items():
+        yield name
+        yield from (f"{name}:{variant}" for variant in model.variants)
+        yield from (f"{name}+{adapter}" for adapter in model.loras)
+
+
+def _profiles() -> Iterator[str]:
+    yield from profile.names(directories().profiles)
+
+
+def _engines() -> Iterator[str]:
+    yield from (build.name for build in installed_builds(directories().engines))
+
+
+def _keys() -> Iterator[str]:
+    from supervisor.cli.key import names
+
+    yield from names(None)
+
+
+def _clients() -> Iterator[str]:
+    from supervisor.clients.programs import CLIENTS
+
+    yield from (client.name for client in CLIENTS)
+
+
+def _requests() -> Iterator[str]:
+    from supervisor.daemon.control_client import Client
+
+    yield from (request["id"] for request in Client(directories().control_socket).requests())
+
+
+def _all_requests() -> Iterator[str]:
+    from supervisor.cli.requests import latest_ids
+
+    yield from latest_ids()
+
+
+def _settings() -> Iterator[str]:
+    """Yield the keys of settings, once for each name that the file has."""
+    from supervisor.settings.reference import ANY, settings_reference
+
+    settings = load(config_dir=directories().config).settings
+    for setting in settings_reference():
+        key = setting.key
+        if ANY not in key:
+            yield ".".join(key)
+        elif key.count(ANY) == 1:
+            yield from (
+                ".".join((key[0], name, *key[2:])) for name in _table_names(settings, key[0])
+            )
+
+
+def _table_names(settings: Settings, table: str) -> Mapping[str, object]:
+    found: Mapping[str, object] = getattr(settings, table)
+    return found
+
+
+_WORDS: Final[Mapping[Kind, Callable[[], Iterator[str]]]] = MappingProxyType(
+    {
+        "model": _models,
+        "profile": _profiles,
+        "engine": _engines,
+        "key": _keys,
+        "setting": _settings,
+        "client": _clients,
+        "request": _requests,
+        "any request": _all_requests,
+        "hook": lambda: iter(get_args(HookName)),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GetOptions:
+    """What to leave out.
+
+    Attributes:
+        projector: Whether the projector of a model comes with it.
+        draft: Whether its draft model, or draft heads, come with it.
+        dry_run: Show what would come; fetch nothing.
+        as_lines: Write JSON lines to stdout: the progress, then `result` or `error`.
+    """
+
+    projector: bool = True
+    draft: bool = True
+    dry_run: bool = False
+    as_lines: bool = False
+
+    @property
+    def left_out(self) -> frozenset[FileKind]:
+        kinds = {FileKind.PROJECTOR: self.projector, FileKind.DRAFT: self.draft}
+        return frozenset(kind for kind, wanted in kinds.items() if not wanted)

@@ -1,0 +1,350 @@
+"""`corral top`: a terminal with models and requests, refreshed until a key ends it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import select
+import signal
+import socket
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+from supervisor.cli.top_view import (
+    Sample,
+    Size,
+    View,
+    cancel,
+    handle_key,
+    read_sample,
+    screen,
+    try_read,
+    with_sample,
+)
+from supervisor.daemon.control_client import Client
+from supervisor.output import CommandResult, wants_colour, write
+from supervisor.system.paths import directories
+
+# Source: ECMA-48 5.4, control sequences; SS3 in xterm's application mode (ctlseqs, "PC-Style").
+_KEY: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO[ -~]|[\x00-\xff]")
+_UNFINISHED: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|O)?\Z")
+_UNFINISHED_MAX_BYTES: Final = 32
+_NAMES: Final = {
+    b"\x1b[A": "up",
+    b"\x1bOA": "up",
+    b"\x1b[B": "down",
+    b"\x1bOB": "down",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+    b"\x1b": "escape",
+}
+
+
+def decode(data: bytes) -> tuple[list[str], bytes]:
+    """Return the keys, and bytes that may begin another; keys without a name are left out.
+
+    A lone escape is such a beginning: `flush` tells that nothing follows it.
+    """
+    found = _UNFINISHED.search(data[-_UNFINISHED_MAX_BYTES:])
+    rest = found[0] if found else b""
+    return flush(data[: len(data) - len(rest)]), rest
+
+
+def flush(data: bytes) -> list[str]:
+    names = (_name(found[0]) for found in _KEY.finditer(data))
+    return [name for name in names if name]
+
+
+def _name(key: bytes) -> str:
+    if key in _NAMES:
+        return _NAMES[key]
+    return key.decode("ascii") if len(key) == 1 and b" " <= key <= b"~" else ""
+
+
+_WAKE: Final = b"\x00"
+_CAUGHT: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGTSTP,
+    signal.SIGWINCH,
+)
+
+
+class Signals:
+    """The signals that a display acts on, caught in its block."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.settimeout(0)
+        self._handlers = {number: signal.getsignal(number) for number in _CAUGHT}
+
+    def __enter__(self) -> Self:
+        # Source: Python docs, signal.set_wakeup_fd: the number of each signal, one byte each.
+        signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        for number in _CAUGHT:
+            signal.signal(number, _ignore)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        self._theirs.close()
+        self._ours.close()
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def wake(self) -> None:
+        """End a wait, from another thread."""
+        with suppress(OSError):  # full: it ends anyway; closed: nobody waits
+            self._theirs.send(_WAKE)
+
+    def take(self) -> set[int]:
+        """Return the signals since the last call."""
+        try:
+            return {*self._ours.recv(4096)} - {0}
+        except BlockingIOError:
+            return set()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Let `select` return: the wake-up descriptor has the number."""
+
+
+# Source: xterm's control sequences (ctlseqs): DECSET 1049 alternate screen, 25 cursor; CUP; EL.
+_ENTER: Final = "\x1b[?1049h\x1b[?25l"
+_LEAVE: Final = "\x1b[?25h\x1b[?1049l"
+_HOME: Final = "\x1b[H"
+_CLEAR_LINE: Final = "\x1b[K"
+_READ_MAX_BYTES: Final = 1024
+
+
+def is_usable() -> bool:
+    """Whether there is a terminal that can place its cursor, with a keyboard."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Terminal:
+    """The terminal of stdin and stdout, taken over in its block."""
+
+    def __init__(self) -> None:
+        self._input = sys.stdin.fileno()
+        self._settings = termios.tcgetattr(self._input)
+        self._unfinished = b""
+
+    def __enter__(self) -> Self:
+        try:
+            self.enter()
+        except BaseException:
+            self.leave()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        tty.setcbreak(self._input)
+        write(_ENTER, end="", raw=True)
+
+    def leave(self) -> None:
+        with suppress(OSError, termios.error):  # the terminal may be gone
+            # TCSAFLUSH: keys that were typed ahead do not reach the shell.
+            termios.tcsetattr(self._input, termios.TCSAFLUSH, self._settings)
+            write(_LEAVE, end="", raw=True)
+
+    def fileno(self) -> int:
+        return self._input
+
+    def size(self) -> tuple[int, int]:
+        """Return columns and rows; a terminal that does not know them has 80 and 24."""
+        found = os.get_terminal_size(sys.stdout.fileno())
+        return found.columns or 80, found.lines or 24
+
+    def show(self, lines: Sequence[str]) -> None:
+        # Each line is cleared before it is written: clearing after one that fills the line would
+        # take its last character.
+        text = "\r\n".join(f"{_CLEAR_LINE}{line}" for line in lines)
+        write(f"{_HOME}{text}", end="", raw=True)
+
+    def keys(self) -> list[str] | None:
+        """Return the keys that were pressed; None where the keyboard is gone."""
+        data = os.read(self._input, _READ_MAX_BYTES)
+        if not data:
+            return None
+        pressed, self._unfinished = decode(self._unfinished + data)
+        return pressed
+
+    def late_keys(self) -> list[str]:
+        """Return keys that nothing followed: a lone escape."""
+        pressed, self._unfinished = flush(self._unfinished), b""
+        return pressed
+
+
+_CANCELLATIONS_MAX: Final = 16
+_SAMPLES_MAX: Final = 4
+
+
+class Poller:
+    """Samples at an interval, and cancels requests; `wake` is called from its thread."""
+
+    def __init__(self, client: Client, interval_s: float, wake: Callable[[], None]) -> None:
+        self._client = client
+        self._interval_s = interval_s
+        self._wake = wake
+        self._cancellations: queue.Queue[str] = queue.Queue(_CANCELLATIONS_MAX)
+        # While the terminal takes no output the daemon is not asked either.
+        self._samples: queue.Queue[Sample] = queue.Queue(_SAMPLES_MAX)
+
+    def start(self) -> None:
+        # A daemon thread: the end does not wait for a daemon that does not answer.
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel a request soon; False where too many are to be cancelled already."""
+        try:
+            self._cancellations.put_nowait(request_id)
+        except queue.Full:
+            return False
+        return True
+
+    def take(self) -> Sample | None:
+        """Return the next sample, None where none has come since."""
+        try:
+            return self._samples.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _run(self) -> None:
+        while True:
+            note = self._cancelled()
+            self._samples.put(try_read(self._client, note))
+            self._wake()
+
+    def _cancelled(self) -> str:
+        """Wait for the interval, or for a request to cancel; return what became of that."""
+        try:
+            request_id = self._cancellations.get(timeout=self._interval_s)
+        except queue.Empty:
+            return ""
+        return cancel(self._client, request_id)
+
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BY_SIGNAL: Final = 128
+
+
+def display(client: Client, first: Sample, interval_s: float, *, has_colour: bool) -> int:
+    """Show samples until a key or a signal ends it; return the exit code."""
+    with Signals() as signals, Terminal() as terminal:
+        poller = Poller(client, interval_s, signals.wake)
+        shown = _Display(poller, terminal, signals, has_colour=has_colour)
+        poller.start()
+        return shown.run(first)
+
+
+class _Display:
+    def __init__(
+        self, poller: Poller, terminal: Terminal, signals: Signals, *, has_colour: bool
+    ) -> None:
+        self._poller = poller
+        self._terminal = terminal
+        self._signals = signals
+        self._has_colour = has_colour
+        self._sample = Sample()
+        self._view = View()
+        self._exit_code: int | None = None
+
+    def run(self, first: Sample) -> int:
+        self._take(first)
+        while self._exit_code is None:
+            self._draw()
+            keyboard = self._terminal.fileno()
+            ready, _, _ = select.select([keyboard, self._signals.fileno()], [], [])
+            self._press(self._keys() if keyboard in ready else self._terminal.late_keys())
+            self._handle(self._signals.take())
+            while sample := self._poller.take():
+                self._take(sample)
+        return self._exit_code
+
+    def _draw(self) -> None:
+        area = Size(*self._terminal.size())
+        lines = screen(self._view, self._sample, area, has_colour=self._has_colour)
+        self._terminal.show(lines)
+
+    def _take(self, sample: Sample) -> None:
+        self._view = with_sample(self._view, sample)
+        self._sample = replace(sample, note="")
+
+    def _keys(self) -> list[str]:
+        keys = self._terminal.keys()
+        if keys is None:
+            self._exit_code = _BY_SIGNAL + signal.SIGHUP
+        return keys or []
+
+    def _press(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            step = handle_key(self._view, key)
+            self._view = with_sample(step.view, self._sample)
+            if step.is_end:
+                self._exit_code = 0
+            if step.cancelled:
+                self._cancel(step.cancelled)
+
+    def _cancel(self, request_id: str) -> None:
+        if not self._poller.cancel(request_id):
+            self._view = replace(self._view, note="the daemon does not answer; try again later")
+
+    def _handle(self, signals: set[int]) -> None:
+        for number in _ENDING:
+            if number in signals:
+                self._exit_code = _BY_SIGNAL + number
+        if signal.SIGTSTP in signals:
+            self._suspend()
+
+    def _suspend(self) -> None:
+        """Give the terminal back, stop, and take it again when the shell continues us."""
+        self._terminal.leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._terminal.enter()
+
+
+def top(interval_s: float, *, once: bool) -> CommandResult:
+    """Show models and requests until q or Ctrl-C; once, or without a terminal, one frame."""
+    client = Client(directories().control_socket)
+    first = read_sample(client)
+    if once or not is_usable():
+        return _frame(first)
+
+    has_colour = wants_colour(sys.stdout)
+    return CommandResult(None, exit_code=display(client, first, interval_s, has_colour=has_colour))
+
+
+def _frame(sample: Sample) -> CommandResult:
+    from supervisor.cli.top_view import render_once
+
+    columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+    text = render_once(sample, columns, has_colour=wants_colour(sys.stdout))
+    # The text has no control characters but those of its colours.
+    return CommandResult({"status": sample.status, "requests": sample.requests}, text, is_raw=True)

@@ -1,0 +1,478 @@
+"""What `corral top` shows: samples, rows and frames as text, and what a key does."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import (
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    NodeStatus,
+    RequestStatus,
+    phase_text,
+    state_text,
+)
+from supervisor.errors import CorralError
+from supervisor.output import duration, one_line, size
+
+_INSTANCES_MIN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Heights:
+    """Rows of each table, without their heads."""
+
+    instances: int
+    requests: int
+
+
+def share_rows(rows: int, instances: int, requests: int) -> Heights:
+    """Share rows among two tables: half to each where both want more."""
+    rows = max(rows, 0)
+    half = max(rows // 2, min(_INSTANCES_MIN, rows))
+    shown = min(instances, max(half, rows - requests))
+    return Heights(shown, min(requests, rows - shown))
+
+
+def first_row(selected: int | None, count: int, rows: int) -> int:
+    """Return the first row to list, so that the selected one is listed, in the middle if it can."""
+    if selected is None or count <= rows:
+        return 0
+    return min(max(selected - rows // 2, 0), count - rows)
+
+
+Order = Literal["age", "model", "tokens/s", "tokens", "client", "phase"]
+
+_PHASES: Final = ("reading", "queued", "loading", "prefill", "decode", "stalled", "ending")
+# Names ascend; figures descend, the largest on top.
+_BY: Final[Mapping[Order, Callable[[RequestStatus], Any]]] = {
+    "age": lambda request: -request["age_s"],
+    "model": lambda request: request["model"] or "",
+    "tokens/s": lambda request: -request["tokens_per_second"],
+    "tokens": lambda request: -request["decoded_tokens"],
+    "client": lambda request: request["client"],
+    "phase": lambda request: _PHASES.index(request["phase"]) if request["phase"] in _PHASES else -1,
+}
+
+
+def sort_requests(
+    requests: Iterable[RequestStatus], order: Order, *, is_reversed: bool = False
+) -> list[RequestStatus]:
+    """Sort requests; equal ones by age, the oldest first."""
+    by_age = sorted(requests, key=_BY["age"])
+    return sorted(by_age, key=_BY[order], reverse=is_reversed)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Status and requests in flight; no status where the daemon gave none, for a `problem`.
+
+    `note`: what became of a cancellation that was asked for.
+    """
+
+    status: DaemonStatus | None = None
+    requests: Sequence[RequestStatus] = ()
+    problem: str = ""
+    note: str = ""
+
+
+def read_sample(client: Client, note: str = "") -> Sample:
+    """Ask the daemon, by two requests; raises NotRunning or DaemonBusy."""
+    return Sample(client.status(), client.requests(), note=note)
+
+
+def try_read(client: Client, note: str = "") -> Sample:
+    try:
+        return read_sample(client, note)
+    except CorralError as error:
+        return Sample(problem=error.message, note=note)
+
+
+def cancel(client: Client, request_id: str) -> str:
+    """Cancel a request; return a sentence that says what became of it."""
+    try:
+        client.cancel_request(request_id)
+    except CorralError as error:
+        return error.message
+    return f"cancelled {request_id}"
+
+
+ORDERS: Final[Mapping[str, Order]] = {
+    "a": "age",
+    "m": "model",
+    "t": "tokens/s",
+    "n": "tokens",
+    "c": "client",
+    "p": "phase",
+}
+_STEPS: Final = {"j": 1, "down": 1, "k": -1, "up": -1, "page down": 10, "page up": -10}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One moment of the display.
+
+    Attributes:
+        ids: Of the requests, as they are listed.
+        selected: Id of the selected request; None before one was selected.
+        asking: Id of the request whose cancellation is to be confirmed.
+        note: A sentence to show until the next key.
+    """
+
+    order: Order = "age"
+    is_reversed: bool = False
+    ids: Sequence[str] = ()
+    selected: str | None = None
+    asking: str | None = None
+    note: str = ""
+    daemon_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a key leads to."""
+
+    view: View
+    is_end: bool = False
+    cancelled: str | None = None
+
+
+def with_sample(view: View, sample: Sample) -> View:
+    """Take what the daemon says now; a selection moves on where its request has ended."""
+    listed = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
+    ids = [request["id"] for request in listed]
+    pid = sample.status["pid"] if sample.status else view.daemon_pid
+    note = sample.note or view.note
+    if view.daemon_pid is not None and pid != view.daemon_pid:
+        note = "the daemon was started again"
+    asking = view.asking if view.asking in ids else None
+    if view.asking and not asking:
+        note = f"{view.asking} has ended"
+    selected = _keep_selection(view, ids)
+    return replace(view, ids=ids, selected=selected, asking=asking, note=note, daemon_pid=pid)
+
+
+def _keep_selection(view: View, ids: Sequence[str]) -> str | None:
+    if view.selected is None or view.selected in ids:
+        return view.selected
+    return ids[min(view.ids.index(view.selected), len(ids) - 1)] if ids else None
+
+
+def handle_key(view: View, key: str) -> Step:
+    if view.asking:
+        is_yes = key in {"y", "Y"}
+        note = "" if is_yes else "not cancelled"
+        cancelled = view.asking if is_yes else None
+        return Step(replace(view, asking=None, note=note), cancelled=cancelled)
+    view = replace(view, note="")
+    if key in {"q", "Q"}:
+        return Step(view, is_end=True)
+    if key == "x":
+        return Step(_ask(view))
+    if key in ORDERS:
+        return Step(_sort(view, ORDERS[key]))
+    return Step(_select(view, key))
+
+
+def _ask(view: View) -> View:
+    if view.selected:
+        return replace(view, asking=view.selected)
+    return replace(view, note="select a request first: j, k or the arrows")
+
+
+def _sort(view: View, order: Order) -> View:
+    return replace(view, order=order, is_reversed=order == view.order and not view.is_reversed)
+
+
+def _select(view: View, key: str) -> View:
+    if key == "escape":
+        return replace(view, selected=None)
+    if key not in _STEPS or not view.ids:
+        return view
+    step, last = _STEPS[key], len(view.ids) - 1
+    if view.selected is None:
+        return replace(view, selected=view.ids[0 if step > 0 else last])
+    place = view.ids.index(view.selected) + step
+    return replace(view, selected=view.ids[min(max(place, 0), last)])
+
+
+_NONE: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column; `from_width`: in narrower terminals it is left out."""
+
+    title: str
+    from_width: int = 0
+    is_figure: bool = False
+
+
+INSTANCE_COLUMNS: Final = (
+    Column("MODEL", 70),
+    Column("QUEUED", 50, is_figure=True),
+    Column("INSTANCE"),
+    Column("STATE"),
+    Column("SLOTS", is_figure=True),
+    Column("TOKENS/S", 40, is_figure=True),
+    Column("MEMORY", 60, is_figure=True),
+    Column("UP", 80, is_figure=True),
+    Column("RESTARTS", 80, is_figure=True),
+    Column("PROBLEM", 100),
+)
+REQUEST_COLUMNS: Final = (
+    Column("ID"),
+    Column("AGE", is_figure=True),
+    Column("MODEL", 40),
+    Column("INSTANCE", 90),
+    Column("SLOT", 90, is_figure=True),
+    Column("CLIENT", 80),
+    Column("PHASE"),
+    Column("TOKENS", 60, is_figure=True),
+    Column("TOKENS/S", 50, is_figure=True),
+)
+
+
+def summary(status: DaemonStatus, requests: Sequence[RequestStatus]) -> tuple[str, str]:
+    """The daemon in one line, its load in another."""
+    instances = [instance for model in status["models"] for instance in model["instances"]]
+    ready = sum(instance["state"] == "ready" for instance in instances)
+    queued = sum(request["phase"] == "queued" for request in requests)
+    busy, slots = (
+        sum(instance[name] for instance in instances) for name in ("slots_busy", "slots")
+    )
+    rate = sum(_rates(requests).values())
+    daemon = (
+        f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
+        f" · {status['url']}/v1{' · stopping' if status['stopping'] else ''}"
+    )
+    load = (
+        f"{ready} of {len(instances)} instances ready · {busy} of {slots} slots busy · "
+        f"{len(requests)} requests, {queued} queued · {rate:.1f} tokens/s"
+    )
+    return one_line(daemon), one_line(load)
+
+
+def instance_rows(status: DaemonStatus, requests: Sequence[RequestStatus]) -> list[tuple[str, ...]]:
+    """Rows of instances, the first of each model with its queue; then those of nodes."""
+    queued = Counter(request["model"] for request in requests if request["phase"] == "queued")
+    rates = _rates(requests)
+    rows = [
+        row for model in status["models"] for row in _of_model(model, queued[model["name"]], rates)
+    ]
+    return [_clean_cells(row) for row in (*rows, *map(_of_node, status["nodes"]))]
+
+
+def _rates(requests: Iterable[RequestStatus]) -> dict[str | None, float]:
+    """Tokens per second that instances generate now, by name."""
+    rates: dict[str | None, float] = {}
+    for request in requests:
+        if request["phase"] == "decode":
+            rates[request["instance"]] = (
+                rates.get(request["instance"], 0.0) + request["tokens_per_second"]
+            )
+    return rates
+
+
+def _of_model(
+    model: ModelStatus, queued: int, rates: Mapping[str | None, float]
+) -> Iterator[tuple[str, ...]]:
+    first = (model["name"], str(queued))
+    for instance in model["instances"]:
+        yield *first, *_of_instance(model, instance, rates.get(instance["name"]))
+        first = ("", "")
+    if not model["instances"]:
+        yield *first, _NONE, model["state"], *[_NONE] * 5, model["reason"] or ""
+
+
+def _of_instance(
+    model: ModelStatus, instance: InstanceStatus, rate: float | None
+) -> tuple[str, ...]:
+    error = instance["error"]
+    return (
+        instance["name"],
+        state_text(model, instance),
+        f"{instance['slots_busy']}/{instance['slots']}",
+        _rate(rate),
+        size(instance["memory_bytes"]),
+        duration(instance["up_s"]),
+        str(instance["restarts"]),
+        error["message"] if error else next(iter(instance["warnings"]), ""),
+    )
+
+
+def _of_node(node: NodeStatus) -> tuple[str, ...]:
+    slots = f"{node['slots_busy']}/{node['slots']}"
+    rest = [_NONE] * 4
+    return "node", _NONE, node["name"], node["state"], slots, *rest, node["reason"] or ""
+
+
+def request_row(request: RequestStatus) -> tuple[str, ...]:
+    return _clean_cells(
+        (
+            request["id"],
+            duration(request["age_s"]),
+            request["model"] or _NONE,
+            request["instance"] or _NONE,
+            _NONE if request["slot"] is None else str(request["slot"]),
+            request["client"] + (" (batch)" if request["priority"] == "batch" else ""),
+            phase_text(request),
+            str(request["decoded_tokens"] or _NONE),
+            _rate(request["tokens_per_second"]),
+        )
+    )
+
+
+def _rate(tokens_per_second: float | None) -> str:
+    return f"{tokens_per_second:.1f}" if tokens_per_second else _NONE
+
+
+def _clean_cells(cells: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(one_line, cells))
+
+
+_KEYS: Final = "q quit · j k select · x cancel"
+_SORT_KEYS: Final = " ".join(f"{key} {order}" for key, order in ORDERS.items())
+_STYLES: Final = {"ready": "green", "up": "green", "failed": "red", "down": "red"}
+_UNSTEADY_STYLES: Final = {"starting": "cyan", "backoff": "yellow", "unhealthy": "yellow"}
+# Two lines of the daemon, one of notes, one of keys, and above each table an empty line and a head.
+_OTHER_LINES: Final = 8
+_MARK: Final = ">"
+_ID_MAX_CELLS: Final = 30
+# In a pipe no row is cut and no column left out.
+_UNLIMITED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    columns: int = _UNLIMITED
+    rows: int = _UNLIMITED
+
+    @property
+    def is_unlimited(self) -> bool:
+        return self.rows == _UNLIMITED
+
+
+def render_once(sample: Sample, columns: int | None, *, has_colour: bool) -> str:
+    """All rows, without a selection; `columns` of a terminal, None: as wide as they need."""
+    area = Size(columns or _UNLIMITED)
+    parts = [*_head(sample), *_tables(View(), sample, area)]
+    return "\n".join(_lines(parts, area.columns, has_colour=has_colour))
+
+
+def screen(view: View, sample: Sample, area: Size, *, has_colour: bool) -> list[str]:
+    """The lines of a terminal, at most `area.rows`; the last one has the keys."""
+    parts = [*_head(sample), *_tables(view, sample, area)]
+    above = _lines(parts, area.columns, has_colour=has_colour)[: max(area.rows - 2, 0)]
+    filling = [""] * (area.rows - 2 - len(above))
+    below = _lines([_note(view), _keys(view)], area.columns, has_colour=has_colour)
+    return [*above, *filling, *below][-max(area.rows, 1) :]
+
+
+def _head(sample: Sample) -> Iterator[RenderableType]:
+    if sample.status is None:
+        yield Text(one_line(f"{sample.problem}; it is asked again"), "bold yellow")
+        return
+    daemon, load = summary(sample.status, sample.requests)
+    yield Text(daemon, "bold")
+    yield Text(load)
+
+
+def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
+    if sample.status is None:
+        return
+    instances = instance_rows(sample.status, sample.requests)
+    requests = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
+    space = share_rows(area.rows - _OTHER_LINES, len(instances), len(requests))
+    yield Text("")
+    yield _table(INSTANCE_COLUMNS, instances[: space.instances], area)
+    hidden = len(instances) - space.instances
+    yield Text(f"and {hidden} more" if hidden else "")
+    chosen = next((i for i, request in enumerate(requests) if request["id"] == view.selected), None)
+    first = first_row(chosen, len(requests), space.requests)
+    listed = requests[first : first + space.requests]
+    marked = -1 if chosen is None else chosen - first
+    if requests:
+        rows = [*map(request_row, listed)]
+        yield _table(REQUEST_COLUMNS, rows if area.is_unlimited else _mark_row(rows, marked), area)
+    else:
+        yield Text("no request is in flight")
+
+
+def _mark_row(rows: Iterable[tuple[str, ...]], marked: int) -> list[tuple[str, ...]]:
+    """Mark one row by a character, which a terminal without styles shows too."""
+    return [
+        (f"{_MARK if number == marked else ' '} {row[0]}", *row[1:])
+        for number, row in enumerate(rows)
+    ]
+
+
+def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], area: Size) -> Table:
+    kept = [
+        i
+        for i, column in enumerate(columns)
+        if area.columns >= column.from_width
+        and (column.title != "PROBLEM" or any(row[i] for row in rows))
+    ]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i in kept:
+        _add_column(table, columns[i], area)
+    for row in rows:
+        style = "reverse" if row[0].startswith(_MARK) else None
+        table.add_row(*(_cell(columns[i], row[i]) for i in kept), style=style)
+    return table
+
+
+def _add_column(table: Table, column: Column, area: Size) -> None:
+    table.add_column(
+        column.title,
+        justify="right" if column.is_figure else "left",
+        no_wrap=True,
+        overflow="ellipsis",
+        max_width=_ID_MAX_CELLS if column.title == "ID" and not area.is_unlimited else None,
+    )
+
+
+def _cell(column: Column, text: str) -> Text:
+    if column.title == "STATE":
+        word = text.partition(" ")[0]
+        return Text(text, _STYLES.get(word) or _UNSTEADY_STYLES.get(word) or "")
+    return Text(text, "red" if column.title == "PROBLEM" else "")
+
+
+def _note(view: View) -> Text:
+    if view.asking:
+        return Text(one_line(f"cancel {view.asking}? y or n"), "bold yellow")
+    return Text(one_line(view.note), "yellow")
+
+
+def _keys(view: View) -> Text:
+    chosen = f"by {view.order}{', reversed' if view.is_reversed else ''}"
+    return Text(f"{_KEYS} · {chosen} · {_SORT_KEYS}", "dim")
+
+
+def _lines(parts: Sequence[RenderableType], columns: int, *, has_colour: bool) -> list[str]:
+    """Render parts, one line for each row: nothing wraps."""
+    text = io.StringIO()
+    console = Console(
+        file=text,
+        width=max(columns, 1),
+        height=25,
+        force_terminal=has_colour,
+        color_system="standard" if has_colour else None,
+        legacy_windows=False,
+        highlight=False,
+    )
+    for part in parts:
+        console.print(part, no_wrap=True, overflow="ellipsis", crop=True)
+    return [line.rstrip() for line in text.getvalue().splitlines()]

@@ -1,0 +1,364 @@
+"""`corral trial` and `corral engine canary`: two configurations of a model on live requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from supervisor.builds import discover
+from supervisor.builds import discover as engines
+from supervisor.builds.installed import EngineSetting, find_build
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import (
+    CanariesStatus,
+    CanaryStatus,
+    DaemonStatus,
+    EndedCanaryStatus,
+    FlagDifference,
+    ReloadReport,
+    TrialStatus,
+)
+from supervisor.daemon.model_commands import engine_setting, last_message, resolve_running
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DaemonBusy,
+    Interrupted,
+    SettingsInvalid,
+    StartFailed,
+)
+from supervisor.output import CommandResult, colored, duration, size, table
+from supervisor.settings.edit import ChangedFile, change_file, without_trial
+from supervisor.system.files import expand_home
+from supervisor.system.paths import directories
+
+_BUSY_TRIES: Final = 30
+_BUSY_WAIT_S: Final = 1.0
+_TOML: Final = '[models.NAME.trial] with profile = "…" and share = 0.2'
+
+
+def show(word: str | None) -> CommandResult:
+    """Show the trials of all models, or of one."""
+    client = Client(directories().control_socket)
+    found = client.trials()
+    if word is not None:
+        found = [_find_trial(found, word, client.status())]
+    if not found:
+        hint = f"{_TOML} in corral.toml, then corral reload, starts one"
+        return CommandResult(found, "no model has a trial", (hint,))
+    return CommandResult(found, "\n\n".join(map(render, found)))
+
+
+def finish(word: str | None, *, is_applied: bool) -> CommandResult:
+    """End a model's trial in corral.toml, and reload; what does not start changes nothing."""
+    if word is None:
+        raise SettingsInvalid("name a model", hint="corral trial shows the models with a trial")
+    client = Client(directories().control_socket)
+    before = client.status()
+    found = _find_trial(client.trials(), word, before)
+    path = _settings_file(before)
+    _check_applied(client, may_be_invalid=not is_applied)
+    changed = change_file(
+        path, lambda text: without_trial(text, found["model"], is_applied=is_applied)
+    )
+    try:
+        report = _reload(client, dry_run=False)
+        _check_started(report)
+    except Interrupted:  # the daemon goes on with what the file says now
+        raise
+    except CorralError:
+        changed.restore()
+        with suppress(CorralError):
+            _reload(client, dry_run=False)
+        raise
+    data = {
+        "model": found["model"],
+        "applied": is_applied,
+        "file": str(path),
+        "backup": str(changed.backup),
+        "lines": changed.lines,
+        "reloaded": report,
+    }
+    notes = tuple(_context_notes(found["model"], before, client.status()))
+    return CommandResult(data, _finish_text(found, changed, is_applied=is_applied), notes)
+
+
+def _find_trial(found: list[TrialStatus], word: str, status: DaemonStatus) -> TrialStatus:
+    (name,) = resolve_running([word], status)
+    for trial in found:
+        if trial["model"] == name:
+            return trial
+    raise CorralError(
+        f"{name} has no trial",
+        hint=f"{_TOML.replace('NAME', name)} in corral.toml, then corral reload, starts one",
+    )
+
+
+def _settings_file(status: DaemonStatus) -> Path:
+    if status["config"] is None:
+        raise SettingsInvalid("the daemon was started without a settings file")
+    return Path(status["config"]).resolve()
+
+
+def _check_applied(client: Client, *, may_be_invalid: bool) -> None:
+    """Raise SettingsInvalid where the file has changes of which the daemon knows nothing yet.
+
+    Even a trial that is invalid can be ended; what else is invalid fails the reload.
+    """
+    try:
+        report = _reload(client, dry_run=True)
+    except SettingsInvalid:
+        if may_be_invalid:
+            return
+        raise
+    if names := [*report["added"], *report["removed"], *report["changed"]]:
+        raise SettingsInvalid(
+            f"corral.toml has changes that are not applied yet, of {', '.join(names)}",
+            hint="corral reload --dry-run shows them, corral reload applies them",
+        )
+
+
+def _reload(client: Client, *, dry_run: bool) -> ReloadReport:
+    """Reload, after one that runs already: with `watch_settings` the daemon may be quicker."""
+    for _ in range(_BUSY_TRIES - 1):
+        try:
+            return last_message(client.reload(dry_run=dry_run))["reloaded"]
+        except DaemonBusy:
+            time.sleep(_BUSY_WAIT_S)
+    return last_message(client.reload(dry_run=dry_run))["reloaded"]
+
+
+def _check_started(report: ReloadReport) -> None:
+    if failures := report["failures"]:
+        first = failures[0]
+        raise StartFailed(
+            f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
+        )
+
+
+def _context_notes(model: str, before: DaemonStatus, after: DaemonStatus) -> Iterator[str]:
+    was, now = (_slot_tokens(status, model) for status in (before, after))
+    if was and now and now < was:
+        yield f"a conversation of {model} may now have {now} tokens, before {was}"
+
+
+def _slot_tokens(status: DaemonStatus, name: str) -> int | None:
+    for model in status["models"]:
+        if model["name"] == name and model["ctx_size"] and model["slots"]:
+            return model["ctx_size"] // model["slots"]
+    return None
+
+
+def _finish_text(found: TrialStatus, changed: ChangedFile, *, is_applied: bool) -> str:
+    name, own, tried = found["model"], found["base"]["profile"], found["trial"]["profile"]
+    first = f"{name} runs {tried} now" if is_applied else f"{name} runs only {own} again"
+    changes = [f"  {line}" for line in changed.lines]
+    kept = f"{changed.path} was changed; {changed.backup.name} is what it was:"
+    return "\n".join([f"{first}; its trial is over", kept, *changes])
+
+
+def render(found: TrialStatus) -> str:
+    sides = (found["base"]["profile"], found["trial"]["profile"])
+    return "\n".join([_title(found), "", *figure_lines(found, *sides)])
+
+
+def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
+    """Return the table of both sides, under these names, and what belongs to it."""
+    base, trial = found["base"], found["trial"]
+    rate, first = found["tokens_per_second"], found["first_token_s"]
+    rows = [
+        ("tokens/s", *_base_and_trial_text(found, "tokens_per_second", "{:.1f}"), rate["outcome"]),
+        (
+            "first token",
+            *_base_and_trial_text(found, "first_token_s", "{:.2f} s"),
+            first["outcome"],
+        ),
+        ("memory", size(base["memory_bytes"]), size(trial["memory_bytes"]), ""),
+        *(
+            (name, str(base[name]), str(trial[name]), "")
+            for name in ("conversations", "requests", "errors", "crashes")
+        ),
+    ]
+    lines = [table(("", own.upper(), tried.upper(), "DIFFERENCE"), rows), *_problem(found)]
+    if found["differences"]:
+        lines += ["", f"{', '.join(trial['instances'])} runs with", *_flags(found["differences"])]
+    if found["notes"]:
+        lines += ["", *found["notes"]]
+    return lines
+
+
+def _title(found: TrialStatus) -> str:
+    share = f"{100 * found['share']:g} % of new conversations"
+    state = f"{', '.join(found['trial']['instances'])} is {found['state']}"
+    since = f"figures of {duration(found['age_s'])}"
+    return f"{found['model']}: {found['trial']['profile']} serves {share}; {state}; {since}"
+
+
+def _base_and_trial_text(found: TrialStatus, name: str, style: str) -> tuple[str, str]:
+    values = (found["base"][name], found["trial"][name])  # type: ignore[literal-required]
+    base, other = ("-" if value is None else style.format(value) for value in values)
+    return base, other
+
+
+def _flags(differences: list[FlagDifference]) -> list[str]:
+    rows = [
+        (difference["flag"], difference["base"] or "-", difference["trial"] or "-")
+        for difference in differences
+    ]
+    return [f"  {flag} {trial} instead of {base}" for flag, base, trial in rows]
+
+
+def _problem(found: TrialStatus) -> list[str]:
+    if (error := found["error"]) is None:
+        return []
+    more = [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
+    return ["", colored(error["message"], "red"), *more]
+
+
+_HINT: Final = "corral engine canary BUILD --model MODEL starts one"
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryOptions:
+    """`limit_s`: None for a canary that only a command ends."""
+
+    share: float
+    limit_s: float | None
+    margin: float
+
+
+def show_canaries() -> CommandResult:
+    found = Client(directories().control_socket).canaries()
+    return CommandResult(found, _render(found))
+
+
+def start(build: str, word: str | None, options: CanaryOptions) -> CommandResult:
+    """Start a canary of a build; returns when it serves."""
+    client = Client(directories().control_socket)
+    engine, model = _engine(build), _model(client, word)
+    body = {
+        "engine": str(engine),
+        "share": options.share,
+        "limit_s": options.limit_s,
+        "margin": options.margin,
+    }
+    found = last_message(client.start_canary(model, body))["canaries"]
+    return CommandResult(found, "\n".join(_running_lines(_find_canary(found, model))))
+
+
+def end(word: str | None, *, is_promoted: bool) -> CommandResult:
+    """Promote or withdraw a canary; returns when that is done."""
+    client = Client(directories().control_socket)
+    running = _find_canary(client.canaries(), _model(client, word, of_canaries=True))
+    model, engine = running["model"], running["engine"]
+    try:
+        found = last_message(client.end_canary(model, is_promoted=is_promoted))["canaries"]
+    except AccessDenied:
+        if not is_promoted:
+            raise
+        found = _promote_as_user(client, model, engine_setting(engine))
+    notes = (
+        (f"{model} runs {engine} now: {_daemon_settings_file(client)} says so",)
+        if is_promoted
+        else ()
+    )
+    return CommandResult(found, _ended_line(found["ended"][-1]), notes)
+
+
+def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> CanariesStatus:
+    """Change the settings file where the daemon may not, as a service of systemd may not."""
+    from supervisor.experiments.canary_runner import with_engine
+    from supervisor.settings.edit import change_file
+
+    path = _daemon_settings_file(client)
+    changed = change_file(path, lambda text: with_engine(text, model, engine))
+    try:
+        return last_message(client.end_canary(model, is_promoted=True))["canaries"]
+    except CorralError:
+        changed.restore()
+        with suppress(CorralError):
+            last_message(client.reload(dry_run=False))
+        raise
+
+
+def _daemon_settings_file(client: Client) -> Path:
+    if (config := client.status()["config"]) is None:
+        raise SettingsInvalid("the daemon was started without a settings file")
+    return Path(config).resolve()
+
+
+def _engine(build: str) -> EngineSetting:
+    """Return the build that is meant: installed, a program, or the directory of one.
+
+    Raises:
+        EngineMissing, EngineBroken: There is none, or it does not run.
+    """
+    where, setting = directories(), engine_setting(build)
+    if isinstance(setting, Path):
+        setting = expand_home(setting).absolute()
+        inside = (setting / name for name in discover.PROGRAMS)
+        setting = next((path for path in inside if path.is_file()), setting)
+    else:
+        setting = find_build(setting, where.engines).name
+    engines.load(
+        setting, cache_dir=where.cache, places=discover.default_search_paths(where.engines)
+    )
+    return setting
+
+
+def _model(client: Client, word: str | None, *, of_canaries: bool = False) -> str:
+    """Return the model that is meant; the only one where none is named."""
+    if word is not None:
+        return resolve_running([word], client.status())[0]
+    if of_canaries:
+        names = [canary["model"] for canary in client.canaries()["running"]]
+    else:
+        names = [model["name"] for model in client.status()["models"]]
+    if len(names) == 1:
+        return names[0]
+    if of_canaries and not names:
+        raise CorralError("no model has a canary", hint=_HINT)
+    raise SettingsInvalid("name a model with --model", hint=f"models: {', '.join(names) or 'none'}")
+
+
+def _find_canary(found: CanariesStatus, model: str) -> CanaryStatus:
+    for canary in found["running"]:
+        if canary["model"] == model:
+            return canary
+    raise CorralError(f"{model} has no canary", hint=_HINT.replace("MODEL", model, 1))
+
+
+def _render(found: CanariesStatus) -> str:
+    parts = ["\n".join(_running_lines(canary)) for canary in found["running"]]
+    if ended := found["ended"]:
+        parts.append("\n".join(map(_ended_line, ended)))
+    return "\n\n".join(parts) or f"no model has a canary; {_HINT}"
+
+
+def _running_lines(found: CanaryStatus) -> list[str]:
+    trial, share = found["trial"], f"{100 * found['share']:g} % of new conversations"
+    names = ", ".join(trial["trial"]["instances"]) if trial else "its replica"
+    lines = [
+        f"{found['model']}: {names} serves {share} on {found['engine']}",
+        f"instead of {found['own_engine'] or '-'}; {_deadline_text(found)}",
+    ]
+    if found["obstacle"]:
+        lines.append(colored(f"not promoted by itself: {found['obstacle']}", "yellow"))
+    return [*lines, "", *figure_lines(trial, "now", "canary")] if trial else lines
+
+
+def _deadline_text(found: CanaryStatus) -> str:
+    left_s = found["decides_in_s"]
+    if left_s is None:
+        return "corral engine canary --promote or --withdraw ends it"
+    margin = f"{100 * found['margin']:g} %"
+    return f"in {duration(left_s)} promoted, unless it may be slower by more than {margin}"
+
+
+def _ended_line(found: EndedCanaryStatus) -> str:
+    text = f"{found['model']}: {found['engine']} was {found['outcome']}: {found['reason']}"
+    return f"{found['at']}  {text}"

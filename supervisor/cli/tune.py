@@ -1,0 +1,241 @@
+"""`corral tune`: search the flags under which a model runs best here, and write them down."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from supervisor.bench import tune as tune_module
+from supervisor.bench import tune_space, variants
+from supervisor.bench.figures import TOO_FEW, Comparison
+from supervisor.bench.own_engine import measure_threads
+from supervisor.bench.tune import TuneJob, TuneOptions, refused_rows
+from supervisor.bench.tune_goal import Trial, Trials
+from supervisor.bench.tune_measure import VariantPlans
+from supervisor.bench.tune_search import Outcome
+from supervisor.bench.tune_space import TunedText, Variant, render_profile
+from supervisor.bench.variants import VariantSpec
+from supervisor.cli.bench import machine_facts
+from supervisor.cli.targets import choose, name_of
+from supervisor.errors import Interrupted
+from supervisor.fleet.model_entries import machine_here
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.output import CommandResult, ProgressMeter, duration, size, table
+from supervisor.plan.tuned_profile import Evidence, conditions, path_of
+from supervisor.system import machine
+from supervisor.system.paths import Directories, directories
+
+_EXIT_INTERRUPTED: Final = 130
+HOW_TO_APPLY: Final = "a running daemon takes it over at: corral reload"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written, and where that which stood there is now."""
+
+    path: Path
+    backup: Path | None
+
+
+def untried_notes(job: TuneJob, outcome: Outcome) -> tuple[str, ...]:
+    count, whole = len(outcome.untried), len(job.candidates)
+    if not count:
+        return ()
+    minutes = math.ceil(job.options.minutes * whole / max(1, whole - count))
+    return (f"{count} of {whole} variants were not tried; --minutes {minutes} has time for all",)
+
+
+def improved_result(
+    job: TuneJob, outcome: Outcome, winner: Variant, comparison: Comparison, written: Written
+) -> CommandResult:
+    text = [
+        f"{job.plans.model} with {winner.name}: {comparison.verdict}",
+        *(f"{name}: {value}" for name, value in figures(job, outcome, winner)),
+        f"quality: {job.checks.found.get(winner, 'not checked')}",
+        f"written to {written.path}",
+    ]
+    notes = [*_capacity_notes(job, winner)]
+    notes += [f"what stood there is in {written.backup}"] if written.backup else []
+    data = _data(job, outcome) | {
+        "winner": winner.name,
+        "path": str(written.path),
+        "backup": written.backup and str(written.backup),
+    }
+    return CommandResult(data, _with_table(job, outcome, text), (*notes, HOW_TO_APPLY))
+
+
+def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
+    """What the model can do less of than before."""
+    before, after = job.plans.base, job.plans.plan(winner)
+    slots = [side.plan.slots * side.replicas for side in (before, after)]
+    if slots[1] < slots[0]:
+        yield f"{slots[1]} instead of {slots[0]} requests at once; further ones wait"
+    tokens = [side.plan.ctx_size // side.plan.slots for side in (before, after)]
+    if tokens[1] < tokens[0]:
+        yield f"{tokens[1]} instead of {tokens[0]} tokens of context for each"
+
+
+def unchanged_result(job: TuneJob, outcome: Outcome, where: Directories) -> CommandResult:
+    model = job.plans.model
+    text = [f"{model}: {_why_unchanged(job, outcome)}; nothing was written"]
+    path = path_of(model, where.tuned_profiles)
+    notes = (
+        (f"{path} is from an earlier search: corral tune {model} --undo takes it back",)
+        if path.is_file()
+        else ()
+    )
+    data = _data(job, outcome) | {"winner": None, "path": None, "backup": None}
+    return CommandResult(data, _with_table(job, outcome, text), notes)
+
+
+def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
+    as_good = "its profile is as good as any variant that was tried"
+    best = tune_module.best_so_far(_trials(job))
+    if best and best.failure:
+        return f"{_words(job, best)} was not taken: {best.failure}"
+    if outcome.comparison and outcome.comparison.verdict != TOO_FEW:
+        return f"{as_good} ({outcome.comparison.verdict})"
+    return f"there was no time to be certain of {_words(job, best)}" if best else as_good
+
+
+def _words(job: TuneJob, trial: Trial) -> str:
+    return f"{trial.variant.name} ({_trials(job).ratio(trial.variant):.2f} ×)"
+
+
+def _trials(job: TuneJob) -> Trials:
+    assert job.search  # noqa: S101 (it has run)
+    return job.search.trials
+
+
+def interrupted_result(job: TuneJob) -> CommandResult:
+    best = tune_module.best_so_far(_trials(job))
+    so_far = [f"best so far, not certain: {_words(job, best)}"] if best else []
+    text = [f"{job.plans.model}: stopped; nothing was written", *so_far]
+    data = _data(job, None) | {"winner": None, "path": None, "backup": None}
+    return CommandResult(data, _with_table(job, None, text), exit_code=_EXIT_INTERRUPTED)
+
+
+def _with_table(job: TuneJob, outcome: Outcome | None, text: list[str]) -> str:
+    untried = outcome.untried if outcome else ()
+    rows = [*tune_module.rows(_trials(job), job.checks.found, untried), *refused_rows(job)]
+    return "\n".join([table(tune_module.HEAD, rows), "", *text])
+
+
+def _data(job: TuneJob, outcome: Outcome | None) -> dict[str, object]:
+    return {
+        "model": job.plans.model,
+        "goal": job.goal.name,
+        "minutes": job.options.minutes,
+        "seed": job.options.seed,
+        "comparison": outcome.comparison.data() if outcome and outcome.comparison else None,
+        "tried": tune_module.data(_trials(job), job.checks.found),
+        "refused": {variant.name: reason for variant, reason in job.refused.items()},
+        "untried": [variant.name for variant in outcome.untried] if outcome else [],
+    }
+
+
+def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, str]]:
+    shown = tune_module.shown_figures(job.goal, job.sizes.prompt)
+    return list(tune_module.figure_lines(_trials(job), winner, outcome.final_rounds, shown))
+
+
+def profile_text(
+    job: TuneJob, outcome: Outcome, winner: Variant, comparison: Comparison, word: str
+) -> str:
+    plan, model, options = job.plans.base.plan, job.plans.model, job.options
+    profile = job.plans.profile
+    at = datetime.now(UTC)
+    now = conditions(profile, machine_here(), plan.engine, plan.gguf)
+    evidence = Evidence(
+        goal=job.goal.name,
+        date=at.strftime("%Y-%m-%d"),
+        result=comparison.verdict,
+        machine=now.machine,
+        engine=now.engine,
+        devices=now.devices,
+        model=now.model,
+    )
+    facts = (
+        ("date", at.strftime("%Y-%m-%d %H:%M UTC")),
+        ("goal", f"{job.goal.name} ({job.goal.title}): {comparison.verdict}"),
+        *figures(job, outcome, winner),
+        ("quality", str(job.checks.found.get(winner, "not checked"))),
+        ("machine", f"{now.machine}, {size(machine.read().memory_bytes)}, devices: {now.devices}"),
+        ("engine", now.engine),
+        ("model", f"{plan.gguf.path.name}, {size(plan.gguf.size_bytes)}, {now.model}"),
+        ("seed", str(options.seed)),
+    )
+    words = ["corral", "tune", word, "--goal", options.goal, "--minutes", f"{options.minutes:g}"]
+    command = shlex.join([*words, "--seed", str(options.seed)])
+    return render_profile(TunedText(model, profile, winner, evidence, command, facts))
+
+
+def tune(
+    word: str, config: Path | None, options: TuneOptions, *, force: bool = False
+) -> CommandResult:
+    where = directories()
+    targets = choose([word], config, where)
+    (model,) = targets.names
+    settings = targets.loaded.settings
+    plans = VariantPlans(settings, where, model)
+    base = VariantSpec("base", plans.profile, plans.base.plan)
+    facts = machine_facts(settings, base.plan, where)
+    if not force:
+        variants.check(facts, [base])
+    notes = (
+        *(f"measured although {obstacle}" for obstacle in variants.obstacles(facts, [base])),
+        *variants.notes(facts),
+    )
+    measure_threads(LaunchPlanner(settings, where), model, where)
+    found = _measure(TuneJob(settings, where, model, options), where, word)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _measure(job: TuneJob, where: Directories, word: str) -> CommandResult:
+    try:
+        outcome = asyncio.run(_run(job))
+    except KeyboardInterrupt as interrupt:
+        if job.search is None:
+            raise Interrupted("stopped before anything was measured") from interrupt
+        return interrupted_result(job)
+    notes = untried_notes(job, outcome)
+    if outcome.winner is None or outcome.comparison is None:
+        found = unchanged_result(job, outcome, where)
+        return replace(found, notes=(*found.notes, *notes))
+    text = profile_text(job, outcome, outcome.winner, outcome.comparison, word)
+    written = Written(*tune_space.write(job.plans.model, where.tuned_profiles, text))
+    found = improved_result(job, outcome, outcome.winner, outcome.comparison, written)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def undo(word: str) -> CommandResult:
+    profiles = directories().tuned_profiles
+    is_path = word.endswith(".gguf") or ("/" in word and not path_of(word, profiles).exists())
+    model = name_of(Path(word)) if is_path else word
+    done = tune_space.undo(model, profiles)
+    data = {"path": str(done.path), "restored": done.restored and str(done.restored)}
+    if done.restored:
+        text = f"{done.path} is again what it was before the last corral tune"
+    else:
+        text = f"removed {done.path}: {model} runs with its profile alone"
+    return CommandResult(data, text, (HOW_TO_APPLY,))
+
+
+async def _run(job: TuneJob) -> Outcome:
+    meter = ProgressMeter()
+    whole_s = job.options.minutes * 60
+
+    def show(stage: str, left_s: float) -> None:
+        detail = f"{stage} · at most {duration(left_s)} left"
+        meter.show(f"tune {job.plans.model}", 1 - max(0.0, left_s) / whole_s, detail)
+
+    try:
+        return await job.run(show)
+    finally:
+        meter.clear()

@@ -1,0 +1,116 @@
+"""`corral worker`: one `ggml-rpc-server` in the foreground, for engines here or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+
+from supervisor.builds import discover
+from supervisor.builds import discover as engines
+from supervisor.builds.discover import Engine
+from supervisor.engine.orphans import WORKERS, private_runtime
+from supervisor.errors import WorkerFailed
+from supervisor.events import EventStream
+from supervisor.output import CommandResult, size, warn, write
+from supervisor.rpc.address import LOOPBACK, WorkerAddress, check_listen_host, free_port, probe
+from supervisor.rpc.worker import Worker, WorkerOptions, WorkerSnapshot, worker_launch
+from supervisor.settings.load import load
+from supervisor.settings.tables import RestartPolicy
+from supervisor.system.paths import Directories, directories
+
+_PROBE_LIMIT_S = 1.0
+
+
+def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        SettingsInvalid: It would be reached by all.
+        WorkerFailed: It does not listen.
+        EngineMissing, EngineBroken, AccessDenied: It cannot be started.
+    """
+    if warning := check_listen_host(options.host):
+        warn(warning)
+    where = directories()
+    settings = load(config, config_dir=where.config).settings
+    places = discover.default_search_paths(where.engines)
+    engine = engines.load(settings.engine, cache_dir=where.cache, places=places)
+    host = LOOPBACK if options.host == "localhost" else options.host  # it takes addresses only
+    options = replace(options, host=host, port=options.port or _free_port(host))
+    with private_runtime(where, WORKERS) as runtime:
+        own = replace(where, runtime=runtime)
+        made = worker_launch(engine, str(options.port), options, own)
+        for clause in made.dropped:
+            warn(f"{clause}; it is left out")
+        _run(_serve(engine, options, own, settings.supervisor.restart))
+    return CommandResult(None)
+
+
+def _free_port(host: str) -> int:
+    try:
+        return free_port(host)
+    except OSError as error:
+        raise WorkerFailed(
+            f"a worker cannot listen on {host}: {error.strerror}",
+            hint="`ip address` lists the addresses of this machine",
+        ) from error
+
+
+def _run(main: Coroutine[None, None, None]) -> None:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+async def _serve(
+    engine: Engine, options: WorkerOptions, where: Directories, policy: RestartPolicy
+) -> None:
+    from supervisor import log
+
+    address = WorkerAddress(str(options.port), options.host, options.port)
+    process = Worker(
+        address,
+        lambda: worker_launch(engine, address.name, options, where).launch,
+        functools.partial(probe, engine, address, _PROBE_LIMIT_S),
+        policy,
+        EventStream(log.stream_sink(sys.stderr)).emit,
+    )
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(process.serve())
+        stopping = group.create_task(stop.wait())
+        greeting = group.create_task(_greet(process))
+        await asyncio.wait({serving, stopping, greeting}, return_when=asyncio.FIRST_COMPLETED)
+        if greeting.done() and process.snapshot().state == "ready":
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (serving, stopping, greeting):
+            task.cancel()
+    if not stop.is_set():
+        raise _failure(process.snapshot())
+
+
+async def _greet(process: Worker) -> None:
+    found = await process.settled()
+    if found.state != "ready":
+        return
+    offered = ", ".join(size(device.total_mib * 1024**2) for device in found.devices)
+    write(
+        f"worker ready at {found.address} ({offered or 'in use'}); to use it, in corral.toml:\n"
+        f'  [workers.NAME]\n  address = "{found.address}"'
+    )
+
+
+def _failure(found: WorkerSnapshot) -> WorkerFailed:
+    log = str(found.log_path) if found.log_path else None
+    if found.cause is None:
+        return WorkerFailed("the worker ended", log=log)
+    text = f"the worker does not run: {found.cause.sentence}"
+    return WorkerFailed(text, found.cause.hint, log)

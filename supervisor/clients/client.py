@@ -1,0 +1,227 @@
+"""A client program: what it is told of the daemon, where its settings are, their probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+KEY_VARIABLE: Final = "CORRAL_API_KEY"
+# Where clients want a key and the daemon needs none.
+NO_KEY: Final = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that answers chats.
+
+    Attributes:
+        context_tokens: Of one request; None where not known yet.
+        sees_images: Whether it reads them.
+    """
+
+    name: str
+    context_tokens: int | None = None
+    sees_images: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The daemon.
+
+    Attributes:
+        url: Without a path.
+        model: For most requests; one of `models`.
+        small: For short requests, such as titles.
+        needs_key: Clients find it in the variable CORRAL_API_KEY.
+        certificate: PEM file to trust for https, where nobody else has signed it; else None.
+    """
+
+    url: str
+    models: tuple[ServedModel, ...]
+    model: ServedModel
+    small: ServedModel
+    needs_key: bool = False
+    certificate: Path | None = None
+
+    @property
+    def api(self) -> str:
+        """The address of OpenAI's API."""
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a user's settings are."""
+
+    home: Path
+    environ: Mapping[str, str]
+    corral: Path  # the directory of corral.toml
+
+    @property
+    def config(self) -> Path:
+        return self.named("XDG_CONFIG_HOME", self.home / ".config")
+
+    def named(self, variable: str, default: Path) -> Path:
+        """Return the directory that a variable names. An empty variable names none."""
+        return Path(value) if (value := self.environ.get(variable)) else default
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The object of a list whose member has this value."""
+
+    member: str
+    value: str
+
+
+Step = str | Item
+Place = tuple[Step, ...]
+
+
+class Absent(Enum):
+    """That a file has no value at a place."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+
+
+def as_json(place: Place) -> list[Any]:
+    return [step if isinstance(step, str) else {step.member: step.value} for step in place]
+
+
+def from_json(steps: Sequence[Any]) -> Place:
+    """Return the place that `as_json` wrote; raises TypeError or ValueError for another."""
+    found: list[Step] = []
+    for step in steps:
+        if isinstance(step, str):
+            found.append(step)
+        else:
+            ((member, value),) = step.items()
+            found.append(Item(member, value))
+    return tuple(found)
+
+
+def nest_value(place: Place, value: Any) -> Any:
+    """Return the value within the tables and lists that lead to it."""
+    for step in reversed(place):
+        value = {step: value} if isinstance(step, str) else [value]
+    return value
+
+
+class FileFormat(Enum):
+    """The format of a settings file."""
+
+    JSON = "json"  # with comments or without
+    TOML = "toml"
+    YAML = "yaml"
+    ENV = "env"
+
+
+class Api(Enum):
+    """The endpoint that a client sends its requests to."""
+
+    MESSAGES = "/v1/messages"
+    RESPONSES = "/v1/responses"
+    CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """Values of one settings file.
+
+    Attributes:
+        values: Those that are set, in order.
+        defaults: Those that are set only where the file has none.
+    """
+
+    path: Path
+    format: FileFormat
+    values: Mapping[Place, Any]
+    defaults: Mapping[Place, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProgram:
+    """A client program.
+
+    Attributes:
+        programs: Names of its commands.
+        directory: Where its settings are.
+        files: Returns its settings.
+        run: How it is started then, for people.
+        key_variable: The variable in which it looks for the API key.
+        ca_variable: The variable that names a file of certificates which it trusts.
+        writes_ca: Whether its settings hold that.
+        context_least: Tokens that its own prompt and some turns take; 0 if any context will do.
+    """
+
+    name: str
+    title: str
+    programs: tuple[str, ...]
+    api: Api
+    directory: Callable[[Places], Path]
+    files: Callable[[Facts, Places], Sequence[FileSettings]]
+    run: Callable[[Facts], str]
+    key_variable: str
+    ca_variable: str
+    writes_ca: bool = False
+    context_least: int = 0
+
+
+_PROMPT: Final = "Say hello."
+# The Responses API wants 16 at least.
+_MAX_TOKENS: Final = 16
+_ENDS: Final = {
+    Api.MESSAGES: ("message_stop",),
+    Api.RESPONSES: ("response.completed", "response.incomplete"),
+    Api.CHAT: ("[DONE]",),
+}
+
+
+def body(api: Api, model: str) -> Mapping[str, Any]:
+    """Return a short request as the client sends it: for a stream."""
+    messages = [{"role": "user", "content": _PROMPT}]
+    match api:
+        case Api.RESPONSES:
+            return {
+                "model": model,
+                "input": [{"type": "message", **messages[0]}],
+                "max_output_tokens": _MAX_TOKENS,
+                "stream": True,
+                "store": False,
+            }
+        case Api.MESSAGES | Api.CHAT:
+            return {
+                "model": model,
+                "messages": messages,
+                "max_tokens": _MAX_TOKENS,
+                "stream": True,
+            }
+
+
+def headers(api: Api) -> Mapping[str, str]:
+    return {"anthropic-version": "2023-06-01"} if api is Api.MESSAGES else {}
+
+
+def is_complete(api: Api, stream: str) -> bool:
+    """Return whether a stream has the last event of an answer."""
+    return any(end in stream for end in _ENDS[api])
+
+
+def self_signed(path: str | None) -> Path | None:
+    """Return a certificate if it signed itself: then clients can trust that alone."""
+    if path is None:
+        return None
+    # Imported here: few daemons have a certificate.
+    from cryptography.x509 import load_pem_x509_certificates  # noqa: PLC0415
+
+    try:
+        found = load_pem_x509_certificates(Path(path).read_bytes())[0]
+    except (OSError, ValueError, IndexError):  # the daemon reports it
+        return None
+    return Path(path) if found.issuer == found.subject else None

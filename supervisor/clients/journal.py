@@ -1,0 +1,247 @@
+"""What is written into settings files, as people read it, and as it can be taken back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from supervisor.clients import formats
+from supervisor.clients.client import (
+    ABSENT,
+    KEY_VARIABLE,
+    ClientProgram,
+    Facts,
+    FileFormat,
+    FileSettings,
+    Place,
+    as_json,
+    from_json,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """How a format is read and changed.
+
+    All raise ValueError for a text of another format, TypeError for a place that cannot be.
+
+    Attributes:
+        read: Returns the value at a place, or ABSENT.
+        put: Returns the text with a value at a place.
+        drop: Returns the text without the value at a place, which is there.
+    """
+
+    read: Callable[[str, Place], Any]
+    put: Callable[[str, Place, Any], str]
+    drop: Callable[[str, Place], str]
+
+
+_TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
+    {
+        FileFormat.JSON: Texts(formats.read_json, formats.put_json, formats.drop_json),
+        FileFormat.TOML: Texts(formats.read_toml, formats.put_toml, formats.drop_toml),
+        FileFormat.YAML: Texts(formats.read_yaml, formats.put_yaml, formats.drop_yaml),
+        FileFormat.ENV: Texts(formats.read_env, formats.put_env, formats.drop_env),
+    }
+)
+
+
+def texts_of(file_format: FileFormat) -> Texts:
+    return _TEXTS[file_format]
+
+
+def text_of(settings: FileSettings) -> str:
+    """The text of a new file with these settings."""
+    texts, text = texts_of(settings.format), ""
+    for place, value in {**settings.defaults, **settings.values}.items():
+        text = texts.put(text, place, value)
+    return text
+
+
+def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
+    """Return what else the user has to do, a sentence each."""
+    notes = []
+    model = facts.model
+    if model.context_tokens is not None and model.context_tokens < client.context_least:
+        notes.append(
+            f"{model.name} has a context of {model.context_tokens} tokens, and the prompt of "
+            f"{client.title} takes some 10000: choose a model with {client.context_least} or more, "
+            f"or raise ctx-size under [models.{model.name}.flags] if the model was trained for it"
+        )
+    if facts.needs_key:
+        same = client.key_variable == KEY_VARIABLE
+        source = "" if same else f' (export {client.key_variable}="${KEY_VARIABLE}")'
+        notes.append(f"{client.title} reads the API key from {client.key_variable}{source}")
+    if facts.certificate and not client.writes_ca:
+        notes.append(
+            f"{client.title} must trust the certificate: "
+            f"export {client.ca_variable}={facts.certificate}"
+        )
+    elif facts.url.startswith("https:") and not facts.certificate:
+        notes.append(
+            "where no public CA issued the certificate, the client must trust the CA that did: "
+            f"export {client.ca_variable}=FILE.pem"
+        )
+    return notes
+
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value.
+
+    Attributes:
+        before: What the file had before, or ABSENT.
+        kept: How many steps of the place led to something before.
+        is_default: A file needs one; in a file that was made, it goes only with all else.
+    """
+
+    place: Place
+    written: Any
+    before: Any
+    kept: int
+    is_default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntries:
+    """The values of one file; `is_new`: there was none before."""
+
+    path: Path
+    format: FileFormat
+    entries: tuple[Entry, ...]
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """The text without what was written; `left` are places that were changed since."""
+
+    text: str
+    left: tuple[Place, ...]
+
+
+def apply_file_settings(
+    text: str, wanted: FileSettings, earlier: FileEntries | None, *, is_new: bool
+) -> tuple[str, FileEntries]:
+    """Return the text with the wanted values, and what to remember.
+
+    What an earlier call wrote is taken back first, so that the values before it are kept.
+
+    Raises:
+        ValueError: The text has another format.
+    """
+    if earlier:
+        text, is_new = undo_entries(text, earlier).text, earlier.is_new
+    texts, entries = texts_of(wanted.format), []
+    defaults = {
+        place: value
+        for place, value in wanted.defaults.items()
+        if texts.read(text, place) is ABSENT
+    }
+    for place, value in {**defaults, **wanted.values}.items():
+        before = texts.read(text, place)
+        kept = _existing_depth(texts, text, place)
+        entries.append(Entry(place, value, before, kept, is_default=place in defaults))
+        text = texts.put(text, place, value)
+    return text, FileEntries(wanted.path, wanted.format, tuple(entries), is_new)
+
+
+def undo_entries(text: str, written: FileEntries) -> Undone:
+    """Return the text as it was; what was changed since stays. Raises ValueError."""
+    ours = [entry for entry in reversed(written.entries) if not entry.is_default]
+    defaults = [entry for entry in written.entries if entry.is_default]
+    found = _undo_each(text, written, ours)
+    bare = _undo_each(found.text, written, defaults)
+    return Undone(bare.text, found.left) if is_empty(bare.text) or not written.is_new else found
+
+
+def _undo_each(text: str, written: FileEntries, entries: Sequence[Entry]) -> Undone:
+    texts, left = texts_of(written.format), []
+    for entry in entries:
+        now = texts.read(text, entry.place)
+        if now is ABSENT:
+            continue
+        if now != entry.written:
+            left.append(entry.place)
+        elif entry.before is ABSENT:
+            text = _remove_entry(texts, text, entry)
+        else:
+            text = texts.put(text, entry.place, entry.before)
+    return Undone(text, tuple(left))
+
+
+def is_empty(text: str) -> bool:
+    """Return whether a file says nothing, in any of the formats."""
+    return "".join(text.split()) in {"", "{}", "[]"}
+
+
+def _existing_depth(texts: Texts, text: str, place: Place) -> int:
+    depths = range(len(place), 0, -1)
+    return next((depth for depth in depths if texts.read(text, place[:depth]) is not ABSENT), 0)
+
+
+def _remove_entry(texts: Texts, text: str, entry: Entry) -> str:
+    """Remove a value, and what led to it and is empty now."""
+    text = texts.drop(text, entry.place)
+    for depth in range(len(entry.place) - 1, entry.kept, -1):
+        if texts.read(text, entry.place[:depth]) not in ({}, []):
+            break
+        text = texts.drop(text, entry.place[:depth])
+    return text
+
+
+def to_json(files: Sequence[FileEntries]) -> dict[str, Any]:
+    return {"version": _VERSION, "files": [_file_json(file) for file in files]}
+
+
+def _file_json(file: FileEntries) -> dict[str, Any]:
+    return {
+        "path": str(file.path),
+        "format": file.format.value,
+        "is_new": file.is_new,
+        "entries": [_entry_json(entry) for entry in file.entries],
+    }
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    before = {} if entry.before is ABSENT else {"before": entry.before}
+    place = as_json(entry.place)
+    return {
+        "place": place,
+        "written": entry.written,
+        "kept": entry.kept,
+        "is_default": entry.is_default,
+        **before,
+    }
+
+
+def read_json(content: Mapping[str, Any]) -> list[FileEntries]:
+    """Return what `to_json` wrote; raises what reading another format raises."""
+    if content["version"] != _VERSION:
+        raise ValueError(f"version {content['version']}")
+    return [
+        FileEntries(
+            Path(file["path"]),
+            FileFormat(file["format"]),
+            tuple(map(_entry, file["entries"])),
+            bool(file["is_new"]),
+        )
+        for file in content["files"]
+    ]
+
+
+def _entry(content: Mapping[str, Any]) -> Entry:
+    before = content.get("before", ABSENT)
+    return Entry(
+        from_json(content["place"]),
+        content["written"],
+        before,
+        int(content["kept"]),
+        is_default=bool(content["is_default"]),
+    )

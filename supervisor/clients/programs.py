@@ -1,0 +1,413 @@
+"""The table of client programs: where the settings of each are, and what they are.
+
+Continue. Source: its documentation, "config.yaml reference". Its secrets come from the environment,
+or from the file .env beside.
+
+Open WebUI, by its variables. Source: its documentation, "Environment configuration". What a user
+changes in its pages wins over them.
+
+Zed. Source: its documentation, "Use API access", OpenAI-compatible endpoints. It looks for the key
+of a provider in NAME_API_KEY, so that of `corral` in CORRAL_API_KEY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from supervisor.clients.client import (
+    KEY_VARIABLE,
+    NO_KEY,
+    Api,
+    ClientProgram,
+    Facts,
+    FileFormat,
+    FileSettings,
+    Item,
+    Place,
+    Places,
+    ServedModel,
+)
+
+
+def _aider_directory(places: Places) -> Path:
+    return places.home
+
+
+def _aider_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    values: dict[Place, Any] = {
+        ("model",): _name(facts.model),
+        ("weak-model",): _name(facts.small),
+        ("openai-api-base",): facts.api,
+        # It knows no costs of these models and would ask about each.
+        ("show-model-warnings",): False,
+    }
+    if not facts.needs_key:
+        values["openai-api-key",] = NO_KEY
+    sizes: dict[Place, Any] = {
+        (_name(model),): {
+            "max_input_tokens": model.context_tokens,
+            "max_output_tokens": model.context_tokens,
+            "litellm_provider": "openai",
+            "mode": "chat",
+        }
+        for model in facts.models
+        if model.context_tokens
+    }
+    files = [FileSettings(places.home / ".aider.conf.yml", FileFormat.YAML, values)]
+    if sizes:
+        path = places.home / ".aider.model.metadata.json"
+        files.append(FileSettings(path, FileFormat.JSON, sizes))
+    return files
+
+
+def _name(model: ServedModel) -> str:
+    return f"openai/{model.name}"
+
+
+AIDER: Final = ClientProgram(
+    name="aider",
+    title="aider",
+    programs=("aider",),
+    api=Api.CHAT,
+    directory=_aider_directory,
+    files=_aider_files,
+    run=lambda _: "aider",
+    key_variable="OPENAI_API_KEY",
+    ca_variable="SSL_CERT_FILE",
+)
+
+
+# A long prompt on a slow machine takes longer than its ten minutes.
+_TIMEOUT_MS: Final = 3_600_000
+
+
+def _claude_directory(places: Places) -> Path:
+    return places.named("CLAUDE_CONFIG_DIR", places.home / ".claude")
+
+
+def _claude_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    values: dict[Place, Any] = {("env", name): value for name, value in _variables(facts).items()}
+    if facts.needs_key:
+        values["apiKeyHelper",] = f"printenv {KEY_VARIABLE}"
+    return [FileSettings(_claude_directory(places) / "settings.json", FileFormat.JSON, values)]
+
+
+def _variables(facts: Facts) -> dict[str, str]:
+    main, small = facts.model.name, facts.small.name
+    found = {
+        "ANTHROPIC_BASE_URL": facts.url,
+        "ANTHROPIC_MODEL": main,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": main,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": main,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": small,
+        "ANTHROPIC_SMALL_FAST_MODEL": small,  # the name in older versions
+        "CLAUDE_CODE_SUBAGENT_MODEL": main,
+        "API_TIMEOUT_MS": str(_TIMEOUT_MS),
+        # A line before the system prompt that differs each time, and so no prompt is found cached.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    if not facts.needs_key:
+        found["ANTHROPIC_AUTH_TOKEN"] = NO_KEY
+    if facts.model.context_tokens:
+        found["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(facts.model.context_tokens)
+    if facts.certificate:
+        found["NODE_EXTRA_CA_CERTS"] = str(facts.certificate)
+    return found
+
+
+CLAUDE: Final = ClientProgram(
+    name="claude",
+    title="Claude Code",
+    programs=("claude",),
+    api=Api.MESSAGES,
+    directory=_claude_directory,
+    files=_claude_files,
+    run=lambda _: "claude",
+    key_variable=KEY_VARIABLE,
+    ca_variable="NODE_EXTRA_CA_CERTS",
+    writes_ca=True,
+    context_least=16_384,
+)
+
+
+# A long prompt on a slow machine sends nothing for a while.
+_IDLE_MS: Final = 3_600_000
+
+
+def _codex_directory(places: Places) -> Path:
+    return places.named("CODEX_HOME", places.home / ".codex")
+
+
+def _codex_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    provider = {
+        "name": "llama-corral",
+        "base_url": facts.api,
+        "wire_api": "responses",
+        "stream_idle_timeout_ms": _IDLE_MS,
+    }
+    if facts.needs_key:
+        provider["env_key"] = KEY_VARIABLE
+    values: dict[Place, Any] = {("model",): facts.model.name, ("model_provider",): "corral"}
+    if facts.model.context_tokens:
+        values["model_context_window",] = facts.model.context_tokens
+    values["model_providers", "corral"] = provider
+    return [FileSettings(_codex_directory(places) / "config.toml", FileFormat.TOML, values)]
+
+
+CODEX: Final = ClientProgram(
+    name="codex",
+    title="Codex",
+    programs=("codex",),
+    api=Api.RESPONSES,
+    directory=_codex_directory,
+    files=_codex_files,
+    run=lambda _: "codex",
+    key_variable=KEY_VARIABLE,
+    ca_variable="CODEX_CA_CERTIFICATE",
+    context_least=16_384,
+)
+
+
+def _continue_dev_directory(places: Places) -> Path:
+    return places.named("CONTINUE_GLOBAL_DIR", places.home / ".continue")
+
+
+def _continue_dev_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    values: dict[Place, Any] = {
+        ("models", Item("name", _title(model))): _continue_dev_model(model, facts)
+        for model in facts.models
+    }
+    required: dict[Place, Any] = {("name",): "Local", ("version",): "0.0.1", ("schema",): "v1"}
+    path = _continue_dev_directory(places) / "config.yaml"
+    return [FileSettings(path, FileFormat.YAML, values, required)]
+
+
+def _continue_dev_model(model: ServedModel, facts: Facts) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": _title(model),
+        "provider": "openai",
+        "model": model.name,
+        "apiBase": facts.api,
+        "apiKey": f"${{{{ secrets.{KEY_VARIABLE} }}}}" if facts.needs_key else NO_KEY,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use", *(["image_input"] if model.sees_images else [])],
+    }
+    if model.context_tokens:
+        found["defaultCompletionOptions"] = {"contextLength": model.context_tokens}
+    if facts.certificate:
+        found["requestOptions"] = {"caBundlePath": str(facts.certificate)}
+    return found
+
+
+def _title(model: ServedModel) -> str:
+    return f"{model.name} (llama-corral)"
+
+
+CONTINUE: Final = ClientProgram(
+    name="continue",
+    title="Continue",
+    programs=("cn",),
+    api=Api.CHAT,
+    directory=_continue_dev_directory,
+    files=_continue_dev_files,
+    run=lambda facts: f"choose {_title(facts.model)} in the list of models",
+    key_variable=KEY_VARIABLE,
+    ca_variable="NODE_EXTRA_CA_CERTS",
+    writes_ca=True,
+)
+
+
+def _llm_directory(places: Places) -> Path:
+    return places.named("LLM_USER_PATH", places.config / "io.datasette.llm")
+
+
+def _llm_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    values: dict[Place, Any] = {
+        (Item("model_id", _id(model)),): _llm_model(model, facts) for model in facts.models
+    }
+    path = _llm_directory(places) / "extra-openai-models.yaml"
+    return [FileSettings(path, FileFormat.YAML, values)]
+
+
+def _llm_model(model: ServedModel, facts: Facts) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "model_id": _id(model),
+        "model_name": model.name,
+        "api_base": facts.api,
+        "can_stream": True,
+        "supports_schema": True,
+        "supports_tools": True,
+        "vision": model.sees_images,
+    }
+    return {**found, "api_key_name": "openai"} if facts.needs_key else found
+
+
+def _id(model: ServedModel) -> str:
+    return f"corral/{model.name}"
+
+
+LLM: Final = ClientProgram(
+    name="llm",
+    title="llm",
+    programs=("llm",),
+    api=Api.CHAT,
+    directory=_llm_directory,
+    files=_llm_files,
+    run=lambda facts: f"llm -m {_id(facts.model)} 'Why do llamas hum?'",
+    key_variable="OPENAI_API_KEY",
+    ca_variable="SSL_CERT_FILE",
+)
+
+
+_FILE: Final = "open-webui.env"
+
+
+def _open_webui_directory(places: Places) -> Path:
+    return places.corral
+
+
+def _open_webui_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    variables = {
+        "OPENAI_API_BASE_URL": facts.api,
+        "ENABLE_OPENAI_API": "true",
+        "ENABLE_OLLAMA_API": "false",
+        "DEFAULT_MODELS": facts.model.name,
+        "TASK_MODEL_EXTERNAL": facts.small.name,
+    }
+    if not facts.needs_key:
+        variables["OPENAI_API_KEY"] = NO_KEY
+    if facts.certificate:
+        variables["SSL_CERT_FILE"] = str(facts.certificate)
+    values: dict[Place, Any] = {(name,): value for name, value in variables.items()}
+    return [FileSettings(_open_webui_directory(places) / _FILE, FileFormat.ENV, values)]
+
+
+OPEN_WEBUI: Final = ClientProgram(
+    name="openwebui",
+    title="Open WebUI",
+    programs=("open-webui",),
+    api=Api.CHAT,
+    directory=_open_webui_directory,
+    files=_open_webui_files,
+    run=lambda _: f"set -a; . the file {_FILE}; set +a; open-webui serve",
+    key_variable="OPENAI_API_KEY",
+    ca_variable="SSL_CERT_FILE",
+    writes_ca=True,
+)
+
+
+# Of the context, what an answer may take.
+_ANSWER_SHARE: Final = 4
+
+
+def _opencode_directory(places: Places) -> Path:
+    return places.config / "opencode"
+
+
+def _path(places: Places) -> Path:
+    if given := places.environ.get("OPENCODE_CONFIG"):
+        return Path(given)
+    commented = _opencode_directory(places) / "opencode.jsonc"
+    return commented if commented.exists() else _opencode_directory(places) / "opencode.json"
+
+
+def _opencode_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    key = f"{{env:{KEY_VARIABLE}}}" if facts.needs_key else NO_KEY
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "llama-corral",
+        "options": {"baseURL": facts.api, "apiKey": key},
+        "models": {model.name: _opencode_model(model) for model in facts.models},
+    }
+    values: dict[Place, Any] = {
+        ("provider", "corral"): provider,
+        ("model",): f"corral/{facts.model.name}",
+        ("small_model",): f"corral/{facts.small.name}",
+    }
+    defaults: dict[Place, Any] = {("$schema",): "https://opencode.ai/config.json"}
+    return [FileSettings(_path(places), FileFormat.JSON, values, defaults)]
+
+
+def _opencode_model(model: ServedModel) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": model.name, "tool_call": True}
+    if tokens := model.context_tokens:
+        found["limit"] = {"context": tokens, "output": tokens // _ANSWER_SHARE}
+    if model.sees_images:
+        found |= {
+            "attachment": True,
+            "modalities": {"input": ["text", "image"], "output": ["text"]},
+        }
+    return found
+
+
+OPENCODE: Final = ClientProgram(
+    name="opencode",
+    title="opencode",
+    programs=("opencode",),
+    api=Api.CHAT,
+    directory=_opencode_directory,
+    files=_opencode_files,
+    run=lambda _: "opencode",
+    key_variable=KEY_VARIABLE,
+    ca_variable="NODE_EXTRA_CA_CERTS",
+    context_least=16_384,
+)
+
+
+# It wants a figure for each model.
+_CONTEXT_TOKENS: Final = 32_768
+
+
+def _zed_directory(places: Places) -> Path:
+    return places.config / "zed"
+
+
+def _zed_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
+    provider = {
+        "api_url": facts.api,
+        "available_models": [_zed_model(model) for model in facts.models],
+    }
+    values: dict[Place, Any] = {
+        ("language_models", "openai_compatible", "corral"): provider,
+        ("agent", "default_model"): {"provider": "corral", "model": facts.model.name},
+    }
+    return [FileSettings(_zed_directory(places) / "settings.json", FileFormat.JSON, values)]
+
+
+def _zed_model(model: ServedModel) -> dict[str, Any]:
+    able = {"tools": True, "images": model.sees_images}
+    able |= {"parallel_tool_calls": False, "prompt_cache_key": False}
+    return {
+        "name": model.name,
+        "display_name": model.name,
+        "max_tokens": model.context_tokens or _CONTEXT_TOKENS,
+        "capabilities": able,
+    }
+
+
+ZED: Final = ClientProgram(
+    name="zed",
+    title="Zed",
+    programs=("zed", "zeditor"),
+    api=Api.CHAT,
+    directory=_zed_directory,
+    files=_zed_files,
+    run=lambda _: "zed (with CORRAL_API_KEY set to any text where the daemon needs no key)",
+    key_variable=KEY_VARIABLE,
+    ca_variable="SSL_CERT_FILE",
+)
+
+
+CLIENTS: Final[Sequence[ClientProgram]] = (
+    CLAUDE,
+    CODEX,
+    OPENCODE,
+    AIDER,
+    CONTINUE,
+    OPEN_WEBUI,
+    ZED,
+    LLM,
+)

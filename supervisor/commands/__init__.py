@@ -1,1 +1,0 @@
-"""One module per family of verbs. A command returns data, or raises a CorralError to show."""

@@ -1,1 +1,0 @@
-"""Settings of client programs for the running daemon: what they are, written, and taken back."""

@@ -1,1 +1,0 @@
-"""Formats of settings files: values are read, set and removed in their text; the rest stays."""

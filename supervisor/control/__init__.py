@@ -1,1 +1,0 @@
-"""The daemon's own interface: JSON over a private unix socket."""

@@ -1,1 +1,0 @@
-"""Turns settings of other programs into `corral.toml`; reads texts, never runs a command."""

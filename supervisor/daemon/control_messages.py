@@ -1,0 +1,602 @@
+"""The JSON that the daemon and its commands exchange, and its parts in words.
+
+The JSON that the daemon and its commands exchange. A stream (start, stop, reload, events, …) has
+one object a line, each with one key of StreamMessage. None is unknown or not applicable; rates are
+tokens per second of one sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final, Literal, NotRequired, TypedDict, cast
+
+from supervisor.errors import DaemonBusy, ErrorFields
+from supervisor.output import duration, size
+
+if TYPE_CHECKING:
+    from proxy.endpoints.requests import RequestStats
+
+
+class ShardStatus(TypedDict):
+    """One worker of a split model, since the model was loaded; `last_update` is ISO 8601 in UTC.
+
+    `layers_max`: how many its memory holds. `suggested_layers`: None where nothing is to be moved.
+    `has_output`: it also computes the output, which is not in `layer_count`.
+    """
+
+    shard_name: str
+    layer_count: int
+    has_output: bool
+    layers_max: int | None
+    suggested_layers: int | None
+    total_forwards: int
+    total_latency_us: int
+    min_latency_us: int | None
+    max_latency_us: int
+    last_latency_us: int
+    last_update: str | None
+    avg_latency_us: int
+    avg_latency_per_layer_us: int
+
+
+class BalanceStatus(TypedDict):
+    """`decision`: balanced, insufficient_data or rebalance.
+
+    `estimated_speedup`: of one stream; `bottleneck_speedup`: of the slowest worker alone.
+    """
+
+    model: str
+    instance: str
+    decision: str
+    reason: str
+    estimated_speedup: float | None
+    bottleneck_speedup: float | None
+    shards: list[ShardStatus]
+
+
+class MovedLayers(TypedDict):
+    """Layers by worker, before and after they were moved; `file` keeps them.
+
+    `estimated_speedup`: None where they were moved back.
+    """
+
+    model: str
+    before: dict[str, int]
+    after: dict[str, int]
+    reason: str
+    estimated_speedup: float | None
+    file: str
+
+
+class SavedSlot(TypedDict):
+    """`saved_at` is ISO 8601 in UTC."""
+
+    name: str
+    model: str
+    replica: int
+    tokens: int
+    size_bytes: int
+    saved_at: str
+    encrypted: bool
+
+
+class ForgetRequest(TypedDict):
+    """What to forget: the saved conversations of a model or of all, or one conversation.
+
+    `conversation`: the beginning of the name of a file; `request`: the id of a request; both None:
+    those of `model`, and where that is None too, of all.
+    """
+
+    model: str | None
+    conversation: str | None
+    request: str | None
+
+
+class ForgottenSlots(TypedDict):
+    """What was deleted.
+
+    `emptied`: slots of engines. `in_use`: whether a request in flight is still of it.
+    """
+
+    slots: list[SavedSlot]
+    emptied: int
+    in_use: bool
+
+
+class TierStatus(TypedDict):
+    """One place where prompts are kept: `slot`, `host_cache` or `disk`; None: not known.
+
+    `limit_bytes`: None for no limit of its own. The last three count since the daemon started.
+    """
+
+    tier: str
+    conversations: int | None
+    tokens: int | None
+    size_bytes: int | None
+    limit_bytes: int | None
+    prompts: int
+    found_tokens: int
+    saved_s: float
+
+
+class SlotFileStatus(TypedDict):
+    """Saves or restores of single slots since the daemon started."""
+
+    count: int
+    failures: int
+    tokens: int
+    size_bytes: int
+    duration_s: float
+
+
+class SlotDiskStatus(TypedDict):
+    """The slot files of all models; what only a daemon knows is None without one.
+
+    `written_bytes`: in the last hour; `write_limit_bytes`: the limit of that. `paused`: nothing is
+    saved for a while, because the disk failed.
+    """
+
+    size_bytes: int
+    limit_bytes: int | None
+    written_bytes: int | None
+    write_limit_bytes: int | None
+    paused: bool
+
+
+class CacheStatus(TypedDict):
+    """Where the prompts of one model are kept.
+
+    `skipped`: how many conversations were not saved, by the reason (`cost`, `limit`).
+
+    `slots`: of all its instances. `prompts`, `prompt_tokens`, `computed_tokens`: answered since the
+    daemon started. `oldest_at`: of what is on disk, ISO 8601 in UTC.
+    """
+
+    model: str
+    slots: int
+    prompts: int
+    prompt_tokens: int
+    computed_tokens: int
+    tiers: list[TierStatus]
+    oldest_at: str | None
+    saves: SlotFileStatus
+    restores: SlotFileStatus
+    skipped: dict[str, int]
+    not_saved_reason: str | None
+
+
+class CachesStatus(TypedDict):
+    """Where prompts are kept."""
+
+    models: list[CacheStatus]
+    disk: SlotDiskStatus
+
+
+class TrialNote(TypedDict):
+    """A trial in a model's status; `instance` runs `profile` for this share of conversations.
+
+    `is_canary`: it tries an engine and is not in the settings.
+    """
+
+    profile: str
+    is_canary: bool
+    share: float
+    instance: str
+
+
+class TrialSideStatus(TypedDict):
+    """One side of a trial; figures are medians of requests, `memory_bytes` is of one instance."""
+
+    profile: str
+    instances: list[str]
+    conversations: int
+    requests: int
+    errors: int
+    crashes: int
+    tokens_per_second: float | None
+    first_token_s: float | None
+    memory_bytes: int | None
+
+
+class TrialComparison(TypedDict):
+    """The trial over the model's own profile: a ratio, and its interval of 95 %.
+
+    `requests_to_go`: of both sides, until a difference of 5 % would show; None if not known.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    is_different: bool
+    outcome: str
+    requests_to_go: int | None
+
+
+class FlagDifference(TypedDict):
+    """An option that both sides have with other values; None: it does not have it."""
+
+    flag: str
+    base: str | None
+    trial: str | None
+
+
+class TrialStatus(TypedDict):
+    """The trial of one model; `state` is that of its instance, which serves if it is `ready`."""
+
+    model: str
+    share: float
+    state: str
+    error: ErrorFields | None
+    age_s: float
+    base: TrialSideStatus
+    trial: TrialSideStatus
+    tokens_per_second: TrialComparison
+    first_token_s: TrialComparison
+    differences: list[FlagDifference]
+    notes: list[str]
+
+
+class CanaryStatus(TypedDict):
+    """A canary that runs; `trial` are its figures, None while the daemon has none.
+
+    `decides_in_s`: None where a command decides; `obstacle`: why it was not promoted by itself.
+    """
+
+    model: str
+    engine: str
+    own_engine: str | None
+    share: float
+    margin: float
+    decides_in_s: float | None
+    obstacle: str | None
+    trial: TrialStatus | None
+
+
+class EndedCanaryStatus(TypedDict):
+    """A canary that was promoted or withdrawn; `at` is ISO 8601 in UTC."""
+
+    model: str
+    engine: str
+    outcome: Literal["promoted", "withdrawn"]
+    reason: str
+    at: str
+
+
+class CanariesStatus(TypedDict):
+    """`ended`: the latest 16, the latest last."""
+
+    running: list[CanaryStatus]
+    ended: list[EndedCanaryStatus]
+
+
+__all__ = ["ErrorFields"]
+
+
+class DraftStatus(TypedDict):
+    """Tokens drafted and accepted in the latest run; `acceptance` is 0 to 1."""
+
+    drafted: int
+    accepted: int
+    acceptance: float | None
+
+
+class InstanceStatus(TypedDict):
+    """One llama-server process.
+
+    `retiring`: it only finishes its requests, because new settings replaced it. `progress`: 0 to 1
+    while it loads. `engine`: the path of its program, known once it was planned. `draft` is None
+    without speculative decoding.
+    """
+
+    name: str
+    state: str
+    retiring: bool
+    pid: int | None
+    run: int
+    up_s: float | None
+    restarts: int
+    failures: int
+    retry_in_s: float | None
+    progress: float | None
+    slots: int
+    slots_busy: int
+    tokens_per_second: float | None
+    memory_bytes: int | None
+    address: str
+    engine: str | None
+    log: str | None
+    error: ErrorFields | None
+    warnings: list[str]
+    draft: DraftStatus | None
+
+
+class WaitStatus(TypedDict):
+    """A wait for a model's memory, by requests or (0 requests) a command.
+
+    `place`: 1 for the model that loads next. `leaving`: models that drain to be unloaded.
+    """
+
+    place: int
+    requests: int
+    wait_s: float
+    leaving: list[str]
+
+
+class AdaptedValue(TypedDict):
+    """A value that the daemon changed, and why; `key` is the option's name."""
+
+    key: str
+    value: str | int | float | bool
+    origin: str
+    reason: str
+
+
+class IdleStatus(TypedDict):
+    """How long a loaded model may be idle before it is unloaded.
+
+    `limit_s`: None for ever. `unload_in_s`: None while it is busy, or for ever. `origin`: the
+    setting `ttl_s`, or the `keep_alive` of a request.
+    """
+
+    limit_s: float | None
+    unload_in_s: float | None
+    origin: Literal["ttl_s", "keep_alive"]
+
+
+class ModelStatus(TypedDict):
+    """One model; `slots` and `ctx_size` are those of one instance, known once it was planned.
+
+    `idle`: None unless it is loaded.
+
+    `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
+    failed with a `reason`. `adapted`: what follows demand and load; `reduced`: what it gave up
+    after its engine ran out of memory.
+    """
+
+    name: str
+    state: str
+    reason: str | None
+    aliases: list[str]
+    path: str
+    profile: str
+    slots: int
+    ctx_size: int | None
+    waiting: WaitStatus | None
+    idle: IdleStatus | None
+    not_persisted_reason: str | None
+    adapted: list[AdaptedValue]
+    reduced: list[AdaptedValue]
+    trial: TrialNote | None
+    instances: list[InstanceStatus]
+
+
+class CaptureStatus(TypedDict):
+    """A capture that runs; `dropped`: requests and responses that did not get into it."""
+
+    model: str
+    requests: int
+    responses: int
+    dropped: int
+    size_bytes: int
+    left_s: float
+
+
+class NodeStatus(TypedDict):
+    """`state`: up; or down, draining or same (as another node), with a `reason`.
+
+    A name that stands for nodes has an entry of its own, resolved or unresolved, and each of its
+    machines has one. `slots`: of all models, 0 while it is not up.
+    """
+
+    name: str
+    state: str
+    reason: str | None
+    url: str
+    models: list[str]
+    slots: int
+    slots_busy: int
+
+
+class WeightStatus(TypedDict):
+    """An instance's share of its model's requests, as a multiple of an average instance's.
+
+    `instance`: of this machine or of a node (`NODE/MODEL`). `reason`: measured, set, or equal.
+    """
+
+    instance: str
+    model: str
+    weight: float
+    reason: str
+
+
+class WorkerStatus(TypedDict):
+    """An RPC worker.
+
+    `state`: of one on this machine ready, starting, backoff or failed; of another ready or lost as
+    it was when it was last asked, or unknown. `devices_bytes`: memory of each of its devices.
+    """
+
+    name: str
+    address: str
+    local: bool
+    state: str
+    reason: str | None
+    hint: str | None
+    pid: int | None
+    restarts: int
+    devices_bytes: list[int]
+    models: list[str]
+
+
+class BatchQueueStatus(TypedDict):
+    """How the batch requests of a model have gathered since the daemon's start."""
+
+    model: str
+    total_queued: int
+    total_batches: int
+    total_single: int
+    avg_batch_size: float
+    avg_wait_ms: float
+
+
+class DaemonStatus(TypedDict):
+    """`tls_cert`: path of the proxy's certificate; None without TLS.
+
+    `listen`: the address of the proxy as its settings have it.
+    `keyless`: the addresses that other machines reach without a key.
+    """
+
+    pid: int
+    version: str
+    url: str
+    listen: str
+    tls_cert: str | None
+    keyless: list[str]
+    up_s: float
+    stopping: bool
+    config: str | None
+    models: list[ModelStatus]
+    nodes: list[NodeStatus]
+    weights: list[WeightStatus]
+    workers: list[WorkerStatus]
+    capture: CaptureStatus | None
+    batches: list[BatchQueueStatus]
+
+
+class ReloadReport(TypedDict):
+    """Names of replicas (`chat.0`), each in one of the first four lists.
+
+    Those in `kept` continue untouched; added or changed ones that did not start are in `failures`.
+    """
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+    kept: list[str]
+    notes: list[str]
+    failures: list[ErrorFields]
+
+
+class WarmedInstance(TypedDict):
+    """An instance that prefilled a prompt: tokens computed, and tokens already in its cache."""
+
+    instance: str
+    tokens: int
+    cached: int
+
+
+class EventLine(TypedDict):
+    """An event; `fields` are those of supervisor.events.EVENTS, `at` is ISO 8601 in UTC."""
+
+    name: str
+    level: str
+    at: str
+    fields: dict[str, object]
+
+
+class LoadProgress(TypedDict):
+    """The share of a model's weights that an instance has loaded, 0 to 1."""
+
+    instance: str
+    fraction: float
+
+
+class JoinedHost(TypedDict):
+    """A desktop host's number, the file that holds its API key, and the daemon at that moment."""
+
+    host: int
+    api_key_file: str
+    status: DaemonStatus
+
+
+class StreamMessage(TypedDict):
+    """Exactly one key; the last seven end the stream.
+
+    `waiting`: seconds without another message.
+    """
+
+    event: NotRequired[EventLine]
+    progress: NotRequired[LoadProgress]
+    waiting: NotRequired[float]
+    host: NotRequired[JoinedHost]
+    done: NotRequired[DaemonStatus]
+    reloaded: NotRequired[ReloadReport]
+    slots: NotRequired[list[SavedSlot]]
+    warmed: NotRequired[list[WarmedInstance]]
+    moved: NotRequired[MovedLayers]
+    canaries: NotRequired[CanariesStatus]
+    error: NotRequired[ErrorFields]
+
+
+def daemon_exited() -> DaemonBusy:
+    return DaemonBusy("the daemon exited before the command was done", hint="corral logs shows why")
+
+
+class RequestStatus(TypedDict):
+    """As `RequestStats`."""
+
+    id: str
+    client: str
+    path: str
+    model: str | None
+    instance: str | None
+    slot: int | None
+    priority: str
+    phase: str
+    position: int | None
+    age_s: float
+    prompt_tokens: int | None
+    prompt_tokens_done: int
+    cached_tokens: int
+    decoded_tokens: int
+    tokens_per_second: float
+
+
+def request_status(stats: RequestStats) -> RequestStatus:
+    return cast("RequestStatus", asdict(stats))
+
+
+def phase_text(request: RequestStatus) -> str:
+    if request["phase"] == "queued":
+        return f"queued, place {request['position']}"
+    if request["phase"] == "prefill" and request["prompt_tokens"]:
+        return f"prefill {request['prompt_tokens_done']} of {request['prompt_tokens']}"
+    return request["phase"]
+
+
+def capture_text(status: CaptureStatus) -> str:
+    dropped = f", {status['dropped']} dropped" if status["dropped"] else ""
+    return (
+        f"{status['model']}: its requests are captured, {status['requests']} so far{dropped}, "
+        f"{size(status['size_bytes'])}, for {duration(status['left_s'])} more"
+    )
+
+
+ADD_KEY: Final = "corral key add NAME adds a key; then set api_keys_file under [proxy]"
+
+
+def state_text(model: ModelStatus, instance: InstanceStatus) -> str:
+    if instance["state"] == "stopped" and model["state"] == "unloaded":
+        # A request loads it, unlike a model that was stopped.
+        return "waiting" if model["waiting"] else "unloaded"
+    if instance["state"] == "starting" and instance["progress"] is not None:
+        return f"starting {instance['progress']:.0%}"
+    if instance["retry_in_s"] is not None:
+        return f"backoff {instance['retry_in_s']:.0f} s"
+    return instance["state"]
+
+
+def failed_text(instance: InstanceStatus) -> str | None:
+    """Say how an instance that has failed starts again; None for others."""
+    if instance["state"] != "failed":
+        return None
+    model = instance["name"].rpartition(".")[0]
+    return f"it is not restarted any more; `corral start {model}` starts it again"
+
+
+def keyless_warning(status: DaemonStatus) -> tuple[str, ...]:
+    """Say that other machines can send requests without a key."""
+    if not status["keyless"]:
+        return ()
+    addresses = " and ".join(status["keyless"])
+    return (f"other machines can reach {addresses}, and no key is required: {ADD_KEY}",)

@@ -1,0 +1,243 @@
+"""The daemon: runs its parts, and shuts them down in order.
+
+A shutdown (SIGINT, SIGTERM, control socket) drains the proxy, then stops the engines. A second
+request shortens the wait to 5 s, a third ends it. SIGHUP reloads the settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from typing import Final
+
+from proxy.common.background_tasks import FAILURES, persist, worker_threads
+from proxy.errors import ListenFailed
+from supervisor import __version__
+from supervisor.daemon import control_server
+from supervisor.daemon.control_messages import ADD_KEY
+from supervisor.daemon.desktop import STARTER, DesktopHosts, starter_watched
+from supervisor.daemon.operations import DaemonService, DaemonTimes
+from supervisor.daemon.parts import DaemonParts
+from supervisor.engine.orphans import kill_orphans
+from supervisor.errors import AccessDenied
+from supervisor.settings.tables import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
+from supervisor.slot_store.store_config import clean_up
+from supervisor.system.daemon_lock import lock_runtime_dir, this_daemon, write_owner
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# Time left after the second and the third request to shut down.
+_FORCED_DRAIN_S: Final = (5.0, 0.0)
+
+
+class Daemon:
+    """One daemon; construct it on a running loop, and `run` it once."""
+
+    def __init__(self, parts: DaemonParts) -> None:
+        self.parts = parts
+        self._directories = parts.directories
+        self._events = parts.events
+        self._notifier = parts.notifier
+        emit = parts.events.emit
+        FAILURES.report_to(emit)
+        self._hosts = DesktopHosts(emit, self._end_of_hosts) if parts.desktop_key else None
+        self.service = DaemonService(self.parts, self._times, self.shutdown, self._hosts)
+        self._started_at_s = self._stopping_at_s = self._now_s()
+        self._shutdown_requests = 0
+        self._shutdown = asyncio.Event()
+        self._drain_timeout: asyncio.Timeout | None = None
+
+    async def run(self, models: Sequence[str], report: Callable[[], None]) -> None:
+        """Start models and serve until shutdown; `report` once clients and commands are answered.
+
+        Raises:
+            CorralError: Another daemon runs, a directory or the address cannot be used, or a model
+                is not configured.
+        """
+        for name in models:
+            self.parts.fleet.planner.entry(name)
+        with lock_runtime_dir(self._directories), self._signal_handlers():
+            asyncio.get_running_loop().set_default_executor(worker_threads(None, "worker"))
+            self._warn_if_open()
+            self._clean_up()
+            async with self._listening(), self._control_socket(), self._running():
+                if models:
+                    self.parts.admission.command("start", models)
+                self._emit_started()
+                report()
+                self._notifier.started()
+                with self._starter_watched():
+                    await self._shutdown.wait()
+            self.parts.fleet.planner.launches.slot_persistence.store.empty_memory()
+
+    def _warn_if_open(self) -> None:
+        """Log first that other machines can send requests without a key."""
+        if addresses := self.parts.keyless:
+            self._events.emit("daemon.open", keyless=" ".join(addresses), hint=ADD_KEY)
+
+    def _clean_up(self) -> None:
+        """Remove what a daemon that was killed left behind."""
+        kill_orphans(self._directories.runtime, self._events.emit)
+        clean_up(self.parts.fleet.planner.launches.slot_persistence, self._events.emit)
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        """Run all parts; after the block nothing is reloaded, and all is drained and stopped.
+
+        Models are still loaded for requests that are in flight.
+        """
+        parts = self.parts
+        async with asyncio.TaskGroup() as group:
+            serving = [
+                group.create_task(serve())
+                for serve in (parts.fleet.serve, parts.router.run, parts.nodes.serve)
+            ]
+            reload = group.create_task(parts.triggers.serve())
+            admission = group.create_task(persist("admission", parts.admission.serve))
+            adaptive = group.create_task(persist("adaptive", parts.adaptive.serve))
+            recorder = group.create_task(persist("request record", parts.recorder.serve))
+            history = group.create_task(persist("history", parts.history.serve))
+            usage = group.create_task(persist("usage", parts.usage.serve))
+            trials = group.create_task(persist("trials", parts.trials.serve))
+            canaries = group.create_task(persist("canaries", parts.canaries.serve))
+            jobs = group.create_task(persist("jobs", parts.server.serve))
+            layers = group.create_task(persist("balance", parts.layer_mover.serve))
+            workers = group.create_task(persist("workers", parts.workers.serve))
+            hooks = group.create_task(persist("hooks", parts.hooks.serve))
+            notifier = group.create_task(persist("service notifier", self._notifier.serve))
+            yield
+            canaries.cancel()
+            jobs.cancel()
+            layers.cancel()
+            adaptive.cancel()
+            reload.cancel()
+            await self._drain()
+            await parts.usage.settle()
+            admission.cancel()
+            await self._stop()
+            for task in (*serving, hooks, recorder, history, usage, trials, workers, notifier):
+                task.cancel()
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        server = self.parts.server
+        try:
+            await server.start()
+        except ListenFailed as error:
+            raise AccessDenied(error.message, hint=error.hint) from error
+        key = self.parts.desktop_key
+        try:
+            with key.written() if key else nullcontext():
+                owner = this_daemon(__version__, server.url, key.path if key else None)
+                write_owner(self._directories.state_file, owner)
+                yield
+        finally:
+            await server.close()
+
+    def _starter_watched(self) -> AbstractContextManager[None]:
+        if self._hosts is None:
+            return nullcontext()
+        lose = functools.partial(self._hosts.lose, STARTER)
+        return starter_watched(sys.stdin.fileno(), lose)
+
+    def _end_of_hosts(self) -> None:
+        self.shutdown("the last desktop host has left")
+
+    def _control_socket(self) -> AbstractAsyncContextManager[None]:
+        return control_server.serve(self.service, self._events, self._directories.control_socket)
+
+    def _emit_started(self) -> None:
+        path = self.parts.reload.loaded.path
+        self._events.emit(
+            "daemon.started",
+            version=__version__,
+            url=self.parts.server.url,
+            control=str(self._directories.control_socket),
+            settings=str(path) if path else None,
+        )
+
+    async def _drain(self) -> None:
+        """Let requests in flight finish, and abort those that take too long."""
+        limit_s = self.parts.settings.supervisor.drain_timeout_s
+        limit_s = min(limit_s, self._hosts.drain_max_s if self._hosts else math.inf)
+        async with self._deadline(limit_s):
+            await self.parts.server.drain(limit_s)
+        await self.parts.server.close()
+
+    async def _stop(self) -> None:
+        """Save slots, stop the engines, and let hooks end."""
+        limits = self.parts.settings.supervisor
+        self.parts.fleet.command("stop")
+        saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
+        async with self._deadline(2 * limits.stop_timeout_s + saving_s):
+            await self.parts.fleet.all_down()
+            await self.parts.fleet.slot_files.settle()
+        async with self._deadline(HOOKS_STOP_LIMIT_S):
+            await self.parts.hooks.finish()
+        duration_s = round(self._now_s() - self._stopping_at_s, 3)
+        self._events.emit("daemon.stopped", duration_s=duration_s)
+
+    @asynccontextmanager
+    async def _deadline(self, limit_s: float) -> AsyncIterator[None]:
+        """Limit the block to this time, or to less after repeated requests to shut down."""
+        is_over = self._shutdown_requests > len(_FORCED_DRAIN_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if is_over else limit_s) as self._drain_timeout:
+                yield
+        self._drain_timeout = None
+
+    def shutdown(self, reason: str) -> None:
+        """Begin to shut down; a repeated call shortens the wait."""
+        self._shutdown_requests += 1
+        if self._shutdown_requests == 1:
+            self._stopping_at_s = self._now_s()
+            self._events.emit("daemon.stopping", reason=reason)
+            self.parts.captures.close()
+            self._notifier.stopping()
+            self._shutdown.set()
+        elif self._drain_timeout and not self._drain_timeout.expired():
+            left_s = _FORCED_DRAIN_S[min(self._shutdown_requests - 2, len(_FORCED_DRAIN_S) - 1)]
+            self._drain_timeout.reschedule(self._now_s() + left_s)
+
+    @contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.shutdown, f"{number.name} received")
+        loop.add_signal_handler(signal.SIGHUP, self.parts.triggers.schedule)
+        try:
+            yield
+        finally:
+            _ignore_signals(loop)
+
+    def _times(self) -> DaemonTimes:
+        return DaemonTimes(self._now_s() - self._started_at_s, self._shutdown_requests > 0)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Ignore signals while the process exits with code 0.
+
+    They are blocked meanwhile, in worker threads always: a loop that removes a handler restores the
+    default, which kills.
+    """
+    numbers = {*_SIGNALS, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)

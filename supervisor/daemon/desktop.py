@@ -1,0 +1,151 @@
+"""The daemon as the backend of desktop applications: its key, its hosts, and who started it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from proxy.auth.keys_file import Key
+from supervisor.errors import DaemonStopping
+from supervisor.events import Emit
+from supervisor.system.files import write_atomic
+
+# Not a name that a keys file may have.
+_NAME: Final = "(desktop)"
+_RANDOM_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DesktopKey:
+    path: Path
+    secret: str = field(repr=False)
+
+    @property
+    def key(self) -> Key:
+        return Key(_NAME, hashlib.sha256(self.secret.encode()).digest(), admin=True)
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Keep it in its file, mode 0600, for the block."""
+        write_atomic(self.path, self.secret, durable=False)
+        try:
+            yield
+        finally:
+            self.path.unlink(missing_ok=True)
+
+
+def new_desktop_key(path: Path) -> DesktopKey:
+    return DesktopKey(path, f"corral-{secrets.token_hex(_RANDOM_BYTES)}")
+
+
+# The host that started the daemon, from the start of its process until it has joined.
+STARTER: Final = 0
+# A user who quits an application expects its processes to end.
+_DRAIN_MAX_S: Final = 5.0
+
+
+class DesktopHosts:
+    """Counts hosts; calls `on_empty` once, when none is left."""
+
+    def __init__(self, emit: Emit, on_empty: Callable[[], None]) -> None:
+        self._emit = emit
+        self._on_empty = on_empty
+        self._hosts = {STARTER}
+        self._joined = STARTER
+        self._is_lost = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._hosts
+
+    @property
+    def drain_max_s(self) -> float:
+        """How long requests may take at the end: not at all where the last host was killed."""
+        return 0.0 if self._is_lost else _DRAIN_MAX_S
+
+    def has(self, host: int) -> bool:
+        return host in self._hosts
+
+    @contextmanager
+    def joined(self) -> Iterator[int]:
+        """Be a host for the block, or until `leave`; yields its number.
+
+        Raises:
+            DaemonStopping: The last host has left.
+        """
+        if self.is_empty:
+            raise DaemonStopping("the daemon is stopping", hint="retry when it has ended")
+        self._joined += 1
+        host = self._joined
+        self._hosts.add(host)
+        self._emit("host.joined", host=host, hosts=len(self._hosts - {STARTER}))
+        try:
+            yield host
+        finally:
+            self.lose(host)
+
+    def lose(self, host: int) -> None:
+        """Be told that a host is not there any more; no effect if it has left."""
+        self._is_lost |= self._hosts == {host}
+        self.leave(host)
+
+    def leave(self, host: int) -> None:
+        """Has no effect for a host that has left."""
+        if not self.has(host):
+            return
+        self._hosts.remove(host)
+        if host != STARTER:
+            self._emit("host.left", host=host, hosts=len(self._hosts - {STARTER}))
+        if self.is_empty:
+            self._on_empty()
+
+
+_READ_BYTES: Final = 4096
+
+
+@contextmanager
+def exit_with_starter(descriptor: int) -> Iterator[None]:
+    """Exit at once when the pipe is closed within the block, which must leave nothing behind."""
+    done, end = os.pipe()
+    thread = threading.Thread(target=_exit_when_closed, args=(descriptor, done))
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(end)
+        thread.join()
+        os.close(done)
+
+
+def _exit_when_closed(descriptor: int, done: int) -> None:
+    poll = select.poll()
+    for fd in (descriptor, done):
+        poll.register(fd, 0)  # POLLHUP is always reported; source: poll(2)
+    if descriptor in dict(poll.poll()):
+        os._exit(0)
+
+
+@contextmanager
+def starter_watched(descriptor: int, on_closed: Callable[[], None]) -> Iterator[None]:
+    """Call `on_closed` when the pipe is closed within the block."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(descriptor, _READ_BYTES):
+            loop.remove_reader(descriptor)
+            on_closed()
+
+    loop.add_reader(descriptor, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)

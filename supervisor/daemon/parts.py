@@ -1,0 +1,352 @@
+"""The parts of a daemon, and what connects them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from proxy.app import App, build_app
+from proxy.auth.key_limits import TokenLimits
+from proxy.batches.jobs import JobStorage
+from proxy.endpoints.prometheus import Metrics
+from proxy.http.tls import server_context
+from proxy.nodes.nodes import Nodes
+from proxy.router.router import Router
+from proxy.server import Server
+from supervisor.autoscale.apply import AdaptiveController, ChangeApplier
+from supervisor.autoscale.layer_mover import LayerMover
+from supervisor.autoscale.slots import AdaptedValues, SlotDecider
+from supervisor.autoscale.threads import ThreadDecider, engine_processes, measured_speeds
+from supervisor.backend.dashboard import Address, DashboardHostAdapter
+from supervisor.backend.models import (
+    EngineReaderAdapter,
+    LoadForecasterAdapter,
+    ModelControlAdapter,
+    ModelLoaderAdapter,
+)
+from supervisor.backend.ollama import ModelFilesAdapter, OllamaHostAdapter
+from supervisor.backend.proxy_settings import (
+    check_proxy_settings,
+    keyless_addresses,
+    read_nodes,
+    tls_context,
+)
+from supervisor.backend.request_records import (
+    RequestHistoryAdapter,
+    RouterEvents,
+    UsageEngines,
+    UsageReaderAdapter,
+    shard_metrics,
+    usage_metrics,
+)
+from supervisor.backend.slot_storage import (
+    ConversationForgetter,
+    PrefixFiles,
+    PromptWarmerAdapter,
+    SlotFileStorageAdapter,
+    slot_file_metrics,
+)
+from supervisor.builds.discover import Engine
+from supervisor.daemon.desktop import DesktopKey
+from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.orphans import is_in_use
+from supervisor.events import EventStream
+from supervisor.experiments.canary import CanaryHistory, CanaryRecord, CanaryTrials
+from supervisor.experiments.canary_runner import Canaries, CanaryParts
+from supervisor.experiments.capture import Captures
+from supervisor.experiments.trials import Trials, TrialStore
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.model_entries import Reductions
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.reload import Reload, ReloadTriggers
+from supervisor.fleet.replace import Replacer
+from supervisor.fleet.stats import StatsReader
+from supervisor.loading.controller import AdmissionController
+from supervisor.loading.memory_usage import MemoryUsage
+from supervisor.records.history import History, HistoryDatabase
+from supervisor.records.request_sizes import RecordFiles, RequestRecorder
+from supervisor.records.usage import tokens_by_key
+from supervisor.records.usage_files import Journal, read_all
+from supervisor.records.usage_recorder import UsageRecorder
+from supervisor.rpc.address import KnownWorkers, free_port
+from supervisor.rpc.pool import WorkerPool
+from supervisor.rpc.shards import LayerShares
+from supervisor.service.hook_commands import hook_directory
+from supervisor.service.hooks import Hooks, HookSources
+from supervisor.service.notifier import ServiceEnvironment
+from supervisor.settings.load import Loaded
+from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
+
+
+class DaemonParts:
+    """All parts of one daemon; constructs them on a running loop, and runs none.
+
+    `reread` reads the sources of the settings again, in a thread; it raises CorralError.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        reread: Callable[[], Loaded],
+        directories: Directories,
+        events: EventStream,
+        environment: ServiceEnvironment,
+        desktop_key: DesktopKey | None = None,
+    ) -> None:
+        self.directories = directories
+        self.desktop_key = desktop_key
+        self.events = events
+        self.notifier = environment.notifier
+        proxy = check_proxy_settings(loaded.settings.proxy)
+        self._tls = proxy.tls
+        self.metrics = Metrics(proxy, events.emit)
+        router_events = RouterEvents()
+        storage = SlotFileStorageAdapter()
+        self.router = Router(proxy, router_events, self.metrics.emit, storage)
+        self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
+        self._adapted = AdaptedValues()
+        self._canary_trials = CanaryTrials()
+        self._reductions = Reductions()
+        self.known_workers = KnownWorkers(free_port)
+        self.fleet = Fleet(
+            self._planner(loaded),
+            self.router,
+            events.emit,
+            on_change=lambda: self.admission.wake(),  # noqa: PLW0108 (made below)
+        )
+        storage.connect(self.fleet)
+        self._prefix_files = PrefixFiles(self.fleet, self.router, storage, events.emit)
+        self.conversations = ConversationForgetter(self.fleet, self.router, storage)
+        memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
+        self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
+        self.adaptive = self._make_adaptive(replacer, memory_usage)
+        self.layer_mover = self._make_layer_mover(replacer)
+        self.reload = self._make_reload(loaded, reread, replacer)
+        self.triggers = ReloadTriggers(self.reload, self.notifier.reloading)
+        self.workers = WorkerPool(
+            self.known_workers, self._engine, directories, events.emit, self.fleet.worker_ended
+        )
+        self._apply_workers(loaded)
+        events.add_sink(self._prefix_files.observe)
+        self.recorder = RequestRecorder(
+            RecordFiles(directories.request_record), events, self._is_recorded
+        )
+        self.history = History(
+            HistoryDatabase(directories.history), events.emit, lambda: self.settings.history
+        )
+        events.add_sink(self.history.observe)
+        self.trials = Trials(self.fleet, self.router.in_flight, TrialStore(directories.trials))
+        events.add_sink(self.trials.observe)
+        self.canaries = self._make_canaries()
+        events.add_sink(self.canaries.observe)
+        events.add_sink(self.notifier.observe)
+        self.nodes = self._make_nodes()
+        self.usage = self._make_usage()
+        self.app = self._make_app()
+        limits = self._token_limits() if self.settings.proxy.api_keys_file else None
+        router_events.connect(self.fleet, self.admission, self.nodes, self.usage, limits)
+        self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
+        self.server = Server(self.app, self.settings.proxy, environment.sockets)
+        self.keyless = () if self.desktop_key else keyless_addresses(self.settings.proxy)
+        self.hooks = self._make_hooks()
+        events.add_sink(self.hooks.observe)
+
+    @property
+    def tls_cert(self) -> Path | None:
+        """The file of the certificate that the proxy shows."""
+        return self._tls.cert if self._tls else None
+
+    @property
+    def settings(self) -> Settings:
+        """Those that apply now."""
+        return self.reload.loaded.settings
+
+    def _planner(self, loaded: Loaded) -> LaunchPlanner:
+        return LaunchPlanner(
+            self._canary_trials.laid_on(loaded.settings),
+            self.directories,
+            self._adapted.of,
+            known_workers=self.known_workers,
+            reductions=self._reductions,
+        )
+
+    def _make_adaptive(self, replacer: Replacer, memory_usage: MemoryUsage) -> AdaptiveController:
+        fleet, emit = self.fleet, self.events.emit
+        threads = ThreadDecider(
+            functools.partial(engine_processes, fleet),
+            measured_speeds(fleet),
+            is_measuring=functools.partial(is_in_use, self.directories),
+        )
+        return AdaptiveController(
+            fleet,
+            self.router,
+            ChangeApplier(fleet, replacer, memory_usage, self._adapted, emit),
+            self._adapted,
+            emit,
+            [SlotDecider(), threads],
+            is_memory_wanted=lambda: bool(self.admission.waiting()),
+        )
+
+    def _make_layer_mover(self, replacer: Replacer) -> LayerMover:
+        shares = LayerShares(self.directories.layer_shares)
+        now_s = asyncio.get_running_loop().time
+        mover = LayerMover(self.fleet, replacer, shares, self.events.emit, now_s)
+        self.metrics.add(lambda: shard_metrics(mover.runs()))
+        self.metrics.add(lambda: slot_file_metrics(self.fleet.slot_files.catalogue.files()))
+        return mover
+
+    def _make_reload(
+        self, loaded: Loaded, reread: Callable[[], Loaded], replacer: Replacer
+    ) -> Reload:
+        return Reload(
+            self.fleet,
+            loaded,
+            read=reread,
+            make_planner=self._planner,
+            prepare_nodes=self._prepare_nodes,
+            emit=self.events.emit,
+            replacer=replacer,
+        )
+
+    def _make_canaries(self) -> Canaries:
+        emit = self.events.emit
+        self.canary_history = CanaryHistory(CanaryRecord(self.directories.canaries), emit)
+        return Canaries(
+            CanaryParts(
+                self.fleet,
+                self.reload,
+                self.trials,
+                self._canary_trials,
+                self.canary_history,
+                emit,
+            )
+        )
+
+    def _make_usage(self) -> UsageRecorder:
+        usage = UsageRecorder(
+            Journal(self.directories.usage),
+            UsageEngines(self.fleet),
+            self.events.emit,
+            is_on=lambda: self.settings.supervisor.record_usage,
+            has_keys=bool(self.desktop_key or self.settings.proxy.api_keys_file),
+        )
+        self.events.add_sink(usage.observe)
+        self.metrics.add(lambda: usage_metrics(usage.since_start))
+        return usage
+
+    def _token_limits(self) -> TokenLimits | None:
+        """Return the limits of API keys, which know what was used today."""
+        if (limits := self.app.token_limits) is None:
+            return None
+        day = f"{datetime.now().astimezone():%Y-%m-%d}"
+        try:
+            limits.restore(day, tokens_by_key(read_all(self.directories.usage), day))
+        except OSError as error:
+            self.events.emit("usage.record_failed", reason=str(error))
+        return limits
+
+    def _make_nodes(self) -> Nodes:
+        model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)
+        return Nodes(
+            read_nodes(self.settings.nodes, self.events.emit),
+            self.router,
+            model_loader,
+            self.settings.proxy,
+            self.events.emit,
+            model_loader.created,
+        )
+
+    def _make_app(self) -> App:
+        settings = self.settings
+        warmer = PromptWarmerAdapter(self.fleet, self.router, self._prefix_files, self.events.emit)
+        storage = JobStorage(self.directories.jobs, settings.jobs)
+        control = ModelControlAdapter(self.fleet, self.admission, self.events)
+        return build_app(
+            self.router,
+            self.nodes,
+            settings.proxy,
+            self.metrics,
+            warmer,
+            storage,
+            EngineReaderAdapter(self.fleet),
+            control,
+            self.desktop_key.key if self.desktop_key else None,
+            OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
+            self.nodes.process,
+            DashboardHostAdapter(
+                self.fleet,
+                self.admission,
+                self.nodes,
+                self.events,
+                self.directories,
+                self._address,
+            ),
+            RequestHistoryAdapter(self.history),
+            LoadForecasterAdapter(self.fleet, self.admission),
+            UsageReaderAdapter(self.directories.usage),
+            self.conversations,
+        )
+
+    def _address(self) -> Address:
+        cert = self.tls_cert
+        needs_key = bool(self.desktop_key or self.settings.proxy.api_keys_file)
+        return Address(self.server.url, str(cert) if cert else None, needs_key)
+
+    def _make_hooks(self) -> Hooks:
+        sources = HookSources(
+            settings=lambda: self.settings.hooks,
+            directory=lambda: hook_directory(self.reload.loaded.path),
+            busy_models=self._busy_models,
+            cause_of=self._failure_of,
+        )
+        return Hooks(sources, self.events.emit)
+
+    def _busy_models(self) -> set[str]:
+        """The models with requests in flight: those of clients, also queued, and of batches."""
+        leased = {
+            instance.upstream.model for instance in self.router.instances() if instance.leases
+        }
+        return leased | {request.model for request in self.app.requests.stats() if request.model}
+
+    def _failure_of(self, instance: str) -> FailureCause | None:
+        found = (
+            replica.instance for replica in self.fleet.all_replicas() if replica.name == instance
+        )
+        return next((process.snapshot().cause for process in found), None)
+
+    def _model_files(self, control: ModelControlAdapter) -> ModelFilesAdapter:
+        return ModelFilesAdapter(
+            settings=lambda: self.settings,
+            unload=lambda model: self.admission.command("unload", [model]),
+            changes=control.changes,
+            reload=lambda: self.triggers.start(dry_run=False),
+        )
+
+    def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
+        nodes = read_nodes(loaded.settings.nodes, self.events.emit)
+        # TLS cannot begin or end while the address is listened on.
+        tls = (loaded.settings.proxy.tls or self._tls) if self._tls else None
+        context = tls_context(tls) if tls else None
+
+        def apply() -> None:
+            if self.app.tls and tls and context:
+                self.app.tls.follow(tls.files, functools.partial(server_context, tls), context)
+                self._tls = tls
+            self.nodes.set_nodes(nodes)
+            self._apply_workers(loaded)
+
+        return apply
+
+    def _apply_workers(self, loaded: Loaded) -> None:
+        supervisor = loaded.settings.supervisor
+        self.workers.apply(loaded.settings.workers, supervisor.restart, supervisor.drain_timeout_s)
+
+    def _engine(self) -> Engine:
+        return self.fleet.planner.engine()
+
+    def _is_recorded(self, model: str) -> bool:
+        return self.settings.supervisor.record_requests and model in self.settings.models

@@ -1,0 +1,155 @@
+"""Trials and canaries as control messages. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from statistics import fmean
+from typing import cast
+
+from supervisor.daemon.control_messages import (
+    CanaryStatus,
+    EndedCanaryStatus,
+    FlagDifference,
+    TrialComparison,
+    TrialNote,
+    TrialSideStatus,
+    TrialStatus,
+)
+from supervisor.errors import ErrorFields
+from supervisor.experiments.canary import Canary, EndedCanary
+from supervisor.experiments.trials import Trial, replicas_by_side
+from supervisor.experiments.verdict import FigureVerdict, Side, verdict, verdict_over_time
+from supervisor.fleet.model import Model, Replica
+from supervisor.plan.plan import CanaryTrial, Plan
+
+# What an instance is told about itself, not by a profile.
+_OF_THE_INSTANCE = frozenset({"--slot-save-path", "--host", "--port"})
+
+Memory = Callable[[Replica], int | None]
+
+
+def trial_note(model: Model) -> TrialNote | None:
+    for replica in model.replicas:
+        if trial := replica.planner.places.trial_at(replica.place):
+            profile = trial.label(model.entry.profile)
+            return {
+                "profile": profile,
+                "is_canary": isinstance(trial, CanaryTrial),
+                "share": trial.share,
+                "instance": replica.name,
+            }
+    return None
+
+
+def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> TrialStatus | None:
+    """Return the status of a trial; None if no replica runs it."""
+    sides, note = replicas_by_side(model), trial_note(model)
+    if note is None:
+        return None
+    judge = verdict_over_time if note["is_canary"] else verdict
+    found, figures = judge(trial.figures), trial.figures.sides
+    rates, firsts = found.tokens_per_second, found.first_token_s
+    base = _side(model.entry.profile, sides["base"], figures["base"], memory)
+    tried = _side(note["profile"], sides["trial"], figures["trial"], memory)
+    (replica,) = sides["trial"]
+    snapshot = replica.instance.snapshot()
+    return {
+        "model": model.entry.name,
+        "share": note["share"],
+        "state": snapshot.state.value,
+        "error": _error(replica),
+        "age_s": round(age_s, 1),
+        "base": {**base, "tokens_per_second": rates.base, "first_token_s": firsts.base},
+        "trial": {**tried, "tokens_per_second": rates.trial, "first_token_s": firsts.trial},
+        "tokens_per_second": _comparison(rates),
+        "first_token_s": _comparison(firsts),
+        "differences": list(_differences(sides["base"], replica)),
+        "notes": list(found.notes),
+    }
+
+
+def _side(
+    profile: str, replicas: Iterable[Replica], figures: Side, memory: Memory
+) -> TrialSideStatus:
+    replicas = list(replicas)
+    sizes = [size for replica in replicas if (size := memory(replica)) is not None]
+    return {
+        "profile": profile,
+        "instances": [replica.name for replica in replicas],
+        "conversations": len(figures.conversations) - figures.excluded,
+        "requests": figures.requests,
+        "errors": figures.errors,
+        "crashes": figures.crashes,
+        "tokens_per_second": None,
+        "first_token_s": None,
+        "memory_bytes": round(fmean(sizes)) if sizes else None,
+    }
+
+
+def _comparison(found: FigureVerdict) -> TrialComparison:
+    comparison = found.comparison
+    return {
+        "ratio": _finite_or_none(comparison.ratio),
+        "low": _finite_or_none(comparison.low),
+        "high": _finite_or_none(comparison.high),
+        "is_different": comparison.is_different,
+        "outcome": found.outcome,
+        "requests_to_go": found.to_go,
+    }
+
+
+def _finite_or_none(value: float) -> float | None:
+    """Return None for nan and infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def _error(replica: Replica) -> ErrorFields | None:
+    snapshot = replica.instance.snapshot()
+    if snapshot.cause is None or not snapshot.wanted:
+        return None
+    log = str(snapshot.log_path) if snapshot.log_path else None
+    cause = snapshot.cause
+    return {"code": cause.code, "message": cause.sentence, "hint": cause.hint, "log": log}
+
+
+def _differences(base: Iterable[Replica], trial: Replica) -> Iterator[FlagDifference]:
+    own = next((replica.plan for replica in base if replica.plan), None)
+    if own is None or trial.plan is None:
+        return
+    before, after = _values(own), _values(trial.plan)
+    for flag in dict.fromkeys((*before, *after)):
+        if before.get(flag) != after.get(flag):
+            yield {"flag": flag, "base": before.get(flag), "trial": after.get(flag)}
+
+
+def _values(plan: Plan) -> Mapping[str, str]:
+    return {
+        line.flag: line.value or "on" for line in plan.lines if line.flag not in _OF_THE_INSTANCE
+    }
+
+
+def canary_status(
+    canary: Canary, left_s: float | None, model: Model | None, trial: TrialStatus | None
+) -> CanaryStatus:
+    request = canary.request
+    return {
+        "model": request.model,
+        "engine": str(request.engine),
+        "own_engine": _own_engine(model) if model else None,
+        "share": request.share,
+        "margin": request.margin,
+        "decides_in_s": left_s,
+        "obstacle": canary.obstacle,
+        "trial": trial,
+    }
+
+
+def ended_canary_status(ended: EndedCanary) -> EndedCanaryStatus:
+    return cast("EndedCanaryStatus", asdict(ended))
+
+
+def _own_engine(model: Model) -> str | None:
+    plans = (replica.plan for replica in replicas_by_side(model)["base"])
+    return next((str(plan.engine.path) for plan in plans if plan), None)

@@ -1,1 +1,0 @@
-"""The daemon as the backend of desktop applications."""

@@ -1,0 +1,336 @@
+"""Runs every check in the order in which a start depends on it; changes and starts nothing."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from supervisor import __version__
+from supervisor.builds.discover import Engine
+from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import DaemonStatus, ModelStatus, WorkerStatus, failed_text
+from supervisor.diagnose.host_checks import (
+    Finding,
+    check_address,
+    check_clients,
+    check_directories,
+    check_engine,
+    check_files,
+    check_hooks,
+    check_leftovers,
+    check_memlock,
+    check_processor,
+    check_traces,
+    failure_finding,
+    redact,
+    secrets_of,
+)
+from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.output import size
+from supervisor.plan import kv_cache
+from supervisor.plan.plan import Plan
+from supervisor.rpc.address import UNPROTECTED, KnownWorkers, WorkerAddress, check_port, probe
+from supervisor.rpc.model_workers import address_of
+from supervisor.rpc.worker import find
+from supervisor.settings.load import Loaded, load
+from supervisor.settings.schema import Settings
+from supervisor.settings.tables import exposure
+from supervisor.system import machine
+from supervisor.system.files import expand_home
+from supervisor.system.machine import Machine
+from supervisor.system.paths import Directories
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Memory of a model, without compute buffers.
+
+    Attributes:
+        model: Its name.
+        weights_bytes: Size of its tensors, shared by all its processes.
+        cache_bytes: KV cache of all its processes.
+        locked_bytes: Main memory to lock; 0 where the model does not ask for that.
+        is_preloaded: Whether it loads with the daemon.
+    """
+
+    model: str
+    weights_bytes: int
+    cache_bytes: int
+    locked_bytes: int = 0
+    is_preloaded: bool = True
+
+    @property
+    def bytes(self) -> int:
+        return self.weights_bytes + self.cache_bytes
+
+
+def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
+    if not planner.entries:
+        fix = "corral start FILE.gguf serves a file; corral model get smollm2 fetches one"
+        yield Finding("models", "ok", "none configured", fix)
+    for name in planner.entries:
+        try:
+            plan = planner.plan(name)
+        except CorralError as error:
+            yield failure_finding(f"model {name}", error)
+            continue
+        yield from check_plan(plan)
+        if reason := planner.launches.slot_persistence.reason(plan):
+            text = f"conversations are not saved across restarts: {reason}"
+            is_expected = not planner.launches.slot_persistence.problem
+            yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
+        yield from _check_trial(planner, name)
+        found = memory_need(plan, len(planner.places.of(name)))
+        yield replace(found, is_preloaded=planner.model_settings(name).preload)
+
+
+def _check_trial(planner: LaunchPlanner, name: str) -> Iterator[Finding]:
+    if (trial := planner.places.trial(name)) is None:
+        return
+    try:
+        planner.plan_trial(name, trial)
+    except CorralError as error:
+        yield failure_finding(f"trial of {name}", error)
+
+
+def check_plan(plan: Plan) -> Iterator[Finding]:
+    """Report on a model that can be planned, so its file exists and is complete."""
+    name, gguf = f"model {plan.model}", plan.gguf
+    about = f"{gguf.architecture} {gguf.quantisation}, {size(gguf.size_bytes)}: {gguf.path}"
+    yield Finding(name, "ok", f"{about}; {plan.slots} slots, {plan.ctx_size} tokens in all")
+    for warning in plan.warnings:
+        if warning != plan.engine.warning:  # check_engine reports that one
+            fault, _, fix = warning.partition("; ")
+            yield Finding(name, "warn", fault, fix or None)
+    for line in plan.omitted:
+        flag = f"{line.flag} {line.value or ''}".rstrip()
+        yield Finding(name, "ok", f"runs without {flag} ({line.origin}): {line.reason}")
+
+
+def memory_need(plan: Plan, replicas: int) -> MemoryNeed:
+    cache = kv_cache.cache_bytes(plan.gguf, plan.memory_inputs.cache)
+    weights = plan.gguf.tensor_bytes
+    return MemoryNeed(plan.model, weights, cache * replicas, weights if _locks(plan) else 0)
+
+
+def _locks(plan: Plan) -> bool:
+    """Return whether a model wants locked main memory, even where the limit forbids it."""
+    flags = [f"{line.flag} {line.value}" for line in (*plan.lines, *plan.omitted)]
+    return any("mlock" in flag for flag in flags) and not plan.engine.devices
+
+
+def check_memory(needs: Sequence[MemoryNeed], machine: Machine, device_bytes: int) -> Finding:
+    """Compare what the models need with what there is.
+
+    A model that can never fit is a failure; models that do not fit together take turns.
+
+    Args:
+        needs: Of the models that are not loaded yet.
+        machine: This machine.
+        device_bytes: Memory of all devices; 0 where the models run on the CPU.
+    """
+    whole, free = machine.memory_bytes, machine.memory_available_bytes
+    available = f"{size(free)} of {size(whole)} are free"
+    if device_bytes:
+        whole = free = device_bytes
+        available = f"the devices have {size(whole)}"
+    if not needs:
+        return Finding("memory", "ok", f"all models are loaded or none is configured; {available}")
+    fix = "use a smaller model, ctx-size or replicas, or the profile low-memory"
+    largest = max(needs, key=lambda need: need.bytes)
+    if largest.bytes > whole and not device_bytes:  # the CPU runs what a device cannot hold
+        text = f"weights and caches of {largest.model} take {size(largest.bytes)}; {available}"
+        return Finding("memory", "fail", text, fix)
+    preloaded = [need for need in needs if need.is_preloaded]
+    wanted_bytes = sum(need.bytes for need in preloaded)
+    text = "none is preloaded"
+    if preloaded:
+        parts = ", ".join(f"{need.model} {size(need.bytes)}" for need in preloaded)
+        text = f"weights and caches take {size(wanted_bytes)} ({parts})"
+        on_request = len(needs) - len(preloaded)
+        text += f"; {on_request} more load on request" if on_request else ""
+    if wanted_bytes > free:
+        return Finding("memory", "warn", f"{text}; {available}", f"{fix}, or preload = false")
+    return Finding("memory", "ok", f"{text}; {available}")
+
+
+_TUNNEL: Final = "reach it through a tunnel (WireGuard, ssh -L), or at a private address"
+
+
+def check_workers(
+    settings: Settings, engine: Engine, status: DaemonStatus | None
+) -> Iterator[Finding]:
+    running = {worker["name"]: worker for worker in status["workers"]} if status else {}
+    for name, worker_settings in settings.workers.items():
+        address = address_of(name, worker_settings, KnownWorkers())
+        yield (
+            _local(address, engine, running)
+            if worker_settings.local
+            else _remote(address, engine, running)
+        )
+
+
+def _local(address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]) -> Finding:
+    name = f"worker {address.name}"
+    if found := running.get(address.name):
+        return _check_running_worker(name, found)
+    try:
+        program = find(engine)
+        check_port(address)
+    except CorralError as error:
+        return failure_finding(name, error)
+    except OSError as error:
+        text = f"cannot listen on {address}: {(error.strerror or str(error)).lower()}"
+        return Finding(name, "fail", text, "set another port, or 0 for any")
+    return Finding(name, "ok", f"starts with the daemon: {program.path}")
+
+
+def _remote(address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]) -> Finding:
+    name, found = f"worker {address.name}", running.get(address.name)
+    reached = _exposure(address.host)
+    if reached in {"public", "every"}:
+        text = f"{address} is a public address; {UNPROTECTED}"
+        return Finding(name, "fail", text, _TUNNEL)
+    # A worker that serves the daemon's engine answers no other connection.
+    if found and found["state"] == "ready" and found["models"]:
+        return _check_running_worker(name, found)
+    try:
+        devices = probe(engine, address)
+    except CorralError as error:
+        return failure_finding(name, error)
+    memory = size(sum(device.total_mib for device in devices) * 1024**2)
+    note = "; unencrypted, so the network must be trusted" if reached != "loopback" else ""
+    return Finding(name, "ok", f"{address} answers: {memory}{note}")
+
+
+def _check_running_worker(name: str, found: WorkerStatus) -> Finding:
+    if found["reason"]:
+        return Finding(name, "fail", f"{found['state']}: {found['reason']}", found["hint"])
+    used = f", for {', '.join(found['models'])}" if found["models"] else ""
+    return Finding(name, "ok", f"{found['state']} at {found['address']}{used}")
+
+
+def _exposure(host: str) -> str | None:
+    try:
+        return exposure(socket.gethostbyname(host))
+    except (OSError, UnicodeError):  # the probe reports it
+        return None
+
+
+def run_checks(config: Path | None, where: Directories) -> list[Finding]:
+    """Return all findings, redacted so that they can be published.
+
+    Args:
+        config: The settings file that was named, or None to search for it.
+        where: All directories.
+    """
+    loaded, settings = _settings(config, where)
+    here = machine.read()
+    found = [_system(here), settings, *_findings(loaded, where, here)]
+    secrets = secrets_of(loaded.settings)
+    return [redact(finding, expand_home(Path("~")), secrets) for finding in found]
+
+
+def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Finding]:
+    planner = LaunchPlanner(loaded.settings, where)
+    status, daemon = _daemon(where)
+    yield daemon
+    if status:
+        yield from check_failed(status["models"])
+    try:
+        engine = planner.engine()
+    except (EngineMissing, EngineBroken) as error:
+        yield failure_finding("engine", error)
+    else:
+        yield from check_engine(engine)
+        yield from _models(planner, engine, status, here)
+        yield from check_workers(loaded.settings, engine, status)
+    yield check_processor(_own_pids(status))
+    yield check_files(max(1, planner.places.instances))
+    yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)
+    yield check_clients(loaded.settings.proxy)
+    yield from check_hooks(loaded)
+    yield from check_traces(loaded.settings.proxy.tracing)
+    yield from check_directories(where)
+    yield check_leftovers(where, is_running=status is not None)
+
+
+def _settings(config: Path | None, where: Directories) -> tuple[Loaded, Finding]:
+    try:
+        loaded = load(config, config_dir=where.config)
+    except CorralError as error:
+        return Loaded(Settings(), None, {}), failure_finding("settings", error)
+    return loaded, Finding("settings", "ok", str(loaded.path or "no settings file; defaults"))
+
+
+def _system(here: Machine) -> Finding:
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return Finding(
+        "system",
+        "ok",
+        f"llama-corral {__version__}, Python {platform.python_version()}, {system}, "
+        f"{describe_cores(here)}, {size(here.memory_bytes)}",
+    )
+
+
+def describe_cores(here: Machine) -> str:
+    """Describe the cores; what an ordinary machine lacks is not mentioned."""
+    slow = f" ({here.efficiency_cores} of them efficiency cores)" if here.efficiency_cores else ""
+    nodes = f", {here.numa_nodes} NUMA nodes" if here.numa_nodes > 1 else ""
+    beyond = f", {here.quota_spare_cores} more cores beyond the CPU quota"
+    quota = beyond if here.quota_spare_cores else ""
+    return f"{here.physical_cores} cores{slow}, {here.logical_cores} threads{quota}{nodes}"
+
+
+def _daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:
+    try:
+        status = Client(where.control_socket).status()
+    except NotRunning:
+        return None, Finding("daemon", "ok", "not running")
+    except DaemonBusy as error:
+        return None, failure_finding("daemon", error)
+    states = [
+        f"{instance['name']} {instance['state']}"
+        for m in status["models"]
+        for instance in m["instances"]
+    ]
+    text = f"running, version {status['version']}: {', '.join(states) or 'no models'}"
+    return status, Finding("daemon", "ok", text)
+
+
+def check_failed(models: Iterable[ModelStatus]) -> Iterator[Finding]:
+    """Yield the instances that are not restarted any more."""
+    for instance in [found for model in models for found in model["instances"]]:
+        if (text := failed_text(instance)) and (error := instance["error"]):
+            fix = f"{error['hint']}; {text}" if error["hint"] else text
+            yield Finding(f"instance {instance['name']}", "fail", error["message"], fix)
+
+
+def _own_pids(status: DaemonStatus | None) -> list[int]:
+    if status is None:
+        return []
+    engines = (instance["pid"] for model in status["models"] for instance in model["instances"])
+    return [status["pid"], *filter(None, engines)]
+
+
+def _models(
+    planner: LaunchPlanner, engine: Engine, status: DaemonStatus | None, here: Machine
+) -> Iterator[Finding]:
+    needs = []
+    for result in check_models(planner):
+        if isinstance(result, MemoryNeed):
+            needs.append(result)
+        else:
+            yield result
+    models = status["models"] if status else []
+    running = {
+        model["name"] for model in models if any(instance["pid"] for instance in model["instances"])
+    }
+    device_bytes = sum(device.total_mib for device in engine.devices) << 20
+    yield check_memory([need for need in needs if need.model not in running], here, device_bytes)
+    yield check_memlock(here, max((need.locked_bytes for need in needs), default=0))

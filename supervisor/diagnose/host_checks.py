@@ -1,0 +1,326 @@
+"""Findings, and checks of the host: engine, hooks, traces, processor, limits, address."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal, get_args
+from urllib.parse import urlsplit
+
+from proxy.errors import ConfigError
+from proxy.observe.tracing import check_tracing, endpoint_of
+from proxy.settings import ProxySettings, TracingSettings
+from supervisor.backend.proxy_settings import api_keys, check_proxy_settings, keyless_addresses
+from supervisor.builds.discover import Engine
+from supervisor.daemon.control_messages import ADD_KEY
+from supervisor.errors import CorralError, SettingsInvalid
+from supervisor.service.hook_commands import example, hook_command, hook_directory, missing_program
+from supervisor.settings.load import Loaded, flatten
+from supervisor.settings.schema import Settings
+from supervisor.settings.tables import HookName
+from supervisor.system.daemon_lock import read_owner
+from supervisor.system.limits import limit
+from supervisor.system.machine import Machine
+from supervisor.system.paths import Directories
+from supervisor.system.processor_load import ProcessorReading, processor_load, read_this_processor
+
+_HIDDEN: Final = "[hidden]"
+# Options of llama-server that take a secret: --api-key, --hf-token, and similar later ones.
+_SECRET: Final = re.compile(r"(?:^|[.-])(?:key|token|password|secret)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        name: What was checked, such as `engine` or `model chat`.
+        level: `fail`: something will not work. `warn`: it works, but worse than it could.
+        text: The result, without a full stop.
+        fix: How to fix or improve it, if there is anything to do.
+    """
+
+    name: str
+    level: Literal["ok", "warn", "fail"]
+    text: str
+    fix: str | None = None
+
+
+def failure_finding(name: str, error: CorralError) -> Finding:
+    return Finding(name, "fail", error.message, error.hint)
+
+
+def redact(finding: Finding, home: Path, secrets: Iterable[str]) -> Finding:
+    """Replace the home directory by `~` and hide secrets."""
+
+    def clean(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, _HIDDEN)
+        return text.replace(str(home), "~") if home != Path(home.anchor) else text
+
+    fix = finding.fix and clean(finding.fix)
+    return replace(finding, name=clean(finding.name), text=clean(finding.text), fix=fix)
+
+
+def secrets_of(settings: Settings) -> tuple[str, ...]:
+    """Return the secret values in the settings, longest first."""
+    found = {
+        str(value)
+        for model in settings.models.values()
+        for key, value in [*flatten(model.flags).items(), *_pairs(model.args)]
+        if _SECRET.search(key) and str(value)
+    }
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _pairs(args: tuple[str, ...]) -> Iterable[tuple[str, str]]:
+    """Yield options with their values, written as `--a b` or `--a=b`."""
+    for word in args:
+        name, _, value = word.partition("=")
+        yield name, value
+    yield from itertools.pairwise(args)
+
+
+def check_engine(engine: Engine) -> Iterator[Finding]:
+    build = f"build {engine.build}" if engine.build else "build unknown"
+    text = f"{build} ({engine.version}), from {engine.source}: {' '.join(engine.command)}"
+    yield Finding("engine", "ok", text)
+    yield _check_cpu(engine)
+    yield Finding("devices", "ok", _devices(engine))
+
+
+def _check_cpu(engine: Engine) -> Finding:
+    if engine.warning:
+        fault, _, fix = engine.warning.rpartition("; ")
+        return Finding("cpu", "fail", fault or fix, fix if fault else None)
+    return Finding("cpu", "ok", engine.note or "has every instruction set that the engine needs")
+
+
+def _devices(engine: Engine) -> str:
+    found = [
+        f"{device.name}: {device.description}"
+        + (f", {device.total_mib} MiB" if device.total_mib else "")
+        for device in engine.devices
+    ]
+    return "; ".join(found) or "none; layers run on the CPU"
+
+
+def check_hooks(loaded: Loaded) -> Iterator[Finding]:
+    """Yield a finding for each hook that has commands."""
+    directory = hook_directory(loaded.path)
+    for hook in get_args(HookName):
+        event = example(hook, datetime.now(tz=UTC), "chat", "node")
+        commands = loaded.settings.hooks.commands(hook)
+        problems = [
+            missing_program(hook_command(command, event, directory)) for command in commands
+        ]
+        if problem := next(filter(None, problems), None):
+            yield Finding(
+                f"hook {hook}", "fail", problem, f"set hooks.{hook} to a program that exists"
+            )
+        elif commands:
+            programs = ", ".join(words[0] for words in commands)
+            fix = f"`corral hooks test {hook}` tries it"
+            yield Finding(f"hook {hook}", "ok", f"runs {programs}; {fix}")
+
+
+_CONNECT_S: Final = 2.0
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def check_traces(settings: TracingSettings) -> Iterator[Finding]:
+    """Yield a finding where requests are traced."""
+    endpoint = endpoint_of(settings)
+    if endpoint is None:
+        return
+    try:
+        check_tracing(settings)
+    except ConfigError as error:
+        yield Finding("traces", "fail", error.message, error.hint)
+        return
+    yield _check_connection(endpoint)
+
+
+def _check_connection(endpoint: str) -> Finding:
+    parts = urlsplit(endpoint)
+    address = (parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0))
+    shown = f"{parts.scheme}://{parts.hostname}:{address[1]}"
+    try:
+        socket.create_connection(address, _CONNECT_S).close()
+    except OSError as error:
+        text = f"the collector {shown} takes no connection: {error.strerror or error}"
+        return Finding("traces", "warn", text, "start it, or correct proxy.tracing.endpoint")
+    return Finding("traces", "ok", f"sent to {shown}")
+
+
+_NAME: Final = "processor load"
+_SPAN_S: Final = 0.3
+# As much as one busy program gets of a core that it shares with a thread.
+_BUSY_CORES: Final = 0.5
+
+
+def check_processor(
+    own_pids: Iterable[int], read: Callable[[Iterable[int]], ProcessorReading] = read_this_processor
+) -> Finding:
+    """Measure for a moment; `own_pids` are those of the daemon and its engines."""
+    pids = tuple(own_pids)
+    before = read(pids)
+    time.sleep(_SPAN_S)
+    found = processor_load(before, read(pids))
+    if found.others_cores is None and found.pressure is None:
+        text = "/proc/stat and /proc/pressure/cpu cannot be read, so threads do not follow the load"
+        return Finding(_NAME, "warn", text, "set threads of the models to what suits this machine")
+    if found.others_cores is None:
+        return Finding(_NAME, "ok", f"tasks waited {found.pressure:.0%} of the time")
+    text = f"other programs take {found.others_cores:.1f} cores"
+    if found.others_cores < _BUSY_CORES:
+        return Finding(_NAME, "ok", text)
+    return Finding(_NAME, "warn", text, "end them, or lower their priority (renice 10 -p PID)")
+
+
+# Three pipes, a pidfd and a log for each engine; two sockets for each stream; and our own.
+_FILES_OWN: Final = 64
+_FILES_PER_ENGINE: Final = 8
+_FILES_PER_STREAM: Final = 2
+# An ordinary limit of 1024 has room for so many.
+_STREAMS: Final = 256
+_FIX_DIRECTORY: Final = (
+    "make it yours and writable, or name another (corral config path lists them)"
+)
+
+
+def check_files(instances: int) -> Finding:
+    """Compare the limit of open files with what engines and clients need."""
+    soft, hard = limit("RLIMIT_NOFILE")
+    least = _FILES_OWN + _FILES_PER_ENGINE * instances
+    wanted = least + _FILES_PER_STREAM * _STREAMS
+    if soft is None:
+        return Finding("open files", "ok", "no limit")
+    if soft >= wanted:
+        return Finding("open files", "ok", str(soft))
+    fix = f"raise it: ulimit -n {wanted}"
+    fix += f" (the hard limit is {hard})" if hard is not None and hard < wanted else ""
+    text = f"the limit is {soft}; {instances} engines and {_STREAMS} clients need {wanted}"
+    return Finding("open files", "fail" if soft < least else "warn", text, fix)
+
+
+def check_memlock(machine: Machine, wanted_bytes: int) -> Finding:
+    """Compare the limit of locked memory with the largest model that wants to be locked."""
+    allowed = machine.memlock_bytes
+    text = "no limit" if allowed is None else f"{allowed >> 20} MiB may be locked"
+    if allowed is None or wanted_bytes <= allowed:
+        return Finding("locked memory", "ok", text)
+    return Finding(
+        "locked memory",
+        "warn",
+        f"{text}, but load-mode mlock needs {wanted_bytes >> 20} MiB, so it is left out",
+        "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit",
+    )
+
+
+def check_address(listen: str, daemon_url: str | None) -> Finding:
+    """Try to listen on HOST:PORT of the settings, unless our daemon does."""
+    if daemon_url:
+        return Finding("address", "ok", f"the daemon listens on {daemon_url}")
+    host, _, port = listen.rpartition(":")
+    try:
+        _try_to_listen(host.strip("[]"), int(port))
+    except OSError as error:
+        fix = "set proxy.listen to another HOST:PORT, or stop the program that listens there"
+        return Finding("address", "fail", f"{listen}: {error.strerror or error}", fix)
+    return Finding("address", "ok", f"{listen} is free")
+
+
+def _try_to_listen(host: str, port: int) -> None:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as trial:
+        # As the proxy does: connections of a daemon that has just stopped do not block the port.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind(address)
+        trial.listen()
+
+
+def check_clients(settings: ProxySettings) -> Finding:
+    """Check the API keys, hosts and origins that may connect."""
+    name, path = "clients", settings.api_keys_file
+    try:
+        check_proxy_settings(settings)
+        keys = api_keys(path) if path else None
+    except SettingsInvalid as error:
+        return failure_finding(name, error)
+    if addresses := keyless_addresses(settings):
+        text = f"other machines can reach {' and '.join(addresses)}, and no key is required"
+        return Finding(name, "warn", text, ADD_KEY)
+    if keys is None:
+        return Finding(name, "ok", "programs of this machine, without a key")
+    if not keys:
+        return Finding(name, "warn", f"{path} has no key: all requests are rejected", ADD_KEY)
+    return Finding(name, "ok", f"{len(keys)} API {'key' if len(keys) == 1 else 'keys'} in {path}")
+
+
+def check_directories(where: Directories) -> Iterator[Finding]:
+    for name in ("data", "cache", "log", "runtime"):
+        yield check_directory(name, getattr(where, name), is_private=name in {"log", "runtime"})
+
+
+def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
+    name = f"directory {name}"
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        parent = next(parent for parent in path.parents if parent.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            return Finding(name, "ok", f"{path} will be created")
+        return Finding(name, "fail", f"{path} cannot be created in {parent}", _FIX_DIRECTORY)
+    except OSError as error:
+        return Finding(name, "fail", f"{path}: {error.strerror}", _FIX_DIRECTORY)
+    if fault := _fault(path, found, is_private=is_private):
+        return Finding(name, "fail", f"{path} {fault}", _FIX_DIRECTORY)
+    if fix := _fix_mode(path, is_private=is_private):
+        return Finding(name, "warn", f"{path} is open to others", fix)
+    return Finding(name, "ok", str(path))
+
+
+def _fix_mode(path: Path, *, is_private: bool) -> str | None:
+    """Return the command that closes a directory to others, if it is open."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if is_private and mode & 0o077:
+        return f"chmod 700 {path}"
+    return f"chmod go-w {path}" if mode & 0o022 else None
+
+
+def _fault(path: Path, found: os.stat_result, *, is_private: bool) -> str | None:
+    """Return why we cannot use a path, which may not be a directory."""
+    if not path.is_dir() or (is_private and not stat.S_ISDIR(found.st_mode)):
+        return "is not a directory"
+    if is_private and found.st_uid != os.geteuid():
+        return "belongs to another user"
+    return None if os.access(path, os.W_OK | os.X_OK) else "is not writable"
+
+
+def check_leftovers(where: Directories, *, is_running: bool) -> Finding:
+    """Look for files of a daemon that was killed, and for one that hangs."""
+    if is_running:
+        return Finding("leftovers", "ok", "not checked while the daemon runs")
+    owner = read_owner(where.state_file)
+    if owner and owner.is_alive():
+        return Finding(
+            "leftovers",
+            "fail",
+            f"the daemon (pid {owner.pid}) runs but does not answer",
+            f"corral logs shows what it did last; kill {owner.pid} stops it",
+        )
+    files = [where.state_file, *sorted(where.runtime.glob("*.sock"))]
+    left = [path.name for path in files if path.exists()]
+    if not left:
+        return Finding("leftovers", "ok", "none")
+    text = f"{', '.join(left)} of a daemon that was killed"
+    return Finding("leftovers", "warn", text, "nothing to do: the next start removes them")

@@ -1,1 +1,0 @@
-"""Checks everything that serving needs on this machine, with a fix for each problem."""

@@ -1,0 +1,93 @@
+"""Decides when to restart after a failure, and when to give up."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from supervisor.settings.tables import RestartPolicy
+
+# Failures close together add up, old ones fade: an instance that crashes once a week is never given
+# up. The delay is drawn from zero to a bound that doubles with the count ("full jitter"), so that
+# instances that failed together do not restart together. Source: thejerf/suture v4, supervisor.go;
+# "Exponential Backoff And Jitter", AWS Architecture Blog.
+
+
+@dataclass(frozen=True, slots=True)
+class FailureHistory:
+    """A count of failures that halves every `failure_half_life_s`."""
+
+    weight: float = 0.0  # the count at `at_s`
+    at_s: float = 0.0  # monotonic
+
+    @property
+    def failures(self) -> int:
+        """The count as a whole number, rounded up: a decayed 4.3 was five failures."""
+        return math.ceil(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDecision:
+    """What to do after a failure."""
+
+    history: FailureHistory
+    delay_s: float | None  # before the next start; None to give up
+
+
+def decide(
+    policy: RestartPolicy,
+    history: FailureHistory,
+    *,
+    now_s: float,
+    chance: float,
+    can_give_up: bool = True,
+) -> RestartDecision:
+    """Count one more failure, with a `chance` in 0 to 1 that spreads the delay.
+
+    Without `can_give_up` the count stays below `max_failures`, which also bounds the delay.
+    """
+    decayed = history.weight * 0.5 ** ((now_s - history.at_s) / policy.failure_half_life_s)
+    weight = decayed + 1 if can_give_up else min(decayed + 1, max(1, policy.max_failures - 1))
+    after = FailureHistory(weight, now_s)
+    if can_give_up and after.failures >= policy.max_failures:
+        return RestartDecision(after, None)
+    doublings = min(after.failures - 1, 64)  # 2**64 s is beyond any backoff_max_s
+    bound_s = min(policy.backoff_max_s, policy.backoff_initial_s * 2**doublings)
+    return RestartDecision(after, chance * bound_s)
+
+
+class RestartTracker:
+    """The failures of one instance.
+
+    Crashes that requests may have caused, and waits for an RPC worker, are counted apart and never
+    give up: otherwise one client, or another machine, could take a model from all others.
+    """
+
+    def __init__(self, policy: RestartPolicy, clock: Callable[[], float]) -> None:
+        self.policy = policy
+        self.delay_s = 0.0  # before the next start
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        self._own = self._by_request = FailureHistory()
+
+    @property
+    def failures(self) -> int:
+        return self._own.failures + self._by_request.failures
+
+    def record(self, *, by_request: bool) -> bool:
+        """Count a failure; return whether to start again after `delay_s`."""
+        chance = random.random()  # noqa: S311 (spreads restarts, not a secret)
+        history, now_s = self._by_request if by_request else self._own, self._clock()
+        decision = decide(
+            self.policy, history, now_s=now_s, chance=chance, can_give_up=not by_request
+        )
+        if by_request:
+            self._by_request = decision.history
+        else:
+            self._own = decision.history
+        self.delay_s = decision.delay_s or 0.0
+        return decision.delay_s is not None

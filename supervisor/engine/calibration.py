@@ -1,0 +1,203 @@
+"""Measures how fast an engine is with several thread counts, when a model is first started.
+
+Measures an instance in its warm-up, and decides whether it has to start again. The first runs of a
+model each take another thread count, until all are measured; the next one takes the fastest.
+Nothing else may run meanwhile: a disturbed measurement is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from proxy.upstream.timings import Timings
+from supervisor.engine.client import EngineClient, EngineUnreachable
+from supervisor.events import Emit
+from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds
+from supervisor.plan.plan import Plan
+from supervisor.system import files
+from supervisor.system.machine import Machine
+from supervisor.system.processor_load import ProcessorReading, processor_load
+
+
+class MeasurementStore:
+    """The measurements of one model with one engine on one machine."""
+
+    def __init__(self, cache_dir: Path, model: Path, engine: Path, machine: Machine) -> None:
+        self._directory = cache_dir / "thread_speeds"
+        self._files = (model, engine)
+        self._machine = f"{machine.physical_cores} {' '.join(sorted(machine.cpu_flags))}"
+
+    def read(self) -> ThreadMeasurement:
+        try:
+            found = files.get(self._directory, self._key())
+        except OSError:
+            return ThreadMeasurement()
+        return _parse_measurement(found or {})
+
+    def add(self, threads: int, speeds: ThreadSpeeds) -> None:
+        """Store the speeds of one count."""
+        self._write(ThreadMeasurement({**self.read().speeds, threads: speeds}))
+
+    def forget(self) -> None:
+        """Measure afresh."""
+        self._write(ThreadMeasurement())
+
+    def _write(self, measured: ThreadMeasurement) -> None:
+        speeds = {str(count): asdict(speeds) for count, speeds in measured.speeds.items()}
+        files.put(self._directory, self._key(), {"speeds": speeds})
+
+    def _key(self) -> str:
+        return files.key_of(self._files, self._machine)
+
+
+def _parse_measurement(found: dict[str, Any]) -> ThreadMeasurement:
+    try:
+        speeds = {int(count): ThreadSpeeds(**speeds) for count, speeds in found["speeds"].items()}
+        return ThreadMeasurement(speeds)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ThreadMeasurement()  # nothing yet, or of another version
+
+
+_TIMEOUT_S: Final = 10.0
+_DECODE_TOKENS: Final = 24
+# Token ids that every vocabulary has: texts make different numbers of tokens.
+_PROMPT: Final = tuple(3 + number % 64 for number in range(384))
+# Fewer sequences say little about many.
+_TOGETHER_MIN: Final = 4
+_TOGETHER_MAX: Final = 8
+_TOGETHER_TOKENS: Final = 12
+
+
+async def measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
+    """Decode one sequence, compute a prompt, decode as many sequences as slots, 8 at most.
+
+    Returns:
+        None where the engine generates no text, does not answer, or takes more than 10 s.
+    """
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await _measure(client, slots)
+    except (TimeoutError, EngineUnreachable):
+        return None
+
+
+async def _measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
+    alone = await _complete(client, "Once upon a time", _DECODE_TOKENS)
+    long = await _complete(client, _PROMPT, 1)
+    if not (alone and long and alone.decode_ms and long.prompt_ms):
+        return None
+    return ThreadSpeeds(
+        decode=1000 * alone.decoded_tokens / alone.decode_ms,
+        prefill=1000 * long.prompt_tokens / long.prompt_ms,
+        together=await _measure_together(client, min(slots, _TOGETHER_MAX)),
+    )
+
+
+async def _measure_together(client: EngineClient, sequences: int) -> float | None:
+    if sequences < _TOGETHER_MIN:
+        return None
+    began_at_s = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_try_complete(client, f"Story {number}"))
+            for number in range(sequences)
+        ]
+    took_s = time.monotonic() - began_at_s
+    found = [timings for task in tasks if (timings := task.result())]
+    if len(found) < sequences:
+        raise EngineUnreachable(f"{sequences - len(found)} of {sequences} sequences failed")
+    return sum(timings.decoded_tokens for timings in found) / took_s
+
+
+async def _try_complete(client: EngineClient, prompt: str) -> Timings | None:
+    """As `_complete`, without an error: the group of all would wrap it."""
+    try:
+        return await _complete(client, prompt, _TOGETHER_TOKENS)
+    except EngineUnreachable:
+        return None
+
+
+async def _complete(
+    client: EngineClient, prompt: str | Sequence[int], tokens: int
+) -> Timings | None:
+    body = {
+        "prompt": prompt,
+        "n_predict": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "cache_prompt": False,
+    }
+    response = await client.post("/completion", body)
+    content: Mapping[str, Any] = orjson.loads(response.body) if response.status == 200 else {}
+    return Timings.read(content.get("timings"))
+
+
+# One program that is busy all the time takes about half a core from threads of ours.
+_DISTURBING_CORES: Final = 0.3
+
+
+class ThreadCalibrator:
+    """Measures the runs of one replica.
+
+    Args:
+        plan: Returns the plan of its present run.
+        plan_again: Returns the plan that its next run would have.
+        store: Returns where the speeds of a plan are stored.
+        is_alone: Whether no other instance computes or loads.
+        read: Reads the counters of the processor and of our processes.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Callable[[], Plan | None],
+        plan_again: Callable[[], Plan],
+        store: Callable[[Plan], MeasurementStore],
+        is_alone: Callable[[], bool],
+        read: Callable[[], ProcessorReading],
+        emit: Emit,
+    ) -> None:
+        self._plan = plan
+        self._plan_again = plan_again
+        self._store = store
+        self._is_alone = is_alone
+        self._read = read
+        self._emit = emit
+        self._is_given_up = False
+
+    async def needs_restart(self, client: EngineClient, run: int) -> bool:
+        """Measure this run if its thread count is new; return whether the next run would differ."""
+        plan = self._plan()
+        if plan is None or plan.untried_threads is None or self._is_given_up:
+            return False
+        store = self._store(plan)
+        if speeds := await self._measure_alone(client, plan.slots):
+            store.add(plan.untried_threads, speeds)
+            self._emit(
+                "instance.speed_measured",
+                run=run,
+                threads=plan.untried_threads,
+                decode_tps=round(speeds.decode, 1),
+                prefill_tps=speeds.prefill and round(speeds.prefill, 1),
+                together_tps=speeds.together and round(speeds.together, 1),
+            )
+        else:
+            # The next start of the daemon tries again; this one goes on with all cores.
+            self._is_given_up = True
+            store.forget()
+        return self._plan_again().lines != plan.lines
+
+    async def _measure_alone(self, client: EngineClient, slots: int) -> ThreadSpeeds | None:
+        if not self._is_alone():
+            return None
+        before = self._read()
+        speeds = await measure(client, slots)
+        others_cores = processor_load(before, self._read()).others_cores or 0.0
+        return speeds if self._is_alone() and others_cores < _DISTURBING_CORES else None

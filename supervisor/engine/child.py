@@ -1,0 +1,285 @@
+"""One process: spawned in its own session, its output read, and always killed and reaped.
+
+Kills a whole process group when this process ends, however it ends. The parent-death signal reaches
+a child alone, not what the child has started. Here the kernel sends SIGKILL to the group when the
+last writer of a pipe is gone, which is this process: it does so as long as one process of the group
+has not closed the reader that it inherits.
+
+Source: fcntl(2), F_SETOWN with a process group, F_SETSIG and O_ASYNC; Linux, fs/pipe.c
+(pipe_release).
+
+- A signal is sent only while the process is our child and not reaped yet: until then the kernel
+  does not reuse its number or its group's. It is reaped in one place, on the loop's thread, so no
+  check races with it.
+- When `wait` ends, the process is dead and reaped, its group is dead, and every descriptor closed.
+- It does not outlive the daemon, for three reasons: the end of `wait`; the end of stdin, at which a
+  loaded engine in child mode exits; and the parent-death signal, which also works while it loads.
+
+Source: prctl(2) PR_SET_PDEATHSIG, setsid(2), kill(2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+import psutil
+
+from supervisor.builds.probe import creation_flags
+from supervisor.system.daemon_lock import ChildExit, readable
+from supervisor.system.limits import set_soft_limit
+
+
+class GroupTether:
+    """A pipe that a child inherits as `reader`; `close` kills what is left of its group."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+
+    def attach(self) -> None:  # pragma: no cover (runs between fork and exec)
+        """Call it in the child, which leads its group."""
+        with suppress(OSError, AttributeError):  # a sandbox, or a system, without such signals
+            fcntl.fcntl(self.reader, fcntl.F_SETOWN, -os.getpid())
+            fcntl.fcntl(self.reader, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(self.reader, fcntl.F_SETFL, os.O_ASYNC)
+
+    def spawned(self) -> None:
+        """Leave the reader to the child."""
+        os.close(self.reader)
+
+    def close(self) -> None:
+        os.close(self._writer)
+
+
+_CHUNK_BYTES: Final = 256 * 1024
+_REAP_TIMEOUT_S: Final = 5.0
+# Output left in the pipes is read at once; only a process that left the group and inherited a pipe
+# takes longer.
+_REST_TIMEOUT_S: Final = 0.5
+_PR_SET_PDEATHSIG: Final = 1
+# A core would hold clients' texts, take gigabytes, and make a crashed engine look silent meanwhile.
+# With a limit of one byte the kernel neither writes one nor starts a program for it (Source: Linux,
+# fs/coredump.c).
+_NO_CORE: Final = 1
+_SHELL_SIGNAL: Final = 128
+_EXIT_SIGNALS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+OnBytes = Callable[[bytes], None]
+
+
+class Command(Protocol):
+    """A program to run; `argv` begins with its path, `env` is complete."""
+
+    @property
+    def argv(self) -> Sequence[str]: ...
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+    @property
+    def cwd(self) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a process.
+
+    Attributes:
+        returncode: Minus the signal's number if a signal ended it.
+        is_out_of_memory: Whether the kernel killed a process of ours for its memory at that time.
+    """
+
+    returncode: int
+    is_out_of_memory: bool = False
+
+    @property
+    def code(self) -> int | None:
+        return self.returncode if self.returncode >= 0 else None
+
+    @property
+    def signal(self) -> int | None:
+        return -self.returncode if self.returncode < 0 else None
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether a signal ended it that does not request an exit."""
+        return 0 < self._signal < signal.NSIG and self._signal not in _EXIT_SIGNALS
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether SIGKILL ended it that was not the kernel's, for want of memory."""
+        return self._signal == signal.SIGKILL and not self.is_out_of_memory
+
+    @property
+    def _signal(self) -> int:
+        """The signal that ended it; below 1 without one.
+
+        A shell in front of the engine reports it as exit code 128 plus the signal (Source: POSIX,
+        Shell Command Language, 2.8.2).
+        """
+        return self.signal or (self.code or 0) - _SHELL_SIGNAL
+
+
+class Child:
+    """A child process. `wait` must be awaited; it kills and reaps the process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], tether: GroupTether | None = None) -> None:
+        self._process = process
+        self._tether = tether
+        self._exit = ChildExit(process.pid)
+
+    @classmethod
+    def spawn(cls, command: Command, tether: GroupTether | None = None) -> Child:
+        """Start a process, on the loop's thread; blocks for some milliseconds.
+
+        With a tether, what the process starts does not outlive the daemon either.
+
+        Raises:
+            OSError: The program cannot be run.
+        """
+        with ExitStack() as undo:
+            if tether:
+                undo.callback(tether.close)
+            process = _popen(command, tether)
+            undo.callback(_end, process)
+            child = cls(process, tether)
+            undo.pop_all()
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_s(self) -> float | None:
+        try:
+            used = psutil.Process(self.pid).cpu_times()
+        except (psutil.Error, OSError):
+            return None
+        return float(used.user + used.system)
+
+    def is_suspended(self) -> bool:
+        """Whether a signal such as SIGSTOP stopped it; not one that a debugger holds."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except (psutil.Error, OSError):
+            return False
+
+    async def wait(self, on_stdout: OnBytes, on_stderr: OnBytes) -> Exit:
+        """Pass its output on until it exits, without limit; kill it if cancelled; reap it."""
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                tasks = {
+                    pumps.create_task(_pump(self._process.stdout, on_stdout)),
+                    pumps.create_task(_pump(self._process.stderr, on_stderr)),
+                }
+                await self._exit.wait()
+                self.signal(signal.SIGKILL)  # the rest of its group
+                _, open_pumps = await asyncio.wait(tasks, timeout=_REST_TIMEOUT_S)
+                for task in open_pumps:
+                    task.cancel()
+        finally:
+            await self._reap()
+        return Exit(self._process.returncode)
+
+    def write_line(self, line: bytes) -> None:
+        if self._process.stdin and not self._process.stdin.closed:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(line)
+
+    def close_stdin(self) -> None:
+        if self._process.stdin:
+            self._process.stdin.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its group, unless it was reaped."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    async def _reap(self) -> None:
+        try:
+            self.signal(signal.SIGKILL)
+            async with asyncio.timeout(_REAP_TIMEOUT_S):
+                await self._exit.wait()
+            self._process.wait()
+        finally:
+            self._exit.close()
+            if self._tether:
+                self._tether.close()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe:
+                    pipe.close()
+
+
+def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[bytes]:
+    ours = os.getpid()
+    try:
+        return subprocess.Popen(
+            command.argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=dict(command.env),
+            cwd=command.cwd,
+            start_new_session=True,
+            creationflags=creation_flags(),
+            pass_fds=[tether.reader] if tether else [],
+            preexec_fn=lambda: _prepare(ours, tether),  # noqa: PLW1509 (see _die_with)
+        )
+    finally:
+        if tether:
+            tether.spawned()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def _prepare(  # pragma: no cover (runs between fork and exec)
+    parent_pid: int, tether: GroupTether | None
+) -> None:
+    set_soft_limit("RLIMIT_CORE", _NO_CORE)
+    if tether:
+        tether.attach()
+    else:
+        # A worker that answers a client which has left would die of it (build 10434).
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _die_with(parent_pid)
+
+
+# The parent-death signal is sent when the *thread* that spawned the process ends. It survives exec,
+# but not that of a set-user-ID program. A parent that died before the call goes unnoticed, hence
+# the check of getppid. This runs in `preexec_fn`, so everything it needs was imported before.
+# `setpriv --pdeathsig` is not on every system and cannot check getppid.
+def _die_with(parent_pid: int) -> None:  # pragma: no cover (as above)
+    if _prctl is None:
+        return
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+async def _pump(pipe: IO[bytes] | None, on_bytes: OnBytes) -> None:
+    assert pipe is not None  # noqa: S101 (for mypy: spawn asked for a pipe)
+    fd = pipe.fileno()
+    os.set_blocking(fd, False)
+    while True:
+        await readable(fd)
+        with suppress(BlockingIOError):
+            chunk = os.read(fd, _CHUNK_BYTES)
+            if not chunk:
+                return
+            on_bytes(chunk)

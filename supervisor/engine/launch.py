@@ -1,0 +1,177 @@
+"""What one run of an engine needs, its environment, and the progress that it reports on stdout.
+
+The reports that llama-server writes to stdout as a child of its own router mode. With
+`LLAMA_SERVER_ROUTER_PORT` set and stdin a pipe it writes lines
+
+    cmd_child_to_router:state:{"state":"loading","payload":{"stages":["text_model"],
+                               "current":"text_model","value":0.47}}
+
+and one of state `ready` when it starts to listen. All other output is log. This is an internal
+interface of llama.cpp: it is used where a build has it, and nothing depends on it.
+
+Source: tools/server/server-models.cpp of llama.cpp; seen on builds 10434 and 11434.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from supervisor.builds.probe import LIBRARY_PATHS, library_path
+from supervisor.engine.client import Endpoint
+from supervisor.engine.log_file import LineSplitter
+from supervisor.engine.prompts import WarmPrompt
+
+ROUTER_ENV: Final = "LLAMA_SERVER_ROUTER_PORT"
+EXIT_LINE: Final = b"cmd_router_to_child:exit\n"
+_PREFIX: Final = b"cmd_child_to_router:state:"
+# The ready report of build 10434 has 300 bytes plus the model's name and aliases twice.
+_LINE_MAX_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Load progress.
+
+    Attributes:
+        stage: In llama.cpp's words, such as `text_model`.
+        value: The share of all stages that is done, 0 to 1.
+    """
+
+    stage: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report; its state is `loading`, `ready`, `sleeping`, or one of a later build."""
+
+    state: str
+    progress: Progress | None = None
+
+
+class ReportReader:
+    def __init__(self) -> None:
+        self._lines = LineSplitter(_LINE_MAX_BYTES)
+
+    def feed(self, chunk: bytes) -> tuple[list[Report], bytes]:
+        """Return the reports that `chunk` completes, and all other complete lines as log."""
+        reports, log = [], bytearray()
+        for line in self._lines.feed(chunk):
+            if report := read_report(line):
+                reports.append(report)
+            else:
+                log += line + b"\n"
+        return reports, bytes(log)
+
+
+def read_report(line: bytes) -> Report | None:
+    if not line.startswith(_PREFIX):
+        return None
+    try:
+        report = json.loads(line.removeprefix(_PREFIX))
+    except ValueError:
+        return None
+    if not isinstance(report, dict) or not isinstance(state := report.get("state"), str):
+        return None
+    return Report(state, _read_progress(report.get("payload")) if state == "loading" else None)
+
+
+def _read_progress(payload: object) -> Progress | None:
+    match payload:
+        case {"stages": [*stages], "current": str(stage), "value": int() | float() as value}:
+            before = stages.index(stage) if stage in stages else 0
+            share = (before + min(max(value, 0), 1)) / max(1, len(stages))
+            return Progress(stage, share)
+        case _:
+            return None
+
+
+PROCESS_TAG_ENV: Final = "LLAMA_CORRAL_ENGINE"
+KEY_ENV: Final = "LLAMA_API_KEY"
+
+# Every option of llama-server is also an LLAMA_ARG_* variable, and others change its behaviour too:
+# only these names are passed on. The prefixes configure drivers, GPU runtimes and thread libraries.
+_NAMES: Final = frozenset(
+    {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", *LIBRARY_PATHS}
+)
+_PREFIXES: Final = (
+    "AMD_", "CUDA_", "GGML_", "GOMP_", "GPU_", "HIP_", "HSA_", "KMP_", "LC_", "MESA_", "NVIDIA_",
+    "OMP_", "ONEAPI_", "ROCM_", "ROCR_", "SYCL_", "VK_", "XDG_", "ZE_",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTag:
+    """A variable in the environment of each engine, by which an orphan is recognised."""
+
+    runtime: Path  # the runtime directory of its daemon
+    instance: str
+    program: Path  # the first word of its command line
+
+    @property
+    def text(self) -> str:
+        """The value of PROCESS_TAG_ENV."""
+        return "\n".join((str(self.runtime), self.instance, str(self.program)))
+
+    @classmethod
+    def read(cls, text: str) -> ProcessTag | None:
+        match text.split("\n"):
+            case [runtime, instance, program]:
+                return cls(Path(runtime), instance, Path(program))
+            case _:
+                return None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What one run needs.
+
+    Attributes:
+        argv: The command line; starts with the engine's absolute path.
+        env: The complete environment.
+        prompts: To prefill, in this order.
+        has_prompt_cache: Whether the engine keeps a prompt in main memory when its slot is reused.
+        surroundings: What is open from before the spawn until after the exit.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: Path
+    endpoint: Endpoint
+    api_key: str = field(repr=False)
+    log_path: Path
+    prompts: tuple[WarmPrompt, ...] = ()
+    has_prompt_cache: bool = False
+    surroundings: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+
+
+def clean_environment(
+    environ: Mapping[str, str],
+    *,
+    program: Path,
+    library_dirs: Iterable[Path],
+    api_key: str,
+    marker: str,
+) -> dict[str, str]:
+    """Return the environment of an engine; `marker` is a `ProcessTag.text`.
+
+    The key is passed here because other users can read a command line, but not an environment.
+    """
+    env = {name: value for name, value in environ.items() if _is_harmless(name)}
+    return env | {
+        **library_path(env, program, library_dirs),
+        KEY_ENV: api_key,
+        PROCESS_TAG_ENV: marker,
+        ROUTER_ENV: "1",
+        # Otherwise an abort starts a debugger for its backtrace, which takes a second.
+        "GGML_NO_BACKTRACE": "1",
+    }
+
+
+def _is_harmless(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)

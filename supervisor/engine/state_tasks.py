@@ -1,0 +1,387 @@
+"""The work of each state of an instance, as one task: readiness, warm-up, monitoring, drain, stop.
+
+The work of each state of an instance, as one task. A task returns the event it found, which
+`instance.py` applies, or None. It is cancelled when the state is left, and has no deadline: the
+state has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from proxy.router.lease import ProcessExit
+from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
+from supervisor.engine.health import (
+    CounterSample,
+    HealthAction,
+    HealthSample,
+    has_moved,
+    next_action,
+    start,
+    update,
+)
+from supervisor.engine.prompts import WarmPrompt
+from supervisor.engine.run import ProcessRun
+from supervisor.engine.states import Event, State
+from supervisor.engine.warmup import BackgroundLeases, PrefillQueue, Warmup, warm
+from supervisor.events import Emit
+from supervisor.settings.tables import HealthSettings, InstanceLimits
+
+
+class Traffic(BackgroundLeases, Protocol):
+    """The part of proxy.router.router.Router that an instance needs.
+
+    An unknown instance name is not an error.
+    """
+
+    def withdraw(self, name: str, /) -> None:
+        """Send no new requests; those in flight continue."""
+
+    def ended(self, name: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:
+        """Note that the process has exited; called before `withdraw`.
+
+        `reason` is for clients whose answers it cuts.
+
+        Returns:
+            The number of client requests it was computing.
+        """
+
+    async def wait_idle(self, name: str, /) -> None:
+        """Wait until the instance has no request in flight."""
+
+    async def close(self, name: str, /) -> None:
+        """Close every connection to the instance."""
+
+
+class SlotPersister(Protocol):
+    """Saves and restores KV slots. Neither call raises for an error of the engine."""
+
+    async def restore(self, client: EngineClient, run: int, /) -> int:
+        """Restore slots of an engine that serves no requests yet; return how many."""
+
+    def has_prompt(self, prompt: WarmPrompt, /) -> bool:
+        """Return whether requests that begin with a prompt go on from a file of it."""
+
+    async def save(self, client: EngineClient, run: int, /) -> None:
+        """Save the idle slots that are not saved yet, within a time limit of its own."""
+
+
+class Calibrator(Protocol):
+    """Measures how fast a run is, before it serves."""
+
+    async def needs_restart(self, client: EngineClient, run: int, /) -> bool:
+        """Measure a run; return whether another one with other flags must follow."""
+
+
+class NoCalibrator:
+    """Measures nothing."""
+
+    async def needs_restart(self, _client: EngineClient, _run: int, /) -> bool:
+        return False
+
+
+class NoSlotPersister:
+    """Persists nothing."""
+
+    async def restore(self, _client: EngineClient, _run: int, /) -> int:
+        return 0
+
+    def has_prompt(self, _prompt: WarmPrompt, /) -> bool:
+        return False
+
+    async def save(self, _client: EngineClient, _run: int, /) -> None: ...
+
+
+_FIRST_PROBE_S: Final = 0.1
+_LAST_PROBE_S: Final = 2.0
+# An engine that reported that it listens may still take a moment to answer.
+_EAGER_PROBE_S: Final = 0.005
+
+
+async def wait_healthy(run: ProcessRun) -> None:
+    """Probe, less and less often; at once when the engine reports that it listens. No deadline."""
+    pause_s = _FIRST_PROBE_S
+    while True:
+        is_hinted = await _ready_hint_within(run, pause_s)
+        if await is_healthy(run):
+            return
+        pause_s = _EAGER_PROBE_S if is_hinted else min(2 * pause_s, _LAST_PROBE_S)
+
+
+async def is_healthy(run: ProcessRun) -> bool:
+    """Whether the engine answers, and is the one of this run."""
+    if not run.endpoint.is_known:
+        return False
+    async with run.client() as client:
+        return await client.is_healthy() and await client.is_ours()
+
+
+async def _ready_hint_within(run: ProcessRun, pause_s: float) -> bool:
+    try:
+        async with asyncio.timeout(pause_s):
+            await run.ready_hint.wait()
+    except TimeoutError:
+        return False
+    run.ready_hint.clear()
+    return True
+
+
+_COUNTERS: Final = (
+    "n_decode_total",
+    "prompt_tokens_total",
+    "tokens_predicted_total",
+    "requests_processing",
+)
+
+
+class HealthMonitor:
+    """Watches one run of an engine.
+
+    Args:
+        name: The instance.
+        persister: Saves the slots before a probe overwrites one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: ProcessRun,
+        traffic: Traffic,
+        settings: HealthSettings,
+        persister: SlotPersister,
+    ) -> None:
+        self._name = name
+        self._run = run
+        self._traffic = traffic
+        self._settings = settings
+        self._persister = persister
+        self._probe: asyncio.Task[None] | None = None
+        self._is_probing = False
+        self._probes_answered = 0
+        self._is_refused = False
+
+    async def watch(self) -> None:
+        """Return when the engine is unhealthy."""
+        health = start(self._sample())
+        async with asyncio.TaskGroup() as probes:
+            while (
+                action := next_action(self._settings, health)
+            ) is not HealthAction.WITHDRAW and not self._is_refused:
+                if action is HealthAction.PROBE and (self._probe is None or self._probe.done()):
+                    self._probe = probes.create_task(self._generate_token())
+                counters = await self._counters() if action is HealthAction.READ_COUNTERS else None
+                if counters is None:
+                    await asyncio.sleep(self._settings.tick_s)
+                sample = self._sample(counters)
+                if action is HealthAction.LOOK_AT_PROCESS:
+                    sample = replace(sample, is_suspended=self._run.is_suspended())
+                health = update(self._settings, health, sample)
+            if self._probe:
+                self._probe.cancel()
+
+    async def sample(self) -> HealthSample:
+        """Take a sample that includes the engine's counters."""
+        return self._sample(await self._counters())
+
+    async def _counters(self) -> CounterSample:
+        try:
+            async with asyncio.timeout(2 * self._settings.tick_s), self._run.client() as client:
+                metrics = await client.metrics()
+        except (TimeoutError, EngineUnreachable):
+            return CounterSample(None, self._run.cpu_s())
+        return CounterSample(_progress_counters(metrics), self._run.cpu_s())
+
+    def _sample(self, counters: CounterSample | None = None) -> HealthSample:
+        # A probe counts as a request, so that one slow token on a busy machine is judged by the
+        # same rules as any other.
+        activity = self._traffic.activity(self._name)
+        return HealthSample(
+            asyncio.get_running_loop().time(),
+            activity.awaiting_upstream + self._is_probing,
+            activity.bytes_received + self._probes_answered,
+            counters,
+            activity.is_silent,
+        )
+
+    async def _generate_token(self) -> None:
+        async with self._run.client() as client:
+            # An engine that does not match prompts gives the probe the least recently used slot:
+            # as many probes as there are slots would overwrite all of them.
+            await self._persister.save(client, self._run.number)
+            self._is_probing = True
+            self._is_refused = await warm(client) is Warmup.FAILED
+            self._is_probing = False
+        self._probes_answered += 1
+
+
+def _progress_counters(metrics: Mapping[str, float] | ErrorResponse) -> tuple[float, ...] | None:
+    if isinstance(metrics, ErrorResponse):
+        return None
+    return tuple(metrics.get(name, 0.0) for name in _COUNTERS)
+
+
+_TICK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class StateContext:
+    """What the tasks of one run work with.
+
+    Attributes:
+        name: The instance.
+        prefills: The prompts to prefill in this run.
+        was_healthy: Whether it was healthy when it was last in service.
+        is_overdue: Whether it is to exit because it computes for a client that disconnected.
+    """
+
+    name: str
+    run: ProcessRun
+    traffic: Traffic
+    limits: InstanceLimits
+    emit: Emit
+    persister: SlotPersister
+    calibrator: Calibrator
+    prefills: PrefillQueue
+    was_healthy: bool = True
+    is_overdue: bool = False
+
+    def monitor(self) -> HealthMonitor:
+        settings: HealthSettings = self.limits
+        if self.is_overdue:  # its CPU time is the abandoned request's
+            settings = settings.model_copy(update={"batch_timeout_s": 0})
+        return HealthMonitor(self.name, self.run, self.traffic, settings, self.persister)
+
+
+async def _wait_in_start(context: StateContext) -> Event:
+    await wait_healthy(context.run)
+    return Event.HEALTHY
+
+
+async def warm_up(context: StateContext) -> Event:
+    """Generate one token, measure the speed, restore slots, prefill prompts, in this order."""
+    async with context.run.client() as client:
+        match await warm(client):
+            case Warmup.FAILED:
+                return Event.UNHEALTHY
+            case Warmup.WARM:
+                if await context.calibrator.needs_restart(client, context.run.number):
+                    return Event.MEASURED
+                restored = await context.persister.restore(client, context.run.number)
+                await context.prefills.begin(client, restored)
+            case Warmup.NOTHING_TO_WARM:
+                pass
+    return Event.WARMED
+
+
+async def monitor(context: StateContext) -> Event:
+    """Watch the engine; while it is idle, prefill the remaining prompts."""
+    async with asyncio.TaskGroup() as group:
+        background = group.create_task(_use_idle_time(context))
+        await context.monitor().watch()
+        background.cancel()
+    return Event.UNHEALTHY
+
+
+async def wait_recovered(context: StateContext) -> Event:
+    """Probe, less and less often, until the engine is healthy again.
+
+    An engine with requests must make progress with them; any other must generate a token. `/health`
+    proves nothing: it is 200 while decoding hangs.
+    """
+    health = context.monitor()
+    before = await health.sample()
+    pause_s = _FIRST_PROBE_S
+    while True:
+        await asyncio.sleep(pause_s)
+        now = await health.sample()
+        if has_moved(before, now) if now.awaited else await _generates(context.run):
+            return Event.HEALTHY
+        before, pause_s = now, min(2 * pause_s, _LAST_PROBE_S)
+
+
+async def drain(context: StateContext) -> Event:
+    """Wait until no request is in flight, or those in flight make no progress; save the slots."""
+    async with asyncio.TaskGroup() as group:
+        idle = group.create_task(context.traffic.wait_idle(context.name))
+        stuck = group.create_task(context.monitor().watch())
+        saving = group.create_task(_save_as_requests_end(context))
+        await asyncio.wait((idle, stuck), return_when=asyncio.FIRST_COMPLETED)
+        if idle.done():
+            context.emit("instance.drained", run=context.run.number)
+            stuck.cancel()
+            await asyncio.wait((saving,))  # it has a limit
+        for task in (idle, stuck, saving):
+            task.cancel()
+    return Event.DRAINED
+
+
+async def _save_as_requests_end(context: StateContext) -> None:
+    """Save the idle slots now, and again when requests have ended, until none is in flight.
+
+    So that other instances go on from them while this one still answers. An unhealthy or overdue
+    engine may not answer, so nothing of it is saved.
+    """
+    if not context.was_healthy or context.is_overdue:
+        return
+    async with context.run.client() as client:
+        in_flight = -1
+        while in_flight:
+            now = context.traffic.activity(context.name).in_flight
+            if now == in_flight:
+                await asyncio.sleep(_TICK_S)
+                continue
+            in_flight = now
+            await context.persister.save(client, context.run.number)
+
+
+async def stop(context: StateContext) -> None:
+    """Abort what is in flight, request the exit, and repeat it after half of the limit."""
+    run, emit = context.run, context.emit
+    if in_flight := context.traffic.activity(context.name).in_flight:
+        emit("instance.requests_aborted", run=run.number, in_flight=in_flight)
+    # First, because an engine does not exit while a connection is open.
+    await context.traffic.close(context.name)
+    if run.is_suspended():  # it obeys nothing else
+        await kill(context)
+        return
+    if how := run.request_exit():
+        emit("instance.exit_requested", run=run.number, how=how)
+    await asyncio.sleep(context.limits.stop_timeout_s / 2)
+    run.terminate()
+    emit("instance.exit_requested", run=run.number, how="SIGTERM again")
+
+
+async def kill(context: StateContext) -> None:
+    context.run.kill()
+    context.emit("instance.exit_requested", run=context.run.number, how="SIGKILL")
+
+
+async def _use_idle_time(context: StateContext) -> None:
+    async with context.run.client() as client:
+        await context.prefills.resume(client, context.traffic, context.name)
+
+
+async def _generates(run: ProcessRun) -> bool:
+    if not await is_healthy(run):
+        return False
+    async with run.client() as client:
+        return await warm(client) is not Warmup.FAILED
+
+
+StateTask = Callable[[StateContext], Awaitable[Event | None]]
+
+STATE_TASKS: Final[Mapping[State, StateTask]] = MappingProxyType(
+    {
+        State.STARTING: _wait_in_start,
+        State.WARMING: warm_up,
+        State.READY: monitor,
+        State.UNHEALTHY: wait_recovered,
+        State.DRAINING: drain,
+        State.STOPPING: stop,
+        State.KILLING: kill,
+    }
+)

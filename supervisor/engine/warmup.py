@@ -1,0 +1,262 @@
+"""Warm-up requests before an engine serves, and prompts prefilled ahead of clients.
+
+Warm-up requests before an engine serves, and the prefill of one prompt. The first token after
+loading is slow: pages of the model are read in, threads and kernels are created. A token of a
+prompt of our own takes that time instead of a client's.
+
+Prefills prompts one after another, each once per run of an engine. Prompts that are not prefilled
+before the engine serves follow while it is idle. A client's request cancels the prefill of a
+prompt, which is retried later, a few times at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any, Final, Protocol
+
+from proxy.errors import ProxyError
+from proxy.router.lease import Activity
+from proxy.upstream.timings import Timings
+from supervisor.engine import client as client_module
+from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
+from supervisor.engine.prompts import WarmPrompt
+
+# Streamed, so that the engine notices a cancelled request.
+_ONE_TOKEN: Final[Mapping[str, Any]] = {
+    "max_tokens": 1,
+    "stream": True,
+    "return_progress": True,
+    "timings_per_token": True,
+    "cache_prompt": True,
+}
+
+
+# The last token of an answer is not in the cache, nor is the one that ends it.
+_TOKENS_AWAY_MAX: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSlot:
+    """A slot that holds a prompt; `tokens` with one that was generated."""
+
+    id_slot: int
+    tokens: int
+    cached_tokens: int
+
+
+class Warmup(StrEnum):
+    """The result of a warm-up."""
+
+    WARM = "warm"
+    NOTHING_TO_WARM = "nothing to warm"
+    FAILED = "failed"
+
+
+async def warm(client: EngineClient) -> Warmup:
+    """Generate one token, or one embedding if that is rejected.
+
+    An engine that rejects both with 4xx or 501 is as ready as it gets. Any other error, or no
+    response, means it is unhealthy. A model that generates no text answers 500 to a completion
+    (build 10434).
+    """
+    try:
+        refusal = await client.one_token()
+        if refusal is None:
+            return Warmup.WARM
+        vector = await client.one_vector()
+    except EngineUnreachable:
+        return Warmup.FAILED
+    can_serve = vector is None or all(map(_is_unsupported, (refusal, vector)))
+    return Warmup.NOTHING_TO_WARM if can_serve else Warmup.FAILED
+
+
+def _is_unsupported(refusal: ErrorResponse) -> bool:
+    return 400 <= refusal.status < 500 or refusal.status == 501
+
+
+async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorResponse:
+    """Process a prompt and generate one token; cancelled, it ends with the present batch.
+
+    Raises:
+        EngineUnreachable: No response. No deadline: a long prompt takes long.
+    """
+    timings = None
+    async with client.stream("/v1/chat/completions", {**prompt.body, **_ONE_TOKEN}) as events:
+        if isinstance(events, ErrorResponse):
+            return events
+        async for event in events:
+            timings = Timings.read(event.get("timings")) or timings
+    return timings or Timings(0, 0, 0, 0, 0)
+
+
+async def prefill_slot(client: EngineClient, prompt: WarmPrompt) -> FilledSlot | None:
+    """Prefill a prompt in a slot that the engine chooses; None if it refused or does not say where.
+
+    The slot is that of the latest task, as long as nobody else sends requests.
+
+    Raises:
+        EngineUnreachable: No response.
+    """
+    found = await prefill(client, prompt)
+    listed = await client_module.get_slots(client)
+    if isinstance(found, ErrorResponse) or isinstance(listed, ErrorResponse) or not listed:
+        return None
+    latest = max(listed, key=attrgetter("task"))
+    tokens = found.cached_tokens + found.prompt_tokens + found.decoded_tokens
+    if latest.is_busy or not 0 <= tokens - latest.tokens <= _TOKENS_AWAY_MAX:
+        return None
+    return FilledSlot(latest.id_slot, tokens, found.cached_tokens)
+
+
+_TRIES_MAX: Final = 5
+_TICK_S: Final = 0.1
+
+OnResult = Callable[[WarmPrompt, Timings | ErrorResponse], None]
+
+
+class Preempted(Exception):
+    """A client needs the leased slot, or the instance is stopping."""
+
+
+class BackgroundLeases(Protocol):
+    """Grants a slot of a serving instance to our own requests, until a client needs it."""
+
+    def activity(self, name: str, /) -> Activity:
+        """Cheap enough to be called several times a second."""
+
+    def background_lease(self, name: str, /) -> AbstractAsyncContextManager[Callable[[], bool]]:
+        """Hold one slot of an instance for the length of the block.
+
+        The block gets a function that returns whether a client needs the slot; it must then raise
+        Preempted soon.
+
+        Raises:
+            ProxyError: No slot was free, or the instance is stopping.
+        """
+
+
+class PrefillQueue:
+    """The prompts that one run of an engine has to prefill, in order; `on_result` gets each result.
+
+    With `has_prompt_cache` the engine keeps the content of a slot that a prompt replaces. What
+    `is_saved` needs no prefill: requests go on from its slot file.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[WarmPrompt],
+        on_result: OnResult,
+        *,
+        has_prompt_cache: bool = False,
+        is_saved: Callable[[WarmPrompt], bool] = lambda _: False,
+    ) -> None:
+        self._has_prompt_cache = has_prompt_cache
+        self._pending = deque(prompts)
+        self._on_result = on_result
+        self._is_saved = is_saved
+        self._tries = 0
+        self._is_bounded = False
+        self._is_interrupted = False  # the prefill of the first pending prompt
+        self._is_unsaved = False  # a prefilled prompt is not in cache-ram yet
+
+    async def begin(self, client: EngineClient, restored: int) -> None:
+        """Prefill as many prompts as slots are free, before the engine serves; can be cancelled.
+
+        `restored` slots hold a conversation.
+        """
+        await self._bound(client, restored)
+        while self._has_more:
+            await self._process_next(client)
+
+    async def resume(
+        self,
+        client: EngineClient,
+        traffic: BackgroundLeases,
+        name: str,
+        timeout_s: float = math.inf,
+    ) -> None:
+        """Prefill the remaining prompts whenever the engine is idle, for `timeout_s` at most."""
+        await self._bound(client, 0)
+        until_s = time.monotonic() + timeout_s
+        while self._has_more and self._tries < _TRIES_MAX and time.monotonic() < until_s:
+            if traffic.activity(name).in_flight == 0:
+                with suppress(Preempted, ProxyError):
+                    async with traffic.background_lease(name) as is_preempted:
+                        await run_until_preempted(self._process_next(client), is_preempted)
+                    continue
+            await asyncio.sleep(_TICK_S)
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._pending) or self._is_unsaved
+
+    async def _bound(self, client: EngineClient, restored: int) -> None:
+        """Drop prompts that are saved, and the last ones, for which no slot is left."""
+        if not self._pending or self._is_bounded:
+            return
+        self._pending = deque(prompt for prompt in self._pending if not self._is_saved(prompt))
+        try:
+            found = await client_module.get_slots(client)
+        except EngineUnreachable:
+            self._pending.clear()
+            return
+        self._is_bounded = True
+        taken = 0 if self._has_prompt_cache else restored
+        free = 1 if isinstance(found, ErrorResponse) else len(found) - taken
+        while len(self._pending) > max(0, free):
+            self._pending.pop()
+
+    async def _process_next(self, client: EngineClient) -> None:
+        """Prefill the first prompt; after the last, make sure that the next request finds them.
+
+        An engine that does not match prompts searches its cache-ram, as it was when its last task
+        started, and saves idle slots there whenever a task starts. Without a task in between, the
+        first request would not find the prefilled prompt; nor would the retry of a prompt find its
+        processed part, which would later be taken for the whole.
+        """
+        try:
+            if self._pending and not self._is_interrupted:
+                await self._prefill(client, self._pending[0])
+            else:
+                await client.one_token()
+                self._is_interrupted = self._is_unsaved = False
+        except EngineUnreachable:  # the health monitor reports it
+            self._pending.clear()
+            self._is_unsaved = False
+
+    async def _prefill(self, client: EngineClient, prompt: WarmPrompt) -> None:
+        self._tries += 1
+        self._is_interrupted = True
+        found = await prefill(client, prompt)
+        self._is_interrupted = False
+        self._tries = 0
+        self._pending.popleft()
+        self._is_unsaved = self._is_unsaved or isinstance(found, Timings)
+        self._on_result(prompt, found)
+
+
+async def run_until_preempted(
+    work: Coroutine[Any, Any, None], is_preempted: Callable[[], bool]
+) -> None:
+    """Run `work`, and cancel it as soon as a client needs the slot.
+
+    Raises:
+        Preempted: A client needs the slot; the engine continues to the end of its batch.
+        ExceptionGroup: Raised by the work.
+    """
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        while not is_preempted():
+            done, _ = await asyncio.wait([task], timeout=_TICK_S)
+            if done:
+                return
+        task.cancel()
+    raise Preempted

@@ -1,1 +1,0 @@
-"""Client of one llama-server."""

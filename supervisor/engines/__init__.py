@@ -1,1 +1,0 @@
-"""Finds and probes llama-server builds."""

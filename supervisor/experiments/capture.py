@@ -1,0 +1,328 @@
+"""The daemon's capture: observes requests, and hands out its lines while its reader is there.
+
+What is captured now: observes requests, and hands out the lines of the capture. Requests never wait
+for it. What the reader is too slow for is dropped once 16 MiB wait, and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
+
+from proxy.errors import ProxyError
+from proxy.forward.capture import CapturePoint, Exchange
+from proxy.observe.record import AccessRecord, Emit
+from proxy.request.request import ProxyRequest
+from supervisor.errors import DaemonBusy
+from supervisor.experiments.capture_lines import (
+    CaptureLimits,
+    Line,
+    RequestLine,
+    ResponseLine,
+    line,
+)
+from supervisor.fleet.planner import LaunchPlanner
+
+
+class Budget:
+    def __init__(self, max_bytes: int) -> None:
+        self._left_bytes = max_bytes
+
+    def take(self, count: int) -> bool:
+        """Reserve bytes; return False, with nothing done, where so many are not left."""
+        if count > self._left_bytes:
+            return False
+        self._left_bytes -= count
+        return True
+
+    def give(self, count: int) -> None:
+        self._left_bytes += count
+
+
+# A chunk takes this much beside its bytes.
+_CHUNK_BYTES = 200
+
+
+class RecordedExchange:
+    """Implements `proxy.forward.capture.Exchange`.
+
+    `ended` gets the line of the response and the bytes that it takes of the budget, or None where
+    they were more than is left.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        budget: Budget,
+        now_ms: Callable[[], float],
+        ended: Callable[[ResponseLine | None, int], None],
+    ) -> None:
+        self._number = number
+        self._budget = budget
+        self._now_ms = now_ms
+        self._ended = ended
+        self._status: int | None = None
+        self._content_type = ""
+        self._chunks: list[tuple[float, bytes]] = []
+        self._held_bytes = 0
+        self._is_dropped = False
+
+    def begin(self, status: int, content_type: str) -> None:
+        self._status, self._content_type = status, content_type
+
+    def add(self, chunk: bytes) -> None:
+        if self._is_dropped or not chunk:
+            return
+        count = len(chunk) + _CHUNK_BYTES
+        if self._budget.take(count):
+            self._held_bytes += count
+            self._chunks.append((self._now_ms(), chunk))
+        else:
+            self._drop()
+
+    def end(self, record: AccessRecord, failure: BaseException | None) -> None:
+        timings = record.timings
+        line = ResponseLine(
+            number=self._number,
+            status=self._status,
+            content_type=self._content_type,
+            chunks=self._chunks,
+            end_ms=self._now_ms(),
+            instance=record.instance,
+            slot=record.slot,
+            timings=timings,
+            first_token_ms=record.timeline.first_token_ms,
+            times_ms=record.timeline.times_ms(timings.decode_ms if timings else None),
+            failure=_reason(failure) if failure else None,
+        )
+        self._ended(None if self._is_dropped else line, self._held_bytes)
+
+    def _drop(self) -> None:
+        self._budget.give(self._held_bytes)
+        self._chunks, self._held_bytes, self._is_dropped = [], 0, True
+
+
+def _reason(failure: BaseException) -> str:
+    if isinstance(failure, ProxyError):
+        return f"{failure.code}: {failure.message}"
+    return "cancelled: the client left, or an operator ended it"
+
+
+EndReason = Literal["time", "requests", "size", "stopped", "daemon_stopped"]
+
+_WAITING_MAX_BYTES: Final = 16 * 1024**2
+# A request takes this much beside its body.
+_REQUEST_BYTES: Final = 4096
+# The end of a capture needs room, whatever came before it.
+_END_BYTES: Final = 512
+# A reader that gets nothing for longer takes the daemon for dead.
+_KEEP_ALIVE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCounts:
+    """`dropped`: requests and responses that are not in the capture."""
+
+    requests: int
+    responses: int
+    dropped: int
+
+
+class Recording:
+    """Implements `proxy.forward.capture.Observer` for one model; `now_s` is a monotonic clock."""
+
+    def __init__(
+        self,
+        model: str,
+        limits: CaptureLimits,
+        now_s: Callable[[], float],
+        *,
+        waiting_max_bytes: int = _WAITING_MAX_BYTES,
+    ) -> None:
+        self.model = model
+        self._limits = limits
+        self._now_s = now_s
+        self._began_at_s = now_s()
+        self._budget = Budget(waiting_max_bytes)
+        self._waiting: deque[tuple[Line, int]] = deque()
+        self._changed = asyncio.Event()
+        self._seen = self._open = 0
+        self._requests = self._responses = self._dropped = 0
+        self._is_closed = False  # to further requests
+        self._closing_reason: EndReason = "stopped"
+        self.reason: EndReason | None = None
+        self.size_bytes = 0
+
+    @property
+    def counts(self) -> CaptureCounts:
+        return CaptureCounts(self._requests, self._responses, self._dropped)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._began_at_s + self._limits.duration_s - self._now_s())
+
+    def observe(self, request: ProxyRequest) -> Exchange | None:
+        if self._is_closed or request.model != self.model or request.method != "POST":
+            return None
+        self._seen += 1
+        held_bytes = len(request.body) + _REQUEST_BYTES
+        if not self._budget.take(held_bytes):
+            self._dropped += 1
+            return None
+        self._put(RequestLine(self._seen, self._now_ms(), request), held_bytes)
+        self._requests += 1
+        self._open += 1
+        if self._requests == self._limits.requests:
+            self.close("requests")
+        return RecordedExchange(self._seen, self._budget, self._now_ms, self._end_exchange)
+
+    def close(self, reason: EndReason) -> None:
+        """Take no further request, and end when the responses to all are complete."""
+        self._is_closed, self._closing_reason = True, reason
+        if not self._open:
+            self.stop(reason)
+
+    def stop(self, reason: EndReason) -> None:
+        """End now; only the first reason counts."""
+        self._is_closed = True
+        self.reason = self.reason or reason
+        self._changed.set()
+
+    async def lines(self, header: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of the capture to its end, and empty ones while nothing happens."""
+        self.size_bytes = len(header)
+        yield header
+        while True:
+            if not self.left_s:
+                self.stop("time")
+            if self._waiting:
+                line, held_bytes = self._waiting.popleft()
+                encoded = await asyncio.to_thread(line.encoded)
+                self._budget.give(held_bytes)
+                if self.size_bytes + len(encoded) > self._limits.size_bytes - _END_BYTES:
+                    self._lose(line)
+                    break
+                self.size_bytes += len(encoded)
+                yield encoded
+            elif self.reason:
+                break
+            elif not await self._has_more():
+                yield b"\n"
+        yield self._end_line()
+
+    async def _has_more(self) -> bool:
+        """Wait for a line, or for the end; return False after some seconds without."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(min(_KEEP_ALIVE_S, self.left_s)):
+                await self._changed.wait()
+        except TimeoutError:
+            return not self.left_s
+        return True
+
+    def _lose(self, last: Line) -> None:
+        """The file is full: what waits does not get into it."""
+        lost = [last, *(line for line, _ in self._waiting)]
+        self._requests -= sum(isinstance(line, RequestLine) for line in lost)
+        self._responses -= sum(isinstance(line, ResponseLine) for line in lost)
+        self._dropped += len(lost)
+        self._waiting.clear()
+        self.stop("size")
+
+    def _end_exchange(self, response: ResponseLine | None, held_bytes: int) -> None:
+        self._open -= 1
+        if self.reason:  # nobody reads it any more
+            return
+        if response is None:
+            self._dropped += 1
+        else:
+            self._responses += 1
+            self._put(response, held_bytes)
+        if self._is_closed and not self._open:
+            self.stop(self._closing_reason)
+
+    def _put(self, line: Line, held_bytes: int) -> None:
+        self._waiting.append((line, held_bytes))
+        self._changed.set()
+
+    def _end_line(self) -> bytes:
+        counts = self.counts
+        return line(
+            "end",
+            at_ms=self._now_ms(),
+            reason=self.reason,
+            requests=counts.requests,
+            responses=counts.responses,
+            unanswered=self._open,
+            dropped=counts.dropped,
+        )
+
+    def _now_ms(self) -> float:
+        return round((self._now_s() - self._began_at_s) * 1000, 1)
+
+
+class Captures:
+    """`running` is None without one."""
+
+    def __init__(
+        self, point: CapturePoint, planner: Callable[[], LaunchPlanner], emit: Emit
+    ) -> None:
+        self._point = point
+        self._planner = planner
+        self._emit = emit
+        self.running: Recording | None = None
+
+    @asynccontextmanager
+    async def begin(
+        self, model: str, limits: CaptureLimits
+    ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        """Capture for the block, which reads the lines.
+
+        Raises:
+            DaemonBusy: A capture runs.
+            CorralError: The model is unknown, or cannot be planned.
+        """
+        # Imported here: most daemons need no memory for it.
+        from supervisor.experiments.capture_lines import header  # noqa: PLC0415
+
+        if self.running:
+            raise DaemonBusy(
+                f"a capture of {self.running.model} is running",
+                hint="corral capture --stop ends it",
+            )
+        self.running = recording = Recording(model, limits, time.monotonic)
+        try:
+            read = functools.partial(header, self._planner(), model, limits)
+            first = await asyncio.to_thread(read)
+            self._emit("capture.started", model=model, **asdict(limits))
+            try:
+                with self._point.observed_by(recording):
+                    async with aclosing(recording.lines(first)) as lines:
+                        yield lines
+            finally:
+                recording.stop("stopped")
+                self._emit(
+                    "capture.ended",
+                    model=model,
+                    reason=recording.reason,
+                    size_bytes=recording.size_bytes,
+                    **asdict(recording.counts),
+                )
+        finally:
+            self.running = None
+
+    def stop(self) -> None:
+        """End the capture that runs, if one does."""
+        if self.running:
+            self.running.stop("stopped")
+
+    def close(self) -> None:
+        """End it with the response to the last request: the daemon stops."""
+        if self.running:
+            self.running.close("daemon_stopped")

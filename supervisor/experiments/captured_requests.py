@@ -1,0 +1,285 @@
+"""Reads a capture: what of it can be played again, what an engine is sent, what it answered."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from proxy.forward.assemblers import assembler_for
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.sse import InvalidEvent, Splitter, objects_of
+from proxy.upstream.timings import Timings
+from supervisor.errors import CaptureInvalid
+from supervisor.experiments.capture_lines import FORMAT
+from supervisor.system.files import open_regular
+
+_LINE_MAX_BYTES: Final = 64 * 1024**2
+_REQUESTS_MAX: Final = 10_000
+_PLAYED: Final = frozenset(
+    {
+        EndpointKind.CHAT,
+        EndpointKind.COMPLETION,
+        EndpointKind.LLAMA_COMPLETION,
+        EndpointKind.MESSAGES,
+        EndpointKind.RESPONSES,
+    }
+)
+_KINDS: Final = {kind.name.lower(): kind for kind in _PLAYED}
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedResponse:
+    """`wait_ms`: before a slot was free and the model loaded."""
+
+    status: int | None
+    is_stream: bool
+    body: str
+    end_ms: float
+    first_token_ms: float | None
+    wait_ms: float
+    timings: Timings | None
+    failure: str | None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.status == 200 and self.failure is None
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRequest:
+    """`response` is None where the capture ended before it."""
+
+    number: int
+    at_ms: float
+    kind: EndpointKind
+    path: str
+    body: Mapping[str, Any]
+    response: CapturedResponse | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """`skipped`: how many requests of each kind cannot be played."""
+
+    model: str
+    header: Mapping[str, Any]
+    requests: tuple[CapturedRequest, ...]
+    skipped: Mapping[str, int]
+
+
+def read(path: Path) -> Capture:
+    """Read a file, which may be cut off in a line.
+
+    Raises:
+        CaptureInvalid: It is no capture, of another format, or nothing in it can be played.
+    """
+    lines = _lines(path)
+    header = next(lines, {})
+    if header.get("type") != "capture" or not isinstance(header.get("model"), str):
+        raise CaptureInvalid(f"{path} is no capture", hint="corral capture --model M makes one")
+    if header.get("format") != FORMAT:
+        raise CaptureInvalid(f"{path} has format {header.get('format')}, and {FORMAT} is known")
+    found: dict[int, Mapping[str, Any]] = {}
+    responses: dict[int, Mapping[str, Any]] = {}
+    for line in lines:
+        if line.get("type") == "request" and len(found) < _REQUESTS_MAX:
+            found[int(line.get("n", 0))] = line
+        elif line.get("type") == "response" and line.get("n") in found:
+            responses[line["n"]] = line
+    played = {n: line for n, line in found.items() if _is_played(line)}
+    skipped = Counter(str(line.get("kind")) for n, line in found.items() if n not in played)
+    if not played:
+        raise CaptureInvalid(f"{path} has no request that can be played: {_counts(skipped)}")
+    try:
+        requests = tuple(_request(line, responses.get(n)) for n, line in played.items())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CaptureInvalid(f"{path} has a line that cannot be read: {error!r}") from error
+    return Capture(header["model"], header, requests, skipped)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with open_regular(path) as file:
+            while line := file.readline(_LINE_MAX_BYTES):
+                try:
+                    found = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    return  # the last one may be cut off
+                yield found if isinstance(found, dict) else {}
+    except OSError as error:
+        raise CaptureInvalid(f"cannot read {path}: {error.strerror}") from error
+
+
+def _is_played(line: Mapping[str, Any]) -> bool:
+    body = line.get("body")
+    has_one = isinstance(body, dict) and all(body.get(key) in {None, 1} for key in ("n", "n_cmpl"))
+    return has_one and line.get("kind") in _KINDS
+
+
+def _request(line: Mapping[str, Any], response: Mapping[str, Any] | None) -> CapturedRequest:
+    return CapturedRequest(
+        line["n"],
+        line["at_ms"],
+        _KINDS[line["kind"]],
+        line["path"],
+        line["body"],
+        _response(response) if response else None,
+    )
+
+
+def _response(line: Mapping[str, Any]) -> CapturedResponse:
+    timings, times = line.get("timings"), line.get("times_ms") or {}
+    return CapturedResponse(
+        status=line.get("status"),
+        is_stream=str(line.get("content_type")).startswith("text/event-stream"),
+        body="".join(text for _, text in line["chunks"]),
+        end_ms=line["end_ms"],
+        first_token_ms=line.get("first_token_ms"),
+        wait_ms=sum(times.get(name, 0.0) for name in ("queued_ms", "evict_ms", "load_ms")),
+        timings=Timings(**timings) if timings else None,
+        failure=line.get("failure"),
+    )
+
+
+def _counts(skipped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of kind {kind}" for kind, count in skipped.items()) or "it has none"
+
+
+# In the order in which a model writes them.
+_TEXTS: Final = ("reasoning_content", "thinking", "summary", "content", "text", "name", "arguments")
+_INSIDE: Final = ("function", "tool_calls")
+
+
+def recorded_text(request: CapturedRequest) -> str | None:
+    """Return the text that was captured; None where it is not whole."""
+    response = request.response
+    if response is None or not response.is_whole:
+        return None
+    try:
+        if not response.is_stream:
+            return text_of(request.kind, orjson.loads(response.body))
+        assembler = assembler_for(request.kind, {})
+        for piece in objects_of(Splitter().feed(response.body.encode())):
+            assembler.add(piece)
+        return text_of(request.kind, assembler.whole())
+    except (InvalidEvent, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def text_of(kind: EndpointKind, whole: Mapping[str, Any]) -> str:
+    """Return all text of a whole response; raises LookupError or TypeError for another format."""
+    match kind:
+        case EndpointKind.CHAT:
+            root = whole["choices"][0]["message"]
+        case EndpointKind.COMPLETION:
+            root = {"text": whole["choices"][0]["text"]}
+        case EndpointKind.RESPONSES:
+            root = whole["output"]
+        case _:
+            root = {"content": whole["content"]}
+    return "".join(_texts(root))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, dict):
+        for name in (*_TEXTS, *_INSIDE):
+            yield from _texts(value.get(name))
+        if "input" in value:
+            yield orjson.dumps(value["input"]).decode()
+
+
+_SEED: Final = 1
+# Of an answer without a limit whose length is not known either.
+_TOKENS: Final = 1024
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+# Times as clocks tell them: a request that begins this soon after an end may have begun before it.
+_CLOCK_MS: Final = 2.0
+_COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRequest:
+    """One request to send.
+
+    Attributes:
+        after: The places of the requests that had ended since the one before it was sent; they are
+            answered before it is sent.
+    """
+
+    captured: CapturedRequest
+    after: tuple[int, ...]
+
+
+def is_greedy(body: Mapping[str, Any]) -> bool:
+    """Return whether a request has one possible answer with the same engine."""
+    return body.get("temperature") == 0 or body.get("top_k") == 1
+
+
+def order_requests(requests: Sequence[CapturedRequest]) -> tuple[PlayedRequest, ...]:
+    """Return the requests in the order in which they began."""
+    ordered = sorted(requests, key=lambda request: request.at_ms)
+    ends = deque(sorted(_ends(ordered)))
+    return tuple(
+        PlayedRequest(request, tuple(_take_ended(ends, request.at_ms))) for request in ordered
+    )
+
+
+def _ends(ordered: Sequence[CapturedRequest]) -> Iterator[tuple[float, int]]:
+    """Yield when each request ended that did, and its place."""
+    for place, request in enumerate(ordered):
+        if request.response is not None:
+            yield request.response.end_ms, place
+
+
+def _take_ended(ends: deque[tuple[float, int]], at_ms: float) -> Iterator[int]:
+    """Take those from the beginning that had ended by a time."""
+    while ends and ends[0][0] <= at_ms + _CLOCK_MS:
+        yield ends.popleft()[1]
+
+
+def most_together(requests: Sequence[PlayedRequest]) -> int:
+    """Return the most requests that were in flight at once."""
+    ended = accumulate(len(request.after) for request in requests)
+    return max(at + 1 - count for at, count in enumerate(ended))
+
+
+def played_body(request: CapturedRequest, model: str, slot: int | None) -> dict[str, Any]:
+    body = {
+        **request.body,
+        "model": model,
+        "stream": True,
+        "temperature": 0,
+        "seed": request.body.get("seed", _SEED),
+    }
+    if not any(request.body.get(name) for name in _LIMITS):
+        body[_limit_name(request.kind)] = _recorded_tokens(request)
+    if request.kind in _COMPLETIONS:
+        options = request.body.get("stream_options")
+        body["stream_options"] = {**(options or {}), "include_usage": True}
+    return body if slot is None else {**body, "id_slot": slot}
+
+
+def _limit_name(kind: EndpointKind) -> str:
+    match kind:
+        case EndpointKind.RESPONSES:
+            return "max_output_tokens"
+        case EndpointKind.LLAMA_COMPLETION:
+            return "n_predict"
+        case _:
+            return "max_tokens"
+
+
+def _recorded_tokens(request: CapturedRequest) -> int:
+    timings = request.response.timings if request.response else None
+    return timings.decoded_tokens if timings and timings.decoded_tokens else _TOKENS

@@ -1,0 +1,370 @@
+"""Plays the requests of a capture on one engine, and compares speed and answers.
+
+Which slot a request takes on an engine that leaves that to its clients. Does no I/O. Here it is
+that whose last prompt has the longest beginning in common with the request, if that is half of the
+request; else the one that was used longest ago. The proxy knows more, and does much the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final
+
+import orjson
+
+from proxy.forward.assemblers import assembler_for
+from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.timings import Timings
+from supervisor.bench.engine_requests import post, rate
+from supervisor.bench.own_engine import private_instance
+from supervisor.engine.client import EngineClient, ErrorResponse
+from supervisor.experiments.captured_requests import (
+    CapturedRequest,
+    PlayedRequest,
+    played_body,
+    text_of,
+)
+from supervisor.plan.plan import Plan
+from supervisor.system.paths import Directories
+
+_PROMPT: Final = ("tools", "system", "instructions", "messages", "prompt", "input")
+_SHARED_MIN: Final = 0.5
+
+
+class SlotChoice:
+    """The slots of one engine that nothing else uses; as many requests at once as slots."""
+
+    def __init__(self, slots: int) -> None:
+        # The one used longest ago first.
+        self._free: dict[int, str] = dict.fromkeys(range(slots), "")
+
+    def take(self, body: Mapping[str, Any]) -> int:
+        """Return a free slot, which is then in use; raises StopIteration without one."""
+        text = prompt_text(body)
+        shared = {slot: _count_shared_letters(text, last) for slot, last in self._free.items()}
+        best = max(shared, key=lambda slot: shared[slot])
+        has_enough = shared[best] and shared[best] >= _SHARED_MIN * len(text)
+        slot = best if has_enough else next(iter(self._free))
+        del self._free[slot]
+        return slot
+
+    def give_back(self, slot: int, body: Mapping[str, Any]) -> None:
+        self._free[slot] = prompt_text(body)
+
+
+def prompt_text(body: Mapping[str, Any]) -> str:
+    """Return what of a request begins as its conversation did; its end is not closed."""
+    found = [body[name] for name in _PROMPT if body.get(name)]
+    return orjson.dumps(found).decode().rstrip('"]}')
+
+
+def _count_shared_letters(text: str, other: str) -> int:
+    """Return how many letters two texts begin with in common."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one request got; `failure` as a clause, with nothing else then."""
+
+    text: str = ""
+    first_token_ms: float | None = None
+    timings: Timings | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlayOptions:
+    """How the requests are sent.
+
+    Attributes:
+        model: As the engine names it.
+        slots: To choose among; 0: the engine chooses.
+        concurrency: The most in flight at once; no more than slots to choose among.
+        is_as_recorded: No request is sent before its time in the capture.
+    """
+
+    model: str
+    slots: int
+    concurrency: int
+    is_as_recorded: bool
+
+
+class Player:
+    """Plays once. No slot gets two requests at once: they would mix their texts."""
+
+    def __init__(
+        self,
+        requests: Sequence[PlayedRequest],
+        client: Callable[[], EngineClient],
+        options: PlayOptions,
+        on_answer: Callable[[int], None],
+    ) -> None:
+        """`on_answer` gets the number of answers so far."""
+        self._requests = requests
+        self._client = client
+        self._options = options
+        self._on_answer = on_answer
+        self._answered = [asyncio.Event() for _ in requests]
+        self._free = asyncio.Semaphore(options.concurrency)
+        self._slots = SlotChoice(options.slots) if options.slots else None
+        self._count = 0
+
+    async def play(self) -> list[Played]:
+        """Send all; raises EngineUnreachable where the engine is gone."""
+        began_at_s = time.monotonic()
+        tasks = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for at in range(len(self._requests)):
+                    await self._until_due(at, began_at_s)
+                    tasks.append(group.create_task(self._play_one(at)))
+        except ExceptionGroup as errors:
+            raise _first(errors) from errors
+        return [task.result() for task in tasks]
+
+    async def _until_due(self, at: int, began_at_s: float) -> None:
+        """Wait for those that had ended, and for the time of the request; take a place."""
+        request = self._requests[at]
+        for before in request.after:
+            await self._answered[before].wait()
+        if self._options.is_as_recorded:
+            due_ms = request.captured.at_ms - self._requests[0].captured.at_ms
+            await asyncio.sleep(max(0.0, began_at_s + due_ms / _MS - time.monotonic()))
+        await self._free.acquire()
+
+    async def _play_one(self, at: int) -> Played:
+        body = self._requests[at].captured.body
+        slot = self._slots.take(body) if self._slots else None
+        async with self._client() as client:
+            result = await self._send(client, self._requests[at], slot)
+        if self._slots and slot is not None:
+            self._slots.give_back(slot, body)
+        self._free.release()
+        self._answered[at].set()
+        self._count += 1
+        self._on_answer(self._count)
+        return result
+
+    async def _send(self, client: EngineClient, request: PlayedRequest, slot: int | None) -> Played:
+        captured = request.captured
+        body = played_body(captured, self._options.model, slot)
+        assembler, first_at_s = assembler_for(captured.kind, body), None
+        ended: Mapping[str, Any] | None = None
+        began_at_s = time.perf_counter()
+        async with client.stream(captured.path, body) as events:
+            if isinstance(events, ErrorResponse):
+                return Played(failure=f"status {events.status}: {events.message}")
+            try:
+                async for event in events:
+                    if "error" in event:
+                        return Played(failure=f"an error in the stream: {event['error']}")
+                    first_at_s = first_at_s or time.perf_counter()
+                    assembler.add(event)
+                    ended = _incomplete_response(event) or ended
+                text = text_of(captured.kind, ended or assembler.whole())
+            except (InvalidEvent, LookupError, TypeError, AttributeError) as error:
+                return Played(failure=f"the answer has another format: {error!r}")
+        first_ms = None if first_at_s is None else round((first_at_s - began_at_s) * _MS, 1)
+        return Played(text, first_ms, Timings.read(assembler.timings()))
+
+
+def _incomplete_response(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a response of the Responses API that ended at its limit, as the proxy tells it."""
+    if event.get("type") != "response.incomplete":
+        return None
+    found: Mapping[str, Any] = event["response"]
+    return found
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+_END = "(end)"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`token`: the first that differs, from 1, of `tokens` of the baseline."""
+
+    token: int
+    tokens: int
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One request; `difference` is None where the answers are equal."""
+
+    number: int
+    difference: Difference | None
+
+
+def first_difference(expected: Sequence[str], found: Sequence[str]) -> Difference | None:
+    """Compare two answers in tokens."""
+    for at, (ours, theirs) in enumerate(zip_longest(expected, found, fillvalue=_END)):
+        if ours != theirs:
+            return Difference(at + 1, len(expected), ours, theirs)
+    return None
+
+
+async def compare(client: EngineClient, model: str, expected: str, found: str) -> Difference | None:
+    """Compare two answers in the tokens of a model."""
+    if expected == found:
+        return None
+    ours, theirs = [await _pieces(client, model, text) for text in (expected, found)]
+    return first_difference(ours, theirs)
+
+
+async def _pieces(client: EngineClient, model: str, text: str) -> list[str]:
+    members = {"model": model, "content": text, "with_pieces": True}
+    body = await post(client, "/tokenize", members)
+    return [_piece(token["piece"]) for token in orjson.loads(body)["tokens"]]
+
+
+def _piece(piece: str | list[int]) -> str:
+    """Return a token's text; part of a letter comes as bytes."""
+    return piece if isinstance(piece, str) else bytes(piece).decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What plays: `client` makes a client; `slots` may be chosen, 0: none."""
+
+    client: Callable[[], EngineClient]
+    model: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What the requests got, in their order, and how it compares where there was a baseline."""
+
+    played: tuple[Played, ...]
+    comparisons: tuple[Comparison, ...]
+
+    def texts(self, requests: Sequence[PlayedRequest]) -> dict[int, str]:
+        """Return the answers by the numbers of their requests."""
+        pairs = zip(requests, self.played, strict=True)
+        return {
+            ours.captured.number: answer.text for ours, answer in pairs if answer.failure is None
+        }
+
+
+@asynccontextmanager
+async def own_engine(plan: Plan, directories: Directories) -> AsyncIterator[Target]:
+    """Start an engine for the block; raises as `private_instance`."""
+    async with private_instance(plan, directories) as instance:
+        yield Target(instance.client, plan.model, plan.slots if plan.has_own_slots else 0)
+
+
+async def play(
+    target: Target,
+    requests: Sequence[PlayedRequest],
+    expected: Mapping[int, str],
+    *,
+    concurrency: int,
+    is_as_recorded: bool,
+    on_answer: Callable[[int], None],
+) -> Play:
+    """Play all requests; compare the answers with those that are expected of some.
+
+    Raises:
+        EngineUnreachable, WorkloadFailed: The engine is gone, or refuses to tokenise.
+    """
+    options = PlayOptions(target.model, target.slots, concurrency, is_as_recorded)
+    played = await Player(requests, target.client, options, on_answer).play()
+    comparisons = []
+    async with target.client() as client:
+        for request, answer in zip(requests, played, strict=True):
+            number = request.captured.number
+            if answer.failure is None and number in expected:
+                difference = await compare(client, target.model, expected[number], answer.text)
+                comparisons.append(Comparison(number, difference))
+    return Play(tuple(played), tuple(comparisons))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Rates are tokens per second, `first_token_ms` is the median; None where nothing is known.
+
+    `cached_tokens` of `prompt_tokens` were found in the cache.
+    """
+
+    answered: int
+    failed: int
+    prefill_rate: float | None
+    decode_rate: float | None
+    first_token_ms: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+def figures_of(played: Sequence[Played]) -> Figures:
+    answered = [answer for answer in played if answer.failure is None]
+    return _figures(
+        [answer.timings for answer in answered],
+        [answer.first_token_ms for answer in answered],
+        len(played) - len(answered),
+    )
+
+
+def recorded_figures(requests: Iterable[CapturedRequest]) -> Figures:
+    """Return those of the capture; its first tokens without the wait for a slot or a load."""
+    responses = [request.response for request in requests]
+    whole = [response for response in responses if response and response.is_whole]
+    first = [
+        None
+        if response.first_token_ms is None
+        else max(0.0, response.first_token_ms - response.wait_ms)
+        for response in whole
+    ]
+    return _figures([response.timings for response in whole], first, len(responses) - len(whole))
+
+
+def _figures(
+    timings: Sequence[Timings | None], first_ms: Sequence[float | None], failed: int
+) -> Figures:
+    known = [timing for timing in timings if timing]
+    computed, cached = (sum(found) for found in _sums(known))
+    decoded = sum(timing.decoded_tokens for timing in known)
+    first = [value for value in first_ms if value is not None]
+    return Figures(
+        answered=len(timings),
+        failed=failed,
+        prefill_rate=rate(computed, sum(timing.prompt_ms for timing in known)),
+        decode_rate=rate(decoded, sum(timing.decode_ms for timing in known)),
+        first_token_ms=statistics.median(first) if first else None,
+        prompt_tokens=computed + cached,
+        cached_tokens=cached,
+        generated_tokens=decoded,
+    )
+
+
+def _sums(known: Sequence[Timings]) -> tuple[list[int], list[int]]:
+    return [timing.prompt_tokens for timing in known], [timing.cached_tokens for timing in known]
+
+
+def ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None

@@ -1,0 +1,345 @@
+"""The trials of all models: whose request each event tells of, and what is reported and kept.
+
+Figures of trials on disk, so that they outlast a restart of the daemon. Numbers only, one file for
+each pair of sides, for this user alone. A file that was altered or cannot be used counts as
+missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.observe.metrics import waited_ms
+from supervisor.engine.states import State
+from supervisor.events import Event
+from supervisor.experiments.verdict import SIDES, Side, SideName, TrialFigures, Value
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launches import LaunchFingerprint
+from supervisor.fleet.model import Model, Replica
+from supervisor.system import files
+from supervisor.system.paths import is_ours
+
+_FILES_MAX: Final = 64
+_DIGITS: Final = 4
+_COUNTS: Final = ("requests", "errors", "crashes", "others")
+_NUMBER_MAX: Final = 2**53
+
+
+class TrialStore:
+    """The files below `root`, which is made when something is saved."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def save(self, key: str, value: Mapping[str, Any]) -> None:
+        """Save what `content` returned; errors of the disk are ignored."""
+        files.put(self._root, key, value)
+        with suppress(OSError):
+            for path in sorted(self._root.glob("*.json"), key=_mtime_s)[:-_FILES_MAX]:
+                path.unlink()
+
+    def read(self, key: str) -> tuple[float, TrialFigures] | None:
+        """Return for how many seconds a trial was observed, and its figures."""
+        found = files.get(self._root, key)
+        with suppress(TypeError, ValueError, LookupError, AttributeError):
+            return (_number(found["age_s"]), _figures(found)) if found else None
+        return None
+
+    def forget(self, key: str) -> None:
+        if is_ours(self._root):
+            with suppress(OSError):
+                (self._root / f"{key}.json").unlink()
+
+
+def key_of(model: str, sides: Iterable[LaunchFingerprint]) -> str:
+    """Return the name of a trial's file: a hash of its model and of what both sides run with."""
+    parts = (
+        repr(
+            (
+                side.engine,
+                side.library_dirs,
+                side.model,
+                side.draft,
+                sorted(side.flags.items()),
+                side.args,
+            )
+        )
+        for side in sides
+    )
+    return hashlib.sha256("\n".join((model, *parts)).encode()).hexdigest()[:32]
+
+
+def content(age_s: float, figures: TrialFigures) -> dict[str, Any]:
+    return {"age_s": round(age_s), **{name: _encode_side(figures.sides[name]) for name in SIDES}}
+
+
+def _encode_side(side: Side) -> dict[str, Any]:
+    return {
+        **{name: getattr(side, name) for name in _COUNTS},
+        "conversations": [
+            [
+                _round_values(conversation.rates),
+                _round_values(conversation.first_tokens_s),
+                conversation.is_excluded,
+            ]
+            for conversation in side.conversations.values()
+        ],
+    }
+
+
+def _round_values(values: Iterable[Value]) -> list[Value]:
+    return [(float(f"{value:.{_DIGITS}g}"), others) for value, others in values]
+
+
+def _figures(found: Mapping[str, Any]) -> TrialFigures:
+    figures = TrialFigures()
+    for name in SIDES:
+        _fill(figures.sides[name], found[name])
+    return figures
+
+
+def _fill(side: Side, found: Mapping[str, Any]) -> None:
+    for name in _COUNTS:
+        setattr(side, name, int(_number(found[name])))
+    for number, (rates, first_tokens_s, is_excluded) in enumerate(found["conversations"]):
+        # No conversation of this daemon has such a name: their numbers begin at 1 again.
+        conversation = side.latest(f"before {number}")
+        _extend(conversation.rates, rates)
+        _extend(conversation.first_tokens_s, first_tokens_s)
+        conversation.is_excluded = bool(is_excluded)
+
+
+def _extend(values: deque[Value], found: Iterable[Any]) -> None:
+    values.extend((_number(value), int(_number(others))) for value, others in found)
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and 0 <= number <= _NUMBER_MAX):
+        raise ValueError(f"{number} is no figure")
+    return number
+
+
+def _mtime_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+_READY: Final = State.READY.value
+# What is newer is lost when the daemon is killed.
+_SAVE_EVERY_S: Final = 60.0
+_RECENT_MAX: Final = 32
+_FAILED_MAX: Final = 256
+
+Clock = Callable[[], float]
+Sides = tuple[LaunchFingerprint | None, LaunchFingerprint | None]
+
+
+@dataclass(slots=True)
+class Trial:
+    """What was observed of one trial.
+
+    Attributes:
+        sides: What the engines of both sides were started with; others begin new figures.
+        key: Of its figures on disk; None until both sides are known.
+        saved_requests: That it had when it was saved.
+        failed: Sides that failed requests which have not finished yet, by the request's name.
+    """
+
+    began_at_s: float
+    sides: Sides = (None, None)
+    figures: TrialFigures = field(default_factory=TrialFigures)
+    key: str | None = None
+    saved_requests: int = 0
+    failed: OrderedDict[str, SideName] = field(default_factory=OrderedDict)
+
+    @property
+    def requests(self) -> int:
+        return sum(side.requests for side in self.figures.sides.values())
+
+
+class Trials:
+    """Observes events; `in_flight` returns how many requests an instance has."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        in_flight: Callable[[str], int],
+        store: TrialStore,
+        clock: Clock = time.monotonic,
+        is_ready: Callable[[Replica], bool] | None = None,
+    ) -> None:
+        self._is_ready = is_ready or _is_ready
+        self._fleet = fleet
+        self._store = store
+        self._in_flight = in_flight
+        self._clock = clock
+        self._trials: dict[str, Trial] = {}
+        self._ends_at_s: dict[str, deque[float]] = {}  # of the latest requests by instance
+
+    def observe(self, event: Event) -> None:
+        """Count what concerns a trial."""
+        match event.name:
+            case "request.finished":
+                self._finished(event.fields)
+            case "upstream.failed":
+                self._failed(event.fields)
+            case "instance.exited" if event.fields["fault"]:
+                self._crashed(event.fields)
+            case "instance.state_changed" if event.fields["after"] == _READY:
+                self.of(str(event.fields["model"]))
+
+    def of(self, model: str) -> Trial | None:
+        """Return the trial of a model, a new one where its settings have changed."""
+        found = self._fleet.models.get(model)
+        sides = _sides(found) if found and self._has_trial(model) else None
+        trial = self._trials.get(model)
+        if trial and (sides is None or _differ(trial.sides, sides)):
+            self._forget(model, trial)
+            trial = None
+        if sides is None:
+            return None
+        trial = trial or self._trials.setdefault(model, Trial(self._clock()))
+        base, tried = trial.sides = (sides[0] or trial.sides[0], sides[1] or trial.sides[1])
+        if trial.key is None and base and tried:
+            self._resume(trial, key_of(model, (base, tried)))
+        return trial
+
+    def begin_again(self, model: str) -> None:
+        """Forget what was observed of a trial so far, by earlier daemons too."""
+        if trial := self.of(model):
+            self._forget(model, trial)
+
+    async def serve(self) -> None:
+        """Save what is new each minute until cancelled, and then once more."""
+        try:
+            while True:
+                await asyncio.sleep(_SAVE_EVERY_S)
+                await asyncio.to_thread(self._save, self._unsaved())
+        finally:
+            self._save(self._unsaved())
+
+    def _unsaved(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for trial in self._trials.values():
+            if trial.key and trial.requests != trial.saved_requests:
+                trial.saved_requests = trial.requests
+                found[trial.key] = content(self.age_s(trial), trial.figures)
+        return found
+
+    def _save(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
+        for key, value in contents.items():
+            self._store.save(key, value)
+
+    def _resume(self, trial: Trial, key: str) -> None:
+        """Continue the figures of an earlier daemon, unless requests were observed already."""
+        trial.key = key
+        found = self._store.read(key)
+        if found and not trial.requests:
+            age_s, trial.figures = found
+            trial.began_at_s = self._clock() - age_s
+            trial.saved_requests = trial.requests
+
+    def _forget(self, model: str, trial: Trial) -> None:
+        del self._trials[model]
+        if trial.key:
+            self._store.forget(trial.key)
+
+    def _has_trial(self, model: str) -> bool:
+        planner = self._fleet.planner
+        return model in planner.entries and planner.places.trial(model) is not None
+
+    def age_s(self, trial: Trial) -> float:
+        return self._clock() - trial.began_at_s
+
+    def _finished(self, fields: Mapping[str, Any]) -> None:
+        name = fields["instance"]
+        if found := self._side(fields["model"], name):
+            trial, side = found
+            failed = trial.failed.pop(str(fields["request"]), None)
+            if failed and failed != side:
+                trial.figures.failed(failed)
+            others, is_fair = self._others(name, fields), self._are_ready(fields["model"])
+            trial.figures.finished(side, fields, others, self._clock(), is_fair=is_fair)
+
+    def _others(self, instance: str, fields: Mapping[str, Any]) -> int:
+        """Return how many other requests an instance had during one that ends now."""
+        now_s, ends_at_s = self._clock(), self._ends_at_s
+        held_s: float = (fields["duration_ms"] - waited_ms(fields)) / 1000
+        recent = ends_at_s.setdefault(instance, deque(maxlen=_RECENT_MAX))
+        ended: int = sum(end_at_s > now_s - held_s for end_at_s in recent)
+        recent.append(now_s)
+        return ended + max(0, self._in_flight(instance))
+
+    def _are_ready(self, model: str) -> bool:
+        """Return whether both sides serve: figures of one while it is alone compare to nothing."""
+        sides = replicas_by_side(self._fleet.models[model]).values()
+        return all(any(map(self._is_ready, replicas)) for replicas in sides)
+
+    def _failed(self, fields: Mapping[str, Any]) -> None:
+        if fields["model"] and (found := self._side(fields["model"], fields["instance"])):
+            trial, side = found
+            trial.failed[str(fields["request"])] = side
+            if len(trial.failed) > _FAILED_MAX:
+                trial.failed.popitem(last=False)
+
+    def _crashed(self, fields: Mapping[str, Any]) -> None:
+        if found := self._side(fields["model"], fields["instance"]):
+            trial, side = found
+            trial.figures.crashed(side)
+
+    def _side(self, model: str, instance: str) -> tuple[Trial, SideName] | None:
+        """Return the trial of which an instance is a side."""
+        trial = self.of(model)
+        if trial is None:
+            return None
+        for replica in self._fleet.models[model].replicas:
+            if replica.name == instance:
+                return trial, side_of(replica)
+        return None
+
+
+def _is_ready(replica: Replica) -> bool:
+    return replica.instance.snapshot().state is State.READY
+
+
+def side_of(replica: Replica) -> SideName:
+    return "trial" if replica.planner.places.trial_at(replica.place) else "base"
+
+
+def replicas_by_side(model: Model) -> dict[SideName, list[Replica]]:
+    found: dict[SideName, list[Replica]] = {"base": [], "trial": []}
+    for replica in model.replicas:
+        found[side_of(replica)].append(replica)
+    return found
+
+
+def _sides(model: Model) -> Sides | None:
+    """Return what both sides run with; None for a model without a trial."""
+    found = replicas_by_side(model)
+    if not found["trial"]:
+        return None
+    base, trial = (_fingerprint(found[name]) for name in ("base", "trial"))
+    return base, trial
+
+
+def _fingerprint(replicas: list[Replica]) -> LaunchFingerprint | None:
+    return next((replica.fingerprint for replica in replicas if replica.fingerprint), None)
+
+
+def _differ(before: Sides, now: Sides) -> bool:
+    pairs = zip(before, now, strict=True)
+    return any(
+        earlier is not None and other is not None and earlier != other for earlier, other in pairs
+    )

@@ -1,0 +1,532 @@
+"""Figures of both sides of a trial, what they say, and what becomes of a canary by them.
+
+Picks requests of both sides that ran under equal load. The side with the larger share decodes more
+requests at once, which makes each slower, whatever its profile. So only as many requests with none,
+one, two … others beside them are compared as make both sides have the same proportions.
+
+Compares both sides of a trial moment by moment. What else runs on a machine changes for seconds at
+a time, and may slow down one engine alone. So requests of one moment resemble each other, whichever
+conversations they belong to: of two equal engines on a busy machine one was 1.2 (1.1 to 1.4) times
+slower by its conversations. Here each of 20 blocks of time is one observation: the ratio of both
+sides in it, under equal load.
+
+Figures of both sides of a trial, in bounded memory. Does no I/O. Figures are kept by conversation:
+requests of one resemble each other. A conversation counts for the side that serves it, from its
+first request until it changes sides. One that began where it was not meant to, as its side was full
+or not ready, counts for neither: such conversations come from busy moments, and would make the side
+that helps look slower.
+
+Compares how often two engines fail.
+
+Source: Newcombe, "Interval estimation for the difference between independent proportions", 1998,
+method 10: intervals of Wilson's score, combined. It holds for few requests and for no errors.
+
+What becomes of a canary, from the figures of both sides. A crash withdraws it, and so does what is
+shown to be worse before its time is over: more errors, or slower by more than the margin. When its
+time is over it is promoted where the intervals exclude that it is slower by more than the margin,
+and withdrawn where they do not.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from statistics import NormalDist
+from typing import Any, Final, Literal
+
+from supervisor.bench.figures import (
+    RATE,
+    TIME,
+    Comparison,
+    Words,
+    compare,
+    compare_unpaired,
+    requests_to_go,
+    spread,
+)
+
+# A value, and how many other requests its engine had at that time.
+Value = tuple[float, int]
+Conversations = Sequence[Sequence[Value]]
+Picked = list[list[float]]
+
+
+def under_equal_load(base: Conversations, trial: Conversations) -> tuple[Picked, Picked]:
+    counts = [
+        Counter(others for conversation in side for _, others in conversation)
+        for side in (base, trial)
+    ]
+    shares = _common_shares(*counts)
+    picked = [
+        _thin_values(
+            side, {others: share * found.total() for others, share in shares.items()}, found
+        )
+        for side, found in zip((base, trial), counts, strict=True)
+    ]
+    return picked[0], picked[1]
+
+
+def count(conversations: Sequence[Sequence[object]]) -> int:
+    return sum(map(len, conversations))
+
+
+def _common_shares(base: Counter[int], trial: Counter[int]) -> dict[int, float]:
+    """Return the share of requests under each load that both sides have at least."""
+    return {
+        others: min(base[others] / base.total(), trial[others] / trial.total())
+        for others in sorted(base.keys() & trial.keys())
+    }
+
+
+def _thin_values(
+    conversations: Conversations, quotas: Mapping[int, float], counts: Counter[int]
+) -> Picked:
+    """Keep about as many values under each load as its quota, spread over all of them."""
+    seen: Counter[int] = Counter()
+
+    def kept(values: Sequence[Value]) -> Iterator[float]:
+        for value, others in values:
+            kept_share = quotas.get(others, 0.0) / counts[others]
+            before = seen[others]
+            seen[others] += 1
+            if _floor(seen[others] * kept_share) > _floor(before * kept_share):
+                yield value
+
+    return [found for conversation in conversations if (found := list(kept(conversation)))]
+
+
+def _floor(number: float) -> int:
+    """Round down, but not for an error in the last digit."""
+    return math.floor(number + 1e-9)
+
+
+# A value with its time, monotonic, and how many other requests its engine had.
+Timed = tuple[float, float, int]
+_Blocks = Mapping[int, Sequence[Sequence[Value]]]
+
+_BLOCKS: Final = 20
+_BLOCK_MIN_S: Final = 5.0
+_PAIRS_MIN: Final = 5
+
+
+def compare_over_time(base: Sequence[Timed], other: Sequence[Timed], *, words: Words) -> Comparison:
+    """Compare two sides; an interval needs five blocks with requests of both."""
+    pairs = list(_pairs(base, other))
+    enough = pairs if len(pairs) >= _PAIRS_MIN else pairs[:1]
+    return compare([own for own, _ in enough], [tried for _, tried in enough], words=words)
+
+
+def _pairs(base: Sequence[Timed], other: Sequence[Timed]) -> Iterator[tuple[float, float]]:
+    times = [at_s for at_s, _, _ in (*base, *other)]
+    if not times:
+        return
+    begin_s = min(times)
+    length_s = max(_BLOCK_MIN_S, (max(times) - begin_s) / _BLOCKS)
+    sides = [_time_blocks(side, begin_s, length_s) for side in (base, other)]
+    for block in sorted(sides[0].keys() & sides[1].keys()):
+        own, tried = under_equal_load(sides[0][block], sides[1][block])
+        if own and tried:
+            yield _median_ratio(own), _median_ratio(tried)
+
+
+def _time_blocks(side: Sequence[Timed], begin_s: float, length_s: float) -> _Blocks:
+    blocks: dict[int, list[list[Value]]] = defaultdict(list)
+    for at_s, value, others in side:
+        if value > 0:
+            blocks[min(_BLOCKS - 1, int((at_s - begin_s) / length_s))].append([(value, others)])
+    return blocks
+
+
+def _median_ratio(values: Sequence[Sequence[float]]) -> float:
+    """Return the median: a process that waits once for the processor is no slow engine."""
+    return statistics.median(value for part in values for value in part)
+
+
+SideName = Literal["base", "trial"]
+SIDES: Final[tuple[SideName, SideName]] = ("base", "trial")
+
+_CONVERSATIONS_MAX: Final = 1000
+_REQUESTS_MAX: Final = 32
+_TIMED_MAX: Final = 8192
+# The rate of a shorter answer is mostly noise.
+_TOKENS_MIN: Final = 4
+_OTHERS_MAX: Final = 7
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The latest values of a conversation's requests, at most 32 of each, with their load.
+
+    Attributes:
+        rates: Tokens per second while decoding.
+        first_tokens_s: Seconds from a request's arrival to its first token.
+        is_excluded: Its side was full or not ready at a request: none from then on has values.
+    """
+
+    rates: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    first_tokens_s: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    is_excluded: bool = False
+
+
+@dataclass(slots=True)
+class Side:
+    """What is known of one side.
+
+    Attributes:
+        conversations: The latest 1000.
+        timed_rates: The latest values of all conversations, with their time.
+        timed_first_tokens_s: Likewise.
+        others: Other requests that its engine had during each request, summed over requests.
+    """
+
+    conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
+    timed_rates: deque[Timed] = field(default_factory=lambda: deque(maxlen=_TIMED_MAX))
+    timed_first_tokens_s: deque[Timed] = field(default_factory=lambda: deque(maxlen=_TIMED_MAX))
+    requests: int = 0
+    errors: int = 0
+    crashes: int = 0
+    others: int = 0
+
+    @property
+    def excluded(self) -> int:
+        return sum(conversation.is_excluded for conversation in self.conversations.values())
+
+    @property
+    def rates(self) -> list[Sequence[Value]]:
+        return [
+            list(conversation.rates)
+            for conversation in self.conversations.values()
+            if conversation.rates
+        ]
+
+    @property
+    def first_tokens_s(self) -> list[Sequence[Value]]:
+        found = self.conversations.values()
+        return [
+            list(conversation.first_tokens_s)
+            for conversation in found
+            if conversation.first_tokens_s
+        ]
+
+    def latest(self, key: str) -> Conversation:
+        """Return a conversation, as the latest; the oldest is forgotten where there are many."""
+        found = self.conversations.setdefault(key, Conversation())
+        self.conversations.move_to_end(key)
+        if len(self.conversations) > _CONVERSATIONS_MAX:
+            self.conversations.popitem(last=False)
+        return found
+
+
+class TrialFigures:
+    """The figures of one model's trial, since its beginning."""
+
+    def __init__(self) -> None:
+        self.sides: dict[SideName, Side] = {name: Side() for name in SIDES}
+
+    def crashed(self, side: SideName) -> None:
+        self.sides[side].crashes += 1
+
+    def failed(self, side: SideName) -> None:
+        """Count a request that the other side answered, as this one failed it."""
+        self.sides[side].requests += 1
+        self.sides[side].errors += 1
+
+    def finished(
+        self,
+        name: SideName,
+        fields: Mapping[str, Any],
+        others: int,
+        at_s: float = 0.0,
+        *,
+        is_fair: bool = True,
+    ) -> None:
+        """Count a request.
+
+        Args:
+            name: The side that answered it.
+            fields: Of `request.finished`.
+            others: Other requests that its engine had meanwhile.
+            at_s: When it ended; monotonic.
+            is_fair: Whether both sides could have answered it.
+        """
+        side, status = self.sides[name], fields["status"]
+        side.requests += 1
+        side.others += others
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            side.errors += 1
+        conversation = self._conversation(name, fields)
+        conversation.is_excluded |= not is_fair or bool(fields["diverted"])
+        if status == HTTPStatus.OK and not conversation.is_excluded:
+            _add(side, conversation, fields, min(others, _OTHERS_MAX), at_s)
+
+    def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation:
+        """Return the conversation of a request; one that the other side has is excluded."""
+        key = str(fields["conversation"] or fields["request"])
+        if other := self.sides["base" if name == "trial" else "trial"].conversations.get(key):
+            other.is_excluded = True
+            return other
+        return self.sides[name].latest(key)
+
+
+def _add(
+    side: Side, conversation: Conversation, fields: Mapping[str, Any], others: int, at_s: float
+) -> None:
+    if (first_token_ms := fields["first_token_ms"]) is not None:
+        conversation.first_tokens_s.append((first_token_ms / 1000, others))
+        side.timed_first_tokens_s.append((at_s, first_token_ms / 1000, others))
+    tokens = fields["decoded_tokens"] or 0
+    decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]
+    if tokens >= _TOKENS_MIN and decode_ms > 0:
+        rate = (tokens - 1) * 1000 / decode_ms
+        conversation.rates.append((rate, others))
+        side.timed_rates.append((at_s, rate, others))
+
+
+# Where the engines of one side have this many more requests at once, the figures tell that too.
+_UNEQUAL_LOAD: Final = 0.5
+_TO_GO_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class FigureVerdict:
+    """One figure of both sides.
+
+    Attributes:
+        base: The median of its requests; None without any.
+        trial: Likewise.
+        outcome: The difference with its interval, or what it takes to see one.
+        to_go: Requests of both sides that would show a difference of 5 %; None if not known.
+        compared: Requests of both sides that ran under equal load.
+    """
+
+    base: float | None
+    trial: float | None
+    comparison: Comparison
+    outcome: str
+    to_go: int | None
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialVerdict:
+    tokens_per_second: FigureVerdict
+    first_token_s: FigureVerdict
+    notes: tuple[str, ...]
+
+
+def verdict(figures: TrialFigures) -> TrialVerdict:
+    """Compare conversations."""
+    base, trial = (figures.sides[name] for name in SIDES)
+    first_token_s = _figure(base.first_tokens_s, trial.first_tokens_s, TIME)
+    notes = (_load_note(base, trial, first_token_s.compared), _excluded_note(figures))
+    return TrialVerdict(
+        tokens_per_second=_figure(base.rates, trial.rates, RATE),
+        first_token_s=first_token_s,
+        notes=tuple(filter(None, notes)),
+    )
+
+
+def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
+    """Compare moments, for a decision that nobody looks at before it is made."""
+    base, trial = (figures.sides[name] for name in SIDES)
+    return TrialVerdict(
+        tokens_per_second=_figure_over_time(base.timed_rates, trial.timed_rates, RATE),
+        first_token_s=_figure_over_time(
+            base.timed_first_tokens_s, trial.timed_first_tokens_s, TIME
+        ),
+        notes=tuple(filter(None, [_excluded_note(figures)])),
+    )
+
+
+def _figure_over_time(base: Sequence[Timed], trial: Sequence[Timed], words: Words) -> FigureVerdict:
+    comparison = compare_over_time(base, trial, words=words)
+    own, tried = (_median([[value for _, value, _ in side]]) for side in (base, trial))
+    return FigureVerdict(own, tried, comparison, _outcome_over_time(comparison), None, 0)
+
+
+def _outcome_over_time(comparison: Comparison) -> str:
+    if comparison.is_different:
+        return comparison.verdict
+    if math.isinf(comparison.high):
+        return "too few requests under equal load to compare"
+    return f"no difference seen ({comparison.low:.2f}–{comparison.high:.2f} ×)"
+
+
+def _figure(all_base: Conversations, all_trial: Conversations, words: Words) -> FigureVerdict:
+    base, trial = under_equal_load(all_base, all_trial)
+    comparison, to_go = compare_unpaired(base, trial, words=words), requests_to_go(base, trial)
+    compared, known = count(base) + count(trial), count(all_base) + count(all_trial)
+    if to_go is not None:
+        to_go = to_go * known // compared
+    return FigureVerdict(
+        base=_median(base or _values(all_base)),
+        trial=_median(trial or _values(all_trial)),
+        comparison=comparison,
+        outcome=_outcome(comparison, to_go),
+        to_go=to_go,
+        compared=compared,
+    )
+
+
+def _values(conversations: Conversations) -> Picked:
+    return [[value for value, _ in conversation] for conversation in conversations]
+
+
+def _median(conversations: Sequence[Sequence[float]]) -> float | None:
+    values = [value for conversation in conversations for value in conversation]
+    return spread(values).median if values else None
+
+
+def _outcome(comparison: Comparison, to_go: int | None) -> str:
+    if comparison.is_different:
+        return comparison.verdict
+    if to_go is None:
+        return "too few conversations under equal load to compare"
+    interval = f"{comparison.low:.2f}–{comparison.high:.2f} ×"
+    if to_go == 0:
+        return f"no difference of 5 % or more ({interval})"
+    more = "more than " if to_go >= _TO_GO_MAX else "about "
+    return f"no difference seen yet ({interval}), {more}{_round_up(to_go)} requests to go"
+
+
+def _round_up(count: int) -> int:
+    """Round an estimate up to two digits."""
+    unit: int = 10 ** max(0, len(str(count)) - 2)
+    return math.ceil(count / unit) * unit
+
+
+def _load_note(base: Side, trial: Side, compared: int) -> str | None:
+    if not (base.requests and trial.requests):
+        return None
+    own, tried = base.others / base.requests, trial.others / trial.requests
+    if abs(own - tried) < _UNEQUAL_LOAD:
+        return None
+    return (
+        f"a request met {own:.1f} others on its engine, one of the trial {tried:.1f}; "
+        f"compared are {compared} requests under equal load"
+    )
+
+
+def _excluded_note(figures: TrialFigures) -> str | None:
+    excluded = sum(side.excluded for side in figures.sides.values())
+    if not excluded:
+        return None
+    which = f"{excluded} conversations are" if excluded > 1 else "1 conversation is"
+    return f"{which} left out from where a side was full or not ready"
+
+
+# As of every difference that is claimed: people look often.
+_LEVEL: Final = 0.99
+_Z: Final = NormalDist().inv_cdf((1 + _LEVEL) / 2)
+
+
+def least_increase(base: tuple[int, int], other: tuple[int, int]) -> float:
+    """Return the lower end of the interval of 99 % of how much higher another rate is.
+
+    Each is a number of errors and of requests. Below 0 where it may as well be lower; -1 without
+    requests on one side.
+    """
+    if not (base[1] and other[1]):
+        return -1.0
+    own, tried = base[0] / base[1], other[0] / other[1]
+    (_, own_high), (tried_low, _) = _wilson(*base), _wilson(*other)
+    return tried - own - math.hypot(tried - tried_low, own_high - own)
+
+
+def _wilson(errors: int, requests: int) -> tuple[float, float]:
+    rate, spread = errors / requests, _Z**2 / requests
+    middle = rate + spread / 2
+    half = math.sqrt(spread * (rate * (1 - rate) + spread / 4))
+    return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+
+
+# Nobody notices a first token that comes later by less.
+_UNNOTICED_S: Final = 0.05
+
+Step = Literal["wait", "promote", "withdraw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now; `reason` is a clause for people."""
+
+    step: Step
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Slowness:
+    """One figure: by how many times as slow the canary is, at least and at most."""
+
+    name: str
+    low: float
+    high: float
+    outcome: str
+    is_different: bool
+
+
+def decide(figures: TrialFigures, margin: float, *, is_over: bool) -> Decision:
+    base, tried = figures.sides["base"], figures.sides["trial"]
+    if tried.crashes:
+        return Decision("withdraw", "its engine crashed")
+    if least_increase(_errors(base), _errors(tried)) > 0:
+        return Decision(
+            "withdraw", f"it has more errors: {_share_text(tried)} against {_share_text(base)}"
+        )
+    found = list(_slownesses(verdict_over_time(figures)))
+    if slow := [
+        slowness for slowness in found if slowness.is_different and slowness.low > 1 + margin
+    ]:
+        return Decision("withdraw", _text(slow))
+    if not is_over:
+        return Decision("wait", "")
+    if unknown := [slowness for slowness in found if slowness.high > 1 + margin]:
+        return Decision(
+            "withdraw",
+            f"{_text(unknown)}; it may be slower by more than {100 * margin:g} %",
+        )
+    return Decision("promote", _text(found))
+
+
+def _slownesses(found: TrialVerdict) -> Iterator[_Slowness]:
+    yield _slowness("tokens/s", found.tokens_per_second, _inverse)
+    first = found.first_token_s
+    if not _is_unnoticed(first):
+        yield _slowness("first token", first, _unchanged_bounds)
+
+
+def _slowness(
+    name: str, found: FigureVerdict, ends: Callable[[float, float], tuple[float, float]]
+) -> _Slowness:
+    comparison = found.comparison
+    low, high = ends(comparison.low, comparison.high)
+    return _Slowness(name, low, high, found.outcome, comparison.is_different)
+
+
+def _inverse(low: float, high: float) -> tuple[float, float]:
+    return 1 / high if high else math.inf, 1 / low if low else math.inf
+
+
+def _unchanged_bounds(low: float, high: float) -> tuple[float, float]:
+    return low, high
+
+
+def _is_unnoticed(found: FigureVerdict) -> bool:
+    known = found.base is not None and found.trial is not None
+    return known and (found.trial or 0.0) - (found.base or 0.0) < _UNNOTICED_S
+
+
+def _errors(side: Side) -> tuple[int, int]:
+    return side.errors, side.requests
+
+
+def _share_text(side: Side) -> str:
+    return f"{side.errors} of {side.requests} requests"
+
+
+def _text(found: list[_Slowness]) -> str:
+    return ", ".join(f"{slowness.name} {slowness.outcome}" for slowness in found)

@@ -1,1 +1,0 @@
-"""The command line of an instance, from profile, settings and machine."""

@@ -1,0 +1,229 @@
+"""Replaces a running instance by one of a new plan.
+
+How an instance is replaced. A successor that starts beside an instance needs memory of its own for
+a while. Main memory is estimated first, because a machine that runs out of it kills any process.
+Device memory is not: what is free there is unknown without a start, and a start that fails for want
+of it harms nothing.
+
+A successor starts beside it where it serves and memory allows. Once that serves, it takes over, and
+the other answers what it has and ends. Elsewhere the instance drains and starts again, if the
+caller accepts that. One change of what runs takes place at a time: callers hold `lock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final
+
+from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.states import InstanceSnapshot, State
+from supervisor.fleet.fleet import START_OVER, Fleet
+from supervisor.fleet.launches import ReplicaId
+from supervisor.fleet.model import Replica
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.start_memory import OUT_OF_MEMORY
+from supervisor.fleet.stats import own_bytes
+from supervisor.plan.fit import RESERVE_SHARE
+from supervisor.plan.plan import Plan
+from supervisor.system import machine
+from supervisor.system.machine import Machine
+
+_SERVING: Final = frozenset({State.READY, State.UNHEALTHY})
+
+
+class ReplaceStrategy(Enum):
+    """How an instance comes to run with new settings."""
+
+    ROLLING = auto()
+    """A successor starts beside it, then it drains."""
+    RESTART = auto()
+    """It drains and starts again."""
+    ON_NEXT_START = auto()
+    """It is not wanted, so nothing happens now."""
+
+
+def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
+    if not snapshot.wanted:
+        return ReplaceStrategy.ON_NEXT_START
+    if snapshot.state in _SERVING and has_room:
+        return ReplaceStrategy.ROLLING
+    return ReplaceStrategy.RESTART
+
+
+def serves(snapshot: InstanceSnapshot) -> bool:
+    return snapshot.wanted and snapshot.state in _SERVING
+
+
+def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
+    """Return how much main memory a successor takes beside the instance that it replaces.
+
+    Weights that both map from one file are in memory once. Its prompt cache is empty at first, and
+    the other's is freed before it has filled. What the present instance takes beyond its estimate,
+    its successor will take too.
+
+    `own_bytes` is memory of the present instance that it shares with no file.
+    """
+    coming = after.estimate
+    beyond = max(0, own_bytes - before.estimate.own_bytes)
+    is_same_file = before.gguf.fingerprint == after.gguf.fingerprint
+    weights = 0 if is_same_file and before.gguf.path == after.gguf.path else coming.mapped_bytes
+    return coming.own_at_start_bytes + beyond + weights
+
+
+def fits(need: int, *, available_bytes: int, memory_bytes: int) -> bool:
+    return need <= available_bytes - memory_bytes * RESERVE_SHARE
+
+
+_BEGUN: Final = frozenset(State) - {State.STOPPED}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFailure:
+    """A replica that did not start; `stays` if it serves with its old settings, or soon will."""
+
+    place: ReplicaId
+    cause: FailureCause | None
+    log_path: Path | None
+    stays: bool
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}" + (
+            "; it keeps its old settings" if self.stays else ""
+        )
+
+    @property
+    def reason(self) -> str:
+        return self.cause.sentence if self.cause else "it did not start"
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What came of replacing an instance beside it; with neither, nothing was changed."""
+
+    is_done: bool = False
+    failure: ReplicaFailure | None = None
+
+
+class Replacer:
+    """Replaces instances of a fleet; the caller of each method holds `lock`."""
+
+    def __init__(self, fleet: Fleet, read_machine: Callable[[], Machine] = machine.read) -> None:
+        self.lock = asyncio.Lock()
+        self._fleet = fleet
+        self._read_machine = read_machine
+
+    async def replace(
+        self, replica: Replica, planner: LaunchPlanner, after: Plan
+    ) -> ReplicaFailure | None:
+        """Replace an instance beside it or in place; one that is not wanted, on its next start."""
+        match self._strategy(replica, after):
+            case ReplaceStrategy.ON_NEXT_START:
+                self._fleet.apply_settings(replica, planner)
+                return None
+            case ReplaceStrategy.RESTART:
+                return await self._restart_with(replica, planner)
+            case ReplaceStrategy.ROLLING:
+                return await self._replace_rolling(replica, planner)
+
+    async def replace_beside(
+        self, replica: Replica, planner: LaunchPlanner, after: Plan
+    ) -> Replacement:
+        """Replace an instance that serves where memory allows; otherwise change nothing.
+
+        Nor is anything changed where it is stopped meanwhile.
+        """
+        if self._strategy(replica, after) is not ReplaceStrategy.ROLLING:
+            return Replacement()
+        snapshot = await self._start_beside(replica, planner)
+        if snapshot is None:
+            return Replacement(is_done=True)
+        return Replacement(failure=_failure(replica, snapshot) if snapshot.wanted else None)
+
+    def _strategy(self, replica: Replica, after: Plan) -> ReplaceStrategy:
+        has_room = self._has_room(replica, after) and not _uses_workers(replica, after)
+        return strategy_for(replica.instance.snapshot(), has_room=has_room)
+
+    async def _replace_rolling(self, old: Replica, planner: LaunchPlanner) -> ReplicaFailure | None:
+        snapshot = await self._start_beside(old, planner)
+        if snapshot is None:
+            return None
+        if not snapshot.wanted:  # the model was stopped meanwhile
+            self._fleet.apply_settings(old, planner)
+            return None
+        if snapshot.cause and snapshot.cause.code in OUT_OF_MEMORY:
+            # Its predecessor still holds memory.
+            return await self._restart_with(old, planner)
+        return _failure(old, snapshot)
+
+    async def _start_beside(self, old: Replica, planner: LaunchPlanner) -> InstanceSnapshot | None:
+        """Return None once a successor has taken over, or else the state in which it gave up."""
+        new = self._fleet.add_beside(old, planner)
+        new.instance.start()
+        snapshot = await wait_settled(new)
+        if snapshot.state is State.READY:
+            self._fleet.replace(old, new)
+            return None
+        self._fleet.retire(new)
+        return snapshot
+
+    async def _restart_with(
+        self, replica: Replica, planner: LaunchPlanner
+    ) -> ReplicaFailure | None:
+        before, served = replica.planner, serves(replica.instance.snapshot())
+        self._fleet.apply_settings(replica, planner)
+        replica.instance.restart()
+        snapshot = await replica.instance.wait(START_OVER)
+        if snapshot.state is State.READY or not snapshot.wanted:
+            return None
+        if served:
+            self._fleet.apply_settings(replica, before)
+            replica.instance.start()
+        return ReplicaFailure(replica.place, snapshot.cause, snapshot.log_path, stays=served)
+
+    def _has_room(self, replica: Replica, after: Plan) -> bool:
+        need = successor_bytes(replica, after)
+        here = self._read_machine()
+        return need is None or fits(
+            need,
+            available_bytes=here.memory_available_bytes,
+            memory_bytes=here.memory_bytes,
+        )
+
+
+def _uses_workers(replica: Replica, after: Plan) -> bool:
+    """Whether one of both uses workers, which serve one engine at a time."""
+    return bool(after.workers or (replica.plan and replica.plan.workers))
+
+
+def successor_bytes(replica: Replica, after: Plan) -> int | None:
+    """Return how much main memory a successor takes beside a replica; None if unknown."""
+    pid = replica.instance.snapshot().pid
+    own = own_bytes(pid) if pid else None
+    if own is None or replica.plan is None:
+        return None
+    return need_bytes(own, replica.plan, after)
+
+
+def _failure(old: Replica, successor: InstanceSnapshot) -> ReplicaFailure:
+    return ReplicaFailure(old.place, successor.cause, successor.log_path, stays=True)
+
+
+async def start_failure(replica: Replica) -> ReplicaFailure | None:
+    """Wait until a replica that was just started serves; return why it does not."""
+    snapshot = await wait_settled(replica)
+    if snapshot.state is State.READY or not snapshot.wanted:
+        return None
+    return ReplicaFailure(replica.place, snapshot.cause, snapshot.log_path, stays=False)
+
+
+async def wait_settled(replica: Replica) -> InstanceSnapshot:
+    """Wait until a replica that was just started serves, or has failed once.
+
+    It is STOPPED until its own task has read the command. Its states' limits are the deadline.
+    """
+    await replica.instance.wait(_BEGUN)
+    return await replica.instance.wait(START_OVER)

@@ -1,1 +1,0 @@
-"""The machine: directories, files, locks, resources."""

@@ -1,1 +1,0 @@
-"""Models from the Hugging Face hub."""

@@ -1,1 +1,0 @@
-"""One instance: its states, backoff and health."""

@@ -1,0 +1,350 @@
+"""Loads models that are requested, and unloads others when memory is needed.
+
+`decide.py` decides; this carries it out, again after everything that may change the decision: a
+request, a command, an instance's new state, a model that became idle, or time. No request is cut:
+a busy model is paused first, and its instances stop when they hold no request any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from statistics import median_low
+from typing import Final, Protocol
+
+from proxy.router.model_queue import ModelDemand
+from supervisor.events import Emit
+from supervisor.fleet.fleet import START_OVER, Fleet
+from supervisor.fleet.model import Model, Phase, phase_of, snapshots_of
+from supervisor.loading.decide import (
+    Actions,
+    Eviction,
+    ModelState,
+    UnloadTime,
+    Waiting,
+    decide,
+    eviction,
+    queue,
+)
+from supervisor.loading.memory_usage import HOST, Bytes, MemoryUsage
+
+_LOADS_MAX: Final = 5
+# Less of a load says too little of the rest.
+_PROGRESS_MIN: Final = 0.1
+_LEFT_MIN_S: Final = 0.05
+
+
+class LoadTimes:
+    def __init__(self) -> None:
+        self._began_at_s: dict[str, float] = {}
+        self._latest_s: dict[str, deque[float]] = {}
+
+    def begin(self, name: str, now_s: float) -> None:
+        self._began_at_s.setdefault(name, now_s)
+
+    def observe(self, name: str, phase: Phase, now_s: float) -> None:
+        """Take the phase of a model: a load may have ended."""
+        if phase is Phase.LOADING or name not in self._began_at_s:
+            return
+        duration_s = now_s - self._began_at_s.pop(name)
+        if phase is Phase.LOADED:
+            self._latest_s.setdefault(name, deque(maxlen=_LOADS_MAX)).append(duration_s)
+
+    def usual_s(self, name: str) -> float | None:
+        """Return the median of the latest loads; None for a model that was never loaded."""
+        latest_s = self._latest_s.get(name)
+        # Of two the shorter: the first one reads the file from the disk.
+        return median_low(latest_s) if latest_s else None
+
+    def left_s(self, name: str, progress: float, now_s: float) -> float | None:
+        """Return how long the load of a model goes on, that is not begun or has come so far."""
+        usual_s, began_at_s = self.usual_s(name), self._began_at_s.get(name)
+        if began_at_s is None:
+            return usual_s
+        elapsed_s = now_s - began_at_s
+        if usual_s is not None and elapsed_s < usual_s:
+            return usual_s - elapsed_s
+        if progress >= _PROGRESS_MIN:
+            return max(_LEFT_MIN_S, elapsed_s * (1 - progress) / progress)
+        return None if usual_s is None else _LEFT_MIN_S
+
+
+# How long another machine waits for the decision, and for the unloading of unused models before it.
+_ANSWER_S: Final = 10.0
+# About what a disk reads; estimates the load time of a model that was never loaded.
+_BYTES_PER_SECOND: Final = 1e9
+
+
+class DemandSource(Protocol):
+    """The part of proxy.router.router.Router that admission needs."""
+
+    def demand(self, model: str, /) -> ModelDemand: ...
+
+    def pause(self, model: str, /) -> None:
+        """Keep a model's new requests in its queue, even where a slot is free."""
+
+    def resume(self, model: str, /) -> None: ...
+
+
+class AdmissionController:
+    """Keeps the requested models loaded, as far as memory allows."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        router: DemandSource,
+        emit: Emit,
+        memory_usage: MemoryUsage,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._emit = emit
+        self._memory_usage = memory_usage
+        self._clock = clock
+        self._keep_alive_s: dict[str, float] = {}
+        self._requested_at_s: dict[str, list[float]] = {}
+        self._commanded_at_s: dict[str, float] = {}
+        self._for_others: dict[str, asyncio.Future[str | None]] = {}
+        self._paused: frozenset[str] = frozenset()
+        self._load_times = LoadTimes()
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def serve(self) -> None:
+        while True:
+            self._woken.clear()
+            await self._memory_usage.look(self._waited_for())
+            pause_s = self._reconcile()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._woken.wait()
+
+    # Requests and commands.
+
+    @contextmanager
+    def request_load(self, model: Model) -> Iterator[None]:
+        """Request a model for the length of the block."""
+        model.refusal = None
+        requests = self._requested_at_s.setdefault(model.entry.name, [])
+        requested_at_s = self._clock()
+        requests.append(requested_at_s)
+        self.wake()
+        try:
+            yield
+        finally:
+            requests.remove(requested_at_s)
+            self.wake()
+
+    async def load_for_others(self, model: str) -> str | None:
+        """Begin to load a model that another machine wants, unless something in use had to go.
+
+        Returns why it is not loaded, or None.
+        """
+        answer = self._for_others.setdefault(model, asyncio.get_running_loop().create_future())
+        self.wake()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await asyncio.shield(answer)
+        except TimeoutError:
+            return "other models wait for memory"
+        finally:
+            if self._for_others.get(model) is answer:
+                del self._for_others[model]
+
+    def keep_alive(self, model: str, seconds: float) -> None:
+        """Note how long a request wants a model to stay, until it is unloaded or one says else."""
+        self._keep_alive_s[model] = seconds
+        self.wake()
+
+    def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
+        """Begin a command; return a test for its end.
+
+        Args:
+            verb: `start` and `load` load models, making room if need be; `unload` unloads them
+                until they are requested; `stop` until they are started; `restart`.
+            names: The models; none means all, for `start` those with `preload`.
+
+        Raises:
+            NoSuchModel: A name is not configured; nothing was begun.
+            SettingsInvalid: There is no such verb.
+        """
+        if verb in {"start", "load"}:
+            return self._load_by_command(names)
+        for model in self._fleet.select(names):
+            self._commanded_at_s.pop(model.entry.name, None)
+            model.is_open = verb == "restart" or (verb == "unload" and model.is_open)
+            if verb == "restart":
+                self._fleet.planner.reductions.forget(model.entry.name)
+            if verb == "stop" and self._requested_at_s.get(model.entry.name):
+                self._emit("model.load_refused", model=model.entry.name, reason="it was stopped")
+        self.wake()
+        return self._fleet.command("stop" if verb == "unload" else verb, names)
+
+    def _load_by_command(self, names: Sequence[str]) -> Callable[[], bool]:
+        models = [model for model in self._fleet.select(names) if names or model.residency.preload]
+        for model in models:
+            model.is_open, model.refusal = True, None
+            if phase_of(model, snapshots_of(model)) in {Phase.LOADED, Phase.LOADING}:
+                self._load(model)
+            else:
+                self._fleet.planner.reductions.forget(model.entry.name)
+                self._commanded_at_s.setdefault(model.entry.name, self._clock())
+        self.wake()
+        return lambda: all(self._is_settled(model) for model in models)
+
+    def _is_settled(self, model: Model) -> bool:
+        is_waiting = model.entry.name in self._commanded_at_s
+        return not is_waiting and {snapshot.state for snapshot in snapshots_of(model)} <= START_OVER
+
+    def unload_times(self) -> dict[str, UnloadTime]:
+        """Return when each loaded model is unloaded without requests."""
+        return {
+            state.name: UnloadTime(state.unload_in_s, state.idle_limit)
+            for state in self._demands()
+            if state.phase is Phase.LOADED
+        }
+
+    def waiting(self) -> dict[str, Waiting]:
+        return {
+            wanted.name: Waiting(
+                place,
+                wanted.waiting,
+                wanted.oldest_wait_s,
+                tuple(sorted(self._paused)) if place == 1 else (),
+            )
+            for place, wanted in enumerate(queue(self._demands()), 1)
+        }
+
+    # What would be.
+
+    def forecast(self, model: Model) -> Eviction:
+        """Return what would be unloaded for a model if a request for it came now."""
+        if phase_of(model, snapshots_of(model)) is Phase.LOADING:
+            return Eviction()
+        patience_s = self._fleet.planner.supervisor.eviction_wait_s
+        return eviction(model.entry.name, self._model_states(), self._decide, patience_s)
+
+    def load_s(self, model: Model) -> float | None:
+        """Return how long a model takes until it is loaded, from now; None: it never was."""
+        progress = min(snapshot.load_progress or 0.0 for snapshot in snapshots_of(model))
+        return self._load_times.left_s(model.entry.name, progress, self._clock())
+
+    def _waited_for(self) -> list[Model]:
+        names = {
+            *self._commanded_at_s,
+            *self._for_others,
+            *(name for name, at in self._requested_at_s.items() if at),
+        }
+        models = [self._fleet.models[name] for name in names if name in self._fleet.models]
+        down = {Phase.DOWN, Phase.FAILED}
+        return [model for model in models if phase_of(model, snapshots_of(model)) in down]
+
+    # Deciding and acting. Nothing from here on waits.
+
+    def _reconcile(self) -> float | None:
+        """Do what is to be done now; return the seconds until the next look, None for no limit."""
+        for model in self._fleet.models.values():
+            phase = phase_of(model, snapshots_of(model))
+            self._load_times.observe(model.entry.name, phase, self._clock())
+            self._forget_keep_alive(model)
+        actions = self._decide(self._model_states())
+        self._perform(actions)
+        return actions.look_again_s
+
+    def _decide(self, states: Sequence[ModelState]) -> Actions:
+        return decide(
+            states,
+            self._memory_usage.capacity(),
+            self._memory_usage.free(),
+            self._fleet.planner.supervisor,
+            self._memory_usage.returning(),
+        )
+
+    def _forget_keep_alive(self, model: Model) -> None:
+        if phase_of(model, snapshots_of(model)) in {Phase.DOWN, Phase.FAILED}:
+            self._keep_alive_s.pop(model.entry.name, None)
+
+    def _model_states(self) -> list[ModelState]:
+        models = self._configured()
+        required = self._memory_usage.required(models)
+        return [self._model_state(model, required[model.entry.name]) for model in models]
+
+    def _demands(self) -> list[ModelState]:
+        """The models without what they require, which takes a hundred times as long."""
+        return [self._model_state(model, {}) for model in self._configured()]
+
+    def _configured(self) -> list[Model]:
+        return [model for model in self._fleet.models.values() if model.is_configured]
+
+    def _model_state(self, model: Model, required: Bytes) -> ModelState:
+        name, now_s = model.entry.name, self._clock()
+        snapshots = snapshots_of(model)
+        phase, demand = phase_of(model, snapshots), self._router.demand(name)
+        requested_at_s = self._requested_at_s.get(name, [])
+        resident_s = max(snapshot.up_s for snapshot in snapshots)
+        load_s = self._load_times.usual_s(name)
+        return ModelState(
+            name=name,
+            phase=phase,
+            residency=model.residency,
+            required=required,
+            is_commanded=name in self._commanded_at_s,
+            is_for_others=name in self._for_others,
+            is_paused=name in self._paused,
+            waiting=demand.waiting if phase is Phase.LOADED else len(requested_at_s),
+            oldest_wait_s=now_s
+            - min([now_s, *requested_at_s, self._commanded_at_s.get(name, now_s)]),
+            working=demand.working,
+            idle_s=0.0 if demand.working else min(resident_s, now_s - demand.idle_since_s),
+            resident_s=resident_s,
+            progress=min(snapshot.load_progress or 0.0 for snapshot in snapshots),
+            reload_cost_s=required.get(HOST, 0) / _BYTES_PER_SECOND if load_s is None else load_s,
+            cached_tokens=demand.cached_tokens,
+            keep_alive_s=self._keep_alive_s.get(name),
+        )
+
+    def _perform(self, actions: Actions) -> None:
+        for name in self._paused.difference(actions.pause):
+            self._router.resume(name)
+        for name in actions.pause:
+            self._router.pause(name)
+        self._paused = frozenset(actions.pause)
+        for name, reason in actions.unload.items():
+            self._unload(self._fleet.models[name], reason)
+        for name in actions.load:
+            self._load(self._fleet.models[name])
+        for name, reason in actions.refuse.items():
+            if not self._is_wanted_here(name):
+                self._answer(name, reason)
+                continue
+            self._commanded_at_s.pop(name, None)
+            self._fleet.models[name].refusal = reason
+            self._emit("model.load_refused", model=name, reason=reason)
+
+    def _is_wanted_here(self, name: str) -> bool:
+        return name in self._commanded_at_s or bool(self._requested_at_s.get(name))
+
+    def _answer(self, name: str, reason: str | None) -> None:
+        """Tell another machine, if one waits for it, whether a model is loaded."""
+        answer = self._for_others.pop(name, None)
+        if answer and not answer.done():
+            answer.set_result(reason)
+
+    def _load(self, model: Model) -> None:
+        self._commanded_at_s.pop(model.entry.name, None)
+        self._answer(model.entry.name, None)
+        model.refusal = None
+        self._load_times.begin(model.entry.name, self._clock())
+        for replica in model.replicas:
+            replica.instance.start()
+
+    def _unload(self, model: Model, reason: str) -> None:
+        self._emit("model.unloaded", model=model.entry.name, reason=reason)
+        for replica in (*model.replicas, *model.replacements):
+            replica.instance.stop()

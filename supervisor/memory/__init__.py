@@ -1,1 +1,0 @@
-"""Memory that an instance needs, and whether it fits."""

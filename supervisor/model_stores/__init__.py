@@ -1,1 +1,0 @@
-"""GGUF files where people already have them: found, named, served and removed."""

@@ -1,0 +1,140 @@
+"""What the name of a GGUF file tells: its kind, quantisation and shards. Pure.
+
+For files that cannot be opened yet; where a file is at hand, its metadata is the truth.
+
+Source: llama.cpp, common/download.cpp, for shards and for the names of projectors and draft heads;
+the names under which quantisers publish (ggml-org, unsloth, bartowski, mradermacher, lmstudio).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Final
+
+_SUFFIX: Final = ".gguf"
+_SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+_QUANTISATION: Final = re.compile(
+    r"(?<![A-Za-z0-9])(?:UD-)?"
+    r"(?:I?Q[1-8](?:_[01K])?(?:_(?:NL|XXS|XS|S|M|L|XL|XXL))?(?:_[48]_[48])?"
+    r"|TQ[12]_0|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+# `NAME-DRAFT-0.6B` is a small model of its own.
+_DRAFT: Final = re.compile(r"(?:^|[-_.])(?:mtp|eagle3|dflash|dspark)-|^draft-|-mtp$", re.IGNORECASE)
+_ADAPTER: Final = re.compile(r"(?:^|[-_.])lora(?:[-_.]|$)", re.IGNORECASE)
+_NAME_MAX: Final = 64  # of a model in corral.toml
+
+
+class FileKind(StrEnum):
+    MODEL = "model"
+    PROJECTOR = "projector"  # makes images or audio into tokens
+    DRAFT = "draft"  # a draft model, or draft heads
+    ADAPTER = "adapter"  # LoRA
+    IMATRIX = "imatrix"  # what a quantiser measured
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """A GGUF file by its path, which may be one in a repository."""
+
+    path: str
+    prefix: str  # the path without shard number and suffix
+    kind: FileKind
+    quantisation: str  # in capitals; empty if the name tells none
+    shard: int  # from 1
+    shards: int
+
+    @property
+    def bits(self) -> int:
+        return bits(self.quantisation)
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """One model, projector or other part, with all its shards in order."""
+
+    files: tuple[FileName, ...]
+
+    @property
+    def first(self) -> FileName:
+        return self.files[0]
+
+    @property
+    def is_complete(self) -> bool:
+        return tuple(file.shard for file in self.files) == tuple(range(1, self.first.shards + 1))
+
+
+def parse_file_name(path: str) -> FileName | None:
+    """Read the name of a file; None if it is not a GGUF."""
+    if not path.lower().endswith(_SUFFIX):
+        return None
+    prefix, shard, shards = path[: -len(_SUFFIX)], 1, 1
+    if split := _SHARD.fullmatch(prefix):
+        prefix, shard, shards = split[1], int(split[2]), int(split[3])
+    return FileName(path, prefix, _kind(prefix), _quantisation(prefix), shard, shards)
+
+
+def group(paths: Iterable[str]) -> tuple[FileGroup, ...]:
+    """Put the shards of each model together; sorted by path, other files left out."""
+    found: dict[tuple[str, int], list[FileName]] = defaultdict(list)
+    for path in sorted(paths):
+        if name := parse_file_name(path):
+            found[name.prefix, name.shards].append(name)
+    return tuple(FileGroup(tuple(names)) for names in found.values())
+
+
+def companion(groups: Sequence[FileGroup], model: FileName, kind: FileKind) -> FileGroup | None:
+    """The projector or draft of a model: the nearest directory first, then the nearest size.
+
+    Of several, F16 is taken before BF16, which old processors lack, and before F32.
+    """
+    found = [group for group in groups if group.first.kind is kind and group.is_complete]
+    return min(found, key=lambda group: _distance(group.first, model), default=None)
+
+
+def bits(quantisation: str) -> int:
+    """Bits of a weight, about; 0 if unknown."""
+    found = re.search(r"\d+", quantisation)
+    return int(found[0]) if found else 0
+
+
+def model_name(path: str) -> str:
+    """A name to serve a file by: its own, with `-` for characters that names cannot have."""
+    name = parse_file_name(PurePosixPath(path).name)
+    stem = name.prefix if name else PurePosixPath(path).stem
+    cleaned = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", stem).lstrip("._:@+-")
+    return cleaned[:_NAME_MAX] or "model"
+
+
+def _kind(prefix: str) -> FileKind:
+    name = PurePosixPath(prefix).name.lower()
+    if "mmproj" in name:
+        return FileKind.PROJECTOR
+    if "imatrix" in name:
+        return FileKind.IMATRIX
+    if _DRAFT.search(name):
+        return FileKind.DRAFT
+    return FileKind.ADAPTER if _ADAPTER.search(name) else FileKind.MODEL
+
+
+def _quantisation(prefix: str) -> str:
+    """The last of the name, or else of its directory (`Q4_K_M/model-00001-of-00002.gguf`)."""
+    parts = PurePosixPath(prefix).parts[-2:]
+    for part in reversed(parts):
+        if found := _QUANTISATION.findall(part):
+            return re.sub(r"^FP", "F", found[-1].upper())
+    return ""
+
+
+def _distance(name: FileName, model: FileName) -> tuple[int, int, bool, str]:
+    theirs, ours = PurePosixPath(name.path).parts[:-1], PurePosixPath(model.path).parts[:-1]
+    shared = 0
+    while shared < min(len(theirs), len(ours)) and theirs[shared] == ours[shared]:
+        shared += 1
+    apart = len(theirs) + len(ours) - 2 * shared
+    return apart, abs(name.bits - model.bits), name.quantisation == "BF16", name.path

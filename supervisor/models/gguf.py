@@ -1,0 +1,422 @@
+"""Reads a GGUF header: metadata and positions of tensors, never more than the file can hold."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import BinaryIO, Final, TypeGuard
+
+from supervisor.errors import ModelInvalid
+
+# A header is untrusted. Every count is compared with the bytes left in the file before anything is
+# read or allocated, and their totals with the needs of the largest real models, so that reading any
+# file costs about a second and some tens of MB at most.
+#
+# Source: docs/gguf.md of ggml; ggml/src/gguf.cpp for the limits of names, dimensions and alignment.
+
+Scalar = str | int | float | bool
+
+STRING: Final = 8
+ARRAY: Final = 9
+_FORMATS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"} | {
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_MIB: Final = 1024**2
+# The vocabulary and merges of Gemma 3, 262 144 tokens, take 11 MiB.
+_HEADER_MAX_BYTES: Final = 64 * _MIB
+# Strings in all arrays together: Gemma 3 has 777 000.
+_STRINGS_MAX: Final = 1 << 21
+# Strings of the array that is kept, a vocabulary, and their bytes: each costs some 80 in memory.
+_STRINGS_KEPT_MAX: Final = 1 << 19
+_STRINGS_KEPT_BYTES: Final = 16 * _MIB
+# The longest string kept (a chat template has some 20 KiB), and all strings together.
+_TEXT_KEPT_BYTES: Final = _MIB
+_TEXTS_MAX_BYTES: Final = 8 * _MIB
+# The longest array kept: one value per layer of any model.
+ARRAY_KEPT: Final = 1024
+# Values of all kept arrays together.
+_KEPT_MAX: Final = 1 << 18
+
+
+class Damaged(Exception):
+    """The header is truncated or implausible; the text says how."""
+
+
+class Walker:
+    """Reads from the position of an open file, which has `size_bytes` left."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        self._read = file.read
+        self._is_whole = size_bytes <= _HEADER_MAX_BYTES
+        self._left_bytes = min(size_bytes, _HEADER_MAX_BYTES)
+        self._strings_left = _STRINGS_MAX
+        self._texts_left_bytes = _TEXTS_MAX_BYTES
+        self._kept_left = _KEPT_MAX
+
+    def u32(self) -> int:
+        value: int = _U32.unpack(self._bytes(4))[0]
+        return value
+
+    def u64(self) -> int:
+        value: int = _U64.unpack(self._bytes(8))[0]
+        return value
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """Read 64-bit numbers."""
+        return struct.unpack(f"<{count}Q", self._bytes(8 * count))
+
+    def count(self, what: str, *, most: int, each_bytes: int) -> int:
+        """Read the count of the items that follow, each of which takes `each_bytes` at least.
+
+        Raises:
+            Damaged: The file cannot hold them, or they are too many.
+        """
+        found = self.u64()
+        self._claim(found * each_bytes, f"{found:,} {what}")
+        if found > most:
+            raise Damaged(f"it has {found:,} {what}, more than the limit of {most:,}")
+        return found
+
+    def name(self, what: str, most_bytes: int) -> str:
+        size = self._length()
+        if size > most_bytes:
+            raise Damaged(f"{what} of {size:,} bytes is longer than {most_bytes:,}")
+        return self._text(size)
+
+    def value(self, kind: int) -> Scalar | None:
+        """Read one value; None for a string too long to keep."""
+        if kind != STRING:
+            return self.scalars(kind, 1)[0]
+        size = self._length()
+        if size <= _TEXT_KEPT_BYTES:
+            return self._text(size)
+        self._skip(size)
+        return None
+
+    def scalars(self, kind: int, count: int) -> tuple[int | float | bool, ...]:
+        """Read values of a fixed-size type; empty if they are too many to keep."""
+        code = self._format(kind)
+        size = struct.calcsize(code) * count
+        if count > ARRAY_KEPT:
+            self._skip(size)
+            return ()
+        self._kept_left -= count
+        if self._kept_left < 0:
+            raise Damaged(f"its arrays have more than {_KEPT_MAX:,} values")
+        return struct.unpack(f"<{count}{code}", self._bytes(size))
+
+    def strings(self, count: int, *, keep: bool) -> tuple[bytes, ...]:
+        """Read an array of strings; empty unless `keep`."""
+        self._strings_left -= count
+        if self._strings_left < 0:
+            raise Damaged(f"its arrays have more than {_STRINGS_MAX:,} strings")
+        if keep and count > _STRINGS_KEPT_MAX:
+            raise Damaged(f"its vocabulary has {count:,} tokens, more than {_STRINGS_KEPT_MAX:,}")
+        read, unpack, left, found = self._read, _U64.unpack, self._left_bytes, []
+        kept_left_bytes = _STRINGS_KEPT_BYTES
+        for _ in range(count):
+            head = read(8)
+            if len(head) < 8 or (size := unpack(head)[0]) > (left := left - 8):
+                raise self._ends("a string")
+            left -= size
+            if not keep:
+                for at in range(0, size, _MIB):  # never all of a long one
+                    read(min(_MIB, size - at))
+            elif (kept_left_bytes := kept_left_bytes - size) < 0:
+                raise Damaged(f"its vocabulary has more than {_STRINGS_KEPT_BYTES // _MIB} MiB")
+            else:
+                found.append(read(size))
+        self._left_bytes = left
+        return tuple(found)
+
+    def _length(self) -> int:
+        size = self.u64()
+        self._claim(size, f"a string of {size:,} bytes")
+        return size
+
+    def _text(self, size: int) -> str:
+        self._texts_left_bytes -= size
+        if self._texts_left_bytes < 0:
+            raise Damaged(f"it has more than {_TEXTS_MAX_BYTES // _MIB} MiB of text")
+        return self._bytes(size).decode("utf-8", errors="replace")
+
+    @staticmethod
+    def _format(kind: int) -> str:
+        if kind not in _FORMATS:
+            raise Damaged(f"its header has a value of the unknown type {kind}")
+        return _FORMATS[kind]
+
+    def _claim(self, size: int, what: str) -> None:
+        if size > self._left_bytes:
+            raise self._ends(what)
+
+    def _ends(self, what: str) -> Damaged:
+        if not self._is_whole:
+            return Damaged(f"its header has more than {_HEADER_MAX_BYTES // _MIB} MiB ({what})")
+        return Damaged(f"its header does not end: {what} do not fit into the rest of the file")
+
+    def _bytes(self, size: int) -> bytes:
+        self._claim(size, f"{size:,} bytes")
+        self._left_bytes -= size
+        found = self._read(size)
+        if len(found) < size:  # truncated while it is read
+            raise self._ends(f"{size:,} bytes")
+        return found
+
+    def _skip(self, size: int) -> None:
+        self._claim(size, f"{size:,} bytes")
+        for at in range(0, size, _MIB):
+            self._bytes(min(_MIB, size - at))
+
+
+# Each one bounds a loop or scales an amount of memory, so an implausible value is rejected here.
+# The bounds are at least eight times the largest known models; the engine has bounds of its own,
+# such as 512 layers (LLAMA_MAX_LAYERS).
+
+_TOKENS_MAX: Final = 2**31 - 1
+LAYERS_MAX: Final = 1024
+
+# By the key behind the architecture's name.
+LIMITS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "block_count": LAYERS_MAX,
+        "context_length": _TOKENS_MAX,
+        "embedding_length": 1 << 20,
+        "vocab_size": 1 << 24,
+        "feed_forward_length": 1 << 24,
+        "expert_feed_forward_length": 1 << 24,
+        "expert_count": 1 << 16,
+        "expert_used_count": 1 << 12,
+        "attention.head_count": 1 << 14,
+        "attention.head_count_kv": 1 << 14,
+        "attention.key_length": 1 << 16,
+        "attention.value_length": 1 << 16,
+        "attention.sliding_window": _TOKENS_MAX,
+        "attention.sliding_window_pattern": LAYERS_MAX,
+        "attention.recurrent_layers": LAYERS_MAX,
+        "full_attention_interval": LAYERS_MAX,
+        "nextn_predict_layers": LAYERS_MAX,
+        "shortconv.l_cache": 1 << 10,
+        "ssm.inner_size": 1 << 22,
+        "ssm.state_size": 1 << 16,
+        "ssm.conv_kernel": 1 << 10,
+        "ssm.group_count": 1 << 12,
+    }
+)
+_GENERAL: Final[Mapping[str, int]] = MappingProxyType(
+    {"general.file_type": 1 << 16, "split.no": 99_999, "split.count": 99_999}
+)
+_BRIEF: Final = 40
+# Booleans are accepted for these.
+_BOOLEANS: Final = frozenset({"attention.sliding_window_pattern", "attention.recurrent_layers"})
+
+
+def hyperparameter_problem(
+    metadata: Mapping[str, object], lengths: Mapping[str, int]
+) -> str | None:
+    """The first problem with the hyperparameters of a file, or None."""
+    return next(_problems(metadata, lengths), None)
+
+
+def _problems(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> Iterator[str]:
+    architecture = metadata.get("general.architecture")
+    own = f"{architecture if isinstance(architecture, str) else ''}."
+    limits = {**_GENERAL, **{own + key: limit for key, limit in LIMITS.items()}}
+    layers = metadata.get(f"{own}block_count")
+    for key, limit in limits.items():
+        count = lengths.get(key)
+        if count is not None and count > 1 and count != layers:
+            yield f"{key} has {count:,} values for a block_count of {layers} (at most {ARRAY_KEPT})"
+        for value in _values(metadata.get(key)):
+            if not _is_number(value, may_be_bool=key.removeprefix(own) in _BOOLEANS):
+                yield f"{key} is {_brief(value)}, not an integer"
+            elif not 0 <= value <= limit:
+                yield f"{key} is {value}, not between 0 and {limit}"
+
+
+def _values(found: object) -> tuple[object, ...]:
+    if found is None:
+        return ()
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _is_number(value: object, *, may_be_bool: bool) -> TypeGuard[int]:
+    return isinstance(value, int) and (may_be_bool or not isinstance(value, bool))
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
+
+
+# The `gguf` package's reader builds an array for every string of the vocabulary (two seconds for
+# 49k tokens) and raises a different error at each place where a file may be cut. This one keeps
+# scalars, strings and short arrays, counts the rest, and raises one error.
+#
+# Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
+
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = frozenset({2, 3})
+_ALIGNMENT: Final = 32
+_ALIGNMENT_MAX: Final = 1 << 16
+# The least that a key with its value, a tensor and a string take.
+_PAIR_MIN_BYTES: Final = 8 + 4 + 1
+_TENSOR_MIN_BYTES: Final = 8 + 4 + 4 + 8
+_STRING_MIN_BYTES: Final = 8
+# Real models have some 50 keys and 2 000 tensors; 50 000 tensors were seen in one whose experts had
+# tensors of their own. Source: ggml.h, GGML_MAX_DIMS and, for names, GGML_MAX_NAME, 64.
+_PAIRS_MAX: Final = 1 << 14
+_TENSORS_MAX: Final = 1 << 16
+_ARRAY_MAX: Final = 1 << 24
+_KEY_MAX_BYTES: Final = 1024
+_TENSOR_NAME_MAX_BYTES: Final = 256
+_DIMENSIONS_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor: `offset` is in bytes from the start of the data, `shape[0]` is the row length."""
+
+    name: str
+    offset: int
+    kind: int
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A GGUF header."""
+
+    # By key, without arrays of strings and arrays of more than 1024 elements.
+    metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
+    lengths: Mapping[str, int]  # the number of elements of every array, by key
+    tensors: tuple[Tensor, ...]
+    data_at: int  # start of the tensor data, in bytes from the start of the file
+    strings: tuple[bytes, ...]  # the requested array of strings; empty if none was requested
+
+    def text(self, key: str) -> str:
+        """A string of the metadata; empty if missing."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """An integer or an array of them; empty if missing."""
+        value = self.metadata.get(key, ())
+        values = value if isinstance(value, tuple) else (value,)
+        return tuple(value for value in values if isinstance(value, int))
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """An integer, or the greatest of an array."""
+        return max(self.integers(key), default=default)
+
+
+def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
+    """Read the header of an open file, and the array of strings at the key `strings_of`, if any.
+
+    Raises:
+        ModelInvalid: Empty, not a GGUF file, of another version, truncated, damaged or implausible.
+    """
+    size_bytes = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    _check_magic(file.read(len(_MAGIC)), name)
+    try:
+        walker = Walker(file, max(0, size_bytes - len(_MAGIC)))
+        _check_version(walker.u32(), name)
+        found = _header(file, walker, strings_of)
+        _check_elements(found.tensors, size_bytes)
+    except Damaged as error:
+        raise ModelInvalid(
+            f"{name} is truncated or damaged: {error}", hint="download the file again"
+        ) from error
+    if problem := hyperparameter_problem(found.metadata, found.lengths):
+        raise ModelInvalid(
+            f"{name} is not a valid model: {problem}", hint="download the file again"
+        )
+    return found
+
+
+def _check_magic(magic: bytes, name: str) -> None:
+    if not magic:
+        raise ModelInvalid(f"{name} is empty", hint="download the file again")
+    if magic != _MAGIC:
+        raise ModelInvalid(
+            f"{name} is not a GGUF file: its first bytes are {magic!r}, not b'GGUF'",
+            hint="give the path of a .gguf file",
+        )
+
+
+def _check_version(version: int, name: str) -> None:
+    if version not in _VERSIONS:
+        raise ModelInvalid(
+            f"{name} has GGUF version {version}; supported are 2 and 3",
+            hint="convert the model again with a current llama.cpp",
+        )
+
+
+def _header(file: BinaryIO, walker: Walker, strings_of: str) -> Header:
+    tensors = walker.count("tensors", most=_TENSORS_MAX, each_bytes=_TENSOR_MIN_BYTES)
+    pairs = walker.count("keys", most=_PAIRS_MAX, each_bytes=_PAIR_MIN_BYTES)
+    metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
+    lengths: dict[str, int] = {}
+    kept: tuple[bytes, ...] = ()
+    value: Scalar | tuple[Scalar, ...] | None
+    for _ in range(pairs):
+        key, kind = walker.name("a key", _KEY_MAX_BYTES), walker.u32()
+        if kind == ARRAY:
+            value, lengths[key], strings = _array(walker, keep=key == strings_of)
+            kept = strings or kept
+        else:
+            value = walker.value(kind)
+        if value is not None:
+            metadata[key] = value
+    found = tuple(_tensor(walker) for _ in range(tensors))
+    alignment = _alignment(metadata)
+    data_at = -(-file.tell() // alignment) * alignment
+    return Header(metadata, lengths, found, data_at, kept)
+
+
+def _array(
+    walker: Walker, *, keep: bool
+) -> tuple[tuple[Scalar, ...] | None, int, tuple[bytes, ...]]:
+    """The values if they are few enough to keep, the length, and the strings if requested."""
+    kind = walker.u32()
+    if kind == STRING:
+        count = walker.count("strings", most=_ARRAY_MAX, each_bytes=_STRING_MIN_BYTES)
+        return None, count, walker.strings(count, keep=keep)
+    count = walker.count("values", most=_ARRAY_MAX, each_bytes=1)
+    values = walker.scalars(kind, count)
+    return (values if len(values) == count else None), count, ()
+
+
+def _tensor(walker: Walker) -> Tensor:
+    name, dimensions = walker.name("the name of a tensor", _TENSOR_NAME_MAX_BYTES), walker.u32()
+    if dimensions > _DIMENSIONS_MAX:
+        raise Damaged(f"a tensor has {dimensions:,} dimensions, more than {_DIMENSIONS_MAX}")
+    shape = walker.numbers(dimensions)
+    return Tensor(name, kind=walker.u32(), offset=walker.u64(), shape=shape)
+
+
+def _alignment(metadata: Mapping[str, object]) -> int:
+    found = metadata.get("general.alignment", _ALIGNMENT)
+    if not isinstance(found, int) or not 0 < found <= _ALIGNMENT_MAX or found.bit_count() != 1:
+        raise Damaged(f"general.alignment is not a power of two up to {_ALIGNMENT_MAX}")
+    return found
+
+
+def _check_elements(tensors: Iterable[Tensor], size_bytes: int) -> None:
+    """Reject tensors larger than the file: no type has less than one bit per element."""
+    for tensor in tensors:
+        if tensor.elements > 8 * size_bytes:
+            raise Damaged(f"a tensor of {tensor.elements:,} elements is larger than the file")

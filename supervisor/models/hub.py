@@ -1,0 +1,487 @@
+"""Client of the Hugging Face hub: what it has, the bytes of its files, and what its errors mean.
+
+What a response of the hub that is not a success means.
+
+Source: huggingface_hub, utils/_http.py, hf_raise_for_status, for X-Error-Code and X-Error-Message;
+the hub answers 401 for a repository that does not exist, unless a token is sent.
+
+Single requests to the hub and to servers of files, through huggingface_hub's session. That session
+has the user's proxy, certificates, token and offline mode (HF_ENDPOINT, HF_TOKEN, HF_HOME,
+HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx2
+from huggingface_hub import ModelInfo, constants
+from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers, get_session
+
+from supervisor import __version__
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DownloadFailed,
+    HubAccessDenied,
+    NoSuchModel,
+)
+from supervisor.models.reference import without_secrets
+from supervisor.models.repository import FoundRepository, RemoteFile, Repository
+
+_ATTEMPTS: Final = 5
+_FIRST_WAIT_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 8.0
+# A server that asks for more is told of to the user, who would else wait before a silent program.
+ASKED_WAIT_MAX_S: Final = 60.0
+
+
+class Interruption(Exception):
+    """A request broke in a way that another attempt may not.
+
+    Attributes:
+        reason: A clause.
+        wait_s: What the server asked to wait, if it did.
+        is_unresolved: The server's name has no address, as without a network.
+    """
+
+    def __init__(
+        self, reason: str, wait_s: float | None = None, *, is_unresolved: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_s = wait_s
+        self.is_unresolved = is_unresolved
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Counts the attempts since the last progress."""
+
+    failed: int = 0
+    has_progressed: bool = False
+
+    def progressed(self) -> None:
+        self.failed = 0
+        self.has_progressed = True
+
+    def wait_s(self, broken: Interruption) -> float | None:
+        """How long to wait before the next attempt; None to give up."""
+        self.failed += 1
+        # A download that runs outlives a gap in the network.
+        is_offline = broken.is_unresolved and not self.has_progressed
+        if is_offline or self.failed >= _ATTEMPTS:
+            return None
+        if broken.wait_s is None:
+            return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (self.failed - 1))
+        return broken.wait_s if broken.wait_s <= ASKED_WAIT_MAX_S else None
+
+
+_RATE_LIMIT: Final = re.compile(r";\s*r=0\s*;\s*t=(\d{1,6})(?!\d)")
+_TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
+_TOKENS: Final = "https://huggingface.co/settings/tokens"
+_TEXT_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request.
+
+    Attributes:
+        repo: OWNER/NAME; empty of another server than the hub.
+        what: The file, or else the repository.
+        page: Where a browser shows it.
+        has_token: Whether the hub's token came with it.
+    """
+
+    repo: str
+    what: str
+    page: str
+    has_token: bool
+
+
+def refusal(status: int, headers: Mapping[str, str], asked: Asked) -> CorralError | Interruption:
+    """Return the error to raise; an Interruption where another attempt may succeed."""
+    code = headers.get("x-error-code", "")
+    if status in _TRANSIENT:
+        return _transient(status, headers)
+    if not asked.repo:
+        return _other_host_error(status, asked)
+    if code == "GatedRepo":
+        return _gated_error(asked)
+    if status == 404 or code in {"RepoNotFound", "RevisionNotFound", "EntryNotFound"}:
+        return _missing_error(code, asked)
+    if status in {401, 403}:
+        return _denial_error(status, headers, asked)
+    said = _server_message(headers)
+    return DownloadFailed(
+        f"the hub answered {status} for {asked.what}{said}", hint="try again later"
+    )
+
+
+def _other_host_error(status: int, asked: Asked) -> CorralError:
+    kind = NoSuchModel if status in {404, 410} else DownloadFailed
+    return kind(f"the server answered {status} for {asked.page}", hint="check the URL in a browser")
+
+
+def _transient(status: int, headers: Mapping[str, str]) -> Interruption:
+    wait_s = _asked_wait_s(headers)
+    if status != 429:
+        return Interruption(f"the server answered {status}", wait_s)
+    reason = "the server answered 429, too many requests"
+    if wait_s and wait_s > ASKED_WAIT_MAX_S:
+        reason += f", and asks to wait {wait_s:.0f} s"
+    return Interruption(reason, wait_s)
+
+
+def _asked_wait_s(headers: Mapping[str, str]) -> float | None:
+    """Source: RFC 9110, Retry-After; the hub's "Rate limits", whose header is `"api";r=0;t=55`."""
+    if (asked := headers.get("retry-after", "")).isdecimal():
+        return float(asked)
+    found = _RATE_LIMIT.search(headers.get("ratelimit", ""))
+    return float(found[1]) if found else None
+
+
+def _gated_error(asked: Asked) -> CorralError:
+    then = (
+        "; the account of your token has no access yet"
+        if asked.has_token
+        else f", then set HF_TOKEN to a token from {_TOKENS}"
+    )
+    return HubAccessDenied(
+        f"{asked.repo} is gated: its owner wants conditions to be accepted",
+        hint=f"accept them at {asked.page}{then}",
+    )
+
+
+def _missing_error(code: str, asked: Asked) -> CorralError:
+    if code == "RevisionNotFound":
+        return NoSuchModel(
+            f"{asked.repo} has no such branch, tag or commit", hint=f"see {asked.page}"
+        )
+    if code == "EntryNotFound":
+        return NoSuchModel(f"{asked.repo} has no {asked.what}", hint=f"see {asked.page}")
+    private = (
+        "your token has no access to it if it is private"
+        if asked.has_token
+        else "if it is private, set HF_TOKEN"
+    )
+    return NoSuchModel(
+        f"the hub has no repository {asked.repo}, or does not show it to you",
+        hint=f"check the spelling (corral model search WORDS); {private}",
+    )
+
+
+def _denial_error(status: int, headers: Mapping[str, str], asked: Asked) -> CorralError:
+    said = _server_message(headers)
+    if status == 401 and asked.has_token:
+        return HubAccessDenied(
+            f"the hub does not accept your token for {asked.what}{said}",
+            hint=f"set HF_TOKEN to a valid one ({_TOKENS}), or unset it for public models",
+        )
+    return HubAccessDenied(
+        f"the hub denies access to {asked.what} ({status}){said}",
+        hint=f"see {asked.page}; for a private repository set HF_TOKEN",
+    )
+
+
+def _server_message(headers: Mapping[str, str]) -> str:
+    text = headers.get("x-error-message", "")[:_TEXT_MAX]
+    return f": {text}" if text else ""
+
+
+# Read while it is imported.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+
+__all__ = [
+    "ModelInfo",
+    "RepoSibling",
+    "cache_root",
+    "default_endpoint",
+    "is_offline",
+    "stream",
+]
+
+_TIMEOUT: Final = httpx2.Timeout(30.0, connect=10.0)
+_AGENT: Final = "llama-corral"
+
+
+def is_offline() -> bool:
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def cache_root() -> Path:
+    """The Hugging Face cache of this user: HF_HUB_CACHE, or below HF_HOME."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def default_endpoint() -> str:
+    """HF_ENDPOINT, or huggingface.co."""
+    return str(constants.ENDPOINT)
+
+
+@contextmanager
+def stream(
+    url: str, endpoint: str, name: str, headers: Mapping[str, str], parameters: Mapping[str, Any]
+) -> Iterator[httpx2.Response]:
+    """Request a URL, and yield the response before its body.
+
+    The token goes to the hub alone: the session drops it where it is redirected elsewhere.
+
+    Args:
+        url: What to get.
+        endpoint: Of the hub.
+        name: Of the repository or file, for messages.
+        headers: Those of this request.
+        parameters: The query.
+
+    Raises:
+        Interruption: Another attempt may succeed.
+        CorralError: The server refuses.
+    """
+    sent = {**_headers(url, endpoint), **headers}
+    with (
+        _transport(url),
+        get_session().stream(
+            "GET", url, params=dict(parameters) or None, headers=sent, timeout=_TIMEOUT
+        ) as response,
+    ):
+        if response.status_code not in {200, 206, 416}:
+            raise _refusal(response, endpoint, name, has_token="authorization" in sent)
+        yield response
+
+
+def _headers(url: str, endpoint: str) -> dict[str, str]:
+    is_hub = url.startswith(f"{endpoint}/")
+    token = None if is_hub else False
+    try:
+        found = build_hf_headers(token=token, library_name=_AGENT, library_version=__version__)
+    except (OSError, ValueError) as error:
+        raise AccessDenied(
+            f"the token of the hub cannot be read: {error}",
+            hint="check HF_HOME and HF_TOKEN_PATH, or set HF_TOKEN",
+        ) from error
+    return dict(found)
+
+
+def _refusal(
+    answer: httpx2.Response, endpoint: str, name: str, *, has_token: bool
+) -> CorralError | Interruption:
+    first, last = str(answer.history[0].url if answer.history else answer.url), str(answer.url)
+    if not first.startswith(f"{endpoint}/"):
+        asked = Asked("", name, without_secrets(first), has_token)
+        return refusal(answer.status_code, answer.headers, asked)
+    if not last.startswith(f"{endpoint}/"):
+        # The link to the download server has expired; the hub gives another.
+        return Interruption(f"the download server answered {answer.status_code}")
+    found = re.match(r"/(?:api/models/)?([^/]+/[^/]+)(?:/|$)", first.removeprefix(endpoint))
+    repo = found[1] if found else name
+    asked = Asked(repo, name, f"{endpoint}/{repo}", has_token)
+    return refusal(answer.status_code, answer.headers, asked)
+
+
+@contextmanager
+def _transport(url: str) -> Iterator[None]:
+    try:
+        yield
+    except OfflineModeIsEnabled as error:
+        raise DownloadFailed(
+            f"offline mode is on, so {url} was not requested", hint="unset HF_HUB_OFFLINE"
+        ) from error
+    except UnicodeEncodeError as error:
+        raise HubAccessDenied(
+            "the token of the hub has characters that no token has", hint="set HF_TOKEN again"
+        ) from error
+    except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        raise DownloadFailed(
+            f"{url} cannot be requested: {error}", hint="check HF_ENDPOINT"
+        ) from error
+    except httpx2.TooManyRedirects as error:
+        raise DownloadFailed(f"{url} redirects without an end", hint="check the URL") from error
+    except httpx2.HTTPError as error:
+        if _is_unresolved(error):
+            reason = f"the name {urlsplit(url).hostname} has no address ({error})"
+            raise Interruption(reason, is_unresolved=True) from error
+        raise Interruption(str(error) or type(error).__name__) from error
+
+
+def _is_unresolved(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def repository(body: bytes, repo: str, revision: str) -> Repository:
+    """Return the GGUF files of a repository; raises DownloadFailed."""
+    with _readable(repo):
+        info = ModelInfo(**json.loads(body))
+        files = [
+            RemoteFile(sibling.rfilename, sibling.size or 0, _digest(sibling))
+            for sibling in info.siblings or ()
+            if sibling.rfilename.lower().endswith(".gguf")
+        ]
+        return Repository(repo, revision, info.sha or "", {file.path: file for file in files})
+
+
+def parse_search(body: bytes, words: str) -> tuple[FoundRepository, ...]:
+    """Return what a search found; raises DownloadFailed."""
+    with _readable(f"a search for {words}"):
+        return tuple(_found_repository(ModelInfo(**model)) for model in json.loads(body))
+
+
+def _found_repository(info: ModelInfo) -> FoundRepository:
+    total = (info.gguf or {}).get("total")
+    return FoundRepository(
+        repo=info.id,
+        downloads=info.downloads or 0,
+        likes=info.likes or 0,
+        parameters=total if isinstance(total, int) else None,
+        date=info.last_modified.date().isoformat() if info.last_modified else "",
+        is_gated=bool(info.gated),
+    )
+
+
+def _digest(file: RepoSibling) -> str:
+    return (file.lfs.sha256 if file.lfs else file.blob_id) or ""
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Turn what goes wrong with an answer of another shape into one error."""
+    try:
+        yield
+    except CorralError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DownloadFailed(
+            f"the answer about {what} is not one of a Hugging Face hub",
+            hint="check HF_ENDPOINT, and whether a proxy answers in its place",
+        ) from error
+
+
+_NOTICE_MIN_S: Final = 0.5
+# The list of a repository with 10 000 files has some 4 MB.
+_ANSWER_MAX_BYTES: Final = 16 * 1024**2
+_SEARCHED: Final = ("downloads", "likes", "lastModified", "gated", "gguf")
+T = TypeVar("T")
+
+
+class HubClient:
+    """The hub at an endpoint.
+
+    Args:
+        endpoint: Its URL; unset: HF_ENDPOINT, or huggingface.co.
+        sleep: Waits between attempts.
+        notify: Receives a sentence for each wait.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        notify: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.endpoint = (endpoint or default_endpoint()).rstrip("/")
+        self.notify = notify
+        self._sleep = sleep
+
+    def repository(self, repo: str, revision: str) -> Repository:
+        """List the GGUF files of a repository.
+
+        Raises:
+            NoSuchModel, HubAccessDenied: It cannot be seen.
+            DownloadFailed: The hub cannot be reached, or its answer is not understood.
+        """
+        path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
+        body = self._get(path, {"blobs": "true"}, repo)
+        return repository(body, repo, revision)
+
+    def search(self, words: str, limit: int) -> tuple[FoundRepository, ...]:
+        """Find repositories of GGUF files, the most downloaded first; raises as `repository`."""
+        asked = {"search": words, "filter": "gguf", "sort": "downloads", "limit": limit}
+        body = self._get("/api/models", {**asked, "expand": _SEARCHED}, words)
+        return parse_search(body, words)[:limit]
+
+    def file_url(self, repository: Repository, path: str) -> str:
+        return f"{self.endpoint}/{repository.repo}/resolve/{repository.commit}/{quote(path)}"
+
+    def describe(self, url: str, name: str) -> tuple[int, str]:
+        """Return the size and the entity tag of a file; raises as `stream` and `retried`."""
+
+        def attempt(_: Attempts) -> tuple[int, str]:
+            with self.stream(url, {"range": "bytes=0-0"}, name) as response:
+                whole = response.headers.get("content-range", "").rpartition("/")[2]
+                length = whole or response.headers.get("content-length", "")
+                tag = response.headers.get("etag", "")
+                is_strong = tag.startswith('"')
+                return (int(length) if length.isdecimal() else 0), tag if is_strong else ""
+
+        return self.retried(attempt, f"cannot read {url}")
+
+    @contextmanager
+    def stream(self, url: str, headers: Mapping[str, str], name: str) -> Iterator[Any]:
+        """Request a file; raises as session.stream."""
+        wanted = {"accept-encoding": "identity", **headers}
+        with stream(url, self.endpoint, name, wanted, {}) as response:
+            yield response
+
+    def retried(self, call: Callable[[Attempts], T], what: str, kept: str = "") -> T:
+        """Call until it is not interrupted, or too often without progress.
+
+        Args:
+            call: Is given the attempts, to note its progress.
+            what: The subject of the error.
+            kept: What the error's hint adds.
+
+        Raises:
+            DownloadFailed: It was interrupted too often.
+        """
+        attempts = Attempts()
+        while True:
+            try:
+                return call(attempts)
+            except Interruption as broken:
+                wait_s = attempts.wait_s(broken)
+                if wait_s is None:
+                    message = f"{what}: {broken.reason}"
+                    raise DownloadFailed(message, _next_step(broken, kept)) from broken
+                if wait_s >= _NOTICE_MIN_S:
+                    self.notify(f"{what}: {broken.reason}; trying again in {wait_s:.0f} s")
+                self._sleep(wait_s)
+
+    def _get(self, path: str, parameters: Mapping[str, Any], what: str) -> bytes:
+        """Return the body of an answer of the API."""
+        url = f"{self.endpoint}{path}"
+
+        def attempt(_: Attempts) -> bytes:
+            body = b""
+            with stream(url, self.endpoint, what, {}, parameters) as response:
+                for piece in response.iter_bytes():
+                    body += piece
+                    if len(body) > _ANSWER_MAX_BYTES:
+                        raise DownloadFailed(f"the hub's answer about {what} does not end")
+            return body
+
+        return self.retried(attempt, f"cannot read {what} from {self.endpoint}")
+
+
+def _next_step(broken: Interruption, kept: str) -> str:
+    if broken.is_unresolved:
+        return f"check the network, or HF_ENDPOINT; the same command tries again{kept}"
+    if broken.wait_s:
+        then = "requests with HF_TOKEN have a higher limit"
+        return f"run the same command again in {broken.wait_s:.0f} s{kept}; {then}"
+    return f"check the network, then run the same command again{kept}"

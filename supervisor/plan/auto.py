@@ -1,0 +1,409 @@
+"""Derives the flags that a profile sets to `auto` from the machine and the model. Pure.
+
+Chooses thread counts by the speeds that an engine reached with them. Threads synchronise after each
+operation of a graph, at a price that depends on the machine. One sequence of SmolLM2-135M on 2
+virtual cores (build 10434): 118 tokens/s with 2 threads and 70 with 1 on one host, 32 and 135 on
+another, both idle. A batch that holds a prompt or several sequences is computed with `threads-
+batch`: on the second host, 8 sequences made 117 tokens/s with 2 and 294 with 1, while a prompt took
+850 and 460.
+
+Each function decides one value with its reason, in the order of AUTO_VALUES, and sees the values
+chosen before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.builds.help import MTP, FlagValue
+from supervisor.errors import SettingsInvalid
+from supervisor.models.metadata import Gguf
+from supervisor.plan import kv_cache
+from supervisor.plan.context import NUMBER_MAX, Chosen, ContextLayout, compute_bytes, embedding
+from supervisor.plan.draft import SIMPLE, draft_type, reason_against_mtp
+from supervisor.plan.kv_cache import Cache
+from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
+from supervisor.system.machine import Machine
+
+# The usual count is kept unless another one is faster by this.
+_GAIN_MIN: Final = 1.05
+COUNTS_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSpeeds:
+    """Tokens per second with one number of threads; None where it was not measured."""
+
+    decode: float  # one sequence
+    prefill: float | None = None
+    together: float | None = None  # several sequences, in total
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadMeasurement:
+    """What is known of one model on this machine, by number of threads."""
+
+    speeds: Mapping[int, ThreadSpeeds] = field(default_factory=dict)
+
+    def untried(self, cores: int) -> int | None:
+        """The next count to measure on so many cores, or None."""
+        return next((count for count in counts(cores) if count not in self.speeds), None)
+
+    def decode(self) -> Mapping[int, float]:
+        return {count: speeds.decode for count, speeds in self.speeds.items()}
+
+    def prefill(self) -> Mapping[int, float]:
+        return _measured_only((count, speeds.prefill) for count, speeds in self.speeds.items())
+
+    def together(self) -> Mapping[int, float]:
+        return _measured_only((count, speeds.together) for count, speeds in self.speeds.items())
+
+
+def counts(cores: int) -> tuple[int, ...]:
+    """The counts to compare, at most COUNTS_MAX: all cores, all but one, and half of them."""
+    return tuple(dict.fromkeys(max(1, count) for count in (cores, cores - 1, cores // 2)))
+
+
+def fastest(speeds: Mapping[int, float], cores: int) -> int:
+    """The fastest count up to `cores`; `cores` itself unless another is clearly faster."""
+    usual = speeds.get(cores)
+    others = {count: speed for count, speed in speeds.items() if count < cores}
+    best = max(others, key=lambda count: others[count], default=cores)
+    return best if usual and best != cores and others[best] >= _GAIN_MIN * usual else cores
+
+
+def _measured_only(pairs: Iterable[tuple[int, float | None]]) -> Mapping[int, float]:
+    return {count: speed for count, speed in pairs if speed}
+
+
+AUTO: Final = "auto"
+_MIB: Final = 1024**2
+
+# Prefill speed of one core of a server CPU of 2020 or later: SmolLM2-135M, Q4_1, f16 cache, build
+# 10434: 165 tokens/s per core x 135 M weights x 2 = 45e9 operations per second.
+_CORE_FLOPS: Final = 40e9
+_BATCH_S: Final = 0.5
+_BATCH_MIN: Final = 32
+_BATCH_MAX: Final = 2048
+_UBATCH_MAX: Final = 512
+_SLOTS: Final = 4
+_MANY_SLOTS: Final = 8
+_CTX_SLOT: Final = 8192
+# More would only cost memory: many slots serve short requests.
+_CTX_TOTAL: Final = 65536
+_CTX_SLOT_MIN: Final = 512
+_CACHE_RAM_MAX_MIB: Final = 8192
+# LLAMA_MAX_SEQ of llama.cpp is 256; builds may be compiled with more.
+MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What derived values depend on."""
+
+    gguf: Gguf
+    machine: Machine
+    device_bytes: int  # memory of all devices that layers can be offloaded to; 0 without a device
+    instances: int  # processes that share the machine
+    worker_bytes: int = 0  # memory of all RPC workers on other machines
+    # Values that the daemon changed while it serves; they replace what would be derived.
+    adapted: SettingsByFlag = field(default_factory=dict)
+    measured: ThreadMeasurement | None = None  # None: thread counts are not measured
+    ctx_each: int | None = None  # tokens of context that each slot is set to have
+    draft: Gguf | None = None  # the draft model, or None
+    spec_types: tuple[str, ...] = ()  # ways of drafting that the build has
+
+    @property
+    def cores(self) -> int:
+        """The cores of one instance."""
+        return max(1, self.machine.decode_cores // self.instances)
+
+    @property
+    def untried_threads(self) -> int | None:
+        """The thread count whose speed the next run is to measure; None on devices."""
+        if self.measured is None or self.device_bytes:
+            return None
+        return self.measured.untried(self.cores)
+
+    @property
+    def share_bytes(self) -> int:
+        """Memory that one instance may use beside the weights.
+
+        On a device, nine tenths of it without the weights; in main memory, three quarters without
+        the weights, which instances of one model share by mapping the file. At least an eighth of
+        the memory, so that there is a plan at all.
+        """
+        if self.worker_bytes:  # for one engine alone
+            room = self.worker_bytes * 9 // 10 - self.gguf.tensor_bytes
+            return max(room, self.worker_bytes // 8)
+        if self.device_bytes:
+            room = self.device_bytes * 9 // 10 - self.gguf.tensor_bytes
+            return max(room, self.device_bytes // 8) // self.instances
+        memory = self.machine.memory_bytes
+        return max(memory * 3 // 4 - self.gguf.tensor_bytes, memory // 8) // self.instances
+
+    @property
+    def kv_budget_bytes(self) -> int:
+        """Limit of the KV cache: the device's whole share, or half of main memory's."""
+        return self.share_bytes if self.device_bytes else self.share_bytes // 2
+
+
+def slots(chosen: Chosen) -> int:
+    """The number of slots."""
+    return positive("parallel", chosen.get("parallel", _SLOTS))
+
+
+def cache_count(chosen: Chosen) -> int:
+    """The number of caches that share the context: one per slot, or one if unified."""
+    return 1 if chosen.get("kv-unified") is True else slots(chosen)
+
+
+def ctx_slot(chosen: Chosen) -> int:
+    """The chosen context of one slot, in tokens; 0 for the model's."""
+    ctx = chosen.get("ctx-size", 0)
+    return positive("ctx-size", ctx) // cache_count(chosen) if ctx else 0
+
+
+def positive(key: str, value: FlagValue) -> int:
+    """The value of an option as a number; raises SettingsInvalid unless it is in range."""
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):  # a text; infinity
+        number = 0
+    most = MOST.get(key, NUMBER_MAX)
+    if not 1 <= number <= most:
+        raise SettingsInvalid(f"{key} = {value} is invalid", hint=f"use a number from 1 to {most}")
+    return number
+
+
+def _parallel(_inputs: PlanInputs, _chosen: Chosen) -> Setting:
+    return Setting(_SLOTS, CORRAL, "enough for a few conversations at once")
+
+
+def _threads(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+    """Threads that decode one sequence: the fastest count, or all cores if none was measured."""
+    return _fastest(inputs, inputs.measured.decode() if inputs.measured else {}, "one sequence")
+
+
+def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    """Threads that compute prompts, and several sequences at once.
+
+    With many slots, sequences take more of the time than prompts.
+    """
+    measured = inputs.measured or ThreadMeasurement()
+    if slots(chosen) >= _MANY_SLOTS and measured.together():
+        return _fastest(inputs, measured.together(), "many sequences")
+    return _fastest(inputs, measured.prefill(), "prompts")
+
+
+def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Setting:
+    cores, untried = inputs.cores, inputs.untried_threads
+    shared = _count_of(inputs.machine.decode_cores, inputs.machine.decode_core_kind)
+    shared += f" for {_count_of(inputs.instances, 'instance')}"
+    if untried:
+        return Setting(untried, "machine", f"{shared}; speeds are measured at the first start")
+    count = fastest(speeds, cores)
+    if count == cores:
+        return Setting(count, "machine", shared)
+    reason = f"{what}: {speeds[count]:.0f} tokens/s, {speeds[cores]:.0f} with {cores} threads"
+    return Setting(count, "machine", reason)
+
+
+def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    """Tokens of prompts in one batch, and with them the longest pause of a running stream."""
+    found = _batch_by_speed(inputs, chosen)
+    # One that is not set yet follows the batch size.
+    ubatch = positive("ubatch-size", chosen.get("ubatch-size", 1))
+    if ubatch > int(found.value):
+        return Setting(ubatch, CORRAL, "a batch holds a whole ubatch-size")
+    return found
+
+
+def _batch_by_speed(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    if inputs.device_bytes:
+        return Setting(
+            _BATCH_MAX, "machine", "a device processes this many tokens in well under a second"
+        )
+    if inputs.untried_threads:
+        return Setting(_UBATCH_MAX, "machine", "the rate of prefill is measured at the first start")
+    rate = _prompt_rate(inputs, chosen)
+    size = 2 ** math.ceil(math.log2(max(1, rate * _BATCH_S)))
+    reason = f"half a second to a second of prefill at {rate:.0f} tokens/s on this CPU"
+    return Setting(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
+
+
+def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
+    """Prompt tokens per second on the CPU, as measured, or by two operations per weight."""
+    threads = chosen.get("threads-batch")
+    cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.decode_cores
+    measured = inputs.measured.prefill() if inputs.measured else {}
+    if cores in measured:
+        return measured[cores]
+    return cores * _CORE_FLOPS / (2 * max(1, inputs.gguf.parameters))
+
+
+def _ubatch_size(_inputs: PlanInputs, chosen: Chosen) -> Setting:
+    batch = positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
+    return Setting(min(_UBATCH_MAX, batch), CORRAL, "at most the batch size and 512")
+
+
+def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    gguf = inputs.gguf
+    if not kv_cache.can_quantise(gguf):
+        sizes = f"heads of {gguf.key_length} and {gguf.value_length} values"
+        return Setting("f16", "gguf", f"{sizes} are not multiples of {kv_cache.BLOCK}")
+    if inputs.device_bytes:
+        return Setting("q8_0", "machine", "halves the cache at almost no cost on a device")
+    ctx = ctx_slot(chosen) or inputs.ctx_each or _wanted_ctx(gguf, cache_count(chosen))
+    wanted = kv_cache.cache_bytes(gguf, cache_layout(chosen, ctx, "f16", "f16"))
+    if wanted > inputs.kv_budget_bytes:
+        reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
+        return Setting("q8_0", "machine", reason)
+    return Setting("f16", "machine", "on a CPU q8_0 slows prefill, and memory suffices")
+
+
+def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    count = cache_count(chosen)
+    if each := inputs.ctx_each:
+        reason = f"max_context_length: {_count_of(count, 'slot')}, {each} tokens per slot"
+        return Setting(each * count, BATCHING, reason)
+    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
+    wanted = fitting = _wanted_ctx(inputs.gguf, count)
+    while (
+        fitting > _CTX_SLOT_MIN
+        and context_bytes(inputs.gguf, chosen, cache_layout(chosen, fitting, *types))
+        > inputs.kv_budget_bytes
+    ):
+        fitting = max(_CTX_SLOT_MIN, fitting // 2)
+    if fitting < wanted:
+        reason, origin = f"{fitting} tokens per slot fit into memory", "machine"
+    elif wanted == inputs.gguf.ctx_train:
+        reason, origin = f"{wanted} tokens per slot, the model's training context", "gguf"
+    else:
+        reason, origin = f"{wanted} tokens per slot", CORRAL
+    return Setting(fitting * count, origin, f"{_count_of(count, 'slot')}, {reason}")
+
+
+def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
+    """Bytes that grow with a context: the cache, and the compute buffer of embeddings."""
+    use = embedding(gguf, chosen)
+    if use is None:
+        return kv_cache.cache_bytes(gguf, cache)
+    tokens = use.micro_batch(cache.ctx)
+    numbers = ContextLayout(
+        cache=cache,
+        tokens=tokens,
+        outputs=tokens if gguf.is_causal else 0,
+        flash=chosen.get("flash-attn") not in {"off", False},
+        prompt_cache_bytes=0,
+        checkpoints=0,
+    )
+    return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, numbers)
+
+
+def cache_layout(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
+    return Cache(
+        ctx=ctx,
+        streams=cache_count(chosen),
+        slots=slots(chosen),
+        ubatch=positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX)),
+        type_k=type_k,
+        type_v=type_v,
+        full_window=chosen.get("swa-full") is True,
+    )
+
+
+def _wanted_ctx(gguf: Gguf, count: int) -> int:
+    shared = max(_CTX_SLOT_MIN, _CTX_TOTAL // count)
+    return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT, shared)
+
+
+def _cache_ram(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+    memory = inputs.machine.memory_bytes
+    share = max(memory * 3 // 4 - inputs.gguf.tensor_bytes, memory // 8) // inputs.instances // 4
+    reason = f"a quarter of one instance's share of {memory // _MIB} MiB memory"
+    return Setting(min(_CACHE_RAM_MAX_MIB, share // _MIB), "machine", reason)
+
+
+def _fit(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+    if inputs.device_bytes:
+        return Setting("on", "machine", "the engine fits the model to its devices")
+    return Setting(
+        "off", "machine", "without a device there is nothing to fit; the start is faster"
+    )
+
+
+def _spec_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    if "spec-draft-model" in chosen:
+        kind = draft_type(inputs.draft) if inputs.draft else SIMPLE
+        return Setting(kind, CORRAL, "a draft model is set")
+    reason = "without a draft model, repeated text can be predicted"
+    if inputs.gguf.draft_layers:
+        against = reason_against_mtp(inputs.gguf, inputs.spec_types)
+        if against is None:
+            return Setting(MTP, "gguf", "the model has layers that draft (MTP)")
+        reason = f"{against}; repeated text can be predicted"
+    return Setting("ngram-mod", CORRAL, reason)
+
+
+def _count_of(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# In the order of decision.
+AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = MappingProxyType(
+    {
+        "parallel": _parallel,
+        "threads": _threads,
+        "threads-batch": _threads_batch,
+        "batch-size": _batch_size,
+        "ubatch-size": _ubatch_size,
+        "cache-type-k": _cache_type,
+        "cache-type-v": _cache_type,
+        "ctx-size": _ctx_size,
+        "cache-ram": _cache_ram,
+        "fit": _fit,
+        "spec-type": _spec_type,
+    }
+)
+
+
+SLOTS: Final = "parallel"
+CONTEXT: Final = "ctx-size"
+
+
+def adapt_slots(derived: SettingsByFlag, inputs: PlanInputs) -> dict[str, Setting]:
+    """The slots and the context that replace derived ones; nothing where slots share a cache.
+
+    Fewer slots than wanted where memory does not hold their contexts, and never a shorter context:
+    a conversation that fitted into a slot must fit into one of the next instance.
+    """
+    adapted, chosen = inputs.adapted[SLOTS], values(derived)
+    each, before = ctx_slot(chosen), slots(chosen)
+    wanted = positive(SLOTS, adapted.value)
+    if cache_count(chosen) != before:
+        return {}
+    count = wanted
+    while count > before and not _fits(inputs, {**chosen, SLOTS: count}, each):
+        count = max(before, count // 2)
+    if count == before:
+        return {}
+    reason = f"{count} slots, {each} tokens per slot as with {before} slots"
+    return {
+        SLOTS: adapted if count == wanted else _reduce_slots(adapted, count),
+        CONTEXT: Setting(each * count, adapted.origin, reason),
+    }
+
+
+def _fits(inputs: PlanInputs, chosen: Chosen, each: int) -> bool:
+    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
+    cache = cache_layout(chosen, each, *types)
+    return context_bytes(inputs.gguf, chosen, cache) <= inputs.kv_budget_bytes
+
+
+def _reduce_slots(adapted: Setting, count: int) -> Setting:
+    return replace(adapted, value=count, reason=f"{adapted.reason}; memory holds {count}")

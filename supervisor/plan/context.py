@@ -1,0 +1,226 @@
+"""Sizes that an engine derives from its options: context, batches, compute buffers. Pure.
+
+How a model makes embeddings or ranks texts, and the batches this needs.
+
+Source: llama.cpp, tools/server/server-context.cpp: a slot that embeds takes its text in one micro
+batch, unless the pooling is `last` and the model has a KV cache (server_slot::can_split).
+
+The sizes that an engine derives from its options, with its own defaults.
+
+Source: llama-server --help, build 10434; common/arg.cpp; its log at `llama_context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from supervisor.builds.discover import Engine
+from supervisor.builds.help import FlagValue, draft_limits
+from supervisor.models.metadata import Gguf
+from supervisor.plan.kv_cache import Cache
+
+# The engine's default. Source: --help, --ubatch-size.
+_SPLIT_TOKENS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """How a model makes embeddings."""
+
+    pooling: str  # `none`, `mean`, `cls`, `last` or `rank`
+    is_only: bool  # whether it generates no text
+    can_split: bool  # whether one text may be computed in several micro batches
+
+    def micro_batch(self, ctx: int) -> int:
+        """Tokens of a micro batch that inputs of up to `ctx` tokens need."""
+        return min(ctx, _SPLIT_TOKENS) if self.can_split else ctx
+
+
+def embedding(gguf: Gguf, chosen: Mapping[str, FlagValue]) -> Embedding | None:
+    """Embedding properties of a model under its options; None if it makes no embeddings."""
+    ranks = chosen.get("rerank") is True
+    if not ranks and chosen.get("embedding") is not True:
+        return None
+    pooling = str(chosen.get("pooling", "rank" if ranks else gguf.pooling or "none"))
+    return Embedding(
+        pooling=pooling,
+        is_only=ranks or not gguf.is_causal or gguf.pooling is not None,
+        can_split=pooling == "last" and gguf.is_causal,
+    )
+
+
+_MIB: Final = 1024**2
+# Engines parse numbers as signed 32-bit integers. Source: llama.cpp, common/arg.cpp.
+NUMBER_MAX: Final = 2**31 - 1
+_CTX: Final = 4096
+_SLOTS: Final = 4
+_BATCH: Final = 2048
+_UBATCH: Final = 512
+_CACHE_RAM_MIB: Final = 8192
+_CHECKPOINTS: Final = 32
+_CHECKPOINT_STEP: Final = 8192
+# Two more are created at the end of each prompt. Source: log of build 10434, "created context
+# checkpoint".
+_CHECKPOINTS_OF_PROMPT: Final = 2
+# Before this build a whole micro batch got rows of logits. Source: llama.cpp, pull request
+# 23861, of 2026-06-01; the build number is approximate.
+_FEW_OUTPUTS_BUILD: Final = 9480
+
+Chosen = Mapping[str, FlagValue]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLayout:
+    """The sizes that memory follows from."""
+
+    cache: Cache
+    tokens: int  # tokens of a micro batch
+    outputs: int  # rows of logits computed together at most
+    flash: bool
+    prompt_cache_bytes: int  # limit of the prompt cache in main memory
+    checkpoints: int  # checkpoints per slot at most
+
+
+def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
+    """The layout of a model under options by today's names."""
+    slots = number(chosen, "parallel", _SLOTS)
+    # Without --parallel the engine has four slots that share one cache.
+    unified = chosen.get("kv-unified", "parallel" not in chosen) is True
+    streams = 1 if unified else slots
+    ctx = number(chosen, "ctx-size", 0) or gguf.ctx_train or _CTX
+    batch = min(ctx, number(chosen, "batch-size", _BATCH))
+    ubatch = min(batch, number(chosen, "ubatch-size", _UBATCH))
+    has_few_outputs = engine.build is None or engine.build >= _FEW_OUTPUTS_BUILD
+    few = min(batch, slots * (1 + _draft_tokens_max(chosen))) if has_few_outputs else ubatch
+    cache = Cache(
+        ctx=-(-ctx // streams),
+        streams=streams,
+        slots=slots,
+        ubatch=ubatch,
+        type_k=str(chosen.get("cache-type-k", "f16")),
+        type_v=str(chosen.get("cache-type-v", "f16")),
+        full_window=chosen.get("swa-full") is True,
+    )
+    return ContextLayout(
+        cache=cache,
+        tokens=ubatch,
+        outputs=_outputs(gguf, chosen, ubatch, few),
+        flash=chosen.get("flash-attn", "auto") not in {"off", False},
+        prompt_cache_bytes=_prompt_cache_bytes(chosen, engine),
+        checkpoints=_checkpoints(chosen, engine, cache.ctx),
+    )
+
+
+def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
+    """Rows of logits; embeddings have one per token, a model that generates no text has none.
+
+    Source: llama_context's log, n_outputs_max.
+    """
+    if not gguf.is_causal:
+        return 0
+    return ubatch if embedding(gguf, chosen) else few
+
+
+def draft_layout(model: ContextLayout, chosen: Chosen) -> ContextLayout:
+    """The layout of a draft model beside the layout of its model."""
+    cache = replace(
+        model.cache,
+        type_k=str(chosen.get("spec-draft-type-k", "f16")),
+        type_v=str(chosen.get("spec-draft-type-v", "f16")),
+    )
+    return replace(model, cache=cache, outputs=cache.slots, prompt_cache_bytes=0, checkpoints=0)
+
+
+def number(chosen: Chosen, key: str, default: int) -> int:
+    """An option as a number, or the default if no engine would accept it."""
+    try:
+        found = int(chosen.get(key, default))
+    except (ValueError, OverflowError):
+        return default
+    return found if 0 <= found <= NUMBER_MAX else default
+
+
+def _draft_tokens_max(chosen: Chosen) -> int:
+    return max((number(chosen, key, default) for key, default in draft_limits(chosen)), default=0)
+
+
+def _prompt_cache_bytes(chosen: Chosen, engine: Engine) -> int:
+    if engine.flags.find("cache-ram") is None:
+        return 0
+    return number(chosen, "cache-ram", _CACHE_RAM_MIB) * _MIB
+
+
+def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
+    if engine.flags.find("ctx-checkpoints") is None:
+        return 0
+    most = number(chosen, "ctx-checkpoints", _CHECKPOINTS)
+    if engine.flags.find("checkpoint-min-step") is None:
+        return most
+    step = number(chosen, "checkpoint-min-step", _CHECKPOINT_STEP)
+    return min(most, ctx // step + _CHECKPOINTS_OF_PROMPT) if step else most
+
+
+# Before it serves, an engine builds the graph of its largest micro batch and reserves its peak
+# memory. Where the peak lies depends on the model and the context:
+#
+#     masks     = tokens x cells x (2 with flash attention, else 4), for each kind of layer
+#     feed      = tokens x 4 x (3 F + 3 E + Q); of experts, 3 F + (3 + experts) E + Q
+#     attend    = tokens x 4 x max(5 E, 3 E + Q + K + V) with flash attention
+#               = tokens x 4 x (3 E + 2 Q + 2 K + 2 V + heads x cells) without
+#     logits    = outputs x 4 x (vocabulary + 2 E) + tokens x 4 x E
+#     bytes     = 20 tokens + the larger of: masks and feed or attend; logits
+#
+# E is the width of the residual stream, F of the feed-forward layer, Q, K, V of a token's queries,
+# keys and values in one layer; cells are those of one cache.
+#
+# The terms were found on build 10434 with small models of every shape, and hold to 1 % for f16
+# caches of SmolLM2-135M and Gemma-3-270M but for a few, to 10 % for quantised ones, whose keys are
+# rotated. scripts/bench/memory compares them with an engine. A model of experts, and the share of a
+# device, follow the source (llama-graph.cpp), not measurements.
+
+_VALUE: Final = 4
+_MASK_FLASH: Final = 2
+_MASK: Final = 4
+# Token, position and the places in the cache where its keys and values go.
+_INPUTS_PER_TOKEN: Final = 20
+
+
+def compute_bytes(gguf: Gguf, layout: ContextLayout) -> int:
+    """The compute buffer where the layers are."""
+    inside = layout.tokens * _VALUE * max(_feed(gguf), _attend(gguf, layout))
+    stream = layout.tokens * _VALUE * gguf.embedding_length
+    logits = layout.outputs * _VALUE * (gguf.vocab_size + 2 * gguf.embedding_length) + stream
+    return max(_masks(gguf, layout) + inside, logits) + layout.tokens * _INPUTS_PER_TOKEN
+
+
+def input_bytes(gguf: Gguf, layout: ContextLayout) -> int:
+    """The host's compute buffer if all layers are on devices."""
+    embeddings = layout.tokens * _VALUE * gguf.embedding_length
+    return _masks(gguf, layout) + embeddings + layout.tokens * _INPUTS_PER_TOKEN
+
+
+def output_bytes(gguf: Gguf, layout: ContextLayout) -> int:
+    """The host buffer that receives the logits."""
+    return layout.cache.slots * gguf.vocab_size * _VALUE
+
+
+def _masks(gguf: Gguf, layout: ContextLayout) -> int:
+    cells = layout.cache.cells
+    if any(gguf.sliding):
+        cells += layout.cache.sliding_cells(gguf.sliding_window or 0)
+    return layout.tokens * cells * (_MASK_FLASH if layout.flash else _MASK)
+
+
+def _feed(gguf: Gguf) -> int:
+    streams = (3 + gguf.experts_used) * gguf.embedding_length
+    return 3 * gguf.feed_forward + streams + gguf.heads * gguf.key_length
+
+
+def _attend(gguf: Gguf, layout: ContextLayout) -> int:
+    stream, queries = gguf.embedding_length, gguf.heads * gguf.key_length
+    kept = max(gguf.kv_heads, default=0) * (gguf.key_length + gguf.value_length)
+    if layout.flash:
+        return max(5 * stream, 3 * stream + queries + kept)
+    return 3 * stream + 2 * (queries + kept) + gguf.heads * layout.cache.cells

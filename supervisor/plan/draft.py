@@ -1,0 +1,303 @@
+"""Chooses how a model drafts: the configured draft model, one beside it, or its draft heads.
+
+Draft heads: layers that were trained to draft for one model. A model may bring its own at its end
+(multi-token prediction, MTP), or they lie in a file beside it: its MTP layers alone, or an EAGLE-3
+head, which reads the states of some layers of the model.
+
+Source: llama.cpp, common/speculative.cpp, and the models that have a graph_mtp; build 10434.
+
+Chooses the draft model: the configured one, or one beside the model. `draft = "auto"` takes draft
+heads of this model in its directory, or in `MTP` below; without any, the smallest GGUF that has its
+vocabulary and at most a quarter of its size; of two of one size, the first by name. A profile whose
+`spec-type` is `auto` takes draft heads without that setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.builds.help import MTP, Flags
+from supervisor.errors import ModelInvalid, SettingsInvalid
+from supervisor.models import gguf as gguf_module
+from supervisor.models import metadata
+from supervisor.models.gguf import Header
+from supervisor.models.metadata import Gguf
+from supervisor.system import files
+from supervisor.system.files import open_regular, stat_regular
+
+# A file's vocabulary is reduced to its tokenizer, its size, its BOS and EOS tokens, and digests of
+# its first tokens: one for each of the last 129 lengths, because vocabularies whose sizes differ by
+# up to 128 fit if the tokens they share are equal. The digests are cached, so that comparing two
+# models reads neither of them again.
+#
+# Source: llama.cpp, common/speculative.cpp, common_speculative_are_compatible, and
+# SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID there; docs/gguf.md for the
+# keys.
+
+_CACHE_VERSION: Final = "vocabulary 1"
+_TOKENS: Final = "tokenizer.ggml.tokens"
+_DIFFERENCE_MAX: Final = 128
+# Earlier tokens are control tokens, which may be named differently.
+_FIRST_COMPARED: Final = 5
+_DIGEST_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A vocabulary, reduced to its compatibility with others."""
+
+    kind: str  # the kind of tokenizer, such as `gpt2`
+    size: int
+    begin: int | None  # the token added before a text, or None
+    end: int | None  # the token added after a text, or None
+    # Of all tokens but the first five, cut to each of the last 129 lengths, the shortest first.
+    digests: tuple[str, ...]
+
+    def digest(self, length: int) -> str:
+        """Digest of the first `length` tokens, one of the last 129 lengths."""
+        return self.digests[length - self.size - 1]
+
+
+def read(path: Path, *, cache_dir: Path) -> Vocabulary:
+    """Read the vocabulary of a model."""
+    try:
+        key = files.key_of((path,), _CACHE_VERSION)
+        cached = files.get(cache_dir / "vocabularies", key)
+        if cached and cached.keys() == {field.name for field in dataclasses.fields(Vocabulary)}:
+            return Vocabulary(**cached | {"digests": tuple(cached["digests"])})
+        with open_regular(path) as file:
+            found = _vocabulary(gguf_module.read(file, str(path), strings_of=_TOKENS))
+    except OSError as error:
+        raise ModelInvalid(
+            f"{path} cannot be read: {error.strerror}", hint="check its path and permissions"
+        ) from error
+    files.put(cache_dir / "vocabularies", key, dataclasses.asdict(found))
+    return found
+
+
+def misfit(model: Vocabulary, draft: Vocabulary) -> str | None:
+    """Why `draft` cannot draft for `model`, or None."""
+    if draft.kind != model.kind:
+        return f"it has a {draft.kind} tokenizer, the model {model.kind}"
+    if abs(draft.size - model.size) > _DIFFERENCE_MAX:
+        return f"it has {draft.size} tokens, the model {model.size}"
+    if (draft.begin, draft.end) != (model.begin, model.end):
+        return "its BOS or EOS token differs from the model's"
+    shared = min(model.size, draft.size)
+    if draft.digest(shared) != model.digest(shared):
+        return f"its first {shared} tokens differ from the model's"
+    return None
+
+
+def _vocabulary(found: Header) -> Vocabulary:
+    kind = found.text("tokenizer.ggml.model")
+    return Vocabulary(
+        kind=kind,
+        size=len(found.strings),
+        begin=_added_token(found.metadata, "bos", 1 if kind == "llama" else None),
+        end=_added_token(found.metadata, "eos", None),
+        digests=_digests(found.strings),
+    )
+
+
+def _added_token(metadata: Mapping[str, object], name: str, default: int | None) -> int | None:
+    """The token added at one end of a text, or None."""
+    if not metadata.get(f"tokenizer.ggml.add_{name}_token", default is not None):
+        return None
+    found = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+    return found if isinstance(found, int) else None
+
+
+def _digests(tokens: Sequence[bytes]) -> tuple[str, ...]:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    first_kept = max(0, len(tokens) - _DIFFERENCE_MAX)
+    found = []
+    for length in range(len(tokens) + 1):
+        if length >= first_kept:
+            found.append(digest.hexdigest())
+        if _FIRST_COMPARED <= length < len(tokens):
+            token = tokens[length]
+            digest.update(len(token).to_bytes(8, "little") + token)
+    return tuple(found)
+
+
+SIMPLE: Final = "draft-simple"
+_EAGLE3: Final = "draft-eagle3"
+
+# Files of other architectures may have such layers too, which the engine loads and does not use.
+_MTP_ARCHITECTURES: Final = frozenset(
+    {"cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2"}
+    | {"nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"}
+)
+
+
+def offered_types(flags: Flags) -> tuple[str, ...]:
+    """The ways of drafting that a build has, by today's names."""
+    found = flags.find("spec-type")
+    return found.choices if found else ()
+
+
+def draft_type(draft: Gguf) -> str:
+    """The value of `--spec-type` with which a file drafts."""
+    if draft.architecture == "eagle3":
+        return _EAGLE3
+    return MTP if draft.drafts_for else SIMPLE
+
+
+def usable_type(draft: Gguf | None, model: Gguf, spec_types: Collection[str]) -> str | None:
+    """The type of the draft model, or of the model's own draft layers; None without any."""
+    if draft:
+        return draft_type(draft)
+    has_own = model.draft_layers and reason_against_mtp(model, spec_types) is None
+    return MTP if has_own else None
+
+
+def head_misfit(head: Gguf, model: Gguf) -> str | None:
+    """Why a file of draft heads does not belong to a model, or None."""
+    if draft_type(head) == MTP and head.architecture != model.architecture:
+        return f"it drafts for {head.architecture}, not {model.architecture}"
+    if head.drafts_for != model.embedding_length:
+        return f"it drafts for a model of width {head.drafts_for}, not {model.embedding_length}"
+    return None
+
+
+def reason_against_mtp(model: Gguf, spec_types: Collection[str]) -> str | None:
+    """Why the draft layers of a model cannot be used by a build that has these types, or None."""
+    if MTP not in spec_types:
+        return "this build cannot draft with the model's own layers"
+    if model.architecture not in _MTP_ARCHITECTURES:
+        return f"llama.cpp is not known to draft with layers of {model.architecture}"
+    return None
+
+
+AUTO: Final = "auto"
+# A draft model has to be much faster than its model.
+_SMALLER: Final = 4
+# Of a draft model that the user sets; a larger one hardly pays.
+_SHARE_MAX: Final = 0.5
+# Files examined, by name; a directory may hold all models of a machine.
+_FILES_MAX: Final = 64
+# Where repositories keep draft heads, such as unsloth's.
+_DRAFT_DIRECTORIES: Final = ("MTP", "mtp")
+
+DraftSetting = Path | Literal["auto"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The draft model, or a clause why there is none, and sentences for the user."""
+
+    gguf: Gguf | None = None
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def choose(
+    setting: DraftSetting,
+    model: Gguf,
+    *,
+    cache_dir: Path,
+    spec_types: Collection[str] = (),
+    takes_heads: bool = False,
+) -> Draft:
+    """Choose the draft model. Reads files, or their cached metadata.
+
+    Args:
+        setting: What the user set.
+        model: The model to draft for.
+        cache_dir: Of the metadata.
+        spec_types: Ways of drafting that the build has.
+        takes_heads: Whether draft heads beside the model are taken where nothing is set.
+
+    Raises:
+        SettingsInvalid: Its vocabulary differs, so that the engine would not draft with it.
+    """
+    if isinstance(setting, Path):
+        return _read_draft(setting, model, cache_dir)
+    if setting is None and (not takes_heads or model.draft_layers):
+        return Draft()
+    skipped: list[str] = []
+    beside = _neighbours(model, cache_dir, skipped)
+    fitting = [candidate for candidate in beside if not _misfit(candidate, model, cache_dir)]
+    heads = [
+        candidate
+        for candidate in fitting
+        if candidate.drafts_for and draft_type(candidate) in spec_types
+    ]
+    if heads:
+        return Draft(_smallest(heads), "draft heads of this model beside it", tuple(skipped))
+    if setting is None:
+        return Draft()
+    return replace(_smaller_model(model, fitting), warnings=tuple(skipped))
+
+
+def _read_draft(path: Path, model: Gguf, cache_dir: Path) -> Draft:
+    try:
+        found = metadata.read(path, cache_dir=cache_dir)
+    except ModelInvalid as error:
+        reason = error.message.replace("model file", "its file", 1)
+        return Draft(reason=reason, warnings=(f"the model runs without its draft model: {reason}",))
+    if misfit := _misfit(found, model, cache_dir):
+        raise SettingsInvalid(
+            f"{path} cannot draft for {model.path}: {misfit}",
+            hint='use a smaller model of the same family, or none; draft = "auto" looks for one',
+        )
+    share = found.tensor_bytes / model.tensor_bytes if model.tensor_bytes else 0
+    if found.drafts_for or share <= _SHARE_MAX:
+        return Draft(found)
+    warning = (
+        f"the draft model {path.name} has {share:.0%} of its model's size, and drafting pays "
+        "only if it is much faster: take one of a quarter or less"
+    )
+    return Draft(found, warnings=(warning,))
+
+
+def _smaller_model(model: Gguf, fitting: Sequence[Gguf]) -> Draft:
+    small = [
+        candidate
+        for candidate in fitting
+        if not candidate.drafts_for and candidate.size_bytes * _SMALLER <= model.size_bytes
+    ]
+    if not small:
+        where = model.path.parent
+        reason = f"{where} has no GGUF of its vocabulary and at most a quarter of its size"
+        return Draft(None, reason)
+    among = f", of {len(small)} candidates" if len(small) > 1 else ""
+    reason = f"the smallest GGUF of the same vocabulary beside the model{among}"
+    return Draft(_smallest(small), reason)
+
+
+def _smallest(fitting: Sequence[Gguf]) -> Gguf:
+    return min(fitting, key=lambda candidate: (candidate.tensor_bytes, candidate.path.name))
+
+
+def _neighbours(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
+    """Smaller models and draft heads; unreadable files are noted in `skipped`."""
+    directory = model.path.parent
+    below = (path for name in _DRAFT_DIRECTORIES for path in directory.glob(f"{name}/*.gguf"))
+    for path in sorted([*directory.glob("*.gguf"), *below])[:_FILES_MAX]:
+        if metadata.is_later_shard(path):
+            continue
+        try:
+            if stat_regular(path).st_size >= model.size_bytes:
+                continue
+            found = metadata.read(path, cache_dir=cache_dir)
+        except ModelInvalid as error:  # damaged, or incomplete
+            skipped.append(f"not a draft for {model.path.name}: {error.message}")
+        except OSError as error:
+            skipped.append(f"not a draft for {model.path.name}: {path} {error.strerror}")
+        else:
+            if found.layers:  # a projector has none
+                yield found
+
+
+def _misfit(draft: Gguf, model: Gguf, cache_dir: Path) -> str | None:
+    if draft.drafts_for and (reason := head_misfit(draft, model)):
+        return reason
+    ours = read(model.path, cache_dir=cache_dir)
+    return misfit(ours, read(draft.path, cache_dir=cache_dir))

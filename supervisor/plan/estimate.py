@@ -1,0 +1,418 @@
+"""How much main memory and device memory one instance takes, layer by layer. Pure.
+
+Which layers go to devices, and their memory there. The output is moved first, then layers from the
+last to the first; the table of embeddings stays, and is copied if it serves as output. Follows the
+source, and was compared with the log of build 10434 on Mesa's software device: weights and cache
+agree to the last digit, and the total to 1 % where all layers are there. A device that has some of
+the layers needs a larger compute buffer than estimated, in SmolLM2 with 65 536 tokens 117 MiB and
+not 78, of 1 GiB in all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.builds.discover import Device, Engine
+from supervisor.builds.help import MTP, draft_limits, spec_types
+from supervisor.models.metadata import Gguf
+from supervisor.models.tensors import block_bytes
+from supervisor.plan import kv_cache
+from supervisor.plan.context import (
+    Chosen,
+    ContextLayout,
+    compute_bytes,
+    context_layout,
+    draft_layout,
+    input_bytes,
+    output_bytes,
+)
+from supervisor.plan.kv_cache import Cache
+
+_MIB: Final = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBreakdown:
+    """Bytes of one memory by purpose; see the head of estimate.py."""
+
+    weights: int = 0
+    copies: int = 0
+    kv: int = 0
+    compute: int = 0
+    output: int = 0
+    prompt_cache: int = 0
+    checkpoints: int = 0
+    draft: int = 0
+    projector: int = 0
+    base: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def at_start(self) -> int:
+        """Memory taken before the first request."""
+        return self.total - self.prompt_cache - self.checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """Memory that an instance takes of one RPC worker."""
+
+    taken: MemoryBreakdown
+    has_bytes: int
+    free_bytes: int | None  # when it was last asked; None if it did not say
+    is_main_memory: bool  # whether it is this machine's main memory
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInputs:
+    """What the memory of an instance depends on."""
+
+    gguf: Gguf
+    chosen: Chosen  # every option that the build accepts, by today's name
+    engine: Engine
+    cpu_flags: frozenset[str] = frozenset()  # the CPU's features as Linux names them
+    draft: Gguf | None = None  # the draft model, or None
+    projector_bytes: int = 0  # sizes of the files of its projector and adapters
+
+    @property
+    def cache(self) -> Cache:
+        return context_layout(self.gguf, self.chosen, self.engine).cache
+
+
+def with_free(memory_inputs: MemoryInputs, free: Mapping[str, int]) -> MemoryInputs:
+    """Note the free bytes of the devices of this machine that are known."""
+    engine = memory_inputs.engine
+    devices = tuple(
+        replace(device, free_mib=free[device.name] // _MIB) if device.name in free else device
+        for device in engine.devices
+    )
+    return replace(memory_inputs, engine=replace(engine, devices=devices))
+
+
+# Source: llama-model.cpp, load_tensors.
+
+# Memory that --fit leaves free on each device. Source: llama-server --help, --fit-target.
+_DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
+
+
+def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
+    """The usable devices with memory of their own."""
+    requested = memory_inputs.chosen.get("device")
+    names = (
+        str(requested).split(",")
+        if requested
+        else [device.name for device in memory_inputs.engine.devices]
+    )
+    return tuple(
+        device
+        for device in memory_inputs.engine.devices
+        if device.total_mib and device.name in names
+    )
+
+
+def count_offloaded(
+    memory_inputs: MemoryInputs,
+    layout: ContextLayout,
+    devices: tuple[Device, ...],
+    extra_bytes: int,
+) -> int:
+    """The number of layers on devices; the output counts as one."""
+    most = memory_inputs.gguf.layers + 1
+    requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
+    if not devices:
+        return 0
+    if requested.isdecimal():
+        return min(most, int(requested))
+    if not is_fitted(memory_inputs, devices):
+        return most
+    room = sum(max(0, _free_mib(device) * _MIB - _DEVICE_MARGIN_BYTES) for device in devices)
+    # Their memory grows with each layer.
+    return bisect.bisect_right(
+        range(1, most + 1),
+        room,
+        key=lambda count: on_devices(memory_inputs, layout, count, extra_bytes).total,
+    )
+
+
+def is_fitted(memory_inputs: MemoryInputs, devices: tuple[Device, ...]) -> bool:
+    """Whether the engine chooses the number of layers by what is free of the devices."""
+    requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
+    is_set = requested.isdecimal() or requested == "all"
+    return bool(devices) and not is_set and memory_inputs.chosen.get("fit") != "off"
+
+
+def _free_mib(device: Device) -> int:
+    known = device.total_mib if device.free_mib is None else device.free_mib
+    return min(device.total_mib, known)
+
+
+def layers_left(gguf: Gguf, count: int) -> int:
+    """The number of layers in main memory, the first ones."""
+    return gguf.layers if not count else max(0, gguf.layers + 1 - count)
+
+
+def moved_weights(gguf: Gguf, count: int) -> int:
+    """Bytes of weights that leave main memory."""
+    layers = gguf.tensor_bytes - gguf.embedding_bytes - gguf.output_bytes
+    moved = layers * (gguf.layers - layers_left(gguf, count)) // max(1, gguf.layers)
+    return moved + (gguf.output_bytes if count else 0)
+
+
+def offloaded_kv_bytes(gguf: Gguf, layout: ContextLayout, count: int, chosen: Chosen) -> int:
+    """Bytes of KV cache that leave main memory."""
+    if chosen.get("kv-offload") is False:
+        return 0
+    return sum(kv_cache.layer_bytes(gguf, layout.cache)[layers_left(gguf, count) :])
+
+
+def on_devices(
+    memory_inputs: MemoryInputs, layout: ContextLayout, count: int, extra_bytes: int
+) -> MemoryBreakdown:
+    """Memory of all devices together, `extra_bytes` bytes of it besides the layers."""
+    gguf = memory_inputs.gguf
+    if not count:
+        return MemoryBreakdown()
+    return MemoryBreakdown(
+        weights=moved_weights(gguf, count) + (0 if gguf.output_bytes else gguf.embedding_bytes),
+        kv=offloaded_kv_bytes(gguf, layout, count, memory_inputs.chosen),
+        compute=compute_bytes(gguf, layout),
+        draft=extra_bytes - memory_inputs.projector_bytes,
+        projector=memory_inputs.projector_bytes,
+    )
+
+
+def split_between(
+    take: MemoryBreakdown, devices: tuple[Device, ...], chosen: Chosen
+) -> Mapping[str, MemoryBreakdown]:
+    """Split by `tensor-split`, or by the devices' memory; each has a whole compute buffer."""
+    if not take.total:
+        return {}
+    weights = _weights(devices, str(chosen.get("tensor-split", "")))
+
+    whole = sum(weights)
+
+    def share(weight: float) -> MemoryBreakdown:
+        parts = {
+            field.name: int(getattr(take, field.name) * weight // whole) for field in fields(take)
+        }
+        return MemoryBreakdown(**parts | {"compute": take.compute})
+
+    return {
+        device.name: share(weight)
+        for device, weight in zip(devices, weights, strict=True)
+        if weight
+    }
+
+
+def _weights(devices: tuple[Device, ...], split: str) -> Sequence[float]:
+    """The shares of devices; those of an option that no engine would accept do not count."""
+    try:
+        given = [float(weight) for weight in split.split(",")]
+    except ValueError:
+        given = []
+    is_valid = len(given) == len(devices) and min(given) >= 0 and 0 < sum(given) < math.inf
+    return given if is_valid else [device.total_mib for device in devices]
+
+
+#     weights        the file's tensors; if mapped, shared by all processes that map it
+#     copies         matrices that the CPU backend repacks
+#     kv             KV caches, and the states of recurrent layers
+#     compute        compute buffers of a micro batch
+#     output         logits
+#     prompt cache   prompts without a slot, at most (--cache-ram)
+#     checkpoints    saved states of models whose caches cannot be truncated, at most
+#     draft          all of the above of a draft model
+#     projector      the file that makes images or audio into tokens
+#     base           the program, its libraries and its vocabulary
+#
+# The prompt cache and the checkpoints grow with use; all else is allocated at the start. Options in
+# `args`, which are passed on unchecked, are ignored.
+
+__all__ = ["Estimate", "MemoryBreakdown", "MemoryInputs", "estimate"]
+
+# Resident memory of build 10434 with its libraries and a vocabulary of 416 tokens, and of each
+# further token: 49 152 of SmolLM2 with as many merges, 262 144 of Gemma-3 without.
+_BASE_BYTES: Final = 33 * _MIB
+_BYTES_PER_TOKEN: Final = 160
+_BYTES_PER_TOKEN_MERGED: Final = 270
+
+# Types that the CPU backend repacks, by the processor feature; AMX goes first.
+# Source: ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type; ggml-cpu/amx/common.h,
+# qtype_has_amx_kernels.
+_REPACKED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "avx2": frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}),
+        "avx512f": frozenset({"Q2_K"}),
+        "asimddp": frozenset({"Q4_0", "Q4_K", "IQ4_NL"}),
+    }
+)
+_AMX: Final = "amx_int8"
+_AMX_ROWS: Final = 32
+# Bytes that AMX adds to each block. Source: ggml-cpu/amx/mmq.cpp, get_row_size; build 10434 logs
+# the same.
+_AMX_EXTRA_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+    {"F16": 0, "Q4_0": 0, "Q4_1": 0, "Q6_K": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
+)
+_REPACK_ROWS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Memory of one instance."""
+
+    host: MemoryBreakdown
+    devices: Mapping[str, MemoryBreakdown]  # by device name; empty if nothing is offloaded
+    mapped_bytes: int  # of main memory, what all instances that map the same file share
+    layers_offloaded: int  # layers on devices; the output counts as one
+    workers: Mapping[str, WorkerMemory] = field(default_factory=dict)  # by name
+    # Whether the engine itself puts fewer layers on devices where less is free.
+    is_fitted: bool = False
+
+    @property
+    def own_bytes(self) -> int:
+        """Main memory that no other instance shares."""
+        return self.host.total - self.mapped_bytes + self.local_workers_bytes
+
+    @property
+    def own_at_start_bytes(self) -> int:
+        """Of `own_bytes`, the part allocated before the first request."""
+        return self.host.at_start - self.mapped_bytes + self.local_workers_bytes
+
+    @property
+    def local_workers_bytes(self) -> int:
+        """Main memory that workers on this machine take for it."""
+        return sum(
+            worker.taken.at_start for worker in self.workers.values() if worker.is_main_memory
+        )
+
+
+def estimate(memory_inputs: MemoryInputs) -> Estimate:
+    gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
+    layout = context_layout(gguf, chosen, memory_inputs.engine)
+    devices = devices_of(memory_inputs)
+    draft = _draft_bytes(memory_inputs, layout)
+    count = count_offloaded(memory_inputs, layout, devices, draft + memory_inputs.projector_bytes)
+    on_host = count <= gguf.layers
+    is_mapped = _is_mapped(chosen)
+    extra_bytes = (draft + memory_inputs.projector_bytes) if count else 0
+    host = MemoryBreakdown(
+        weights=gguf.tensor_bytes - moved_weights(gguf, count),
+        copies=_copies(gguf, memory_inputs) * layers_left(gguf, count) // max(1, gguf.layers),
+        kv=_kv_bytes(gguf, layout) - offloaded_kv_bytes(gguf, layout, count, chosen),
+        compute=compute_bytes(gguf, layout) if on_host else input_bytes(gguf, layout),
+        output=output_bytes(gguf, layout),
+        prompt_cache=layout.prompt_cache_bytes,
+        checkpoints=layout.checkpoints
+        * layout.cache.slots
+        * kv_cache.checkpoint_bytes(gguf, layout.cache),
+        draft=0 if extra_bytes else draft,
+        projector=0 if extra_bytes else memory_inputs.projector_bytes,
+        base=_base_bytes(gguf),
+    )
+    taken = split_between(
+        on_devices(memory_inputs, layout, count, extra_bytes), devices, memory_inputs.chosen
+    )
+    here = {device.name for device in devices if device.worker is None}
+    return Estimate(
+        host=host,
+        devices={name: memory for name, memory in taken.items() if name in here},
+        mapped_bytes=host.weights if is_mapped else 0,
+        layers_offloaded=count,
+        workers=_by_worker(taken, devices),
+        is_fitted=is_fitted(memory_inputs, devices),
+    )
+
+
+def _by_worker(
+    taken: Mapping[str, MemoryBreakdown], devices: tuple[Device, ...]
+) -> Mapping[str, WorkerMemory]:
+    names = dict.fromkeys(
+        device.worker for device in devices if device.worker and device.name in taken
+    )
+    return {
+        name: _of_worker([device for device in devices if device.worker == name], taken)
+        for name in names
+    }
+
+
+def _of_worker(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) -> WorkerMemory:
+    parts = [taken[device.name] for device in devices if device.name in taken]
+    return WorkerMemory(
+        taken=MemoryBreakdown(
+            **{
+                each.name: sum(getattr(part, each.name) for part in parts)
+                for each in fields(parts[0])
+            }
+        ),
+        has_bytes=sum(device.total_mib for device in devices) * _MIB,
+        free_bytes=_free_bytes(devices),
+        is_main_memory=any(device.is_main_memory for device in devices),
+    )
+
+
+def _free_bytes(devices: list[Device]) -> int | None:
+    free_mib = [device.free_mib for device in devices if device.free_mib is not None]
+    return sum(free_mib) * _MIB if len(free_mib) == len(devices) else None
+
+
+def _kv_bytes(gguf: Gguf, layout: ContextLayout) -> int:
+    return (
+        kv_cache.cache_bytes(gguf, layout.cache) + kv_cache.state_bytes(gguf) * layout.cache.slots
+    )
+
+
+def _draft_bytes(memory_inputs: MemoryInputs, layout: ContextLayout) -> int:
+    """A draft model has a context of its own, of the same size; so have draft layers (MTP)."""
+    own, draft = draft_layout(layout, memory_inputs.chosen), memory_inputs.draft
+    if draft is None:
+        return _draft_layers_bytes(memory_inputs, own)
+    buffers = compute_bytes(draft, own) + output_bytes(draft, own)
+    weights = draft.tensor_bytes + _copies(draft, memory_inputs)
+    return weights + _kv_bytes(draft, own) + buffers
+
+
+def _draft_layers_bytes(memory_inputs: MemoryInputs, own: ContextLayout) -> int:
+    gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
+    if not gguf.draft_layers or MTP not in spec_types(chosen):
+        return 0
+    # A recurrent state is kept for each drafted token, to go back to.
+    drafted = max(int(chosen.get(key, default)) for key, default in draft_limits(chosen))
+    states = kv_cache.state_bytes(gguf) * own.cache.slots * drafted
+    count, heads = gguf.draft_layers, max(gguf.kv_heads, default=0)
+    layers = replace(gguf, kv_heads=(heads,) * count, sliding=(False,) * count)
+    buffers = compute_bytes(gguf, own) + output_bytes(gguf, own)
+    return kv_cache.cache_bytes(layers, own.cache) + states + buffers
+
+
+def _base_bytes(gguf: Gguf) -> int:
+    each = _BYTES_PER_TOKEN_MERGED if gguf.tokenizer == "gpt2" else _BYTES_PER_TOKEN
+    return _BASE_BYTES + each * gguf.vocab_size
+
+
+def _copies(gguf: Gguf, memory_inputs: MemoryInputs) -> int:
+    if memory_inputs.chosen.get("repack") is False:
+        return 0
+    flags = memory_inputs.cpu_flags
+    kinds = frozenset[str]().union(*(_REPACKED[flag] for flag in flags & _REPACKED.keys()))
+    # The portable CPU library has no AMX.
+    has_amx = _AMX in flags and not memory_inputs.engine.library_dirs
+    total = 0
+    for kind, rows, size in gguf.matrix_bytes:
+        if has_amx and kind in _AMX_EXTRA_BYTES and rows >= _AMX_ROWS:
+            total += size + size // block_bytes(kind) * _AMX_EXTRA_BYTES[kind]
+        elif kind in kinds and rows >= _REPACK_ROWS:
+            total += size
+    return total
+
+
+def _is_mapped(chosen: Chosen) -> bool:
+    mode = str(chosen.get("load-mode", "mmap"))
+    return chosen.get("mmap") is not False and ("mmap" in mode or mode == "auto")

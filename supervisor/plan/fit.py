@@ -1,0 +1,162 @@
+"""Whether an instance can ever fit on this machine, and which options would fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from supervisor.builds.discover import Device
+from supervisor.builds.help import FlagValue
+from supervisor.errors import OutOfMemory
+from supervisor.output import size
+from supervisor.plan import kv_cache
+from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
+from supervisor.system.machine import Machine
+
+# What counts is the memory at its start, alone on the machine: the prompt cache and checkpoints
+# grow with use, and other models can be unloaded. On devices only layers that an option forces
+# there count, because the engine itself keeps the rest in main memory.
+
+# Of main memory, left for everything else on the machine.
+RESERVE_SHARE: Final = 0.05
+_MIB: Final = 1024**2
+_CTX_SLOT_MIN: Final = 512
+_SLOTS_EACH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCapacity:
+    """Bytes that models may take of main memory, and of each device that has its own memory."""
+
+    host: int
+    devices: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Options under which a model would fit, and the main memory it takes at its start then."""
+
+    flags: Mapping[str, FlagValue]
+    host_bytes: int
+
+    def __str__(self) -> str:
+        flags = ", ".join(f"{key} = {value}" for key, value in self.flags.items())
+        return f"{flags} ({size(self.host_bytes)})"
+
+
+def capacity(
+    machine: Machine, devices: Sequence[Device], budget_bytes: int | None = None
+) -> MemoryCapacity:
+    """Memory of this machine that models may take."""
+    most = int(machine.memory_bytes * (1 - RESERVE_SHARE))
+    return MemoryCapacity(
+        host=most if budget_bytes is None else min(budget_bytes, machine.memory_bytes),
+        devices={device.name: device.total_mib * _MIB for device in devices if device.total_mib},
+    )
+
+
+def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
+    """Why an instance cannot fit even alone, or None."""
+    local_bytes = found.local_workers_bytes
+    if found.host.at_start + local_bytes > has.host:
+        within = f", {size(local_bytes)} of it in workers" if local_bytes else ""
+        return (
+            f"it needs {size(found.host.at_start + local_bytes)} of main memory{within}, "
+            f"but models may use {size(has.host)}"
+        )
+    for name, worker in found.workers.items():
+        if worker.taken.at_start > worker.has_bytes:
+            return (
+                f"it needs {size(worker.taken.at_start)} of worker {name}, "
+                f"which has {size(worker.has_bytes)}"
+            )
+    for name, take in found.devices.items():
+        if take.at_start > has.devices.get(name, 0):
+            there = size(has.devices.get(name, 0))
+            return f"it needs {size(take.at_start)} of {name}, which has {there}"
+    return None
+
+
+def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Suggestion, ...]:
+    """The largest fitting change of each kind, or else one change of all kinds together."""
+    kinds = (
+        _fewer_slots(memory_inputs),
+        smaller_cache(memory_inputs),
+        shorter(memory_inputs, {}),
+    )
+    found = [
+        suggestion for kind in kinds if (suggestion := _first_fitting(memory_inputs, kind, has))
+    ]
+    if found:
+        return tuple(found)
+    under = {key: value for flags in smaller_cache(memory_inputs) for key, value in flags.items()}
+    least = shorter(memory_inputs, {**under, "parallel": 1})
+    return tuple(
+        suggestion for suggestion in [_first_fitting(memory_inputs, least, has)] if suggestion
+    )
+
+
+def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> None:
+    """Raise an error for an instance that can never fit."""
+    reason = misfit_reason(estimate(memory_inputs), has)
+    if reason is None:
+        return
+    raise OutOfMemory(
+        f"{name} can never fit: {reason}", hint=advice(suggestions(memory_inputs, has))
+    )
+
+
+def advice(found: Sequence[Suggestion]) -> str:
+    if not found:
+        return "no context length fits: use a smaller model, or a stronger quantisation"
+    return f"this would fit: {'; or '.join(map(str, found))}"
+
+
+def _first_fitting(
+    memory_inputs: MemoryInputs, changes: Iterator[Mapping[str, FlagValue]], has: MemoryCapacity
+) -> Suggestion | None:
+    for flags in changes:
+        found = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, **flags}))
+        if misfit_reason(found, has) is None:
+            return Suggestion(flags, found.host.at_start + found.local_workers_bytes)
+    return None
+
+
+def _fewer_slots(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
+    """Fewer slots, each with the context of today."""
+    each, count, is_shared = _context(memory_inputs)
+    for fewer in _smaller_counts(count):
+        yield {"parallel": fewer, "ctx-size": each if is_shared else each * fewer}
+
+
+def _smaller_counts(count: int) -> Iterator[int]:
+    """Smaller numbers down to 1, in large steps while they are large."""
+    while (count := count - max(1, (count - _SLOTS_EACH) // 8)) > 0:
+        yield count
+
+
+def shorter(
+    memory_inputs: MemoryInputs, under: Mapping[str, FlagValue]
+) -> Iterator[Mapping[str, FlagValue]]:
+    """Shorter contexts, each half of the one before."""
+    each, count, is_shared = _context(memory_inputs)
+    count = int(under.get("parallel", count))
+    while each > _CTX_SLOT_MIN:
+        each = max(_CTX_SLOT_MIN, each // 2 // kv_cache.PADDING_TOKENS * kv_cache.PADDING_TOKENS)
+        yield {**under, "ctx-size": each if is_shared else each * count}
+
+
+def smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
+    """A quantised cache, where there is none and the model can have one."""
+    chosen = memory_inputs.chosen
+    types = {str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv"}
+    has_flash = chosen.get("flash-attn", "auto") not in {"off", False}
+    if types & kv_cache.UNQUANTISED and has_flash and kv_cache.can_quantise(memory_inputs.gguf):
+        yield {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
+
+
+def _context(memory_inputs: MemoryInputs) -> tuple[int, int, bool]:
+    """The context of one cache, the number of slots, and whether they share one cache."""
+    cache = memory_inputs.cache
+    return cache.ctx, cache.slots, cache.streams < cache.slots

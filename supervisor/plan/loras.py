@@ -1,0 +1,234 @@
+"""Files that a model's flags name, and LoRA adapters that requests choose by name.
+
+Files that a model's flags name. Which options take files is read from the recorded help texts:
+`--lora FNAME`. An engine looks for a relative path in its working directory, which is not the
+user's.
+
+`[models.NAME.loras]`: LoRA adapters that requests choose by name. An engine loads all of them with
+scale 0, so that whatever says nothing of them, such as a health check, is computed without. It
+keeps no prompts in main memory then: it finds them by their tokens alone, whichever adapter they
+were computed with (build 10434: 145 of 146 tokens of another adapter's prompt taken over, and
+another text).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field
+
+from proxy.common.toml_types import ExpandedPath, SettingsTable
+from supervisor.builds.help import Flag, FlagValue, recorded_flag
+from supervisor.errors import SettingsInvalid
+from supervisor.models.metadata import Gguf
+from supervisor.plan.setting import CORRAL, Setting
+from supervisor.system.files import NotRegular, expand_home, stat_regular
+
+_SCALED: Final = "FNAME:SCALE"
+_MANY: Final = "comma-separated"
+# Engines create these.
+_CREATED: Final = frozenset({"lookup-cache-dynamic", "log-prompts-dir"})
+
+
+def absolute(flags: Mapping[str, FlagValue], base: Path) -> dict[str, FlagValue]:
+    """Flags with `~` expanded in paths, and relative ones joined to a directory."""
+    return with_paths(flags, lambda path: base / expand_home(path))
+
+
+def with_paths(
+    flags: Mapping[str, FlagValue], change: Callable[[Path], Path]
+) -> dict[str, FlagValue]:
+    """Flags with every path changed."""
+    return {
+        name: _map_paths(value, flag, change)
+        if isinstance(value, str) and (flag := _file_flag(name))
+        else value
+        for name, value in flags.items()
+    }
+
+
+def check_files(model: str, flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue]) -> None:
+    """Look at the files that the flags of a model name; those not in `own` are its trial's.
+
+    Raises:
+        SettingsInvalid: An engine could not read one.
+    """
+    for name, path, reason in _unreadable_files(flags):
+        table = "flags" if own.get(name) == flags[name] else "trial.flags"
+        raise SettingsInvalid(
+            f"models.{model}.{table}.{name}: {path} {reason}",
+            hint="correct the path; a relative one starts at the directory of the settings file",
+        )
+
+
+def _unreadable_files(flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, Path, str]]:
+    for name, value in flags.items():
+        flag = _file_flag(name) if isinstance(value, str) else None
+        if flag is None or flag.key in _CREATED:
+            continue
+        for path in _paths(str(value), flag):
+            if reason := _problem(path, is_directory=flag.key.endswith(("-dir", "-path"))):
+                yield name, path, reason
+
+
+def _file_flag(name: str) -> Flag | None:
+    flag = recorded_flag(name)
+    return flag if flag and (flag.kind == "path" or _is_scaled(flag)) else None
+
+
+def _is_scaled(flag: Flag) -> bool:
+    return flag.hint is not None and flag.hint.startswith(_SCALED)
+
+
+def _paths(value: str, flag: Flag) -> list[Path]:
+    found: list[Path] = []
+
+    def note(path: Path) -> Path:
+        found.append(path)
+        return path
+
+    _map_paths(value, flag, note)
+    return found
+
+
+def _map_paths(value: str, flag: Flag, change: Callable[[Path], Path]) -> str:
+    """A value with each of its paths changed."""
+    if not (_is_scaled(flag) or _MANY in flag.help):
+        return str(change(Path(value))) if value else value
+    return _join_items([_change_item(part, flag, change) for part in _split(value)])
+
+
+def _change_item(item: str, flag: Flag, change: Callable[[Path], Path]) -> str:
+    path, colon, scale = item.rpartition(":") if _is_scaled(flag) else (item, "", "")
+    return f"{change(Path(path))}{colon}{scale}" if path else item
+
+
+# Source: parse_csv_row of llama.cpp's common/arg.cpp: a path with a comma stands in double quotes.
+
+
+def _split(value: str) -> list[str]:
+    try:
+        return next(csv.reader([value]), [])
+    except csv.Error:  # it has several lines
+        return [value]
+
+
+def _join_items(items: list[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(items)
+    return line.getvalue()
+
+
+def _problem(path: Path, *, is_directory: bool) -> str | None:
+    """Why a file or a directory cannot be read, as a clause; None if it can."""
+    try:
+        if is_directory:
+            return None if path.is_dir() else "is not a directory"
+        stat_regular(path)
+    except NotRegular as error:
+        return error.strerror
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    return None if os.access(path, os.R_OK) else "may not be read by this user"
+
+
+SCALED: Final = "lora-scaled"
+LORAS_MAX: Final = 64
+_OPTIONS: Final = frozenset({"lora", SCALED, "lora-init-without-apply"})
+# The engine separates paths and scales by them. Source: common/arg.cpp, --lora-scaled.
+_SEPARATORS: Final = frozenset(':,"')
+
+
+def _adapter_path(path: Path) -> Path:
+    if found := sorted(_SEPARATORS.intersection(str(path))):
+        raise ValueError(f"llama-server takes no adapter with {found[0]} in its path")
+    return path
+
+
+AdapterPath = Annotated[ExpandedPath, AfterValidator(_adapter_path)]
+
+
+class LoraSettings(SettingsTable):
+    """An adapter with a scale of its own."""
+
+    path: AdapterPath = Field(description="the GGUF file of the adapter")
+    scale: float = Field(1.0, ge=-100, le=100, description="how much of it MODEL+NAME means")
+
+
+LoraSetting = AdapterPath | LoraSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter; its id for the engine is its place."""
+
+    name: str
+    path: Path
+    scale: float = 1.0
+
+
+def loras_of(table: Mapping[str, LoraSetting]) -> tuple[Lora, ...]:
+    return tuple(
+        Lora(name, adapter.path, adapter.scale)
+        if isinstance(adapter, LoraSettings)
+        else Lora(name, adapter)
+        for name, adapter in table.items()
+    )
+
+
+def resolve_loras(table: Mapping[str, LoraSetting], base: Path) -> dict[str, LoraSetting]:
+    """Join relative paths to a directory."""
+    return {
+        name: adapter.model_copy(update={"path": base / adapter.path})
+        if isinstance(adapter, LoraSettings)
+        else base / adapter
+        for name, adapter in table.items()
+    }
+
+
+def conflict(flags: Mapping[str, object], args: Sequence[str]) -> str | None:
+    """Return the option by which a model loads adapters without a name, or None."""
+    words = (word.partition("=")[0] for word in args if word.startswith("--"))
+    given = (name.lstrip("-") for name in (*flags, *words))
+    return next((name for name in given if name in _OPTIONS), None)
+
+
+def lora_settings(loras: Sequence[Lora]) -> dict[str, Setting]:
+    """Return the options that load adapters; they win over all others."""
+    if not loras:
+        return {}
+    listed = ",".join(f"{lora.path}:0" for lora in loras)
+    reason = "requests choose: " + ", ".join(lora.name for lora in loras)
+    unsafe = "the engine would answer with the cached prompt of another adapter"
+    return {
+        SCALED: Setting(listed, CORRAL, reason),
+        "lora-init-without-apply": Setting(value=True, origin=CORRAL, reason=reason),
+        "cache-ram": Setting(0, CORRAL, unsafe),
+    }
+
+
+def check(name: str, found: Gguf, model: Gguf) -> None:
+    """Check that a file is an adapter of a model.
+
+    Raises:
+        SettingsInvalid: It is none, or one of another architecture, or the model generates nothing.
+    """
+    if found.kind != "adapter":
+        problem = f"{found.path} is no LoRA adapter but a {found.kind}"
+    elif found.architecture != model.architecture:
+        problem = f"{found.path} is for {found.architecture}, the model is {model.architecture}"
+    elif not model.is_causal or model.pooling is not None:
+        problem = "adapters are for models that generate text"
+    else:
+        return
+    raise SettingsInvalid(
+        f"loras.{name}: {problem}", hint="convert_lora_to_gguf.py of llama.cpp makes adapters"
+    )

@@ -1,0 +1,433 @@
+"""Plans the command line of a model, with the origin of each word, and that of its trial. Pure.
+
+Settings that cannot work on this machine, though the build has them. The engine would start without
+them and only log a warning (`--mlock` and `--prio` without permission), or not start at all (a
+quantised V cache without flash attention).
+
+Plans the command line of a model, with the origin of each word. Settings are merged and every
+`auto` derived (resolve.py, auto.py); what cannot work here is omitted (constraints.py); the rest is
+rendered for the engine at hand (render.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Self
+
+from pydantic import Field, model_validator
+
+from proxy.common.toml_types import SettingsTable, Text
+from proxy.upstream.upstream import BATCH_TOKENS
+from supervisor.builds.discover import Device, Engine
+from supervisor.builds.help import Flags, FlagValue
+from supervisor.builds.installed import EngineField
+from supervisor.models.metadata import Gguf
+from supervisor.plan import kv_cache
+from supervisor.plan.auto import PlanInputs, ThreadMeasurement, cache_count, ctx_slot, slots
+from supervisor.plan.context import Chosen, Embedding, embedding
+from supervisor.plan.draft import Draft, offered_types
+from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
+from supervisor.plan.profile import Profile
+from supervisor.plan.render import OmittedFlag, Rendered, canonical, render
+from supervisor.plan.resolve import (
+    CORRAL_DEFAULTS,
+    RPC,
+    ModelEntry,
+    RpcWorker,
+    devices_of,
+    is_auto,
+    resolve,
+)
+from supervisor.plan.setting import CORRAL, FlagName, FlagSetting, SettingsByFlag, values
+from supervisor.system.machine import Machine
+
+
+def reason_against(key: str, inputs: PlanInputs, chosen: Chosen) -> str | None:
+    """Why a setting cannot work here, or None."""
+    check = _CHECKS.get(key)
+    return check(inputs, chosen) if check else None
+
+
+def _gpu_layers(inputs: PlanInputs, chosen: Chosen) -> str | None:
+    return None if inputs.device_bytes or "rpc" in chosen else "the engine lists no device"
+
+
+def _load_mode(inputs: PlanInputs, chosen: Chosen) -> str | None:
+    weights, allowed = inputs.gguf.tensor_bytes, inputs.machine.memlock_bytes
+    if "mlock" not in str(chosen["load-mode"]):
+        return None
+    if inputs.device_bytes:
+        return "the weights go to the device and need not be locked in main memory"
+    if allowed is not None and allowed < weights:
+        return f"{weights >> 20} MiB cannot be locked: the limit is {allowed >> 20} MiB"
+    if weights > inputs.machine.memory_bytes // 2:
+        return "locking more than half of the memory would starve other programs"
+    return None
+
+
+def _prio(inputs: PlanInputs, chosen: Chosen) -> str | None:
+    raises = str(chosen["prio"]) not in {"0", "-1"}
+    return (
+        "raising the priority is not permitted"
+        if raises and not inputs.machine.may_renice
+        else None
+    )
+
+
+def _numa(inputs: PlanInputs, chosen: Chosen) -> str | None:
+    """`distribute` pins each thread to all CPUs of a node, also to those outside of the affinity.
+
+    Source: llama.cpp, ggml-cpu.c, set_numa_thread_affinity.
+    """
+    if chosen["numa"] != "distribute" or inputs.machine.numa_nodes > 1:
+        return None
+    return "there is one NUMA node, or not all CPUs of each may be used"
+
+
+def _cache_type_k(inputs: PlanInputs, chosen: Chosen) -> str | None:
+    return _not_quantisable(inputs, chosen, "cache-type-k")
+
+
+def _cache_type_v(inputs: PlanInputs, chosen: Chosen) -> str | None:
+    is_quantised = chosen["cache-type-v"] not in kv_cache.UNQUANTISED
+    if is_quantised and chosen.get("flash-attn") in {"off", False}:
+        return "a quantised V cache needs flash attention"
+    return _not_quantisable(inputs, chosen, "cache-type-v")
+
+
+def _not_quantisable(inputs: PlanInputs, chosen: Chosen, key: str) -> str | None:
+    if chosen[key] in kv_cache.UNQUANTISED or kv_cache.can_quantise(inputs.gguf):
+        return None
+    return f"heads of {inputs.gguf.key_length} values are not multiples of {kv_cache.BLOCK}"
+
+
+_CHECKS: Final[Mapping[str, Callable[[PlanInputs, Chosen], str | None]]] = MappingProxyType(
+    {
+        "gpu-layers": _gpu_layers,
+        "load-mode": _load_mode,
+        "prio": _prio,
+        "numa": _numa,
+        "cache-type-k": _cache_type_k,
+        "cache-type-v": _cache_type_v,
+    }
+)
+
+
+__all__ = ["ModelEntry", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
+
+
+_ALONE: Final = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """One option, on the command line or omitted."""
+
+    flag: str  # as the build spells it; of an omitted one, today's name with dashes
+    value: str | None  # the word after it, or None
+    origin: str  # `model NAME`, `batching`, `profile NAME`, `machine`, `gguf` or `llama-corral`
+    reason: str  # a clause; empty if the origin says it all
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The command line and properties of a model's instances."""
+
+    model: str
+    engine: Engine
+    gguf: Gguf
+    lines: tuple[PlanLine, ...]  # in order, without the address to listen on, which `argv` adds
+    omitted: tuple[PlanLine, ...]  # settings that are not on the command line
+    warnings: tuple[str, ...]  # sentences for the user
+    slots: int  # sequences decoded at once
+    ctx_size: int  # tokens of context of all slots together; 0 if the engine decides
+    memory_inputs: MemoryInputs
+    # Values that the daemon changed while it serves, as they are on the command line.
+    adapted: SettingsByFlag = field(default_factory=dict)
+    derived: frozenset[str] = frozenset()  # the options that were `auto`
+    untried_threads: int | None = None  # the thread count whose speed its first run measures
+    workers: tuple[RpcWorker, ...] = ()  # those that compute its layers, in the order of --rpc
+    # Workers that it runs without, as sentences.
+    lost_workers: tuple[str, ...] = ()
+    from_user: frozenset[str] = frozenset()  # the options that the model's own table decides
+    # What it gave up after its engine ran out of memory.
+    reduced: SettingsByFlag = field(default_factory=dict)
+    missing_draft: tuple[str, ...] = ()  # why it runs without the draft model that is set
+
+    @property
+    def embedding(self) -> Embedding | None:
+        return embedding(self.gguf, self.memory_inputs.chosen)
+
+    @property
+    def has_own_slots(self) -> bool:
+        """Whether the proxy can choose slots, each with its own cache."""
+        chosen, use = self.memory_inputs.chosen, self.embedding
+        if use and use.is_only:
+            return False
+        return chosen.get("slot-prompt-similarity") == 0 and chosen.get("kv-unified") is False
+
+    @property
+    def is_speculative(self) -> bool:
+        return self.memory_inputs.chosen.get("spec-type", "none") != "none"
+
+    @property
+    def batch_tokens(self) -> int:
+        """The most tokens in one pass; llama-server's default where the engine decides."""
+        size = self.memory_inputs.chosen.get("batch-size", BATCH_TOKENS)
+        return size if isinstance(size, int) and size > 0 else BATCH_TOKENS
+
+    @property
+    def resumable_prompts(self) -> int:
+        """As of the proxy's `Upstream`.
+
+        Source: measured on build 10434 with its default spacing: a history of which the last
+        message was edited finds the checkpoint before it (862 tokens), an earlier one nothing.
+        """
+        if not self.gguf.recurrent:
+            return 0
+        known = self.engine.flags.find("ctx-checkpoints") is not None
+        return 2 if known and self.memory_inputs.chosen.get("ctx-checkpoints") != 0 else 1
+
+    @property
+    def has_window(self) -> bool:
+        """As of the proxy's `Upstream`."""
+        return bool(self.gguf.sliding_window) and not self.memory_inputs.chosen.get("swa-full")
+
+    @property
+    def has_prompt_cache(self) -> bool:
+        """Whether the engine keeps prompts in main memory when their slot is reused."""
+        known = self.engine.flags.find("cache-ram") is not None
+        return known and self.memory_inputs.chosen.get("cache-ram") != 0
+
+    @property
+    def estimate(self) -> Estimate:
+        return estimate(self.memory_inputs)
+
+    def argv(self, *, host: str, port: int | None, rpc: str | None = None) -> tuple[str, ...]:
+        """The command line, the engine's `command` first.
+
+        Args:
+            host: An address, or the path of a unix socket that ends in `.sock`.
+            port: None for a unix socket; 0 lets the system choose.
+            rpc: Where the workers are reached, if not at their own addresses.
+        """
+        words = [*self.engine.command, "--host", host]
+        words += [] if port is None else ["--port", str(port)]
+        for line in self.lines:
+            value = rpc if rpc and line.flag == f"--{RPC}" else line.value
+            words += [line.flag] if value is None else [line.flag, value]
+        return tuple(words)
+
+
+def make_plan(  # noqa: PLR0913 (a plan is made of all these)
+    entry: ModelEntry,
+    profile: Profile,
+    engine: Engine,
+    gguf: Gguf,
+    machine: Machine,
+    *,
+    instances: int,
+    draft: Draft = _ALONE,
+    projector_bytes: int = 0,
+    adapted: SettingsByFlag = MappingProxyType({}),
+    measured: ThreadMeasurement | None = None,
+) -> Plan:
+    """Plan the instances of a model; `instances` processes of all models share the machine.
+
+    Raises:
+        SettingsInvalid: A flag that no build has, or a value that this build would reject.
+    """
+    remote = devices_of(entry.workers)
+    devices = () if remote else engine.devices
+    inputs = PlanInputs(
+        gguf=gguf,
+        machine=machine,
+        device_bytes=sum(device.total_mib for device in devices) * 1024**2,
+        worker_bytes=_worker_bytes(remote),
+        instances=max(1, instances),
+        adapted={key: replace(setting, is_adapted=True) for key, setting in adapted.items()},
+        measured=measured,
+        ctx_each=entry.batching.max_context_length,
+        draft=draft.gguf,
+        spec_types=offered_types(engine.flags),
+    )
+    settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
+    kept, barred = without_conflicts(settings, inputs)
+    chosen = values(kept)
+    rendered = render(chosen, engine.flags)
+    if draft.reason and not draft.gguf:
+        barred.append(OmittedFlag("spec-draft-model", str(entry.draft), draft.reason))
+    return Plan(
+        model=entry.name,
+        engine=engine,
+        gguf=gguf,
+        lines=_lines(entry, gguf, rendered, kept),
+        omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
+        warnings=(*_warnings(inputs, engine, chosen), *draft.warnings),
+        slots=slots(chosen),
+        ctx_size=ctx_slot(chosen) * cache_count(chosen),
+        memory_inputs=MemoryInputs(
+            gguf=gguf,
+            chosen={line.key: chosen[line.key] for line in rendered.lines},
+            engine=replace(engine, devices=(*remote, *engine.devices)),
+            cpu_flags=machine.cpu_flags,
+            draft=draft.gguf,
+            projector_bytes=projector_bytes,
+        ),
+        adapted={key: setting for key, setting in kept.items() if setting.is_adapted},
+        derived=frozenset(key for key, setting in kept.items() if setting.is_derived),
+        untried_threads=inputs.untried_threads if _derives_threads(kept) else None,
+        workers=entry.workers,
+        from_user=frozenset(_user_options(kept, entry, engine.flags)),
+        reduced={key: setting for key, setting in entry.reduced.items() if key in kept},
+        missing_draft=draft.warnings if isinstance(entry.draft, Path) and not draft.gguf else (),
+    )
+
+
+def _worker_bytes(devices: tuple[Device, ...]) -> int:
+    """Memory of workers elsewhere; 0 if one takes main memory, which then limits all."""
+    if any(device.is_main_memory for device in devices):
+        return 0
+    return sum(device.total_mib for device in devices) * 1024**2
+
+
+def _derives_threads(settings: SettingsByFlag) -> bool:
+    keys = "threads", "threads-batch"
+    found = [settings[key] for key in keys if key in settings]
+    return len(found) == 2 and all(
+        setting.origin == "machine" and not setting.is_adapted for setting in found
+    )
+
+
+def _user_options(settings: SettingsByFlag, entry: ModelEntry, flags: Flags) -> Iterator[str]:
+    """Yield the options that the model's table sets; words of `args` go last, and win."""
+    words = {word.partition("=")[0] for word in entry.args}
+    for key, setting in settings.items():
+        flag = flags.find(key)
+        if setting.is_from_user or (flag and words.intersection(flag.names)):
+            yield key
+
+
+def check(profile: Profile, flags: Flags) -> Rendered:
+    """Render a profile's own flags, without those to be derived; raises as `make_plan`."""
+    own = (canonical(name, value, flags) for name, value in profile.flags.items())
+    return render({key: value for key, value in own if not is_auto(key, value)}, flags)
+
+
+def unix_sockets(engine: Engine) -> bool:
+    """Whether the engine can listen on a unix socket, according to its help of `--host`."""
+    host = engine.flags.find("host")
+    return host is not None and ".sock" in host.help
+
+
+def without_conflicts(
+    settings: SettingsByFlag, inputs: PlanInputs
+) -> tuple[SettingsByFlag, list[OmittedFlag]]:
+    chosen = values(settings)
+    reasons = {key: reason_against(key, inputs, chosen) for key in settings}
+    kept = {key: setting for key, setting in settings.items() if not reasons[key]}
+    return kept, [
+        OmittedFlag(key, chosen[key], reason) for key, reason in reasons.items() if reason
+    ]
+
+
+def _lines(
+    entry: ModelEntry, gguf: Gguf, rendered: Rendered, settings: SettingsByFlag
+) -> tuple[PlanLine, ...]:
+    origin = f"model {entry.name}"
+    return (
+        PlanLine("--model", str(gguf.path), origin, ""),
+        PlanLine("--alias", entry.name, CORRAL, "responses name the model as clients do"),
+        *(
+            PlanLine(
+                line.flag,
+                line.value,
+                settings[line.key].origin,
+                "; ".join(filter(None, [settings[line.key].reason, line.note])),
+            )
+            for line in rendered.lines
+        ),
+        *(PlanLine(word, None, origin, "passed on unchecked") for word in entry.args),
+    )
+
+
+def _omissions(
+    entry: ModelEntry, left_out: list[OmittedFlag], settings: SettingsByFlag
+) -> tuple[PlanLine, ...]:
+    """Omitted settings, except our own defaults: those are for builds that have them."""
+    origins = {key: setting.origin for key, setting in settings.items()}
+    return tuple(
+        PlanLine(
+            flag=f"--no-{omission.key}" if omission.value is False else f"--{omission.key}",
+            value=None if isinstance(omission.value, bool) else str(omission.value),
+            origin=origins.get(omission.key, f"model {entry.name}"),
+            reason=omission.reason,
+        )
+        for omission in left_out
+        if not (omission.key in CORRAL_DEFAULTS and origins[omission.key] == CORRAL)
+    )
+
+
+def _warnings(inputs: PlanInputs, engine: Engine, chosen: Mapping[str, FlagValue]) -> Iterator[str]:
+    if engine.warning:
+        yield engine.warning
+    trained = inputs.gguf.ctx_train
+    if trained and ctx_slot(chosen) > trained:
+        yield f"{ctx_slot(chosen)} tokens per slot exceed the model's training context of {trained}"
+
+
+class TrialSettings(SettingsTable):
+    """`[models.NAME.trial]`: one more replica runs with these, for a share of conversations."""
+
+    profile: Text | None = Field(
+        None, description="the profile on trial; unset: the model's own, with other flags"
+    )
+    engine: EngineField | None = Field(
+        None, description="the engine on trial; unset: the model's own"
+    )
+    share: float = Field(
+        gt=0, lt=1, description="share of new conversations that it gets, between 0 and 1"
+    )
+    flags: dict[FlagName, FlagSetting] = Field(
+        default_factory=dict, description="flags on trial; they win over the model's own"
+    )
+
+    @model_validator(mode="after")
+    def _differs(self) -> Self:
+        if self.profile is None and self.engine is None and not self.flags:
+            raise ValueError("give a profile, flags or an engine to try")
+        return self
+
+    def label(self, own_profile: str) -> str:
+        """Return the profile, flags and engine on trial, for people."""
+        flags = ", ".join(f"{key} = {value}" for key, value in self.flags.items())
+        with_flags = " with ".join(filter(None, (self.profile or own_profile, flags)))
+        return f"{with_flags} on {self.engine}" if self.engine else with_flags
+
+    def applied(self, entry: ModelEntry) -> ModelEntry:
+        """Return a model as its trial runs it."""
+        return replace(
+            entry,
+            profile=self.profile or entry.profile,
+            flags={**entry.flags, **self.flags},
+            engine=self.engine or entry.engine,
+        )
+
+
+class CanaryTrial(TrialSettings):
+    """The trial of a canary: of an engine alone, and not in `corral.toml`."""
+
+
+def with_context_of(plan: Plan, trial: Plan, entry: ModelEntry) -> ModelEntry | None:
+    """Return what to plan a trial with for slots as long as the model's; None if they are.
+
+    A conversation that the model can hold must not be refused because it is part of a trial.
+    """
+    wanted, given = (ctx_slot(side.memory_inputs.chosen) for side in (plan, trial))
+    if given == 0 or 0 < wanted <= given:
+        return None
+    ctx_size = wanted * cache_count(trial.memory_inputs.chosen)
+    return replace(entry, flags={**entry.flags, "ctx-size": ctx_size})

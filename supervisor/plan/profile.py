@@ -1,0 +1,136 @@
+"""Profiles: named sets of tuned flags, one TOML file each, independent of any model.
+
+A profile may extend another; its own flags win. The user's directory is searched first, so a
+profile there replaces ours of the same name, and may extend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from supervisor.builds.help import FlagValue, nearest
+from supervisor.errors import SettingsInvalid
+from supervisor.plan.setting import flag_name, flag_value
+from supervisor.system.toml_file import brief, read_toml
+
+_CHAIN_MAX: Final = 32
+_NAME_MAX: Final = 128
+_KEYS: Final = frozenset({"description", "extends", "flags"})
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile with the flags it inherits; `origins` names the profile that sets each flag."""
+
+    name: str
+    path: Path
+    description: str
+    extends: str | None
+    flags: Mapping[str, FlagValue]
+    origins: Mapping[str, str]
+
+
+def load(name: str, dirs: Sequence[Path]) -> Profile:
+    """Load a profile with everything it inherits; the first of `dirs` that has it wins."""
+    return _load(name, dirs, above=())
+
+
+def overlay_flags(under: Profile, flags: Mapping[str, FlagValue], name: str) -> Profile:
+    """A profile with more flags on top, of a profile of this name.
+
+    They stand last, so that they also win over an older spelling of the same option.
+    """
+    kept = {key: value for key, value in under.flags.items() if key not in flags}
+    return replace(
+        under,
+        flags=MappingProxyType({**kept, **flags}),
+        origins=MappingProxyType({**under.origins, **dict.fromkeys(flags, name)}),
+    )
+
+
+def names(dirs: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(sorted({path.stem for directory in dirs for path in directory.glob("*.toml")}))
+
+
+def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
+    if len(above) > _CHAIN_MAX:
+        raise SettingsInvalid(f"{above[0]} extends a chain of more than {_CHAIN_MAX} profiles")
+    path = _find(name, dirs, above)
+    table = _read(path)
+    extends = table.get("extends")
+    under = _load(extends, dirs, (*above, path)) if extends else None
+    own: dict[str, FlagValue] = table.get("flags", {})
+    return Profile(
+        name=name,
+        path=path,
+        description=table.get("description", ""),
+        extends=extends,
+        flags=MappingProxyType({**(under.flags if under else {}), **own}),
+        origins=MappingProxyType(
+            {**(under.origins if under else {}), **dict.fromkeys(own, name)},
+        ),
+    )
+
+
+def _find(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Path:
+    """The first file of this name that is not in the chain above it."""
+    found = list(_files(name, dirs))
+    for path in found:
+        if path not in above:
+            return path
+    if found:
+        chain = " extends ".join([*(path.stem for path in above), name])
+        raise SettingsInvalid(f"a profile cannot extend itself: {chain}")
+    known = names(dirs)
+    near = nearest(name, known)
+    raise SettingsInvalid(
+        f"profile {brief(name)} not found" + (f"; did you mean {near}?" if near else ""),
+        hint=f"available profiles: {', '.join(known)}",
+    )
+
+
+def _files(name: str, dirs: Sequence[Path]) -> Iterator[Path]:
+    if Path(name).name != name or len(name) > _NAME_MAX or "\0" in name:
+        return
+    for directory in dirs:
+        path = directory / f"{name}.toml"
+        if path.is_file():
+            yield path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    table = read_toml(path)
+    check(path, table)
+    return table
+
+
+def check(path: Path, table: Mapping[str, Any], known: Collection[str] = _KEYS) -> None:
+    """Check the keys of a profile's file, its text and its flags; raises SettingsInvalid."""
+    for key in table.keys() - set(known):
+        near = nearest(key, known)
+        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(known))}"
+        raise SettingsInvalid(f"{path}: unknown key {key}", hint=hint)
+    for key in ("description", "extends"):
+        if not isinstance(table.get(key, ""), str):
+            raise SettingsInvalid(f"{path}: {key} is not a string")
+    _check_flags(path, table.get("flags", {}))
+
+
+def _check_flags(path: Path, flags: object) -> None:
+    if not isinstance(flags, dict):
+        raise SettingsInvalid(f"{path}: flags is not a table", hint="write it as [flags]")
+    for key, value in flags.items():
+        if not isinstance(value, str | int | float | bool):
+            raise SettingsInvalid(
+                f"{path}: flags.{key} is not a string, number or boolean",
+                hint="write a list as one comma-separated string",
+            )
+        try:
+            flag_name(key)
+            flag_value(value)
+        except ValueError as error:
+            raise SettingsInvalid(f"{path}: flags.{brief(key)}: {error}") from error

@@ -1,0 +1,338 @@
+"""Merges a model's settings from all sources and derives every `auto`. Pure.
+
+A model's own flags, and its `batching`, win over its profile, and its profile over llama-corral's
+defaults. Of one option, flags win over `batching`: only a trial sets both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from pydantic import Field
+
+from proxy.common.toml_types import SettingsTable
+from supervisor.builds.discover import Device
+from supervisor.builds.help import Flags, FlagValue, draft_limits, newest_flags
+from supervisor.builds.installed import EngineSetting
+from supervisor.errors import SettingsInvalid
+from supervisor.plan.auto import (
+    AUTO,
+    AUTO_VALUES,
+    CONTEXT,
+    SLOTS,
+    PlanInputs,
+    adapt_slots,
+    cache_count,
+    ctx_slot,
+    positive,
+    slots,
+)
+from supervisor.plan.draft import SIMPLE, Draft, DraftSetting, draft_type
+from supervisor.plan.embedding import FLAG as MMPROJ
+from supervisor.plan.embedding import embedding_batches, embedding_slots, explicit_purpose
+from supervisor.plan.loras import Lora, lora_settings
+from supervisor.plan.profile import Profile
+from supervisor.plan.render import canonical
+from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
+
+# The option that each key sets, by its name in `[models.NAME.flags]`.
+OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "max_ubatch_tokens": "ubatch-size",
+        "max_sbatch_sequences": "parallel",
+        "max_context_length": "ctx-size",
+        "dynamic_batching": "cont-batching",
+    }
+)
+
+
+class BatchingSettings(SettingsTable):
+    """`[models.NAME.batching]`: continuous batching; what is unset stays as the profile has it."""
+
+    max_ubatch_tokens: int | None = Field(
+        None, ge=1, le=65_536, description="tokens of one forward pass at most (--ubatch-size)"
+    )
+    max_sbatch_sequences: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="sequences of one batch: the slots of an instance (--parallel), which then do "
+        "not follow demand",
+    )
+    max_context_length: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="tokens of context of one sequence; --ctx-size is this for each slot",
+    )
+    dynamic_batching: bool | None = Field(
+        None,
+        description="whether a sequence may join while others decode (--cont-batching)",
+    )
+    prefer_pure_decode: bool = Field(
+        default=False,
+        description="short pauses of running streams before a short time to the first token: "
+        "prompts are computed one at a time and in chunks while others decode",
+    )
+
+    def settings(self) -> dict[str, Setting]:
+        """Settings by today's name of the option; `auto` where the others decide the number."""
+        given = {
+            option: Setting(value, BATCHING, key)
+            for key, option in OPTIONS.items()
+            if (value := getattr(self, key)) is not None
+        }
+        if self.max_context_length is not None:
+            given["ctx-size"] = Setting(AUTO, BATCHING)
+        return given
+
+    def conflicts(self, flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, str]]:
+        """Yield each key here, and the flag of the model that sets its option too."""
+        keys = {OPTIONS[key]: key for key in OPTIONS if getattr(self, key) is not None}
+        for name, value in flags.items() if keys else ():
+            try:
+                option, _ = canonical(name, value, newest_flags())
+            except SettingsInvalid:  # its plan reports it
+                continue
+            if key := keys.get(option):
+                yield key, name
+
+
+RPC: Final = "rpc"
+SPLIT: Final = "tensor-split"
+
+
+@dataclass(frozen=True, slots=True)
+class RpcWorker:
+    """A worker as a plan uses it."""
+
+    name: str
+    address: str  # HOST:PORT
+    devices: tuple[Device, ...]  # as it reports them, or assumed
+
+
+def devices_of(workers: Sequence[RpcWorker]) -> tuple[Device, ...]:
+    """The devices of all workers with the names that an engine gives them.
+
+    Source: llama.cpp, ggml-rpc.cpp, ggml_backend_rpc_add_server: RPC0, RPC1 … in the order of
+    `--rpc`; devices of this machine come after them.
+    """
+    found = [replace(device, worker=worker.name) for worker in workers for device in worker.devices]
+    return tuple(replace(device, name=f"RPC{number}") for number, device in enumerate(found))
+
+
+def rpc_settings(
+    workers: Sequence[RpcWorker],
+    own: SettingsByFlag,
+    flags: Flags,
+    local: Sequence[Device],
+    split: str | None = None,
+) -> SettingsByFlag:
+    """The settings that put all layers on workers, `--rpc` first; `own` are those of the model.
+
+    `split` is the one to which layers were moved.
+
+    Raises:
+        SettingsInvalid: The build has no RPC, or the model sets `rpc` itself.
+    """
+    if not flags.find(RPC):
+        raise SettingsInvalid(
+            "the engine was built without RPC, so workers cannot compute layers for it",
+            hint="use a build with -DGGML_RPC=ON (`corral engine list`)",
+        )
+    if RPC in own:
+        raise SettingsInvalid("rpc is set beside workers", hint="use one of the two")
+    origin = f"workers {', '.join(worker.name for worker in workers)}"
+    devices = devices_of(workers)
+    found = {
+        RPC: Setting(",".join(worker.address for worker in workers), origin),
+        "gpu-layers": Setting("all", origin, "every layer goes to a worker"),
+        SPLIT: Setting(split, "corral balance", "by the time of each worker")
+        if split
+        else Setting(*_split(devices, origin)),
+        "fit": Setting("off", origin, "the split is fixed"),
+    }
+    if local:
+        names = ",".join(device.name for device in devices)
+        found["device"] = Setting(names, origin, "layers go to workers only")
+    return found
+
+
+def fitting_split(own: SettingsByFlag, workers: Sequence[RpcWorker]) -> SettingsByFlag:
+    """The model's own settings without a split that is for another number of devices."""
+    split = own.get(SPLIT)
+    if split is None or len(str(split.value).split(",")) == len(devices_of(workers)):
+        return own
+    return {key: setting for key, setting in own.items() if key != SPLIT}
+
+
+def _split(devices: Sequence[Device], origin: str) -> tuple[str, str, str]:
+    sizes = [device.total_mib for device in devices]
+    if len(set(sizes)) == 1:
+        return ",".join("1" for _ in sizes), origin, "equal: they have as much memory each"
+    return ",".join(map(str, sizes)), origin, "by their memory in MiB"
+
+
+# Defaults for every engine, with reasons. Profiles and models override them; a build without the
+# option does not get it.
+CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
+    {
+        "metrics": (True, "status and health checks read its counters"),
+        "slots": (True, "status shows its slots"),
+        "ui": (False, "engines serve the proxy, not browsers"),
+        "cors-origins": ("localhost", "no foreign web page may send requests to an engine"),
+        "offline": (True, "engines download nothing"),
+        "jinja": (True, "tool calls need the model's own template"),
+        "log-colors": ("off", "the log goes to a file"),
+        # An engine with an open stream notices SIGTERM at its next ping; at the default of 30 s it
+        # hangs for as long. During a long prefill pings also show that it works.
+        "sse-ping-interval": (1, "an engine notices SIGTERM at its next ping"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model of `corral.toml`."""
+
+    name: str
+    path: Path
+    profile: str = "base"
+    replicas: int | Literal["auto"] = 1
+    flags: Mapping[str, FlagValue] = field(default_factory=dict)
+    args: tuple[str, ...] = ()  # words for the end of the command line, passed on unchecked
+    draft: DraftSetting = None  # a GGUF to draft with, `auto` to look for one, or None
+    aliases: tuple[str, ...] = ()
+    batching: BatchingSettings = field(default_factory=BatchingSettings)
+    engine: EngineSetting | None = None  # its own; None: the one of all models
+    projector: Path | None = None  # found beside it; None where its settings decide
+    loras: tuple[Lora, ...] = ()  # that requests choose by name
+    workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
+    serves_ui: bool = False  # whether browsers get the engine's own web UI
+    split: str | None = None  # the `--tensor-split` to which its layers were moved
+    # What replaces all of the above after its engine ran out of memory.
+    reduced: SettingsByFlag = field(default_factory=dict)
+
+
+def resolve(
+    entry: ModelEntry,
+    profile: Profile,
+    flags: Flags,
+    inputs: PlanInputs,
+    draft: Draft,
+    devices: tuple[Device, ...] = (),
+) -> SettingsByFlag:
+    """All settings of a model by today's name, with nothing left to derive.
+
+    `devices` are those of this machine.
+    """
+    gguf = inputs.gguf
+    planned = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
+    found = {**planned, **entry.reduced}
+    merged = explicit_purpose(found, entry.args, entry.name, gguf)
+    derived = _cap_context(_derive_settings(embedding_slots(merged, gguf), inputs), inputs)
+    return _raise_batch(embedding_batches(derived, gguf))
+
+
+def is_auto(key: str, value: FlagValue) -> bool:
+    """Whether we derive this value; other options have an `auto` of their own."""
+    return key in AUTO_VALUES and value == AUTO
+
+
+def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> SettingsByFlag:
+    """All settings in today's vocabulary; the last source wins."""
+    ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
+    if entry.serves_ui:
+        ours["ui"] = Setting(value=True, origin=CORRAL, reason="engine_ui under [proxy]")
+    named = _canonical(profile.flags, flags, lambda name: f"profile {profile.origins[name]}")
+    given = _canonical(entry.flags, flags, lambda _: f"model {entry.name}")
+    own = {**entry.batching.settings(), **given}
+    if draft.gguf:
+        path = str(draft.gguf.path)
+        origin = f"model {entry.name}" if entry.draft else CORRAL
+        own["spec-draft-model"] = Setting(path, origin, draft.reason)
+    if entry.projector:
+        own[MMPROJ] = Setting(str(entry.projector), CORRAL, "the projector beside the model")
+    settings = {**ours, **named, **own, **lora_settings(entry.loras)}
+    if "spec-draft-model" in settings:
+        reason = "a draft model alone does not enable drafting"
+        kind = draft_type(draft.gguf) if draft.gguf else SIMPLE
+        return {
+            **settings,
+            "spec-type": settings.get("spec-type", Setting(kind, CORRAL, reason)),
+        }
+    # A profile may have numbers for drafting, which are useless without a draft model.
+    return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
+
+
+def _with_workers(
+    merged: SettingsByFlag, entry: ModelEntry, flags: Flags, devices: tuple[Device, ...]
+) -> SettingsByFlag:
+    """With the options of workers, `--rpc` first: `--device` may name what it adds."""
+    if not entry.workers:
+        return merged
+    own = {key: setting for key, setting in merged.items() if setting.is_own}
+    remote = rpc_settings(entry.workers, own, flags, devices, entry.split)
+    kept = fitting_split(own, entry.workers)
+    rest = {key: setting for key, setting in merged.items() if key in kept or not setting.is_own}
+    return {RPC: remote[RPC], **rest, **remote, **kept}
+
+
+def _canonical(
+    given: Mapping[str, FlagValue], flags: Flags, origin: Callable[[str], str]
+) -> dict[str, Setting]:
+    found = ((name, canonical(name, value, flags)) for name, value in given.items())
+    return {key: Setting(value, origin(name)) for name, (key, value) in found}
+
+
+def _derive_settings(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag:
+    chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
+    found: dict[str, Setting] = {}
+    for key, decide in AUTO_VALUES.items():
+        if key in settings and key not in chosen:
+            adapted = inputs.adapted.get(key) if key != SLOTS else None
+            found[key] = adapted or decide(inputs, chosen)
+            chosen[key] = found[key].value
+    if {SLOTS, CONTEXT} <= found.keys() and SLOTS in inputs.adapted:
+        found |= adapt_slots({**settings, **found}, inputs)
+    derived = {key: replace(setting, is_derived=True) for key, setting in found.items()}
+    return {**settings, **derived}
+
+
+def _cap_context(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag:
+    """Limit a profile's context to the length the model was trained for."""
+    ctx, trained = settings.get("ctx-size"), inputs.gguf.ctx_train
+    chosen = values(settings)
+    if (
+        not ctx
+        or not ctx.origin.startswith("profile")
+        or ctx_slot(chosen) <= trained
+        or not trained
+    ):
+        return settings
+    reason = (
+        f"{trained} tokens per slot, the model's training context; {ctx.origin} has {ctx.value}"
+    )
+    return {**settings, "ctx-size": Setting(trained * cache_count(chosen), "gguf", reason)}
+
+
+def _raise_batch(settings: SettingsByFlag) -> SettingsByFlag:
+    """Raise the batch size to hold what all slots draft at once.
+
+    An engine with a smaller batch aborts on an assertion in the middle of responses.
+
+    Source: measured on build 10434: 2 slots and ngram-mod abort with 128, not with 130. llama.cpp,
+    tools/server, server_slot::handle_last_sampled_token.
+    """
+    batch = settings.get("batch-size")
+    chosen = values(settings)
+    drafted = [positive(key, chosen.get(key, default)) for key, default in draft_limits(chosen)]
+    needed = slots(chosen) * (1 + max(drafted, default=0))
+    if batch is None or not drafted or positive("batch-size", batch.value) >= needed:
+        return settings
+    reason = f"{batch.value} ({batch.origin}) is less than {slots(chosen)} slots draft at once"
+    return {**settings, "batch-size": Setting(needed, CORRAL, reason)}

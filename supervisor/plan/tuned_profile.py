@@ -1,0 +1,152 @@
+"""The tuned profile of one model, `profiles.d/MODEL.toml`, as `corral tune` writes it.
+
+It lies on the model's profile and below the model's own flags. It was measured on one machine and
+on top of one profile: with another of these it is not used. With another engine, device or model
+file it is used, and a warning says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from supervisor.builds.discover import Engine
+from supervisor.builds.help import FlagValue
+from supervisor.errors import SettingsInvalid
+from supervisor.models.metadata import Gguf
+from supervisor.plan.profile import check
+from supervisor.system.machine import Machine
+from supervisor.system.paths import file_name
+from supervisor.system.toml_file import read_toml
+
+_KEYS: Final = frozenset({"description", "extends", "replicas", "flags", "tuned"})
+_EVIDENCE: Final = ("goal", "date", "result", "machine", "engine", "devices", "model")
+_REPLICAS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """How a profile was measured; every text is empty if the file does not say."""
+
+    goal: str = ""
+    date: str = ""
+    result: str = ""  # a verdict of comparisons
+    machine: str = ""
+    engine: str = ""
+    devices: str = ""
+    model: str = ""  # the fingerprint of its file
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The content of a tuned profile."""
+
+    model: str
+    path: Path
+    extends: str | None  # the profile it was measured on; None for any
+    flags: Mapping[str, FlagValue]
+    replicas: int | None
+    evidence: Evidence
+
+    @property
+    def summary(self) -> str:
+        """A clause: when, for which goal, and by how much."""
+        if not self.evidence.date:
+            return f"with the flags of {self.path}"
+        text = f"tuned on {self.evidence.date} for {self.evidence.goal}"
+        return f"{text}: {self.evidence.result}" if self.evidence.result else text
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What decides whether a tuned profile still holds."""
+
+    profile: str
+    machine: str
+    engine: str = ""
+    devices: str = ""
+    model: str = ""
+
+
+def machine_text(cpu: str, machine: Machine) -> str:
+    cores = f"{machine.physical_cores} cores, {machine.logical_cores} threads"
+    return f"{cpu}, {cores}"
+
+
+def conditions(profile: str, machine: str, engine: Engine, gguf: Gguf) -> Conditions:
+    devices = ", ".join(f"{device.name}: {device.description}" for device in engine.devices)
+    return Conditions(profile, machine, engine.version, devices or "none", gguf.fingerprint)
+
+
+def path_of(model: str, directory: Path) -> Path:
+    return directory / f"{file_name(model)}.toml"
+
+
+def read(model: str, directory: Path) -> Tuned | None:
+    """Read a model's tuned profile; None without one.
+
+    Raises:
+        SettingsInvalid: The file cannot be read, or is invalid.
+    """
+    path = path_of(model, directory)
+    if not path.is_file():
+        return None
+    try:
+        table = read_toml(path)
+        _check(path, table)
+    except SettingsInvalid as error:
+        hint = f"correct it, or remove it: corral tune {model} --undo"
+        raise SettingsInvalid(error.message, hint=error.hint or hint) from error
+    found = table.get("tuned", {})
+    return Tuned(
+        model=model,
+        path=path,
+        extends=table.get("extends"),
+        flags=MappingProxyType(table.get("flags", {})),
+        replicas=table.get("replicas"),
+        evidence=Evidence(**{key: found[key] for key in _EVIDENCE if key in found}),
+    )
+
+
+def reason_unused(tuned: Tuned, now: Conditions) -> str | None:
+    """Why a tuned profile does not apply, as a clause; None if it does."""
+    if tuned.extends and tuned.extends != now.profile:
+        return f"it extends the profile {tuned.extends}, and the model has {now.profile}"
+    measured = tuned.evidence.machine
+    if measured and measured != now.machine:
+        return f"it was measured on another machine ({measured}; this is {now.machine})"
+    return None
+
+
+def warnings(tuned: Tuned, now: Conditions) -> Iterator[str]:
+    """Sentences for the user, with the fix after a semicolon."""
+    fix = f"; corral tune {tuned.model} measures again"
+    if reason := reason_unused(tuned, now):
+        yield f"{tuned.path.name} is not used: {reason}{fix}"
+        return
+    for what in ("engine", "devices", "model"):
+        before, after = getattr(tuned.evidence, what), getattr(now, what)
+        if before and before != after:
+            shown = "" if what == "model" else f" from {before} to {after}"
+            noun = "the model file" if what == "model" else f"the {what}"
+            verb = "have" if what == "devices" else "has"
+            yield f"{noun} {verb} changed{shown} since {tuned.path.name} was measured{fix}"
+
+
+def _check(path: Path, table: Mapping[str, Any]) -> None:
+    check(path, table, _KEYS)
+    replicas = table.get("replicas", 1)
+    if type(replicas) is not int or not 1 <= replicas <= _REPLICAS_MAX:
+        raise SettingsInvalid(f"{path}: replicas is not a number from 1 to {_REPLICAS_MAX}")
+    _check_evidence(path, table.get("tuned", {}))
+
+
+def _check_evidence(path: Path, found: object) -> None:
+    if not isinstance(found, dict):
+        raise SettingsInvalid(f"{path}: tuned is not a table", hint="write it as [tuned]")
+    for key in _EVIDENCE:
+        if not isinstance(found.get(key, ""), str):
+            raise SettingsInvalid(f"{path}: tuned.{key} is not a string")

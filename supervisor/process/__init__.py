@@ -1,1 +1,0 @@
-"""One operating system process: spawn, output, exit cause."""

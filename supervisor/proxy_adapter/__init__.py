@@ -1,1 +1,0 @@
-"""Joins supervisor and proxy."""

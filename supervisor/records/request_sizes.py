@@ -1,0 +1,297 @@
+"""Sizes and pauses of served requests on disk, for `corral bench --workload yours`. No text.
+
+The record of each model: two files of JSON lines, the newer and the older. For this user alone. A
+file is opened for each batch, so that one that was deleted is created again. Names of models have
+been checked by the settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from proxy.upstream.endpoint_kinds import EndpointKind
+from supervisor.errors import AccessDenied
+from supervisor.events import Event, EventStream, Listener
+from supervisor.system.files import open_regular
+from supervisor.system.paths import file_name, is_ours, make_private, name_of_file
+
+_SECONDS_MAX: Final = 100 * 365 * 86_400
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Seconds = Annotated[float, Field(ge=0, le=_SECONDS_MAX)]
+_SignedSeconds = Annotated[float, Field(ge=-_SECONDS_MAX, le=_SECONDS_MAX)]
+
+
+class RecordedRequest(BaseModel):
+    """The sizes and pauses of one request.
+
+    Attributes:
+        kind: Of the endpoint: a name of `proxy.upstream.endpoint_kinds.EndpointKind` in lower case.
+        conversation: A random number for each conversation; None where it is not known.
+        prompt_tokens: All of the prompt, with those from the cache.
+        cached_tokens: Of the prompt, those taken from the cache.
+        generated_tokens: Of the answer.
+        after_any_s: From the beginning of the request on the line before to that of this one; below
+            0 where this one began earlier and ended later. None for the first of a daemon.
+        after_own_s: From the end of the previous request of the conversation to the beginning of
+            this one; None for its first.
+        duration_s: From its arrival to the end of its answer.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]
+    conversation: _Count | None
+    prompt_tokens: _Count
+    cached_tokens: _Count
+    generated_tokens: _Count
+    after_any_s: _SignedSeconds | None
+    after_own_s: _Seconds | None
+    duration_s: _Seconds
+
+    @property
+    def line(self) -> bytes:
+        return orjson.dumps(self.model_dump(), option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def read(cls, line: bytes) -> Self | None:
+        """Return the request of a line; None for one that is cut off or invalid."""
+        try:
+            return cls.model_validate_json(line)
+        except ValidationError:
+            return None
+
+
+# About 6 000 requests; a model has up to two such files.
+_FILE_BYTES: Final = 1024**2
+_NEWER, _OLDER = "requests.jsonl", "requests.1.jsonl"
+_FLAGS: Final = (
+    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)
+
+
+class RecordFiles:
+    """The files below `root`, which is made when something is recorded."""
+
+    def __init__(self, root: Path, *, file_bytes: int = _FILE_BYTES) -> None:
+        self._root = root
+        self._file_bytes = file_bytes
+
+    def append(self, model: str, requests: Sequence[RecordedRequest]) -> None:
+        """Append requests of a model.
+
+        Raises:
+            OSError: Not all of them were written; a line that was cut off is skipped when read.
+            AccessDenied: The directory cannot be used.
+        """
+        newer, older = self._paths(model)
+        make_private(self._root)
+        make_private(newer.parent)
+        descriptor = os.open(newer, _FLAGS, 0o600)
+        try:
+            written_bytes = os.fstat(descriptor).st_size
+            # An earlier line may have been cut off by a full disk.
+            _write(
+                descriptor,
+                b"\n" * bool(written_bytes) + b"".join(request.line for request in requests),
+            )
+            is_full = os.fstat(descriptor).st_size >= self._file_bytes
+        finally:
+            os.close(descriptor)
+        if is_full:
+            newer.replace(older)
+
+    def requests(self, model: str) -> list[RecordedRequest]:
+        """Return what is recorded of a model, the oldest first; raises OSError."""
+        newer, older = self._paths(model)
+        return [*_read(older), *_read(newer)]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of requests of each model that has any."""
+        counts = {model: len(self.requests(model)) for model in self._models()}
+        return {model: count for model, count in counts.items() if count}
+
+    def forget(self, model: str | None = None) -> dict[str, int]:
+        """Delete the record of a model, or of all; return the number of requests of each."""
+        counts = {
+            name: len(self.requests(name)) for name in self._models() if model in {None, name}
+        }
+        for name in counts:
+            for path in self._paths(name):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # the daemon writes to it again
+                self._directory(name).rmdir()
+        return counts
+
+    def _paths(self, model: str) -> tuple[Path, Path]:
+        directory = self._directory(model)
+        return directory / _NEWER, directory / _OLDER
+
+    def _directory(self, model: str) -> Path:
+        return self._root / file_name(model)
+
+    def _models(self) -> list[str]:
+        if not is_ours(self._root):
+            return []
+        return sorted(name_of_file(path.name) for path in self._root.iterdir() if path.is_dir())
+
+
+def _write(descriptor: int, lines: bytes) -> None:
+    view = memoryview(lines)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _read(path: Path) -> Iterator[RecordedRequest]:
+    try:
+        with open_regular(path) as file:
+            lines = file.read(2 * _FILE_BYTES).splitlines()
+    except FileNotFoundError:
+        return
+    yield from filter(None, map(RecordedRequest.read, lines))
+
+
+_CONVERSATIONS_MAX: Final = 4096
+_NUMBER_BITS: Final = 48
+_EMBEDDING: Final = EndpointKind.EMBED_OR_RERANK.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    number: int
+    ended_at: datetime
+
+
+class Observer:
+    """What it takes to tell pauses: when the last request of each conversation ended.
+
+    `new_number` returns a random number for each conversation.
+    """
+
+    def __init__(
+        self, new_number: Callable[[], int] = lambda: secrets.randbits(_NUMBER_BITS)
+    ) -> None:
+        self._new_number = new_number
+        self._conversations: OrderedDict[tuple[str, int], _Conversation] = OrderedDict()
+        self._began_at: dict[str, datetime] = {}
+
+    def observe(self, at: datetime, fields: Mapping[str, Any]) -> RecordedRequest | None:
+        """Return what to record of a request that ended; None where it was not answered.
+
+        Args:
+            at: When it ended.
+            fields: Of `request.finished`.
+        """
+        if fields["status"] != HTTPStatus.OK or fields["prompt_tokens"] is None:
+            return None
+        if fields["kind"] == _EMBEDDING:  # it cannot be replayed as a completion
+            return None
+        model, duration_s = fields["model"], fields["duration_ms"] / 1000
+        began_at = at - timedelta(seconds=duration_s)
+        before = self._began_at.get(model)
+        self._began_at[model] = began_at
+        number, after_own_s = self._conversation(model, fields["conversation"], began_at, at)
+        return RecordedRequest(
+            kind=fields["kind"],
+            conversation=number,
+            prompt_tokens=fields["prompt_tokens"] + fields["cached_tokens"],
+            cached_tokens=fields["cached_tokens"],
+            generated_tokens=fields["decoded_tokens"],
+            after_any_s=_seconds(began_at - before) if before else None,
+            after_own_s=after_own_s,
+            duration_s=round(duration_s, 3),
+        )
+
+    def _conversation(
+        self, model: str, number: int | None, began_at: datetime, ended_at: datetime
+    ) -> tuple[int | None, float | None]:
+        """Return the recorded number of a conversation, and the pause since its last request."""
+        if number is None:
+            return None, None
+        last = self._conversations.get((model, number))
+        recorded = last.number if last else self._new_number()
+        self._conversations[model, number] = _Conversation(recorded, ended_at)
+        self._conversations.move_to_end((model, number))
+        if len(self._conversations) > _CONVERSATIONS_MAX:
+            self._conversations.popitem(last=False)
+        return recorded, max(0.0, _seconds(began_at - last.ended_at)) if last else None
+
+
+def _seconds(duration: timedelta) -> float:
+    return round(duration.total_seconds(), 3)
+
+
+# What is not written yet is lost when the daemon is killed.
+_BATCH_S: Final = 2.0
+_BATCH_MAX: Final = 512
+
+Batch = Mapping[str, Sequence[RecordedRequest]]
+
+
+class RequestRecorder:
+    """Records the requests of models for which `is_recorded` is true."""
+
+    def __init__(
+        self, files: RecordFiles, events: EventStream, is_recorded: Callable[[str], bool]
+    ) -> None:
+        self._files = files
+        self._events = events
+        self._is_recorded = is_recorded
+        self._observer = Observer()
+        self._has_failed = False
+
+    async def serve(self) -> None:
+        """Record until cancelled; what was observed by then is written."""
+        with self._events.listen() as listener:
+            while True:
+                batch: dict[str, list[RecordedRequest]] = {}
+                try:
+                    await self._collect(listener, batch)
+                except asyncio.CancelledError:
+                    self._write(batch)
+                    raise
+                failure = await asyncio.to_thread(self._write, batch)
+                self._report(failure)
+
+    async def _collect(self, listener: Listener, batch: dict[str, list[RecordedRequest]]) -> None:
+        """Wait for a request to record, then for more of them."""
+        while not batch:
+            self._add(await listener.next(), batch)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BATCH_S):
+                for _ in range(_BATCH_MAX):
+                    self._add(await listener.next(), batch)
+
+    def _add(self, event: Event, batch: dict[str, list[RecordedRequest]]) -> None:
+        if event.name != "request.finished":
+            return
+        model = str(event.fields["model"])
+        if self._is_recorded(model) and (request := self._observer.observe(event.at, event.fields)):
+            batch.setdefault(model, []).append(request)
+
+    def _write(self, batch: Batch) -> str | None:
+        """Write a batch; return why it was lost, or None."""
+        try:
+            for model, requests in batch.items():
+                self._files.append(model, requests)
+        except (OSError, AccessDenied) as error:
+            return str(error)
+        return None
+
+    def _report(self, failure: str | None) -> None:
+        """Warn of the first failure in a row."""
+        if failure and not self._has_failed:
+            self._events.emit("requests.record_failed", reason=failure)
+        self._has_failed = failure is not None

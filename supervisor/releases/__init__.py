@@ -1,1 +1,0 @@
-"""llama.cpp's releases: which build suits this machine, and how it is installed."""

@@ -1,1 +1,0 @@
-"""New settings applied to what runs."""

@@ -1,1 +1,0 @@
-"""Plays the requests of a capture again, and compares speed and answers."""

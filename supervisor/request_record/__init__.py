@@ -1,1 +1,0 @@
-"""Sizes and pauses of served requests on disk, for `corral bench --workload yours`. No text."""

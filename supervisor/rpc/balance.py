@@ -1,0 +1,269 @@
+"""Decides from measured times how many layers each shard of a split model should have.
+
+Decides how many layers each shard of a split model should have. Latencies per layer are those of
+`ShardMetrics`, and layers are given in inverse proportion to them. A shard that also computes the
+output does more than its layers: `ShardMetrics.more_layers` says how much.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from supervisor.rpc.shards import Share, apportion
+from supervisor.settings.tables import LoadBalanceConfig
+
+_NONE_YET: Final = 2**64 - 1
+
+
+@dataclass(slots=True)
+class ShardMetrics:
+    """Latencies of one shard; a forward is one pass of a batch of tokens through its layers.
+
+    Attributes:
+        more_layers: What it computes besides its layers, in layers.
+    """
+
+    shard_name: str
+    layer_count: int
+    total_forwards: int = 0
+    total_latency_us: int = 0
+    min_latency_us: int = _NONE_YET
+    max_latency_us: int = 0
+    last_latency_us: int = 0
+    last_update: float | None = None  # monotonic seconds
+    more_layers: float = 0.0
+
+    def record(self, latency_us: int) -> None:
+        self.total_forwards += 1
+        self.total_latency_us += latency_us
+        self.min_latency_us = min(self.min_latency_us, latency_us)
+        self.max_latency_us = max(self.max_latency_us, latency_us)
+        self.last_latency_us = latency_us
+        self.last_update = time.monotonic()
+
+    @property
+    def avg_latency_us(self) -> int:
+        return self.total_latency_us // self.total_forwards if self.total_forwards else 0
+
+    @property
+    def avg_latency_per_layer_us(self) -> int:
+        """Of all that it computes."""
+        work = self.layer_count + self.more_layers
+        return int(self.avg_latency_us / work) if work else 0
+
+
+# A change reloads the model; it must be worth that.
+_WORTHWHILE: Final = 1.05
+_UNLIMITED: Final = 2**31
+
+Assignments = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The measurements of a shard, and what limits it.
+
+    Attributes:
+        layers_max: How many its memory holds.
+    """
+
+    metrics: ShardMetrics
+    layers_max: int = _UNLIMITED
+
+    @property
+    def name(self) -> str:
+        return self.metrics.shard_name
+
+    @property
+    def layers(self) -> int:
+        return self.metrics.layer_count
+
+    @property
+    def per_layer_us(self) -> int:
+        return self.metrics.avg_latency_per_layer_us
+
+    def latency_us(self, layers: int) -> float:
+        """The expected latency with this number of layers."""
+        return self.per_layer_us * (layers + self.metrics.more_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """No layer is to be moved."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InsufficientData:
+    """A shard has not been measured often enough."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """Layers are to be moved; both assignments are in the order of the shards.
+
+    Attributes:
+        estimated_speedup: Of one stream of tokens: a token passes one shard after another, so the
+            sums of their latencies are compared.
+        bottleneck_speedup: Of the slowest shard alone. It would be the speed-up if all shards
+            always computed at once, as with many streams in a pipeline.
+    """
+
+    reason: str
+    current_assignments: Assignments
+    suggested_assignments: Assignments
+    estimated_speedup: float
+    bottleneck_speedup: float
+
+
+RebalanceDecision = Balanced | Rebalance | InsufficientData
+
+
+def is_measured(shards: Sequence[Shard], config: LoadBalanceConfig) -> bool:
+    """Whether every shard has been measured often enough."""
+    counts = [shard.metrics.total_forwards for shard in shards]
+    return bool(counts) and min(counts) >= config.min_samples
+
+
+def decide(shards: Sequence[Shard], config: LoadBalanceConfig) -> RebalanceDecision:
+    """Decide from these measurements alone, whenever it was decided before."""
+    if not is_measured(shards, config):
+        return InsufficientData(_what_is_missing(shards, config))
+    known = [shard.per_layer_us for shard in shards if shard.per_layer_us > 0]
+    if not known:
+        return Balanced("no shard takes a measurable time")
+    ratio = max(known) / min(known)
+    if ratio <= config.imbalance_threshold:
+        return Balanced(
+            f"the slowest shard takes {ratio:.2f} times as long per layer as the fastest one, "
+            f"within {config.imbalance_threshold:.2f}"
+        )
+    return _rebalance(shards, ratio, config)
+
+
+def _what_is_missing(shards: Sequence[Shard], config: LoadBalanceConfig) -> str:
+    if not shards:
+        return "there are no shards"
+    least = min(shards, key=lambda shard: shard.metrics.total_forwards)
+    return (
+        f"{least.name} was measured {least.metrics.total_forwards} times, "
+        f"less than {config.min_samples}"
+    )
+
+
+def _rebalance(
+    shards: Sequence[Shard], ratio: float, config: LoadBalanceConfig
+) -> RebalanceDecision:
+    after = suggested_layers(shards)
+    before_us = [shard.latency_us(shard.layers) for shard in shards]
+    after_us = [shard.latency_us(count) for shard, count in zip(shards, after, strict=True)]
+    speedup = sum(before_us) / sum(after_us)
+    if speedup < _WORTHWHILE:
+        return Balanced(f"moving layers would change the speed by {100 * (speedup - 1):+.1f} %")
+    return Rebalance(
+        reason=f"per-layer latency ratio {ratio:.2f} exceeds threshold "
+        f"{config.imbalance_threshold:.2f}",
+        current_assignments=tuple((shard.name, shard.layers) for shard in shards),
+        suggested_assignments=tuple(
+            (shard.name, count) for shard, count in zip(shards, after, strict=True)
+        ),
+        estimated_speedup=speedup,
+        bottleneck_speedup=max(before_us) / max(after_us),
+    )
+
+
+def suggested_layers(shards: Sequence[Shard]) -> tuple[int, ...]:
+    """Return layers in inverse proportion to the latency per layer; at least one each.
+
+    A shard without a measurable latency keeps its layers. None gets more than its memory holds,
+    unless it has them already.
+    """
+    timed = [shard for shard in shards if shard.per_layer_us > 0]
+    work = sum(shard.layers + shard.metrics.more_layers for shard in timed)
+    rate = work / sum(1 / shard.per_layer_us for shard in timed)
+
+    def share(shard: Shard) -> Share:
+        if shard.per_layer_us == 0:
+            return Share(shard.layers, shard.layers, shard.layers)
+        quota = rate / shard.per_layer_us - shard.metrics.more_layers
+        return Share(quota, min(1, shard.layers), max(shard.layers, shard.layers_max))
+
+    return apportion(sum(shard.layers for shard in shards), [share(shard) for shard in shards])
+
+
+class LoadBalancer:
+    """Collects the metrics of shards, in the order in which they were registered.
+
+    Args:
+        shards: Adds to metrics what limits their shards.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: LoadBalanceConfig,
+        *,
+        shards: Callable[[Sequence[ShardMetrics]], Sequence[Shard]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._shards = shards or _without_limits
+        self._clock = clock
+        self._metrics: dict[str, ShardMetrics] = {}
+        self._last_eval_s: float | None = None
+
+    def register_shards(
+        self,
+        shards: Iterable[tuple[str, int]],
+        more_layers: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Add shards by name, each with its number of layers; `more_layers` as in ShardMetrics."""
+        for name, layer_count in shards:
+            found = ShardMetrics(name, layer_count, more_layers=more_layers.get(name, 0.0))
+            self._metrics[name] = found
+
+    def record(self, shard_name: str, latency_us: int) -> None:
+        if found := self._metrics.get(shard_name):
+            found.record(latency_us)
+
+    def evaluate(self) -> RebalanceDecision:
+        """Decide; balanced for `eval_interval_secs` after a decision."""
+        decision = self.advice()
+        if isinstance(decision, InsufficientData):
+            return decision
+        now_s, last_s = self._clock(), self._last_eval_s
+        if last_s is not None and int(now_s - last_s) < self._config.eval_interval_secs:
+            return Balanced(f"decided {now_s - last_s:.0f} s ago")
+        self._last_eval_s = now_s
+        return decision
+
+    def advice(self) -> RebalanceDecision:
+        """Decide, whenever it was decided before."""
+        return decide(self._shards([*self._metrics.values()]), self._config)
+
+    @property
+    def metrics(self) -> Mapping[str, ShardMetrics]:
+        return self._metrics
+
+    def shard_metrics(self, name: str) -> ShardMetrics | None:
+        return self._metrics.get(name)
+
+    def reset(self) -> None:
+        """Forget all measurements, as after layers were moved."""
+        measured = [*self._metrics.values()]
+        self.register_shards(
+            [(shard.shard_name, shard.layer_count) for shard in measured],
+            {shard.shard_name: shard.more_layers for shard in measured},
+        )
+        self._last_eval_s = None
+
+
+def _without_limits(metrics: Sequence[ShardMetrics]) -> Sequence[Shard]:
+    return [Shard(shard_metrics) for shard_metrics in metrics]

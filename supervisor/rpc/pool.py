@@ -1,0 +1,117 @@
+"""The workers that the daemon runs on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from proxy.common.background_tasks import persist
+from supervisor.builds.discover import Device, Engine
+from supervisor.engine.launch import Launch
+from supervisor.events import Emit
+from supervisor.rpc.address import KnownWorkers, WorkerAddress, probe
+from supervisor.rpc.model_workers import address_of
+from supervisor.rpc.worker import Worker, WorkerOptions, worker_launch
+from supervisor.settings.tables import RestartPolicy, WorkerSettings
+from supervisor.system.paths import Directories
+
+_PROBE_LIMIT_S: Final = 1.0
+_PAUSE_S: Final = 0.5
+
+
+class WorkerPool:
+    """Runs the `[workers]` with `local = true`.
+
+    Args:
+        engine: Finds the engine beside which their program lies; raises CorralError.
+        on_end: Called with the name of a worker that has ended, and will be started again.
+    """
+
+    def __init__(
+        self,
+        known: KnownWorkers,
+        engine: Callable[[], Engine],
+        directories: Directories,
+        emit: Emit,
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._known = known
+        self._on_end = on_end
+        self._engine = engine
+        self._directories = directories
+        self._emit = emit
+        self._group: asyncio.TaskGroup | None = None
+        self._settings: Mapping[str, WorkerSettings] = {}
+        self._policy = RestartPolicy()
+        self._running: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
+
+    def worker(self, name: str) -> Worker | None:
+        """Return the worker of a name that runs here."""
+        return self._running[name][0] if name in self._running else None
+
+    async def serve(self) -> None:
+        """Run all workers until cancelled; then kill them."""
+        async with asyncio.TaskGroup() as self._group:
+            settings, self._settings = self._settings, {}
+            self.apply(settings, self._policy, 0)
+            await asyncio.get_running_loop().create_future()  # until cancelled
+
+    def apply(
+        self, settings: Mapping[str, WorkerSettings], policy: RestartPolicy, drain_s: float
+    ) -> None:
+        """Start the workers of new settings; retire those that are gone or changed.
+
+        Args:
+            drain_s: How long one may still serve the engine that uses it.
+        """
+        local = {
+            name: worker_settings
+            for name, worker_settings in settings.items()
+            if worker_settings.local
+        }
+        before, self._settings, self._policy = self._settings, local, policy
+        if self._group is None:
+            return
+        for name, worker_settings in before.items():
+            if local.get(name) != worker_settings and name in self._running:
+                self._group.create_task(_retire(*self._running.pop(name), drain_s))
+        for name, worker_settings in local.items():
+            if before.get(name) != worker_settings:
+                worker = self._make(name, worker_settings, policy)
+                serving = self._group.create_task(
+                    persist("worker", worker.serve), name=f"worker {name}"
+                )
+                self._running[name] = worker, serving
+
+    def _make(self, name: str, settings: WorkerSettings, policy: RestartPolicy) -> Worker:
+        address = address_of(name, settings, self._known)
+        options = WorkerOptions(
+            address.host, address.port, settings.threads, settings.device, settings.cache
+        )
+        return Worker(
+            address,
+            functools.partial(self._launch, name, options),
+            functools.partial(self._probe, address),
+            policy,
+            self._emit,
+            functools.partial(self._on_end, name),
+        )
+
+    def _launch(self, name: str, options: WorkerOptions) -> Launch:
+        return worker_launch(self._engine(), name, options, self._directories).launch
+
+    def _probe(self, address: WorkerAddress) -> tuple[Device, ...]:
+        devices = probe(self._engine(), address, _PROBE_LIMIT_S)
+        self._known.note_devices(address, devices)
+        return devices
+
+
+async def _retire(worker: Worker, serving: asyncio.Task[None], drain_s: float) -> None:
+    """End a worker once no engine uses it."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + drain_s
+    while worker.is_used and loop.time() < until_s:  # noqa: ASYNC110 (its output tells)
+        await asyncio.sleep(_PAUSE_S)
+    serving.cancel()

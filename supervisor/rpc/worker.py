@@ -1,0 +1,423 @@
+"""One `ggml-rpc-server` on this machine: its program, its launch, its restarts and why it ended.
+
+One worker on this machine, started again whenever it ends. It is asked what it offers until it
+answers once, or an engine has connected, which keeps our question out. From then on it is ready as
+long as its process lives: a question would keep the engine out that uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from supervisor.builds.discover import Device, Engine
+from supervisor.builds.probe import environment
+from supervisor.engine import exit_cause
+from supervisor.engine.backoff import RestartTracker
+from supervisor.engine.child import Exit
+from supervisor.engine.client import Endpoint
+from supervisor.engine.exit_cause import FailureCause, signal_name
+from supervisor.engine.exit_patterns import LogPattern
+from supervisor.engine.launch import Launch, ProcessTag, clean_environment
+from supervisor.engine.run import ProcessRun, run_to_exit
+from supervisor.errors import CorralError, EngineBroken, EngineMissing
+from supervisor.events import Emit
+from supervisor.rpc.address import WorkerAddress, check_port
+from supervisor.settings.tables import RestartPolicy
+from supervisor.system.paths import Directories, make_ours, make_private
+
+_OTHER_PORT: Final = (
+    "name another port, or 0 for any; `ip address` lists the addresses of this machine"
+)
+# Source: tools/rpc/rpc-server.cpp and ggml-rpc.cpp, build 10434. The exit code says nothing: a
+# worker that cannot listen ends with 0.
+_PATTERNS: Final = (
+    LogPattern(
+        "device_unknown",
+        r"error: unknown device: (?P<device>.+)",
+        "there is no device {device} here",
+        "`corral engine list` shows the devices; its own log lists them too",
+    ),
+    LogPattern(
+        "port_in_use",
+        r"Failed to create server socket",
+        "it cannot listen: the port is taken, or the address is not this machine's",
+        _OTHER_PORT,
+        permanent=False,
+    ),
+    LogPattern(
+        "device_missing",
+        r"^No devices found",
+        "it found no device to compute on",
+        "use an engine with a CPU library (`corral engine list`)",
+    ),
+)
+
+
+def exit_reason(end: Exit, lines: Sequence[str]) -> FailureCause:
+    """Find the reason in the last lines of output, oldest first."""
+    for line in lines:
+        for pattern in _PATTERNS:
+            if texts := pattern.read(line):
+                return FailureCause(pattern.code, *texts, pattern.permanent)
+    return FailureCause("exited", _exit_text(end), "look at its log", permanent=False)
+
+
+def not_listening(address: WorkerAddress, error: OSError) -> FailureCause:
+    return FailureCause(
+        "port_in_use",
+        f"it cannot listen on {address}: {(error.strerror or str(error)).lower()}",
+        _OTHER_PORT,
+        permanent=False,
+    )
+
+
+def never_listened_cause(limit_s: float) -> FailureCause:
+    return FailureCause(
+        "unresponsive",
+        f"it did not answer within {limit_s:g} s",
+        "look at its log; a GPU driver may be stuck",
+        permanent=False,
+    )
+
+
+def _exit_text(end: Exit) -> str:
+    if end.signal is None:
+        return f"it ended with code {end.code}"
+    return f"it was ended by {signal_name(end.signal)}"
+
+
+# Today's name first. Source: llama.cpp, tools/rpc/CMakeLists.txt, and its history.
+_NAMES: Final = ("ggml-rpc-server", "rpc-server", "llama-rpc-server")
+_LIMIT_S: Final = 20.0
+_OPTION: Final = re.compile(r"--[a-z]+")
+_MIB: Final = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgram:
+    """A program that serves RPC, and the options that its help lists."""
+
+    path: Path
+    library_dirs: tuple[Path, ...]
+    options: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker is started with; None and False leave the program's own default."""
+
+    host: str
+    port: int
+    threads: int | None = None
+    device: str | None = None
+    cache: bool = False
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """A command line, and a clause for each option that this build does not have."""
+
+    argv: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def find(engine: Engine) -> WorkerProgram:
+    """Find the program beside an engine, and read its help.
+
+    Raises:
+        EngineMissing: The engine came without it.
+        EngineBroken: It does not run.
+    """
+    found = [path for name in _NAMES if (path := engine.path.with_name(name)).is_file()]
+    if not found:
+        raise EngineMissing(
+            f"the engine {engine.path} has no {_NAMES[0]} beside it",
+            hint='pip install ".[engine]" in the clone has one; a build of llama.cpp needs '
+            "-DGGML_RPC=ON",
+        )
+    text = _help(found[0], engine.library_dirs)
+    return WorkerProgram(found[0], engine.library_dirs, frozenset(_OPTION.findall(text)))
+
+
+def command(program: WorkerProgram, options: WorkerOptions) -> WorkerCommand:
+    """Render a command line for the build at hand."""
+    wanted = dict(_command_options(options))
+    known = {name: value for name, value in wanted.items() if name in program.options}
+    words = (word for name, value in known.items() for word in (name, value) if word is not None)
+    return WorkerCommand(
+        argv=(str(program.path), *words),
+        dropped=tuple(
+            f"this build's {program.path.name} has no {name}"
+            for name in wanted
+            if name not in known
+        ),
+    )
+
+
+def _command_options(options: WorkerOptions) -> Iterator[tuple[str, str | None]]:
+    yield "--host", options.host
+    yield "--port", str(options.port)
+    if options.threads:
+        yield "--threads", str(options.threads)
+    if options.device:
+        yield "--device", options.device
+    if options.cache:
+        yield "--cache", None
+    if options.memory_bytes:
+        yield "--mem", str(options.memory_bytes // _MIB)
+
+
+def _help(path: Path, library_dirs: tuple[Path, ...]) -> str:
+    env: Mapping[str, str] = environment(os.environ, path, library_dirs)
+    try:
+        done = subprocess.run(
+            [path, "--help"],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineBroken(f"{path} does not run: {error}") from error
+    text = (done.stdout + done.stderr).decode("utf-8", "replace")
+    if "--host" not in text or "--port" not in text:
+        raise EngineBroken(
+            f"{path} runs, but its --help is not that of ggml-rpc-server",
+            hint="set engine to a llama-server with its own ggml-rpc-server beside it",
+        )
+    return text
+
+
+# Names of models and workers have no tilde, so neither logs nor tags clash with those of instances.
+_NAME: Final = "worker~{}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLaunch:
+    """A launch, and a clause for each option that the build at hand does not have."""
+
+    launch: Launch
+    dropped: tuple[str, ...]
+
+
+def worker_launch(
+    engine: Engine, name: str, options: WorkerOptions, directories: Directories
+) -> WorkerLaunch:
+    """Make the launch of a worker; runs the program's help.
+
+    Raises:
+        EngineMissing, EngineBroken: The program is missing, or does not run.
+        AccessDenied: A directory cannot be used.
+    """
+    program = find(engine)
+    made = command(program, options)
+    label = _NAME.format(name)
+    tag = ProcessTag(directories.runtime, label, Path(made.argv[0]))
+    env = clean_environment(
+        os.environ,
+        program=program.path,
+        library_dirs=program.library_dirs,
+        api_key="",
+        marker=tag.text,
+    )
+    launch = Launch(
+        argv=made.argv,
+        # Where --cache keeps tensors, in a directory `rpc`. Source: tools/rpc/rpc-server.cpp.
+        env={**env, "LLAMA_CACHE": str(_tensors(directories))},
+        cwd=program.path.parent,
+        endpoint=Endpoint(host=options.host, port=options.port),
+        api_key="",
+        log_path=make_private(directories.log) / f"{label}.log",
+    )
+    return WorkerLaunch(launch, made.dropped)
+
+
+def _tensors(directories: Directories) -> Path:
+    return make_private(make_ours(directories.cache) / "workers")
+
+
+WorkerState = Literal["starting", "ready", "backoff", "failed"]
+
+_FIRST_PROBE_S: Final = 0.05
+_LAST_PROBE_S: Final = 1.0
+# It listens after milliseconds; drivers of many devices take seconds.
+_START_LIMIT_S: Final = 30.0
+_LINES_TO_JUDGE: Final = 100
+# Source: ggml-rpc.cpp, ggml_backend_rpc_start_server.
+_ACCEPTED: Final = "Accepted client connection"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """One worker of this machine at one moment.
+
+    Attributes:
+        devices: Those that it offered last; none if an engine was connected before it was asked.
+        cause: Why it last ended; None while it is ready.
+    """
+
+    address: WorkerAddress
+    state: WorkerState
+    pid: int | None
+    restarts: int
+    devices: tuple[Device, ...]
+    cause: FailureCause | None
+    log_path: Path | None
+
+
+class Worker:
+    """One `ggml-rpc-server`.
+
+    Args:
+        make_launch: Returns the launch of a run, in a thread; may raise CorralError.
+        probe: Asks it for its devices, in a thread; raises WorkerUnreachable.
+        on_end: Called when its process has ended; an engine may have used it before it answered us.
+    """
+
+    def __init__(
+        self,
+        address: WorkerAddress,
+        make_launch: Callable[[], Launch],
+        probe: Callable[[], tuple[Device, ...]],
+        policy: RestartPolicy,
+        emit: Emit,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.address = address
+        self._on_end = on_end
+        self._make_launch = make_launch
+        self._probe = probe
+        self._emit: Emit = functools.partial(emit, worker=address.name)
+        self._tracker = RestartTracker(policy, time.monotonic)
+        self._run: ProcessRun | None = None
+        self._runs = 0
+        self._ready_at_s: float | None = None
+        self._settled = asyncio.Event()
+        self._snapshot = WorkerSnapshot(address, "starting", None, 0, (), None, None)
+
+    def snapshot(self) -> WorkerSnapshot:
+        pid = self._run.pid if self._run else None
+        found = replace(self._snapshot, pid=pid, restarts=max(0, self._runs - 1))
+        if found.state == "starting" and self._has_accepted:
+            return replace(found, state="ready", cause=None)
+        return found
+
+    @property
+    def _has_accepted(self) -> bool:
+        """Whether it has accepted a connection: ours, or that of an engine."""
+        run = self._run
+        return bool(run and run.pid and _ACCEPTED in run.last_lines(_LINES_TO_JUDGE))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an engine is connected, by the last line that it wrote."""
+        last = self._run.last_lines(1) if self._run and self._run.pid else ()
+        return last == (_ACCEPTED,)
+
+    async def settled(self) -> WorkerSnapshot:
+        """Wait until it is ready, or its first start has failed."""
+        await self._settled.wait()
+        return self.snapshot()
+
+    async def serve(self) -> None:
+        """Run it until cancelled, then kill it; return where a restart is useless."""
+        while True:
+            end, cause = await self._run_once()
+            if not self._note_end(end, cause):
+                return
+            await asyncio.sleep(self._tracker.delay_s)
+            self._snapshot = replace(self._snapshot, state="starting")
+
+    async def _run_once(self) -> tuple[Exit | None, FailureCause]:
+        self._runs, self._ready_at_s = self._runs + 1, None
+        try:
+            check_port(self.address)
+            launch = await asyncio.to_thread(self._make_launch)
+        except OSError as error:
+            return None, not_listening(self.address, error)
+        except CorralError as error:
+            return None, exit_cause.not_launchable(error)
+        run = ProcessRun(self._runs, launch, clock=time.monotonic, on_progress=lambda _: None)
+        self._run = run
+        self._snapshot = replace(self._snapshot, log_path=launch.log_path)
+        return await self._watch(run)
+
+    async def _watch(self, run: ProcessRun) -> tuple[Exit | None, FailureCause]:
+        """Wait for the end of a run, which must answer in time."""
+        async with asyncio.TaskGroup() as group:
+            process = group.create_task(run_to_exit(lambda: run))
+            ready = group.create_task(self._wait_ready(run))
+            await asyncio.wait({process, ready}, return_when=asyncio.FIRST_COMPLETED)
+            is_silent = ready.done() and not ready.result()
+            if is_silent:
+                process.cancel()
+            await asyncio.wait({process})
+            ready.cancel()
+        if is_silent:
+            return None, never_listened_cause(_START_LIMIT_S)
+        end = process.result()
+        if isinstance(end, FailureCause):
+            return None, end
+        return end, exit_reason(end, run.last_lines(_LINES_TO_JUDGE))
+
+    async def _wait_ready(self, run: ProcessRun) -> bool:
+        """Ask it until it answers; return whether it does within the limit."""
+        pause_s = _FIRST_PROBE_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_START_LIMIT_S):
+                while True:
+                    await asyncio.sleep(pause_s)
+                    devices = await self._ask()
+                    # An engine that is connected already keeps our question out.
+                    if run.pid is not None and (devices or self._has_accepted):
+                        self._note_ready(run.pid, devices)
+                        return True
+                    pause_s = min(2 * pause_s, _LAST_PROBE_S)
+        return False
+
+    async def _ask(self) -> tuple[Device, ...]:
+        with suppress(CorralError):
+            return await asyncio.to_thread(self._probe)
+        return ()
+
+    def _note_ready(self, pid: int, devices: tuple[Device, ...]) -> None:
+        self._ready_at_s = time.monotonic()
+        devices = devices or self._snapshot.devices
+        self._snapshot = replace(self._snapshot, state="ready", devices=devices, cause=None)
+        offered = ", ".join(f"{device.name} {device.total_mib} MiB" for device in devices) or None
+        self._emit("worker.ready", address=str(self.address), pid=pid, devices=offered)
+        self._settled.set()
+
+    def _note_end(self, end: Exit | None, cause: FailureCause) -> bool:
+        """Note why it ended; return whether to start it again."""
+        # As if a request had ended it: engines wait for a worker, so it is never given up for that.
+        self._tracker.record(by_request=True)
+        up_s = time.monotonic() - self._ready_at_s if self._ready_at_s else 0.0
+        self._emit(
+            "worker.exited",
+            code=end.code if end else None,
+            signal=end.signal if end else None,
+            up_s=round(up_s, 3),
+            reason=cause.sentence,
+            retry_in_s=None if cause.permanent else round(self._tracker.delay_s, 3),
+        )
+        state: WorkerState = "failed" if cause.permanent else "backoff"
+        self._snapshot = replace(self._snapshot, state=state, cause=cause)
+        if cause.permanent:
+            log = str(self._snapshot.log_path) if self._snapshot.log_path else None
+            self._emit("worker.failed", reason=cause.sentence, hint=cause.hint, log=log)
+        self._settled.set()
+        self._on_end()
+        return not cause.permanent

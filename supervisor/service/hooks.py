@@ -1,0 +1,272 @@
+"""Watches the daemon's events for those that the user has commands for, and has them run.
+
+From the daemon's events to those that hooks know. Does no I/O. A model is loaded while one of its
+instances has become ready and its process has not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.states import STATES, State
+from supervisor.events import Emit, Event
+from supervisor.service.hook_commands import HookCause, HookEvent, HookJob, HookRunner
+from supervisor.settings.tables import HookName, HookSettings
+
+# Stands for all models together.
+DAEMON = None
+Subject = str | None
+
+
+class IdleTimes:
+    """When each last had a request; each is reported once, until it has another.
+
+    `now_s` is the time at which the daemon began.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._active_at_s: dict[Subject, float] = {DAEMON: now_s}
+        self._reported: set[Subject] = set()
+
+    def touch(self, subject: Subject, now_s: float) -> bool:
+        """A request ended, or a model was loaded; return whether it had been reported as idle."""
+        self._active_at_s[subject] = now_s
+        was_reported = subject in self._reported
+        self._reported.discard(subject)
+        return was_reported
+
+    def forget(self, model: str) -> None:
+        self._active_at_s.pop(model, None)
+        self._reported.discard(model)
+
+    def take_due(
+        self, limits_s: Mapping[bool, float], busy: Collection[Subject], now_s: float
+    ) -> list[tuple[Subject, float]]:
+        """Return what is idle since the last call, and for how long.
+
+        Args:
+            limits_s: Of a model (False), and of the daemon (True); infinite for never.
+            busy: What has a request in flight.
+            now_s: The time.
+        """
+        for subject in busy:
+            if subject in self._active_at_s:
+                self.touch(subject, now_s)
+        due = [
+            (subject, now_s - at_s)
+            for subject, at_s in self._active_at_s.items()
+            if subject not in self._reported and now_s - at_s >= limits_s[subject is DAEMON]
+        ]
+        self._reported.update(subject for subject, _ in due)
+        return due
+
+    def next_at_s(self, limits_s: Mapping[bool, float]) -> float:
+        """Return when the next one can be due; infinite for never."""
+        return min(
+            (
+                at_s + limits_s[subject is DAEMON]
+                for subject, at_s in self._active_at_s.items()
+                if subject not in self._reported
+            ),
+            default=math.inf,
+        )
+
+
+# What ends a run that is not followed by another one at once.
+_ENDED: Final = frozenset({state for state, info in STATES.items() if not info.process})
+_STOPPED: Final = HookCause("stopped", "a command or changed settings stopped it")
+_RESTARTED: Final = HookCause("restarted", "it starts again")
+_NODE_STOPS: Final = HookCause("draining", "it is stopping")
+
+
+class HookObserver:
+    """Which models are loaded and which nodes are down; `cause_of` tells an instance's failure."""
+
+    def __init__(self, cause_of: Callable[[str], FailureCause | None]) -> None:
+        self._cause_of = cause_of
+        self._up: dict[str, set[str]] = {}
+        self._down_nodes: set[str] = set()
+        self._reasons: dict[str, HookCause] = {}
+        self._stopping: HookCause | None = None
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        return frozenset(self._up)
+
+    def observe(self, event: Event) -> HookEvent | None:
+        """Note an event; return what hooks are to be told."""
+        fields = event.fields
+        match event.name:
+            case "instance.state_changed":
+                instance, model = str(fields["instance"]), str(fields["model"])
+                return self._changed(event.at, model, instance, State(str(fields["after"])))
+            case "instance.failed":
+                return _give_up_event(event)
+            case "model.unloaded":
+                model, reason = str(fields["model"]), str(fields["reason"])
+                self._reasons[model] = HookCause("unloaded", reason)
+            case "daemon.stopping":
+                self._stopping = HookCause("daemon_stops", f"the daemon stops: {fields['reason']}")
+            case "node.down" | "node.draining" | "node.up":
+                return self._node(event, str(fields["node"]))
+        return None
+
+    def _changed(self, at: datetime, model: str, instance: str, now: State) -> HookEvent | None:
+        if now is State.READY:
+            return self._ready(at, model, instance)
+        if now is State.BACKOFF:
+            self._ended(model, instance)
+            return self._failed(at, model, instance)
+        if now in _ENDED or now is State.STARTING:
+            return self._unloaded(at, model, instance, now)
+        return None
+
+    def _ready(self, at: datetime, model: str, instance: str) -> HookEvent | None:
+        is_first = model not in self._up
+        self._up.setdefault(model, set()).add(instance)
+        self._reasons.pop(model, None)
+        return HookEvent("model_loaded", at, model, instance) if is_first else None
+
+    def _failed(self, at: datetime, model: str, instance: str) -> HookEvent:
+        found = self._cause_of(instance)
+        cause = HookCause(found.code, found.sentence, found.hint) if found else None
+        return HookEvent("model_failed", at, model, instance, cause=cause, restarts=True)
+
+    def _unloaded(self, at: datetime, model: str, instance: str, now: State) -> HookEvent | None:
+        if not self._ended(model, instance) or now is State.FAILED:
+            return None
+        reason = self._reasons.pop(model, self._stopping or _STOPPED)
+        cause = _RESTARTED if now is State.STARTING else reason
+        return HookEvent("model_unloaded", at, model, instance, cause=cause)
+
+    def _ended(self, model: str, instance: str) -> bool:
+        """Note the end of an instance's process; return whether the model is not loaded since."""
+        instances = self._up.get(model, set())
+        instances.discard(instance)
+        return not instances and self._up.pop(model, None) is not None
+
+    def _node(self, event: Event, node: str) -> HookEvent | None:
+        was_down = node in self._down_nodes
+        if event.name == "node.up":
+            self._down_nodes.discard(node)
+            return HookEvent("node_up", event.at, node=node) if was_down else None
+        self._down_nodes.add(node)
+        reason = event.fields.get("reason")
+        cause = HookCause("unreachable", str(reason)) if reason else _NODE_STOPS
+        return None if was_down else HookEvent("node_down", event.at, node=node, cause=cause)
+
+
+def _give_up_event(event: Event) -> HookEvent:
+    fields = {key: str(value) for key, value in event.fields.items() if value is not None}
+    cause = HookCause(fields["code"], fields["reason"], fields.get("hint"), fields.get("log"))
+    model, instance = fields["model"], fields["instance"]
+    return HookEvent("model_failed", event.at, model, instance, cause=cause, restarts=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HookSources:
+    """What hooks ask of the daemon.
+
+    Attributes:
+        settings: Those that apply now.
+        directory: Where commands run.
+        busy_models: The models with requests in flight.
+        cause_of: Why an instance ended last.
+    """
+
+    settings: Callable[[], HookSettings]
+    directory: Callable[[], Path]
+    busy_models: Callable[[], Collection[str]]
+    cause_of: Callable[[str], FailureCause | None]
+
+
+class Hooks:
+    """`observe` takes each event of the daemon at once; it neither blocks nor fails."""
+
+    def __init__(
+        self, sources: HookSources, emit: Emit, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._observer = HookObserver(sources.cause_of)
+        self._runner = HookRunner(emit)
+        self._idle_times = IdleTimes(clock())
+        self._woken = asyncio.Event()
+
+    def observe(self, event: Event) -> None:
+        if event.name == "request.finished":
+            self._touch(str(event.fields["model"]))
+        elif event.name == "settings.reloaded":
+            self._woken.set()
+        elif found := self._observer.observe(event):
+            self._follow(found)
+            self._submit(found)
+
+    async def serve(self) -> None:
+        """Run commands, and watch for idleness, until cancelled; kills what runs then."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._runner.serve())
+            while True:
+                pause_s = self._report_idle()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._woken.wait()
+                self._woken.clear()
+
+    async def finish(self) -> None:
+        """Wait for the commands that run or are queued; the caller has a deadline."""
+        await self._runner.finish()
+
+    def _touch(self, model: str) -> None:
+        now_s, is_loaded = self._clock(), model in self._observer.loaded
+        was_idle = self._idle_times.touch(DAEMON, now_s)
+        if is_loaded and self._idle_times.touch(model, now_s):
+            was_idle = True
+        if was_idle:
+            self._woken.set()
+
+    def _follow(self, event: HookEvent) -> None:
+        if event.event == "model_loaded" and event.model:
+            self._idle_times.touch(event.model, self._clock())
+            self._woken.set()
+        elif event.model and event.model not in self._observer.loaded:
+            self._idle_times.forget(event.model)
+
+    def _report_idle(self) -> float | None:
+        """Report what is idle; return the seconds until something else can be, None for never."""
+        limits_s, now_s = _limits_s(self._sources.settings()), self._clock()
+        if min(limits_s.values()) == math.inf:
+            return None
+        busy: set[Subject] = set(self._sources.busy_models())
+        busy |= {DAEMON} if busy else set()
+        for subject, idle_s in self._idle_times.take_due(limits_s, busy, now_s):
+            self._submit(_idle_event(subject, idle_s))
+        next_at_s = self._idle_times.next_at_s(limits_s)
+        return None if next_at_s == math.inf else max(0.0, next_at_s - now_s)
+
+    def _submit(self, event: HookEvent) -> None:
+        settings = self._sources.settings()
+        if commands := settings.commands(event.event):
+            directory = self._sources.directory()
+            self._runner.submit(HookJob(event, commands, settings.timeout_s, directory))
+
+
+def _limits_s(settings: HookSettings) -> Mapping[bool, float]:
+    return {
+        False: settings.model_idle_s if settings.model_idle else math.inf,
+        True: settings.daemon_idle_s if settings.daemon_idle else math.inf,
+    }
+
+
+def _idle_event(model: Subject, idle_s: float) -> HookEvent:
+    hook: HookName = "daemon_idle" if model is DAEMON else "model_idle"
+    return HookEvent(hook, datetime.now(tz=UTC), model, idle_s=round(idle_s, 3))

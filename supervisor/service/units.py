@@ -1,0 +1,585 @@
+"""The files of a systemd service, written, installed, inspected; drafts for other systems.
+
+The syntax of unit files.
+
+Source: systemd.syntax(7), systemd.service(5) "Command lines", systemd.unit(5) "Specifiers".
+
+What the service may not do.
+
+Source: systemd.exec(5), systemd.resource-control(5).
+
+Files with keys, passed to the daemon as credentials of its service. The manager reads them as root
+and shows a copy to the service alone, so they may belong to root. Source: systemd.exec(5),
+`LoadCredential=`; systemd.unit(5), `%d`.
+
+A launch agent for macOS. Nobody has tried it; it says so.
+
+Source: launchd.plist(5).
+
+How to run the daemon at logon on Windows. Nobody has tried it; it says so.
+
+Source: schtasks, "schtasks create".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import plistlib
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from proxy.settings import ProxySettings
+from supervisor.errors import AccessDenied, ServiceFailed, SettingsInvalid
+from supervisor.models.model_lookup import is_reference
+from supervisor.settings.schema import ModelSettings, Settings
+from supervisor.settings.tables import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
+from supervisor.system.files import write_atomic
+
+# By this line, a file that a user wrote is told from ours.
+MARK: Final = "# Written by `corral service install`, which replaces it; your changes belong into"
+_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@")
+
+Lines = Sequence[str]
+
+
+def unit_text(name: str, *sections: tuple[str, Lines]) -> str:
+    """Return a unit file; lines of a section without `=` are comments."""
+    parts = [f"{MARK}\n# `systemctl edit {name}`."]
+    parts += ["\n".join((f"[{title}]", *lines)) for title, lines in sections]
+    return "\n\n".join(parts) + "\n"
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return the words as ExecStart takes them."""
+    return " ".join(_quote_word(escape_unit(word).replace("$", "$$")) for word in words)
+
+
+def assignment(name: str, value: str) -> str:
+    """Return a value of `Environment=`, in which the caller has escaped `%`."""
+    return _quote_word(f"{name}={value}")
+
+
+def escape_unit(text: str) -> str:
+    """Return text without specifiers; raises SettingsInvalid for what no line can hold."""
+    if not text.isprintable():
+        raise SettingsInvalid(f"{text!a} cannot stand in a unit file: it has control characters")
+    return text.replace("%", "%%")
+
+
+def _quote_word(text: str) -> str:
+    if text and set(text) <= _PLAIN:
+        return text
+    backslashed = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{backslashed}"'
+
+
+Scope = Literal["user", "system"]
+
+NAME: Final = "llama-corral"
+# The account of a system service, and the groups that own GPU devices on most distributions.
+ACCOUNT: Final = NAME
+GPU_GROUPS: Final = ("render", "video")
+# The daemon's own limits end first; a slow disk or a busy machine gets this on top.
+_STOP_MARGIN_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What a service runs, and for whom.
+
+    Attributes:
+        command: The absolute path of a program, and the words before `serve`.
+        program_paths: What the program reads of its installation.
+        environment: Variables for the daemon.
+        groups: Those of GPU_GROUPS that exist on this machine.
+    """
+
+    scope: Scope
+    command: tuple[str, ...]
+    settings_file: Path
+    settings: Settings
+    program_paths: tuple[Path, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+
+    @property
+    def serve(self) -> tuple[str, ...]:
+        return (*self.command, "serve", "--config", str(self.settings_file))
+
+    @property
+    def stop_timeout_s(self) -> int:
+        """The time that the daemon takes to stop at most, as in `Daemon._stop`."""
+        limits = self.settings.supervisor
+        saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
+        own_s = limits.drain_timeout_s + 2 * limits.stop_timeout_s + saving_s
+        return round(own_s + HOOKS_STOP_LIMIT_S + _STOP_MARGIN_S)
+
+    @property
+    def read_paths(self) -> tuple[Path, ...]:
+        """Files and directories that the service must be able to read."""
+        settings = self.settings
+        models = (path for model in settings.models.values() for path in _model_paths(model))
+        engine = [settings.engine] if isinstance(settings.engine, Path) else []
+        own = (self.settings_file, *engine)
+        return tuple(dict.fromkeys((Path(self.command[0]), *self.program_paths, *own, *models)))
+
+
+def _model_paths(model: ModelSettings) -> Iterator[Path]:
+    if not is_reference(model.path):  # nothing is there to read
+        yield model.path
+    if isinstance(model.engine, Path):
+        yield model.engine
+    if isinstance(model.draft, Path):
+        yield model.draft
+    yield from model.warm_prompts
+
+
+# Of a user's manager too: they need no privileges.
+UNPRIVILEGED: Final = (
+    "NoNewPrivileges=yes",
+    "LockPersonality=yes",
+    # Netlink tells programs the addresses of this machine.
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service",
+    "SystemCallFilter=~@privileged",
+    "SystemCallErrorNumber=EPERM",
+    "UMask=0077",
+)
+# Without MemoryDenyWriteExecute: GPU drivers compile shaders at run time.
+_PRIVILEGED: Final = (
+    "CapabilityBoundingSet=",
+    "AmbientCapabilities=",
+    "ProtectSystem=strict",
+    "ProtectClock=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "RemoveIPC=yes",
+    "KeyringMode=private",
+    "DevicePolicy=closed",
+    "DeviceAllow=char-drm rw",
+    "DeviceAllow=char-kfd rw",
+    "DeviceAllow=char-nvidia* rw",
+)
+# The directories that `ProtectHome=` and `PrivateTmp=` hide. Source: systemd.exec(5).
+_HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))
+_TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 (nothing is written there)
+
+
+def system_sandbox(read_paths: Iterable[Path]) -> list[str]:
+    """Return the lines of a system service that reads these paths."""
+    paths = tuple(read_paths)
+
+    def has_path_below(directories: Iterable[Path]) -> bool:
+        return any(path.is_relative_to(parent) for path in paths for parent in directories)
+
+    return [
+        *UNPRIVILEGED,
+        *_PRIVILEGED,
+        f"ProtectHome={'read-only' if has_path_below(_HOMES) else 'yes'}",
+        f"PrivateTmp={'no' if has_path_below(_TEMPORARY) else 'yes'}",
+    ]
+
+
+_API_KEYS = "api_keys"
+_SLOTS_KEY = "slots_key"
+
+
+def credential_lines(settings: Settings) -> Iterator[str]:
+    """Load each file, and name its copy in the environment, which wins over the settings file."""
+    if settings.proxy.api_keys_file is not None:
+        yield f"LoadCredential={_API_KEYS}:{escape_unit(str(settings.proxy.api_keys_file))}"
+        yield f"Environment={assignment('CORRAL_PROXY__API_KEYS_FILE', f'%d/{_API_KEYS}')}"
+    if settings.supervisor.slots_key_file is not None:
+        yield f"LoadCredential={_SLOTS_KEY}:{escape_unit(str(settings.supervisor.slots_key_file))}"
+        yield f"Environment={assignment('CORRAL_SUPERVISOR__SLOTS_KEY_FILE', f'%d/{_SLOTS_KEY}')}"
+    files = {name: node.key_file for name, node in settings.nodes.items() if node.key_file}
+    for name, file in files.items():
+        yield f"LoadCredential=node_{name}:{escape_unit(str(file))}"
+    if files:
+        nodes = {name: {"key_file": f"%d/node_{name}"} for name in files}
+        yield f"Environment={assignment('CORRAL_NODES', json.dumps(nodes))}"
+
+
+def socket_unit(settings: ProxySettings) -> str | None:
+    """Return None for a host name or for any free port: the daemon then listens itself."""
+    try:
+        address = ipaddress.ip_address(settings.host)
+    except ValueError:
+        return None
+    if settings.port == 0:
+        return None
+    host = f"[{address}]" if address.version == 6 else str(address)
+    lines = [f"ListenStream={host}:{settings.port}", "FileDescriptorName=http"]
+    # As asyncio's own sockets. Source: Python, loop.create_server.
+    lines += ["BindIPv6Only=ipv6-only"] if address.version == 6 else []
+    # The address of an interface that comes up later.
+    lines += [] if address.is_loopback or address.is_unspecified else ["FreeBind=yes"]
+    return unit_text(
+        f"{NAME}.socket",
+        ("Unit", ["Description=Clients of llama-corral"]),
+        ("Socket", lines),
+        ("Install", ["WantedBy=sockets.target"]),
+    )
+
+
+_KINDS = ("Configuration", "State", "Cache", "Logs", "Runtime")
+
+
+def service_unit(facts: ServiceFacts) -> str:
+    is_system = facts.scope == "system"
+    target = "multi-user.target" if is_system else "default.target"
+    return unit_text(
+        f"{NAME}.service",
+        ("Unit", _unit(facts)),
+        ("Service", [*_run(facts), *(_system(facts) if is_system else UNPRIVILEGED)]),
+        ("Install", [f"WantedBy={target}"]),
+    )
+
+
+def _unit(facts: ServiceFacts) -> list[str]:
+    socket = f"{NAME}.socket" if socket_unit(facts.settings.proxy) else None
+    return [
+        "Description=llama-corral, llama-server processes behind one proxy",
+        f"After=network.target{f' {socket}' if socket else ''}",
+        *([f"Requires={socket}"] if socket else []),
+        "StartLimitIntervalSec=120",
+        "StartLimitBurst=10",
+    ]
+
+
+def _run(facts: ServiceFacts) -> list[str]:
+    environment = [
+        f"Environment={assignment(name, escape_unit(value))}"
+        for name, value in facts.environment.items()
+    ]
+    return [
+        "Type=notify",
+        "NotifyAccess=main",
+        f"ExecStart={command_line(facts.serve)}",
+        f"ExecReload={command_line((*facts.command, 'reload'))}",
+        *environment,
+        f"SyslogIdentifier={NAME}",
+        "Restart=on-failure",
+        "RestartSec=5",
+        # A restart does not mend settings.
+        f"RestartPreventExitStatus={SettingsInvalid.exit_code}",
+        "WatchdogSec=60",
+        f"TimeoutStopSec={facts.stop_timeout_s}",
+        # The daemon stops its engines itself, after running requests.
+        "KillMode=mixed",
+        # An engine that the kernel kills for memory is restarted alone.
+        "OOMPolicy=continue",
+        # For models with mlock.
+        "LimitMEMLOCK=infinity",
+    ]
+
+
+def _system(facts: ServiceFacts) -> list[str]:
+    # By mode 0700, no other user reads conversations or logs.
+    directories = [
+        line
+        for kind in _KINDS
+        for line in (
+            f"{kind}Directory={NAME}",
+            *([f"{kind}DirectoryMode=0700"] if kind != "Configuration" else []),
+        )
+    ]
+    groups = [f"SupplementaryGroups={' '.join(facts.groups)}"] if facts.groups else []
+    return [
+        f"User={ACCOUNT}",
+        *groups,
+        *directories,
+        *credential_lines(facts.settings),
+        *system_sandbox(facts.read_paths),
+    ]
+
+
+SERVICE: Final = f"{NAME}.service"
+SOCKET: Final = f"{NAME}.socket"
+_STATE: Final = f"/var/lib/{NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePaths:
+    """Directories of unit files, and of files that declare accounts."""
+
+    units: Path
+    accounts: Path | None = None
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file that an installation may have."""
+        return (
+            self.units / SERVICE,
+            self.units / SOCKET,
+            *([self.accounts / f"{NAME}.conf"] if self.accounts else []),
+        )
+
+
+SYSTEM_PATHS: Final = ServicePaths(Path("/etc/systemd/system"), Path("/etc/sysusers.d"))
+
+
+def service_files(facts: ServiceFacts, paths: ServicePaths) -> dict[Path, str]:
+    """Return the text of each file."""
+    socket = socket_unit(facts.settings.proxy)
+    files = {paths.units / SERVICE: service_unit(facts)}
+    files |= {paths.units / SOCKET: socket} if socket else {}
+    if paths.accounts:
+        files[paths.accounts / f"{NAME}.conf"] = account()
+    return files
+
+
+def account() -> str:
+    """Return the declaration of the account, which never logs in. Source: sysusers.d(5)."""
+    return f'{MARK}\n# another file of this directory.\nu {ACCOUNT} - "llama-corral" {_STATE}\n'
+
+
+_NOTE: Final = (
+    "<!-- UNTESTED: written from Apple's documentation, never run. Save it as\n"
+    f"     ~/Library/LaunchAgents/{NAME}.plist, then: launchctl load -w FILE -->\n"
+)
+_RESTART_S: Final = 15
+
+
+def launch_agent(facts: ServiceFacts, log: str) -> str:
+    content = {
+        "Label": NAME,
+        "ProgramArguments": list(facts.serve),
+        "EnvironmentVariables": dict(facts.environment),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": _RESTART_S,
+        "ExitTimeOut": facts.stop_timeout_s,
+        "StandardErrorPath": log,
+        "Umask": 0o077,
+    }
+    head, end, body = plistlib.dumps(content).decode().partition('.dtd">\n')
+    return f"{head}{end}{_NOTE}{body}"
+
+
+def windows_note(facts: ServiceFacts) -> str:
+    command = subprocess.list2cmdline(facts.serve)
+    task = subprocess.list2cmdline(
+        ["schtasks", "/create", "/tn", NAME, "/sc", "onlogon", "/tr", command]
+    )
+    return (
+        "UNTESTED: llama-corral has never run on Windows. With the Task Scheduler:\n\n"
+        f"    {task}\n"
+        f"    schtasks /run /tn {NAME}\n\n"
+        "schtasks /end kills the daemon and cuts running answers: use corral stop before it.\n"
+        "For a restart after failures and a start without a logon, run the same command as a\n"
+        "service by NSSM or WinSW.\n"
+    )
+
+
+# A start, a stop and a restart have limits of their own, so this is for a manager that hangs.
+_TIMEOUT_S: Final = 3600
+
+
+def systemctl(scope: Scope, *words: str) -> str:
+    """Return what it printed; raises ServiceFailed."""
+    return run("systemctl", *(["--user"] if scope == "user" else []), *words)
+
+
+def run(*argv: str) -> str:
+    """Run a program to its end; raises ServiceFailed."""
+    command = " ".join(word for word in argv if not word.startswith("--"))
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError as error:
+        raise ServiceFailed(
+            f"systemd is not installed: there is no program {argv[0]}",
+            hint="corral service show prints what to install elsewhere",
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise ServiceFailed(f"{command} took more than {_TIMEOUT_S} s") from error
+    if done.returncode:
+        reason = done.stderr.strip() or f"exit code {done.returncode}"
+        raise ServiceFailed(f"{command} failed: {reason}", hint=_hint(reason, argv))
+    return done.stdout
+
+
+def _hint(reason: str, argv: tuple[str, ...]) -> str:
+    if "bus" in reason or "booted with systemd" in reason:
+        return "systemd does not run here; corral service show prints the unit"
+    user = " --user" if "--user" in argv else ""
+    return f"journalctl{user} -u llama-corral -n 20 shows what the daemon said"
+
+
+_PROPERTIES: Final = (
+    "LoadState", "ActiveState", "SubState", "UnitFileState", "StatusText", "MainPID", "Result",
+    "NRestarts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    is_installed: bool
+    is_active: bool
+    state: str
+    is_enabled: bool
+    text: str
+    pid: int | None
+    result: str
+    restarts: int
+    socket: str
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def service_state(scope: Scope) -> ServiceState:
+    """Raises ServiceFailed where systemd does not answer."""
+    shown = _show_properties(scope, SERVICE)
+    socket = _show_properties(scope, SOCKET)
+    return ServiceState(
+        is_installed=shown.get("LoadState") not in {None, "", "not-found"},
+        is_active=shown.get("ActiveState") in {"active", "reloading"},
+        state=f"{shown.get('ActiveState', 'unknown')} ({shown.get('SubState', 'unknown')})",
+        is_enabled=shown.get("UnitFileState") == "enabled",
+        text=shown.get("StatusText", ""),
+        pid=int(shown.get("MainPID") or 0) or None,
+        result=shown.get("Result", ""),
+        restarts=int(shown.get("NRestarts") or 0),
+        socket=f"{socket.get('ActiveState', 'unknown')} ({socket.get('SubState', 'unknown')})",
+    )
+
+
+def _show_properties(scope: Scope, unit: str) -> dict[str, str]:
+    text = systemctl(scope, "show", unit, f"--property={','.join(_PROPERTIES)}")
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, start: bool) -> None:
+    """Write the files, enable the units and start them; repeating it applies what changed.
+
+    Raises:
+        AccessDenied: A file cannot be written.
+        ServiceFailed: A file of a user's stands there, or systemd refuses.
+    """
+    _check_ours(paths)
+    systemctl(scope, "show", "--property=Version")  # nothing is written where none answers
+    changed = {path.name for path, text in files.items() if _read(path) != text}
+    removed = [path for path in paths.all if path not in files and path.exists()]
+    if SOCKET in changed or removed:
+        _stop(scope, *(path.name for path in (*files, *removed)))
+    _remove(scope, removed)
+    for path, text in files.items():
+        _write(path, text)
+        if path.parent == paths.accounts:
+            run("systemd-sysusers", str(path))
+    units = [name for name in (SOCKET, SERVICE) if paths.units / name in files]
+    systemctl(scope, "daemon-reload")
+    systemctl(scope, "enable", *units)
+    if start:
+        for name in units[:-1]:
+            systemctl(scope, "start", name)
+        systemctl(scope, "restart" if changed else "start", SERVICE)
+
+
+def uninstall(scope: Scope, paths: ServicePaths) -> tuple[Path, ...]:
+    """Stop the service and remove its files; return those that were there.
+
+    Raises:
+        AccessDenied: A file cannot be removed.
+        ServiceFailed: A file is a user's own, or systemd refuses.
+    """
+    _check_ours(paths)
+    found = tuple(path for path in paths.all if path.exists())
+    if found:
+        _stop(scope, *(path.name for path in found))
+        _remove(scope, found)
+        systemctl(scope, "daemon-reload")
+    return found
+
+
+def _stop(scope: Scope, *names: str) -> None:
+    """Stop units, the socket first, so that it does not start the service again."""
+    for name in (SOCKET, SERVICE):
+        if name in names and _is_known(scope, name):
+            systemctl(scope, "stop", name)
+
+
+def _remove(scope: Scope, found: tuple[Path, ...] | list[Path]) -> None:
+    for path in found:
+        if path.name in {SOCKET, SERVICE} and _is_known(scope, path.name):
+            systemctl(scope, "disable", path.name)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise AccessDenied(f"cannot remove {path}: {error.strerror}") from error
+
+
+def _is_known(scope: Scope, name: str) -> bool:
+    shown = systemctl(scope, "show", name, "--property=LoadState", "--value")
+    return shown.strip() not in {"", "not-found"}
+
+
+def _check_ours(paths: ServicePaths) -> None:
+    for path in paths.all:
+        text = _read(path)
+        if text is not None and not text.startswith(MARK):
+            raise ServiceFailed(
+                f"{path} was not written by corral service install",
+                hint="move it away, and install again",
+            )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that all users can read: it holds no secrets, and systemd warns otherwise."""
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_atomic(path, text)
+        path.chmod(0o644)
+    except OSError as error:
+        raise AccessDenied(
+            f"cannot write {path}: {error.strerror}",
+            hint="sudo corral service install, or corral service install --user",
+        ) from error
+
+
+def reasons_unreachable(paths: Iterable[Path]) -> Iterator[str]:
+    """Yield what keeps a user without special rights from reading each path, once.
+
+    Groups and access lists may still allow it.
+    """
+    seen = dict.fromkeys(reason for path in paths if (reason := _obstacle(path)))
+    yield from seen
+
+
+def _obstacle(path: Path) -> str | None:
+    for parent in reversed(path.parents):
+        if (mode := _mode(parent)) is not None and not mode & stat.S_IXOTH:
+            return f"others cannot enter {parent} (mode {stat.S_IMODE(mode):o})"
+    mode = _mode(path)
+    if mode is None:
+        return f"{path} is not there"
+    return None if mode & stat.S_IROTH else f"others cannot read {path} (mode {mode & 0o777:o})"
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return None

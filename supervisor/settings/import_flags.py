@@ -1,0 +1,576 @@
+"""Command lines and options of llama-server, as they become models of `corral.toml`.
+
+Options of llama-server by name, as they become the flags and other keys of a model. An option is
+looked up in the help of the engine at hand, then in the recorded builds, the newest first: a
+command line may have been written for any of them.
+
+Source: llama.cpp, common/arg.cpp: an option given twice counts as it was given last, but for those
+that collect values; a variable LLAMA_ARG_X counts where its option is not given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
+from proxy.common.toml_types import is_loopback
+from supervisor.builds.help import Flag, Flags, FlagValue, newest_flags, plain_name, recorded_flag
+from supervisor.errors import NoSuchModel, SettingsInvalid
+from supervisor.models import file_names, reference
+from supervisor.models.model_lookup import HUB, is_reference
+from supervisor.models.stored_model import model_id
+from supervisor.plan.loras import with_paths
+from supervisor.plan.render import canonical, render
+from supervisor.plan.setting import ONCE_BARE
+from supervisor.settings.import_shell import Container, EngineCommand, engine_commands
+from supervisor.settings.tables import is_alias, is_model_name
+from supervisor.system.files import expand_home, open_regular
+
+_MAX_BYTES: Final = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedModel:
+    """One model.
+
+    Attributes:
+        table: The keys of `[models.NAME]`.
+        omitted: What is not taken over, with the reason, one sentence each.
+        notes: What is to be known of what is taken over.
+    """
+
+    name: str
+    table: Mapping[str, Any]
+    omitted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """All that a source says.
+
+    Attributes:
+        source: What was read, for people: `llama-swap file`.
+        tables: Other tables of `corral.toml` by name.
+        omitted: As of a model, but of no model that is taken over.
+        notes: As of a model.
+        keys: The API keys of its clients.
+    """
+
+    source: str
+    models: tuple[ConvertedModel, ...]
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    omitted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    keys: tuple[str, ...] = field(default=(), repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as `corral.toml` has it."""
+        models = {model.name: dict(model.table) for model in self.models}
+        return {**self.tables, **({"models": models} if models else {})}
+
+
+def read_text(path: Path) -> str:
+    """Read a file of settings.
+
+    Raises:
+        SettingsInvalid: It cannot be read, is larger than 1 MiB, or no text.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise SettingsInvalid(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"{path} is not text in UTF-8") from error
+
+
+def no_equivalent_notes(names: Iterable[object]) -> tuple[str, ...]:
+    """Return a sentence for the keys of a source that mean nothing here."""
+    found = ", ".join(sorted(map(str, names)))
+    return (f"no equivalent: {found}",) if found else ()
+
+
+Option = tuple[str, str | None]
+
+_COLLECTED: Final = frozenset(
+    {"lora", "lora-scaled", "override-kv", "override-tensor", "spec-draft-override-tensor"}
+    | {"control-vector", "control-vector-scaled"}
+)
+# They collect values too, but have no separator: all but the first go to `args`.
+_REPEATED: Final = frozenset({"dry-sequence-breaker", "logit-bias"})
+_TRUE: Final = frozenset({"1", "true", "on", "enabled"})
+_FALSE: Final = frozenset({"0", "false", "off", "disabled"})
+_SWITCH_WORDS: Final = _TRUE | _FALSE | {"auto"}
+# TOML has integers of 64 bits.
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
+)
+# Where the model is, where the engine listens, and for whom.
+_WORDS: Final = frozenset(
+    {"model", "host", "port", "hf-file", "ssl-key-file", "ssl-cert-file", "api-key-file"}
+    | {"models-dir"}
+)
+_SECRET: Final = re.compile(r"key|token|secret|password", re.IGNORECASE)
+_DOWNLOADS: Final = {
+    "mmproj-url": "corral model get downloads a model with its projector",
+    "docker-repo": "models of Docker's registry are not fetched; set path to a GGUF file",
+    "hf-token": "corral model get reads the token from HF_TOKEN",
+}
+# Source: llama.cpp, common/arg.cpp: what each of these options sets.
+_FIM: Final = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
+_GPT_OSS: Final = (
+    "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
+)
+_CODER: Final = "ggml-org/Qwen2.5-Coder"
+_PRESETS: Final = {
+    "fim-qwen-1.5b-default": f"-hf {_CODER}-1.5B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-3b-default": f"-hf {_CODER}-3B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-7b-default": f"-hf {_CODER}-7B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-7b-spec": f"-hf {_CODER}-7B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-14b-spec": f"-hf {_CODER}-14B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
+    "fim-qwen-30b-default": f"-hf ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF {_FIM}",
+    "gpt-oss-20b-default": f"-hf ggml-org/gpt-oss-20b-GGUF {_GPT_OSS} --jinja",
+    "gpt-oss-120b-default": f"-hf ggml-org/gpt-oss-120b-GGUF {_GPT_OSS} --jinja",
+    "vision-gemma-4b-default": "-hf ggml-org/gemma-3-4b-it-qat-GGUF --port 8014 -c 0 --jinja",
+    "vision-gemma-12b-default": "-hf ggml-org/gemma-3-12b-it-qat-GGUF --port 8014 -c 0 --jinja",
+    "embd-gemma-default": "-hf ggml-org/embeddinggemma-300M-qat-q4_0-GGUF --port 8011 -ub 2048 "
+    "-b 2048 -np 32 -c 65536 --embedding",
+}
+
+
+@dataclass
+class ModelOptions:
+    """What the options of one engine say.
+
+    Attributes:
+        known: The options of the engine at hand.
+        words: Where the model is, and where the engine listens, by the option's long name.
+        keys: The API keys that clients must have.
+        omitted: What is not taken over, with the reason.
+        notes: What is to be known of what is taken over.
+    """
+
+    known: Flags = field(default_factory=newest_flags)
+    words: dict[str, str] = field(default_factory=dict)
+    aliases: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list, repr=False)
+    flags: dict[str, FlagValue] = field(default_factory=dict)
+    args: list[str] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> str | None:
+        """The model: a path, or a reference such as `hf:OWNER/NAME:QUANT`."""
+        path, repository, file = map(self.words.get, ("model", "hf-repo", "hf-file"))
+        if path or not repository:
+            return path or None
+        return f"{HUB}{repository.partition(':')[0]}:{file}" if file else f"{HUB}{repository}"
+
+    def read(self, words: Sequence[str]) -> None:
+        """Take over the words of a command line after the program's name."""
+        for name, value in self._options(words):
+            if name.startswith("-"):
+                self.take(name, value)
+            else:
+                self.omitted.append(f"{name}: not an option")
+
+    def take(self, name: str, value: str | None) -> None:
+        """Take over one option of any build, with or without its dashes."""
+        match key := self._key(name):
+            case _ if key in _WORDS:
+                self.words[key] = value or ""
+            case "hf-repo":
+                self._take_repository(name, value or "")
+            case "alias":
+                self.aliases += split_list(value or "")
+            case "api-key":
+                self.keys += split_list(value or "")
+            case _ if key in _PRESETS:
+                self.read(_PRESETS[key].split())
+            case _:
+                self._take_flag(name, key, value)
+
+    def take_variable(self, name: str, value: str) -> bool:
+        """Take over a variable such as LLAMA_ARG_CTX_SIZE; return whether an option has it."""
+        positive = name.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1)
+        for wanted in (name, positive):
+            option = next((option for option in self._variables() if option.env == wanted), None)
+            if option and (wanted == name or option.hint is None):
+                self.take(option.key if wanted == name else f"no-{option.key}", value)
+                return True
+        return False
+
+    def _variables(self) -> Iterator[Flag]:
+        yield from self.known.entries
+        yield from newest_flags().entries
+
+    def _take_repository(self, name: str, value: str) -> None:
+        try:
+            found = reference.parse_reference(value)
+        except NoSuchModel as error:
+            self.omitted.append(f"{name} {value}: {error.message}")
+            return
+        if isinstance(found, reference.HubReference):
+            self.words["hf-repo"] = str(found)
+
+    def _take_url(self, url: str) -> None:
+        """Take over the URL of a model: a file of Hugging Face is one by reference."""
+        with suppress(NoSuchModel):
+            found = reference.parse_reference(url)
+            if isinstance(found, reference.HubReference):
+                self.words["hf-repo"] = str(found)
+                return
+        shown = reference.without_secrets(url)
+        self.omitted.append(f"model-url: corral model get {shown} downloads it; then set path")
+
+    def _take_flag(self, name: str, key: str, value: str | None) -> None:
+        shown = name if value is None or _SECRET.search(name) else f"{name} {value}"
+        if key == "model-url":
+            self._take_url(value or "")
+            return
+        if key == "spec-draft-hf":
+            self.omitted.append(f"{name}: corral model get {value} downloads it; then set draft")
+            return
+        if reason := _DOWNLOADS.get(key):
+            self.omitted.append(f"{shown}: {reason}")
+            return
+        if not self._find(name):
+            self.omitted.append(f"{shown}: no known build of llama-server has it")
+            return
+        try:
+            key, typed = canonical(name, self._typed(name, value), self.known)
+            render({key: typed}, self.known)
+        except SettingsInvalid as error:
+            reason = error.message.partition(": ")[2] or error.message
+            self.omitted.append(f"{shown}: {reason}")
+            return
+        self._set(key, typed)
+
+    def settled_flags(self) -> dict[str, FlagValue]:
+        """Return the flags after all options are read, and note those that the engine lacks."""
+        found = {self._of_ngrams(key): value for key, value in self.flags.items()}
+        for unused in render(found, self.known).omitted:
+            self.notes.append(f"{unused.key} = {unused.value}: {unused.reason}")
+        return found
+
+    def _of_ngrams(self, key: str) -> str:
+        """Return the option of one kind of n-gram drafting that an older one for all kinds means.
+
+        Source: llama.cpp, common/arg.cpp: what the help says of removed options.
+        """
+        kind, mod = self.flags.get("spec-type"), "ngram-mod"
+        limit = key.removeprefix("spec-draft-") if kind == mod else ""
+        if limit in {"n-max", "n-min"} and "spec-draft-model" not in self.flags:
+            newer = f"spec-{mod}-{limit}"
+        elif kind == mod and key == "spec-ngram-size-n":
+            newer = f"spec-{mod}-n-match"
+        else:
+            newer = key.replace("spec-ngram-", f"spec-{kind}-", 1)
+        return newer if self.known.find(newer) else key
+
+    def _set(self, key: str, value: FlagValue) -> None:
+        present = self.flags.get(key)
+        if key == "load-mode" and {present, value} == {"mmap+mlock", "none"}:
+            value = "mlock"  # --mlock and --no-mmap together
+        elif present is not None and key in _COLLECTED:
+            value = f"{present},{value}"
+        elif present is not None and key in _REPEATED:
+            self.args += [f"--{key}", str(value)]
+            return
+        self.flags[key] = value
+
+    def _options(self, words: Sequence[str]) -> Iterator[Option]:
+        at = 0
+        while at < len(words):
+            name, equals, value = words[at].partition("=")
+            at += 1
+            if equals and name.startswith("-") and self._find(name):
+                yield name, value
+                continue
+            word, count = words[at - 1], self._value_count(words[at - 1], words[at:])
+            values, at = words[at : at + count], min(at + count, len(words))
+            if count > 1 and not word.endswith("-scaled"):
+                self.args += [word, *values]
+            else:
+                yield word, ":".join(values) if values else None
+
+    def _value_count(self, word: str, rest: Sequence[str]) -> int:
+        """Return how many of the next words are values of an option."""
+        flag = self._find(word) if word.startswith("-") else None
+        if flag is None or flag.kind == "unknown":
+            return int(word.startswith("-") and bool(rest) and not _is_option(rest[0]))
+        if flag.key in ONCE_BARE:
+            is_value = bool(rest) and (rest[0].lower() in _SWITCH_WORDS or rest[0][:1] == "$")
+            return int(is_value)
+        if flag.key.endswith("-scaled") and len(rest) > 1 and ":" not in rest[0]:
+            return 1 + bool(_NUMBER.fullmatch(rest[1]))  # FILE SCALE, as older builds have it
+        return flag.value_count
+
+    def _find(self, name: str) -> Flag | None:
+        return self.known.find(name) or recorded_flag(name)
+
+    def _key(self, name: str) -> str:
+        flag = self._find(name)
+        return flag.key if flag else plain_name(name)
+
+    def _typed(self, name: str, value: str | None) -> FlagValue:
+        """Return a value as settings have it: a number, a word, or true for a bare option."""
+        flag = self._find(name)
+        if value is None:
+            return "on" if flag and flag.key in ONCE_BARE else True
+        word, is_switch = value.lower(), flag is not None and flag.hint is None
+        if word in _TRUE | _FALSE and (is_switch or (flag and {"on", "off"} <= {*flag.choices})):
+            return word in _TRUE if is_switch else ("on" if word in _TRUE else "off")
+        if _NUMBER.fullmatch(value) and not (flag and flag.kind in {"path", "string", "list"}):
+            return int(value) if value.lstrip("+-").isdecimal() else float(value)
+        return value
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not _NUMBER.fullmatch(word)
+
+
+def split_list(text: str) -> list[str]:
+    """Split a list with commas."""
+    return [part for word in text.split(",") if (part := word.strip())]
+
+
+def resolve_source_path(path: str, base: Path) -> str:
+    """Return a path of a source, relative to the directory that it is read from."""
+    return path if is_reference(path) else str(base / expand_home(Path(path)))
+
+
+def unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+_SHELL_VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]")
+_SWAP_PORT: Final = "${PORT}"  # llama-swap chooses it
+_DEFAULT_HOST: Final = "127.0.0.1"
+_DEFAULT_PORT: Final = "8080"
+_KEYLESS: Final = (
+    "without an API key every machine that reaches it could use the models; give --api-key KEY "
+    "too, or run corral key add NAME, then set listen and api_keys_file under [proxy]"
+)
+
+
+def convert_commands(
+    text: str, base: Path, known: Flags | None = None, more_omitted: tuple[str, ...] = ()
+) -> Converted:
+    """Convert the commands of a text whose relative paths begin at a directory.
+
+    Args:
+        known: The options of the engine at hand; unset: those of the newest recorded build.
+        more_omitted: What of its source is not taken over besides.
+
+    Raises:
+        SettingsInvalid: It does not start llama-server.
+    """
+    commands = engine_commands(text)
+    if not commands:
+        raise SettingsInvalid(
+            f"{next(iter(text.split()), 'nothing')} is not llama-server",
+            hint="corral import -- llama-server -m FILE.gguf …, or the file of another program",
+        )
+    read = [read_command(command, base, known) for command in commands]
+    models = tuple(_number_names(model for command in read if (model := command.model())))
+    omitted = [note for command in read if not command.options.source for note in command.omitted]
+    found = {} if models else read[0].models_dir()
+    if found and (flags := ", ".join(read[0].options.flags)):
+        omitted.append(f"{flags}: of all models of a directory; set them for each under [models]")
+    if not models and not omitted and not found:
+        omitted = ["the command names no model (--model)"]
+    first = next((command for command in read if command.options.source), read[0])
+    proxy, refused = first.proxy()
+    engine = {"engine": first.program} if first.program else {}
+    keys = tuple(first.options.keys)
+    return Converted(
+        "llama-server command",
+        models,
+        {**engine, **found, **proxy},
+        (*more_omitted, *omitted, *refused),
+        keys=keys,
+    )
+
+
+def _number_names(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
+    """Give models of the same name numbers."""
+    names = set[str]()
+    for model in models:
+        name, number = model.name, 2
+        while name in names:
+            name, number = f"{model.name}-{number}", number + 1
+        names.add(name)
+        yield ConvertedModel(name, model.table, model.omitted, model.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCommand:
+    """A command as options.
+
+    Attributes:
+        base: Where its relative paths begin.
+        program: The path of the engine; empty if PATH or a container has it.
+    """
+
+    options: ModelOptions
+    base: Path
+    program: str
+    container: Container | None = None
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        return tuple(self.options.omitted)
+
+    def model(self, name: str | None = None, **more: Any) -> ConvertedModel | None:
+        """Return the model that it serves, under its alias if no name is given."""
+        source = self.options.source
+        if source is None:
+            return None
+        aliases = [*more.pop("aliases", ()), *self.options.aliases]
+        if is_reference(source):
+            aliases.append(source.partition(":")[2])
+        name = name or next(iter(self.options.aliases), None) or name_of(source)
+        settled = self.options.settled_flags()
+        notes = list(self.options.notes)
+        if not is_model_name(name):
+            wanted, name = name, model_id(name).rstrip("-") or "model"
+            aliases.insert(0, wanted)
+            notes.append(f"no model can have the name {wanted}; clients call it {name}")
+        change = self._resolve(notes)
+        flags = with_paths(settled, lambda path: Path(change(str(path))))
+        table = {
+            "path": change(source),
+            **({"aliases": others} if (others := _others(aliases, name)) else {}),
+            **more,
+            **({"args": self.options.args} if self.options.args else {}),
+            **({"flags": flags} if flags else {}),
+        }
+        notes += _context_notes(self.options)
+        return ConvertedModel(name, table, self.omitted, unique(notes))
+
+    def _resolve(self, notes: list[str]) -> Callable[[str], str]:
+        """Return a function that makes a path of the command one of this machine."""
+
+        def change(path: str) -> str:
+            container = self.container
+            if container is None or is_reference(path):
+                return resolve_source_path(path, self.base)
+            here = container.path(path)
+            if here is None:
+                notes.append(f"{path} is a path in the container; set it to the file here")
+                return path
+            found = resolve_source_path(here, self.base)
+            notes.append(f"{path} is a path in the container, and {found} here")
+            return found
+
+        return change
+
+    def proxy(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return `[proxy]`, and why its address is another one."""
+        known, keys = self.options.words, self.options.keys
+        words = {name: word for name, word in known.items() if not _SHELL_VARIABLE.search(word)}
+        host, port = words.get("host"), words.get("port")
+        if self.container and self.container.has_own_network:
+            inside = port or _DEFAULT_PORT
+            host, port = self.container.ports.get(inside, (None, port))
+        wanted, omitted = host or _DEFAULT_HOST, list[str]()
+        if wanted.endswith(".sock"):
+            omitted.append(f"--host {wanted}: the proxy listens on HOST:PORT")
+            wanted = _DEFAULT_HOST
+        elif not is_loopback(wanted) and not keys:
+            omitted.append(f"listening on {wanted}: {_KEYLESS}")
+            wanted = _DEFAULT_HOST
+        shown = f"[{wanted}]" if ":" in wanted else wanted
+        listen = {"listen": f"{shown}:{port or _DEFAULT_PORT}"} if host or port else {}
+        table = {**listen, **({"api_keys_file": KEYS_FILE} if keys else {}), **self._tls()}
+        return {"proxy": table} if table else {}, tuple(omitted)
+
+    def models_dir(self) -> dict[str, Any]:
+        """Return the settings of the router mode: its models are found, and loaded on request."""
+        path = self.options.words.get("models-dir")
+        here = self.container.path(path) if self.container and path else path
+        return (
+            {"models_dir": resolve_source_path(here, self.base), "serve_found": True}
+            if here
+            else {}
+        )
+
+    def _tls(self) -> dict[str, Any]:
+        names = {"cert": "ssl-cert-file", "key": "ssl-key-file"}
+        paths = {key: self.options.words.get(name) for key, name in names.items()}
+        files = {key: resolve_source_path(path, self.base) for key, path in paths.items() if path}
+        return {"tls": files} if files.keys() == names.keys() else {}
+
+
+def _others(names: list[str], name: str) -> list[str]:
+    return [other for other in unique(names) if other != name and is_alias(other)]
+
+
+def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ReadCommand:
+    """Read the options and variables of a command."""
+    options = ModelOptions(known or newest_flags())
+    for name, value in command.variables.items():
+        if not options.take_variable(name, value):
+            options.omitted.append(f"{name}: variables are not set for one model")
+    options.read(command.options)
+    if command.wrapper:
+        options.omitted.append(f"{command.wrapper}: llama-corral starts engines itself")
+    if command.container:
+        options.notes.append(
+            f"the engine of this machine serves it, not the image {command.container.image}"
+        )
+    directory = base / command.directory
+    if path := options.words.pop("api-key-file", None):
+        _take_key_file(options, path, directory, command.container)
+    for word in (*options.words.values(), *map(str, options.flags.values())):
+        if _SHELL_VARIABLE.search(word) and word != _SWAP_PORT:
+            options.notes.append(f"{word}: a variable of a shell; write its value")
+    program = resolve_source_path(command.program, directory) if "/" in command.program else ""
+    return ReadCommand(options, directory, program, command.container)
+
+
+def _take_key_file(
+    options: ModelOptions, path: str, directory: Path, container: Container | None
+) -> None:
+    """Take over the API keys of a file, one a line. Source: llama.cpp, common/arg.cpp."""
+    here = container.path(path) if container else path
+    if here is None:
+        options.omitted.append(f"--api-key-file {path}: a path in the container")
+        return
+    try:
+        text = read_text(Path(resolve_source_path(here, directory)))
+    except SettingsInvalid as error:
+        options.omitted.append(f"--api-key-file {path}: {error.message}; corral key add makes keys")
+        return
+    options.keys += [line for line in text.splitlines() if line]
+
+
+def name_of(source: str) -> str:
+    """Return a name to serve a path or a reference by."""
+    if not is_reference(source):
+        return file_names.model_name(Path(source).name)
+    found = reference.parse_reference(source) if source.startswith(HUB) else None
+    if isinstance(found, reference.HubReference):
+        last = found.file or f"{found.repo.removesuffix('-GGUF')}.gguf"
+        return file_names.model_name(Path(last).name)
+    return file_names.model_name(f"{source.partition(':')[2].replace('/', '-')}.gguf")
+
+
+def _context_notes(options: ModelOptions) -> Iterator[str]:
+    if options.flags.get("ctx-size") and "parallel" not in options.flags:
+        yield (
+            "slots: ctx-size is divided among them, and there are 4 unless flags.parallel says "
+            "another number; batching.max_context_length gives each so many tokens"
+        )

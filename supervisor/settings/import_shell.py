@@ -1,0 +1,258 @@
+"""Finds commands that start llama-server in a text: scripts, units of systemd, `docker run`.
+
+Variables that the text sets are replaced where it uses them. Nothing is run, and no file is read.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from supervisor.errors import SettingsInvalid
+from supervisor.system.files import expand_home
+
+_TEXT_MAX: Final = 1024**2
+_PROGRAM_NAME: Final = re.compile(r"[\w.-]+")
+_SEPARATORS: Final = "\n;"
+_OPERATORS: Final = frozenset({"&", "&&", "|", "||"})
+_REDIRECTION: Final = re.compile(r"[\d&]?[<>]{1,2}(?:&\d)?([\w./~$-]*)")
+_ASSIGNMENT: Final = re.compile(
+    r"^[ \t]*(?:export[ \t]+|readonly[ \t]+)?(\w+)="
+    r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)[ \t]*;?(?:[ \t]#.*)?$",
+    re.MULTILINE,
+)
+_USE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^{}\n]*))?\}|(\w+))")
+# A command in a unit of systemd, with the prefixes that it may have. Source: systemd.service(5).
+_EXEC_START: Final = re.compile(r"^ExecStart=[-@:+!]*", re.MULTILINE)
+_VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_COMMENT_LINE: Final = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+# They start another program and change nothing of it that llama-corral does not do itself.
+_TRANSPARENT: Final = frozenset({"exec", "env", "nohup", "command", "export", "time", "setsid"})
+_IMAGE: Final = re.compile(r"(?<!o)llama")  # not Ollama's
+_CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl"})
+# Options of `docker run` without a value. Source: docker run --help.
+_BARE: Final = frozenset(
+    {"--rm", "--detach", "--interactive", "--tty", "--init", "--privileged", "--read-only"}
+    | {"--publish-all", "--quiet", "--no-healthcheck", "--oom-kill-disable", "--sig-proxy"}
+)
+_BARE_LETTERS: Final = frozenset("ditPq")
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What `docker run` says of the container of an engine.
+
+    Attributes:
+        volumes: Directories of this machine and of the container.
+        ports: The address here by the port in the container; empty with the host's network.
+    """
+
+    image: str
+    volumes: tuple[tuple[str, str], ...] = ()
+    ports: dict[str, tuple[str, str]] = field(default_factory=dict)
+    has_own_network: bool = True
+
+    def path(self, path: str) -> str | None:
+        """Return where a path of the container is on this machine; None if nothing says it."""
+        for here, there in self.volumes:
+            if path == there or path.startswith(f"{there.rstrip('/')}/"):
+                return here.rstrip("/") + path[len(there.rstrip("/")) :]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """A command that starts llama-server.
+
+    Attributes:
+        program: As written; empty if the words are options alone, or it is a container's.
+        options: The words after it.
+        variables: Those set for it alone.
+        wrapper: The words before it that are not taken over, such as `taskset -c 0-7`.
+        directory: Where relative paths begin, relative to the text's own.
+    """
+
+    program: str
+    options: tuple[str, ...]
+    variables: dict[str, str] = field(default_factory=dict)
+    wrapper: str = ""
+    container: Container | None = None
+    directory: str = ""
+
+
+def split(text: str) -> list[str]:
+    """Split one command as a shell does, with comments and line continuations.
+
+    Raises:
+        SettingsInvalid: A quotation mark is not closed.
+    """
+    try:
+        return shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise _unreadable_command(error) from error
+
+
+def engine_commands(text: str) -> tuple[EngineCommand, ...]:
+    """Return the commands of a text that start llama-server; raises SettingsInvalid as `split`."""
+    found, directory = [], ""
+    for words in _commands(_with_variables(_EXEC_START.sub("", text))):
+        if words[0] == "cd" and len(words) > 1:
+            directory = str(Path(directory) / words[1])
+        elif command := engine_command(words, directory):
+            found.append(command)
+    return tuple(found)
+
+
+def engine_command(words: Sequence[str], directory: str = "") -> EngineCommand | None:
+    """Return what words start, if it is llama-server."""
+    variables, wrapper = dict[str, str](), list[str]()
+    for index, word in enumerate(words):
+        name, rest = Path(word).name, words[index + 1 :]
+        if name in _CONTAINERS:
+            return _in_container(rest, directory)
+        if _is_program(name):
+            options = _after_program(name, rest)
+            if options is None:
+                return None
+            return EngineCommand(word, options, variables, " ".join(wrapper), directory=directory)
+        if index == 0 and word.startswith("-"):
+            return EngineCommand("", tuple(words), directory=directory)
+        if assigned := _VARIABLE.fullmatch(word):
+            variables[assigned[1]] = assigned[2]
+        elif wrapper or name not in _TRANSPARENT:
+            wrapper.append(word)
+    return None
+
+
+def _is_program(name: str) -> bool:
+    """Whether a name is that of llama-server, such as `llama-server-b10434` or `llama.exe`."""
+    if not _PROGRAM_NAME.fullmatch(name):
+        return False
+    return (
+        name.removesuffix(".exe") in {"server", "llama"} or "server" in name.partition("llama")[2]
+    )
+
+
+def _after_program(name: str, rest: Sequence[str]) -> tuple[str, ...] | None:
+    if name.removesuffix(".exe") != "llama":
+        return tuple(rest)
+    return tuple(rest[1:]) if rest[:1] in (["serve"], ["server"]) else None
+
+
+def _in_container(words: Sequence[str], directory: str) -> EngineCommand | None:
+    """Read the words after `docker`."""
+    if "run" not in words:
+        return None
+    options, rest = _container_options(words[words.index("run") + 1 :])
+    image, *inside = rest or [""]
+    entrypoint = Path(dict(options).get("--entrypoint", "")).name
+    if inside and (started := engine_command(inside)):
+        inside = list(started.options)
+    elif inside[:1] == ["--server"]:  # of the image `full`
+        inside = inside[1:]
+    elif not (_IMAGE.search(image) or _is_program(entrypoint)):
+        return None
+    values = [value for name, value in options if name in {"-e", "--env"}]
+    variables = {found[1]: found[2] for value in values if (found := _VARIABLE.fullmatch(value))}
+    network = [value for name, value in options if name in {"--network", "--net"}]
+    container = Container(
+        image,
+        tuple(_volumes(options)),
+        dict(_ports(options)),
+        has_own_network="host" not in network,
+    )
+    return EngineCommand("", tuple(inside), variables, container=container, directory=directory)
+
+
+def _container_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the options of `docker run` with their values, and the words from the image on."""
+    options, rest = list[tuple[str, str]](), list(words)
+    while rest and rest[0].startswith("-"):
+        name, equals, value = rest.pop(0).partition("=")
+        is_bare = name in _BARE or (name[1:2] != "-" and set(name[1:]) <= _BARE_LETTERS)
+        if not (equals or is_bare) and rest:
+            value = rest.pop(0)
+        options.append((name, value))
+    return options, rest
+
+
+def _volumes(options: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    for name, value in options:
+        if name in {"-v", "--volume"}:
+            here, there, *_ = [*value.split(":"), ""]
+        elif name == "--mount":
+            parts = dict(part.partition("=")[::2] for part in value.split(","))
+            here = parts.get("source") or parts.get("src", "")
+            there = parts.get("target") or parts.get("dst") or parts.get("destination", "")
+        else:
+            continue
+        here = re.sub(r"^\$(?:PWD|\{PWD\}|\(pwd\))", ".", here)
+        if here.startswith(("/", ".", "~")) and there.startswith("/"):
+            yield str(expand_home(Path(here))), there
+
+
+def _ports(options: Sequence[tuple[str, str]]) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, value in options:
+        if name in {"-p", "--publish"}:
+            *address, here, there = ["", *value.removesuffix("/tcp").rsplit(":", 2)][-3:]
+            yield there, (address[0] or "0.0.0.0", here)  # noqa: S104 (what docker does)
+
+
+def _with_variables(text: str) -> str:
+    """Replace the uses of variables that lines of the text set; others get their default."""
+    values = dict[str, str]()
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[3]
+        return values.get(name, found[0] if found[2] is None else found[2])
+
+    parts, at = [], 0
+    for found in _ASSIGNMENT.finditer(text := text.replace("\\\n", " ")):
+        parts.append(_USE.sub(value, text[at : found.start()]))
+        values[found[1]] = _USE.sub(value, found[2].strip("\"'"))
+        at = found.end()
+        if sum(map(len, (*parts, *values.values()))) > _TEXT_MAX:
+            raise SettingsInvalid(f"its variables make more than {_TEXT_MAX >> 20} MiB of text")
+    return "".join([*parts, _USE.sub(value, text[at:])])
+
+
+class _Lines(io.StringIO):
+    """A text whose comments end before their line does, for `shlex`."""
+
+    def readline(self, *_limits: int) -> str:  # type: ignore[override] # shlex gives no limit
+        line = super().readline()
+        if line.endswith("\n"):
+            self.seek(self.tell() - 1)
+        return line
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command, without redirections."""
+    lexer = shlex.shlex(
+        _Lines(_COMMENT_LINE.sub("", text)), posix=True, punctuation_chars=_SEPARATORS
+    )
+    lexer.whitespace, lexer.whitespace_split = " \t\r", True
+    words, is_target = list[str](), False
+    try:
+        for word in (*lexer, "\n"):
+            if word in _OPERATORS or (word and not word.strip(_SEPARATORS)):
+                if words:
+                    yield words
+                words, is_target = [], False
+            elif is_target:
+                is_target = False
+            elif found := _REDIRECTION.fullmatch(word):
+                is_target = not found[1] and "&" not in word[1:]  # the next word is its file
+            elif word != "$@":
+                words.append(word)
+    except ValueError as error:
+        raise _unreadable_command(error) from error
+
+
+def _unreadable_command(error: ValueError) -> SettingsInvalid:
+    return SettingsInvalid(f"the command cannot be read: {str(error).lower()}")

@@ -1,0 +1,408 @@
+"""Tables of `corral.toml` that depend on no other package's tables."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv4Network
+from typing import Annotated, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from proxy.common.toml_types import ExpandedPath, SettingsTable, Text, text
+from proxy.request.keep_alive import duration_s
+from supervisor.models import model_lookup
+
+# `ORGANISATION/MODEL:QUANTISATION` too, as hubs and llama-server's router mode write it.
+_MODEL_NAME: Final = re.compile(
+    r"(?=.{1,128}\Z)[A-Za-z0-9][A-Za-z0-9._:@+-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:@+-]*){0,7}"
+)
+_TICKS_PER_INTERVAL: Final = 8
+# Reading `/metrics` every second or more keeps the engine from noticing disconnected clients.
+_COUNTERS_EVERY_S: Final = 2.0
+# Means every name that no model has.
+CATCH_ALL: Final = "*"
+_ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,127}|\*")
+_SHORT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?(KiB|MiB|GiB|TiB)")
+_UNITS: Final = {"KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
+
+
+def _pattern_validator(
+    pattern: re.Pattern[str], what: str, *, has_slashes: bool = False
+) -> AfterValidator:
+    slash = " /" if has_slashes else ""
+
+    def check(name: str) -> str:
+        if not pattern.fullmatch(name):
+            raise ValueError(f"not {what}: letters, digits and . _ : @ + -{slash} only")
+        return name
+
+    return AfterValidator(check)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether `[models.NAME]` may have this name."""
+    return _MODEL_NAME.fullmatch(name) is not None
+
+
+def is_alias(name: str) -> bool:
+    """Whether `aliases` may have this name."""
+    return _ALIAS.fullmatch(name) is not None
+
+
+def _bytes(amount: object) -> object:
+    if not isinstance(amount, str) or amount.isdecimal():
+        return amount
+    if found := _SIZE.fullmatch(amount):
+        return int(float(found[1]) * 1024 ** _UNITS[found[2]])
+    raise ValueError("not a number of bytes, nor a size such as 12 GiB")
+
+
+def _seconds(duration: object) -> object:
+    if not isinstance(duration, str):
+        return duration
+    if (seconds := duration_s(duration)) is None:
+        raise ValueError('neither seconds nor a duration such as "15m" or "1h30m"')
+    return seconds
+
+
+ModelName = Annotated[str, _pattern_validator(_MODEL_NAME, "a model name", has_slashes=True)]
+Alias = Annotated[str, _pattern_validator(_ALIAS, "an alias", has_slashes=True)]
+VariantName = Annotated[str, _pattern_validator(_SHORT_NAME, "a variant's name")]
+NodeName = Annotated[str, _pattern_validator(_SHORT_NAME, "a node's name")]
+WorkerName = Annotated[str, _pattern_validator(_SHORT_NAME, "a worker's name")]
+# A reference such as `hf:OWNER/NAME:QUANT` is one too.
+ModelPath = Annotated[ExpandedPath, AfterValidator(model_lookup.check)]
+Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]
+# Seconds, or a duration such as `15m`.
+Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=float | str)]
+
+
+_SAMPLE_MAX_S: Final = 5.0
+# Samples in the shorter of the two times, at least.
+_SAMPLES: Final = 10
+# Times queued_s; it bounds the samples that are kept.
+_QUIET_MAX: Final = 500
+
+
+class SlotSettings(SettingsTable):
+    """`[models.NAME.slots]`: slots that follow demand, where `parallel` and `ctx-size` are auto."""
+
+    follow_demand: bool = Field(
+        default=True,
+        description="more slots while requests queue and memory allows, each with as much context; "
+        "fewer when it is quiet",
+    )
+    max: int = Field(16, ge=1, le=256, description="the most slots of one instance")
+    queued_s: float = Field(
+        60, gt=0, le=3600, description="how long requests queue before there are more slots"
+    )
+    quiet_s: float = Field(
+        600,
+        gt=0,
+        le=86_400,
+        description="how long at most half of the slots are in use before there are fewer",
+    )
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> Self:
+        if self.quiet_s > _QUIET_MAX * self.queued_s:
+            raise ValueError(f"quiet_s is more than {_QUIET_MAX} times queued_s")
+        return self
+
+    @property
+    def sample_s(self) -> float:
+        """How often demand is sampled."""
+        return min(_SAMPLE_MAX_S, self.queued_s / _SAMPLES, self.quiet_s / _SAMPLES)
+
+
+class LoadBalanceConfig(SettingsTable):
+    """What a decision to move layers takes."""
+
+    min_samples: int = Field(
+        100, ge=1, le=10**9, description="passes of each worker before anything is decided"
+    )
+    imbalance_threshold: float = Field(
+        2.0,
+        ge=1,
+        le=1000,
+        description="how many times longer the slowest worker takes per layer than the fastest "
+        "one before layers are moved",
+    )
+    eval_interval_secs: int = Field(
+        60, ge=0, le=86_400, description="shortest time between two automatic decisions, in seconds"
+    )
+
+
+class BalanceSettings(LoadBalanceConfig):
+    """`[balance]`: layers of models that are split over workers."""
+
+    automatic: bool = Field(
+        default=False,
+        description="move layers as `corral balance --apply` does; each time the model loads again",
+    )
+
+
+class HistorySettings(SettingsTable):
+    """`[history]`: figures of requests that have ended, never a text of theirs."""
+
+    enabled: bool = Field(
+        default=True,
+        description="keep figures of each request on disk, for this user alone; `corral requests "
+        "--last 20` shows them",
+    )
+    max_bytes: Annotated[Bytes, Field(ge=1024**2, le=2**40)] = Field(
+        64 * 1024**2, description="disk space for them, in bytes or as in 64 MiB; the oldest go"
+    )
+    max_age_days: float = Field(90, gt=0, le=36_500, description="older ones are deleted")
+
+
+HookName = Literal[
+    "model_loaded",
+    "model_unloaded",
+    "model_failed",
+    "model_idle",
+    "daemon_idle",
+    "node_down",
+    "node_up",
+]
+
+# Time that commands have left when the daemon stops, after its engines.
+STOP_LIMIT_S: Final = 5.0
+_COMMANDS_MAX: Final = 8
+_WORDS_MAX: Final = 64
+_WORD_MAX: Final = 4096
+_SECONDS_MAX: Final = 31_536_000
+
+
+def _commands(value: object) -> object:
+    """Take one command, a list of words, for a list of one command."""
+    if isinstance(value, str):
+        raise ValueError(  # noqa: TRY004 (pydantic explains a ValueError)
+            'not a list of words, as ["notify-send", "loaded"]; no shell reads it'
+        )
+    is_one = isinstance(value, list | tuple) and value and isinstance(value[0], str)
+    return [value] if is_one else value
+
+
+def _command(words: tuple[str, ...]) -> tuple[str, ...]:
+    if not words or not words[0]:
+        raise ValueError("no program: the first word names it")
+    return words
+
+
+Words = Annotated[
+    tuple[Annotated[Text, Field(max_length=_WORD_MAX)], ...],
+    Field(max_length=_WORDS_MAX),
+    BeforeValidator(lambda words: _command(tuple(words)) if isinstance(words, list) else words),
+]
+Commands = Annotated[
+    tuple[Words, ...],
+    Field(max_length=_COMMANDS_MAX),
+    BeforeValidator(_commands, json_schema_input_type=list[str] | list[list[str]]),
+]
+
+
+class HookSettings(SettingsTable):
+    """`[hooks]`: each a command as a list of words, or a list of commands."""
+
+    model_loaded: Commands = Field((), description="a model began to serve")
+    model_unloaded: Commands = Field((), description="the last process of a model has stopped")
+    model_failed: Commands = Field((), description="a process of a model crashed or did not start")
+    model_idle: Commands = Field((), description="a loaded model had no request for model_idle_s")
+    daemon_idle: Commands = Field((), description="no model had a request for daemon_idle_s")
+    node_down: Commands = Field((), description="another machine does not answer, or stops")
+    node_up: Commands = Field((), description="it answers again")
+    timeout_s: float = Field(
+        30, gt=0, le=3600, description="time for one command, after which it is killed"
+    )
+    model_idle_s: float = Field(
+        600, ge=1, le=_SECONDS_MAX, description="time without a request for model_idle"
+    )
+    daemon_idle_s: float = Field(
+        600, ge=1, le=_SECONDS_MAX, description="time without a request for daemon_idle"
+    )
+
+    def commands(self, hook: HookName) -> tuple[tuple[str, ...], ...]:
+        found: tuple[tuple[str, ...], ...] = getattr(self, hook)
+        return found
+
+
+GITHUB: Final = "https://api.github.com/repos/ggml-org/llama.cpp/releases"
+
+
+def _url(value: str) -> str:
+    parts = urlsplit(text(value))
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("not an address such as https://example.com/releases")
+    return value.rstrip("/")
+
+
+Url = Annotated[str, AfterValidator(_url)]
+
+
+class ReleaseSettings(SettingsTable):
+    """`[releases]`: a mirror of llama.cpp's releases."""
+
+    api: Url = Field(GITHUB, description="GitHub's list of releases, or a mirror of it")
+    downloads: Url | None = Field(
+        None,
+        description="a mirror of the files: URL/TAG/NAME; unset: where the list says they are. "
+        "They must have the SHA-256 that the list says",
+    )
+
+
+Exposure = Literal["loopback", "private", "public", "every"]
+
+# Private (RFC 1918), shared by a provider or an overlay network (RFC 6598), and link-local
+# (RFC 3927).
+_PRIVATE: Final = tuple(
+    map(
+        IPv4Network,
+        ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"),
+    )
+)
+
+
+def exposure(host: str) -> Exposure | None:
+    """Return who reaches an IPv4 address, `every` for all of a machine's; None for a name."""
+    if host == "localhost":
+        return "loopback"
+    try:
+        address = IPv4Address(host)
+    except ValueError:
+        return None
+    if address.is_unspecified:
+        return "every"
+    if address.is_loopback:
+        return "loopback"
+    return "private" if any(address in network for network in _PRIVATE) else "public"
+
+
+# Engines reach workers by IPv4 only. Source: llama.cpp, ggml-rpc, transport.cpp (AF_INET).
+_ADDRESS: Final = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?):([1-9]\d{0,4})")
+_PORT_MAX: Final = 65_535
+_LOCAL_ONLY: Final = ("port", "threads", "device", "cache")
+
+
+def _worker_address(text: str) -> str:
+    found = _ADDRESS.fullmatch(text)
+    if not found or int(found[2]) > _PORT_MAX:
+        raise ValueError("not HOST:PORT, as 192.168.1.7:50052")
+    if exposure(found[1]) == "public":
+        raise ValueError("a public address; the protocol has no encryption: use a tunnel")
+    if exposure(found[1]) == "every":
+        raise ValueError("not the address of one machine")
+    return text
+
+
+class WorkerSettings(SettingsTable):
+    """`[workers.NAME]`: a `ggml-rpc-server`, here or on another machine."""
+
+    address: Annotated[str, AfterValidator(_worker_address)] | None = Field(
+        None, description="HOST:PORT of one that runs already, such as that of a `corral worker`"
+    )
+    local: bool = Field(
+        default=False, description="the daemon runs one on this machine, for itself alone"
+    )
+    port: int = Field(0, ge=0, le=_PORT_MAX, description="of a local one; 0: any free port")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="of a local one; unset: half of all CPUs, as it decides"
+    )
+    device: Text | None = Field(
+        None, description="devices that a local one offers, with commas; unset: all, or the CPU"
+    )
+    cache: bool = Field(
+        default=False, description="a local one keeps large tensors on disk, for faster loads"
+    )
+    memory: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = Field(
+        None, description="memory that a model may take there; unset: what it reports"
+    )
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if self.local == (self.address is not None):
+            raise ValueError("needs either address = HOST:PORT or local = true")
+        wrong = [key for key in _LOCAL_ONLY if key in self.model_fields_set]
+        if wrong and not self.local:
+            raise ValueError(f"{wrong[0]} is for local = true; set it where the worker runs")
+        return self
+
+
+class RestartPolicy(SettingsTable):
+    """`[supervisor.restart]`: when an instance is restarted after a failure."""
+
+    backoff_initial_s: float = Field(
+        0.5, gt=0, le=3600, description="longest delay after the first failure; doubles with each"
+    )
+    backoff_max_s: float = Field(60, gt=0, le=86_400, description="longest delay ever")
+    max_failures: int = Field(
+        5, ge=1, le=1000, description="failures close together after which it is given up"
+    )
+    failure_half_life_s: float = Field(
+        300, gt=0, le=604_800, description="time in which the count of failures halves"
+    )
+
+
+class HealthSettings(SettingsTable):
+    """How closely an engine in service is watched."""
+
+    liveness_interval_s: float = Field(
+        5,
+        ge=1,
+        le=3600,
+        description="an engine that makes no progress for two of these is replaced",
+    )
+    idle_probe_s: float = Field(
+        60,
+        ge=0,
+        le=86_400,
+        description="how often an idle engine has to generate one token; 0 for never",
+    )
+    batch_timeout_s: float = Field(
+        300, gt=0, le=86_400, description="time for an engine to compute one batch"
+    )
+
+    @property
+    def tick_s(self) -> float:
+        """The time between two samples."""
+        return self.liveness_interval_s / _TICKS_PER_INTERVAL
+
+    @property
+    def silence_s(self) -> float:
+        """The silence that makes an engine unhealthy."""
+        # One tick may pass before progress is seen, another before its end is. So a hang is found
+        # within two intervals.
+        return 2 * self.liveness_interval_s - 2 * self.tick_s
+
+    @property
+    def counters_every_s(self) -> float:
+        return min(_COUNTERS_EVERY_S, self.liveness_interval_s / 2)
+
+
+class InstanceLimits(HealthSettings):
+    """How long each state of an instance may last, in seconds."""
+
+    load_timeout_s: float = Field(
+        300,
+        gt=0,
+        le=86_400,
+        description="longest silence while loading",
+    )
+    warm_timeout_s: float = Field(30, gt=0, le=3600, description="time for the warm-up request")
+    unhealthy_timeout_s: float = Field(
+        60,
+        gt=0,
+        le=3600,
+        description="time to recover before a restart; less while requests wait for it",
+    )
+    drain_timeout_s: float = Field(
+        300,
+        ge=0,
+        le=86_400,
+        description="time for running requests to finish before they are aborted",
+    )
+    stop_timeout_s: float = Field(5, gt=0, le=600, description="time to exit before SIGKILL")
+    # From SIGKILL until it is sent once more.
+    kill_timeout_s: ClassVar[float] = 5.0

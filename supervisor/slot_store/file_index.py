@@ -1,0 +1,323 @@
+"""Which slot files a daemon has, in memory, so that no decision reads the disk.
+
+Which slot files a new one replaces. A file of a later turn replaces that of an earlier one; a
+branch of the conversation that differs in more than a short answer is kept beside it. A
+conversation is known by its last turns; after more of them, or a restart, by its first prompt: then
+the new file must hold most of the old one, in case it is of another conversation. Of what belongs
+to no conversation, only files of nearly the same prompt replace each other: of two prefixes, the
+shorter is read more quickly.
+
+All manifests are read once; then whatever stores or deletes a file says so here, and the router is
+told. A file that something else deleted stays listed until an engine is to read it: a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from typing import Final, Protocol
+
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile, decode_fingerprint
+from proxy.cache.prompt import BLOCK_TOKENS
+from supervisor.slot_store.manifest import CacheKey, Manifest
+
+_Key = tuple[str, int]
+
+
+class NameIndex:
+    """Names by the keys that each was added with."""
+
+    def __init__(self) -> None:
+        self._names: defaultdict[_Key, set[str]] = defaultdict(set)
+
+    def add(self, keys: Iterable[_Key], name: str) -> None:
+        for key in keys:
+            self._names[key].add(name)
+
+    def remove(self, keys: Iterable[_Key], name: str) -> None:
+        for key in keys:
+            self._names[key].discard(name)
+            if not self._names[key]:
+                del self._names[key]
+
+    def find(self, keys: Iterable[_Key]) -> list[str]:
+        """Return the names that were added with one of the keys."""
+        return sorted({name for key in keys for name in self._names.get(key, ())})
+
+
+def replaced_files(new: SlotFile, others: Iterable[SlotFile], tokens_min: int) -> list[str]:
+    """Return the names of files that a new one replaces, of those of its conversation or of none.
+
+    Two are of the same prompt if they differ by less than `tokens_min`.
+    """
+    return [
+        other.name
+        for other in others
+        if other.name != new.name and _replaces(new, other, tokens_min)
+    ]
+
+
+def _replaces(new: SlotFile, old: SlotFile, tokens_min: int) -> bool:
+    ours, its = new.fingerprint, old.fingerprint
+    most = tokens_min // BLOCK_TOKENS
+    if count_missing_blocks(its, ours) >= most:
+        return False
+    if not ours.turn_hashes:
+        return count_missing_blocks(ours, its) < most
+    if set(ours.turn_hashes) & set(its.turn_hashes):
+        return True
+    answer = old.tokens - BLOCK_TOKENS * len(its.blocks)
+    return not old.is_recurrent and answer < max(tokens_min, old.tokens // 2)
+
+
+def count_missing_blocks(
+    fingerprint: ConversationFingerprint, other: ConversationFingerprint
+) -> int:
+    """Return how many blocks of a prompt another does not begin with."""
+    return len(fingerprint.blocks) - shared_blocks(fingerprint.blocks, other.blocks)
+
+
+def shared_blocks(ours: Sequence[int], its: Sequence[int]) -> int:
+    """Return how many blocks two prompts share; the hash of each includes all before it."""
+    low, high = 0, min(len(ours), len(its))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ours[middle - 1] == its[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+_KEY_DIGITS: Final = 32
+# The last token of an answer is not in the cache, nor is the one that ends it.
+TOKENS_AWAY_MAX: Final = 2
+# Of files that nothing is known of, so many are compared token by token.
+_COMPARED_MAX: Final = 16
+# Of prefixes for engines with the same cache key; the least recently used go first.
+_PREFIXES_MAX: Final = 16
+
+
+class SlotFileListener(Protocol):
+    """The part of proxy.router.router.Router that learns of slot files."""
+
+    def add_slot_file(self, file: SlotFile, /) -> None:
+        """Note that a KV cache is on disk."""
+
+    def remove_slot_files(self, names: Iterable[str], /) -> None:
+        """Note that slot files are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class CataloguedFile:
+    """A slot file.
+
+    Attributes:
+        manifest: Without the text of its fingerprint, which `file` has.
+        restored_tokens: By this daemon; they count half with each day.
+    """
+
+    manifest: Manifest
+    file: SlotFile
+    restored_tokens: float = 0.0
+
+
+class Catalogue:
+    """The files of all models; only for the event loop."""
+
+    def __init__(self, listener: SlotFileListener) -> None:
+        self._listener = listener
+        self._files: dict[str, CataloguedFile] = {}
+        self._by_turn = NameIndex()
+        self._by_end = NameIndex()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._files)
+
+    def get(self, name: str) -> CataloguedFile | None:
+        return self._files.get(name)
+
+    def files(self) -> Collection[CataloguedFile]:
+        return self._files.values()
+
+    def add(self, manifest: Manifest, *, is_readable: bool = True) -> CataloguedFile:
+        """Add a file, or replace what is known of it; no engine fits one that is not readable."""
+        entry, name = _catalogue_entry(manifest, is_readable=is_readable), manifest.name
+        self._forget(name)
+        self._files[name] = entry
+        self._by_turn.add(_turns(entry.file), name)
+        self._by_end.add(_end(entry.file), name)
+        self._listener.add_slot_file(entry.file)
+        return entry
+
+    def read_otherwise(self, is_readable: Callable[[Manifest], bool]) -> list[str]:
+        """Return the files that became readable or unreadable."""
+        return [
+            name
+            for name, entry in self._files.items()
+            if entry.file.cache_key
+            != _cache_key(entry.manifest, is_readable=is_readable(entry.manifest))
+        ]
+
+    def remove(self, names: Iterable[str]) -> list[Manifest]:
+        """Forget files; return those that were known."""
+        gone = [entry.manifest for name in names if (entry := self._forget(name))]
+        if gone:
+            self._listener.remove_slot_files([entry.name for entry in gone])
+        return gone
+
+    def remove_all(self, cache_key: str) -> None:
+        """Forget the files of a cache key; they stay on the disk until others need the room."""
+        self.remove(
+            [name for name, entry in self._files.items() if entry.file.cache_key == cache_key]
+        )
+
+    def note_use(self, name: str, now: datetime) -> None:
+        """Note that an engine restored a file."""
+        if entry := self._files.get(name):
+            days = (now - entry.manifest.used_at) / timedelta(days=1)
+            self._files[name] = replace(
+                entry,
+                manifest=replace(entry.manifest, used_at=now),
+                restored_tokens=entry.restored_tokens * 0.5 ** max(0.0, days) + entry.file.tokens,
+            )
+
+    def holds(self, cache_key: str, tokens: int, fingerprint: ConversationFingerprint) -> bool:
+        """Return whether a file holds as much of a conversation, or all of a prompt of none.
+
+        What nothing is known of, with the tokens of a prefix, is the slot that this was saved from.
+        """
+        if fingerprint.turn_hashes:
+            return any(
+                entry.file.fingerprint == fingerprint
+                and entry.file.tokens >= tokens - TOKENS_AWAY_MAX
+                for entry in self.of_conversation(cache_key, fingerprint)
+            )
+        if not fingerprint.blocks:
+            of_none = self.anonymous(cache_key)
+            return any(
+                entry.file.fingerprint.blocks and entry.file.tokens == tokens for entry in of_none
+            )
+        return any(
+            turn_hash.file.cache_key == cache_key
+            and not turn_hash.file.is_recurrent
+            and not count_missing_blocks(fingerprint, turn_hash.file.fingerprint)
+            for turn_hash in self._files.values()
+        )
+
+    def replaced_by(self, new: SlotFile, tokens_min: int) -> list[str]:
+        """Return the names of the files that a new one replaces."""
+        its = new.fingerprint
+        if its.turn_hashes:
+            names = {
+                *self._by_turn.find((new.cache_key, turn_hash) for turn_hash in its.turn_hashes),
+                *self._by_end.find((new.cache_key, block) for block in its.blocks),
+            }
+            return replaced_files(
+                new, [self._files[name].file for name in sorted(names)], tokens_min
+            )
+        if not its.blocks:
+            return []
+        found = self.anonymous(new.cache_key)
+        prefixes = [entry.file for entry in found if entry.file.fingerprint.blocks]
+        surplus = [file.name for file in prefixes[_PREFIXES_MAX:]]
+        return [*surplus, *replaced_files(new, prefixes, tokens_min)]
+
+    def of_conversation(
+        self, cache_key: str, fingerprint: ConversationFingerprint
+    ) -> list[CataloguedFile]:
+        """Return the files that have a turn of a conversation."""
+        names = self._by_turn.find((cache_key, turn_hash) for turn_hash in fingerprint.turn_hashes)
+        return [self._files[name] for name in names]
+
+    def anonymous(self, cache_key: str) -> list[CataloguedFile]:
+        """Return the files that belong to no conversation, the last used first."""
+        found = (
+            entry
+            for entry in self._files.values()
+            if entry.file.cache_key == cache_key and not entry.file.fingerprint.turn_hashes
+        )
+        return sorted(found, key=lambda entry: entry.manifest.used_at, reverse=True)
+
+    def unknown(self, manifest: Manifest) -> list[Manifest]:
+        """Return files of which only the tokens tell what they hold, for engines of a manifest."""
+        found = self.anonymous(key_digest(manifest.model, manifest.identity))
+        unknown = (entry.manifest for entry in found if not entry.file.fingerprint.blocks)
+        return list(islice(unknown, _COMPARED_MAX))
+
+    def _forget(self, name: str) -> CataloguedFile | None:
+        if entry := self._files.pop(name, None):
+            self._by_turn.remove(_turns(entry.file), name)
+            self._by_end.remove(_end(entry.file), name)
+        return entry
+
+
+def _catalogue_entry(manifest: Manifest, *, is_readable: bool) -> CataloguedFile:
+    file = SlotFile(
+        name=manifest.name,
+        cache_key=_cache_key(manifest, is_readable=is_readable),
+        tokens=manifest.tokens,
+        size_bytes=manifest.size_bytes,
+        fingerprint=decode_fingerprint(manifest.fingerprint),
+        is_recurrent=manifest.identity.is_all_or_nothing,
+    )
+    return CataloguedFile(replace(manifest, fingerprint=""), file)
+
+
+def _turns(file: SlotFile) -> list[tuple[str, int]]:
+    return [(file.cache_key, turn_hash) for turn_hash in file.fingerprint.turn_hashes]
+
+
+def _end(file: SlotFile) -> list[tuple[str, int]]:
+    """Return the last block of a conversation's prompt."""
+    its = file.fingerprint
+    return [(file.cache_key, block) for block in its.blocks[-1:] if its.turn_hashes]
+
+
+def _cache_key(manifest: Manifest, *, is_readable: bool) -> str:
+    found = key_digest(manifest.model, manifest.identity)
+    return found if is_readable else f"{found} {manifest.key_id}"
+
+
+@lru_cache(maxsize=64)
+def key_digest(model: str, key: CacheKey) -> str:
+    """Return the same text for all engines of a model that can use each other's slot files."""
+    shared_key = key.without_slots if key.slots is not None else key
+    text = json.dumps([model, asdict(shared_key)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def find_prefix(
+    catalogue: Catalogue, cache_key: str, blocks: tuple[int, ...], tokens_min: int
+) -> CataloguedFile | None:
+    """Return a file of a prefix: it lacks few tokens, and has few more."""
+    wanted, few = ConversationFingerprint((), blocks), tokens_min // BLOCK_TOKENS
+    for entry in prefixes(catalogue, cache_key):
+        its = entry.file.fingerprint
+        if max(count_missing_blocks(wanted, its), count_missing_blocks(its, wanted)) < few:
+            return entry
+    return None
+
+
+def prefixes(catalogue: Catalogue, cache_key: str) -> list[CataloguedFile]:
+    """Return the files of no conversation that begin conversations, the last used first."""
+    return [entry for entry in catalogue.anonymous(cache_key) if is_prefix(entry.file)]
+
+
+def is_prefix(file: SlotFile) -> bool:
+    """Return whether a file is of no conversation, and others can begin with it."""
+    of_none = file.fingerprint.blocks and not file.fingerprint.turn_hashes
+    return bool(of_none) and not file.is_recurrent

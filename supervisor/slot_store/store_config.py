@@ -1,0 +1,120 @@
+"""The settings of the slot store, resolved for this machine."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.events import Emit
+from supervisor.plan.plan import Plan
+from supervisor.settings.schema import SupervisorSettings
+from supervisor.slot_store.encryption import KeyRing, SlotContent, read_key_ring
+from supervisor.slot_store.manifest import cache_key
+from supervisor.slot_store.policy import DiskBudget, unsupported_reason
+from supervisor.slot_store.store import RestoreOutcome, SlotStore
+from supervisor.system.files import memory_directory
+from supervisor.system.paths import Directories
+
+SLOT_DIRECTORY: Final = "--slot-save-path"
+_NO_MEMORY: Final = (
+    "slots_key_file is set, and this machine has no file system in memory for what engines write"
+)
+_TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tries it again"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPersistence:
+    """How slots are saved."""
+
+    store: SlotStore
+    is_on: bool
+    budget: DiskBudget
+    timeout_s: float  # for saving all slots of an instance
+    problem: str = ""  # why files that are to be encrypted cannot be
+    memory_spool: Path | None = None  # of engines whose files are encrypted
+
+    @property
+    def encrypts(self) -> bool:
+        return self.store.content.keys is not None
+
+    def reason(self, plan: Plan) -> str | None:
+        """Return why no slot of a plan is saved, as a clause; None if they are."""
+        if reason := self._unsupported_reason(plan) or self.problem:
+            return reason
+        outcome = self.outcome(plan)
+        if outcome and outcome.problem:
+            return _TRY_AGAIN.format(problem=outcome.problem, model=plan.model)
+        return None
+
+    def outcome(self, plan: Plan) -> RestoreOutcome | None:
+        """Return what the engine of a plan did with its first restored slot, if it restored one."""
+        return self.store.outcomes.get(cache_key(plan))
+
+    def _unsupported_reason(self, plan: Plan) -> str | None:
+        return unsupported_reason(plan) if self.is_on else "persist_slots is false"
+
+    def arguments(self, plan: Plan, instance: str) -> tuple[str, ...]:
+        """Return the engine's arguments; none if nothing is saved."""
+        has_no_spool = self.problem and not self.memory_spool
+        if has_no_spool or self._unsupported_reason(plan):
+            return ()
+        return (SLOT_DIRECTORY, str(self.store.spool_path(instance)))
+
+    def prepare(self, plan: Plan, instance: str) -> tuple[str, ...]:
+        """Make the spool directory, without which an engine does not start; return `arguments`.
+
+        A directory that cannot be made only turns saving off.
+        """
+        if arguments := self.arguments(plan, instance):
+            try:
+                self.store.spool(instance)
+            except AccessDenied:
+                return ()
+        return arguments
+
+
+def clean_up(persistence: SlotPersistence, emit: Emit) -> None:
+    """Clean up the slot store; only for the daemon that owns it, before it starts an engine."""
+    if persistence.problem:
+        emit("slots.key_unusable", reason=persistence.problem)
+    with suppress(OSError, AccessDenied):  # saving reports them
+        persistence.store.clean_up()
+
+
+def slot_persistence(directories: Directories, settings: SupervisorSettings) -> SlotPersistence:
+    """Read the keys of slot files; one that cannot be used is a `problem`, not an error."""
+    path = settings.slots_key_file if settings.persist_slots else None
+    spool = memory_directory(directories.runtime, "slots") if path else None
+    keys, problem = _keys(path) if spool and path else (None, _NO_MEMORY if path else "")
+    return SlotPersistence(
+        store=SlotStore(_root(directories), SlotContent(keys), spool),
+        is_on=settings.persist_slots,
+        budget=DiskBudget(
+            settings.slots_disk_budget,
+            max_age=timedelta(days=settings.slots_max_age_days),
+            write_hour_bytes=settings.slots_write_budget,
+        ),
+        timeout_s=settings.slot_save_timeout_s,
+        problem=problem,
+        memory_spool=spool,
+    )
+
+
+def store_in(directories: Directories) -> SlotStore:
+    """Return the store without keys."""
+    return SlotStore(_root(directories))
+
+
+def _root(directories: Directories) -> Path:
+    return directories.data / "slots"
+
+
+def _keys(path: Path) -> tuple[KeyRing | None, str]:
+    try:
+        return read_key_ring(path), ""
+    except SettingsInvalid as error:
+        return None, error.message

@@ -1,0 +1,247 @@
+"""The lock of the runtime directory that one daemon holds, and waiting for processes to end.
+
+Waiting for the exit of a process: by a pidfd, or on systems without them by looking.
+
+Source: pidfd_open(2), Linux 5.3; macOS and BSD have none.
+
+The lock of the runtime directory, which one daemon holds, and the state file that names it. A
+killed daemon leaves its state file behind and loses its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import filelock
+import psutil
+
+from supervisor.errors import AccessDenied, DaemonBusy
+from supervisor.system.files import write_atomic
+from supervisor.system.paths import Directories, make_private
+
+# psutil derives creation times from clock ticks and the boot time, both exact to 10 ms.
+_SAME_PROCESS_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    pid: int
+    created_at: float  # seconds since the epoch, as psutil reports it
+
+    def is_alive(self) -> bool:
+        """A process that has ended is not, even before its parent has waited for it."""
+        try:
+            found = psutil.Process(self.pid)
+            has_ended = found.status() == psutil.STATUS_ZOMBIE
+            return not has_ended and abs(found.create_time() - self.created_at) < _SAME_PROCESS_S
+        except psutil.Error:
+            return False
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    """Raises ProcessLookupError if there is no such process."""
+    try:
+        return ProcessIdentity(pid, psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(pid) from error
+
+
+# Between two checks, on a system without pidfds.
+_LOOK_EVERY_S: Final = 0.02
+
+
+class Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def is_alive(self) -> bool: ...
+
+
+class ProcessEnd:
+    """The exit of one process; a later process with its number is not mistaken for it."""
+
+    def __init__(self, owner: Process | None, pidfd: int | None) -> None:
+        self._owner = owner
+        self._pidfd = pidfd
+
+    def wait(self, limit_s: float) -> bool:
+        """Return whether it exits within the limit."""
+        if self._pidfd is not None:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            return bool(poll.poll(limit_s * 1000))
+        until_s = time.monotonic() + limit_s
+        while self._owner and self._owner.is_alive():
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(_LOOK_EVERY_S)
+        return True
+
+
+class ChildExit:
+    """The exit of a child that this process has not reaped."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pidfd = _open_pidfd(pid)
+
+    async def wait(self) -> None:
+        """Return when the child has exited; it is to be reaped then."""
+        if self._pidfd is not None:
+            await readable(self._pidfd)
+            return
+        while _runs(self._pid):  # noqa: ASYNC110 (nothing tells of its exit)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+
+@contextmanager
+def hold_process(pid: int) -> Iterator[Callable[[float], None] | None]:
+    """Hold a process, so that a later one with its number is not mistaken for it.
+
+    Yields:
+        A function that kills the process and waits for its end, a limited number of seconds; None
+        if the process has exited.
+    """
+    try:
+        process = psutil.Process(pid)
+        pidfd = _open_pidfd(pid)
+    except (psutil.Error, OSError):
+        yield None
+        return
+
+    def kill(limit_s: float) -> None:
+        if pidfd is None:
+            with suppress(psutil.Error):
+                process.kill()  # psutil compares the time of its creation
+                process.wait(limit_s)
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], limit_s)
+
+    try:
+        yield kill
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+async def readable(fd: int) -> None:
+    """Wait until a descriptor is readable; a pidfd is after the end of its process."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+@contextmanager
+def process_end(owner: Process | None) -> Iterator[ProcessEnd]:
+    """Yield the exit of a process, to wait for within the block."""
+    pidfd = _open(owner)
+    try:
+        # Checked after opening the descriptor, which could be that of a later process.
+        is_there = owner is not None and owner.is_alive()
+        yield ProcessEnd(owner, pidfd) if is_there else ProcessEnd(None, None)
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def _open(owner: Process | None) -> int | None:
+    if owner is not None and owner.is_alive():
+        with suppress(OSError):
+            return _open_pidfd(owner.pid)
+    return None
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """Return None on a system without pidfds; raises OSError if there is no such process."""
+    return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonInfo:
+    """The daemon that owns a runtime directory."""
+
+    pid: int
+    created_at: float  # seconds since the epoch, as psutil reports it
+    version: str
+    url: str  # of its proxy
+    api_key_file: str | None = None  # of a desktop backend
+
+    def is_alive(self) -> bool:
+        return ProcessIdentity(self.pid, self.created_at).is_alive()
+
+
+def this_daemon(version: str, url: str, api_key_file: Path | None = None) -> DaemonInfo:
+    ours = identity_of(os.getpid())
+    key_file = str(api_key_file) if api_key_file else None
+    return DaemonInfo(ours.pid, ours.created_at, version, url, key_file)
+
+
+@contextmanager
+def lock_runtime_dir(directories: Directories) -> Iterator[None]:
+    """Hold the lock of the runtime directory during the block.
+
+    Raises:
+        DaemonBusy: Another daemon holds it.
+        AccessDenied: The directory cannot be used.
+    """
+    make_private(directories.runtime)
+    lock = filelock.FileLock(directories.lock_file, timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise _lock_error(directories) from error
+    except OSError as error:
+        raise AccessDenied(f"cannot lock {directories.lock_file}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        directories.state_file.unlink(missing_ok=True)
+        lock.release()
+
+
+def _lock_error(directories: Directories) -> DaemonBusy:
+    owner = read_owner(directories.state_file)
+    identity = f" (pid {owner.pid}, {owner.url})" if owner else ""
+    return DaemonBusy(
+        f"a daemon already runs in {directories.runtime}{identity}",
+        hint="corral status shows it, corral stop ends it",
+    )
+
+
+def write_owner(path: Path, owner: DaemonInfo) -> None:
+    write_atomic(path, json.dumps(asdict(owner)), durable=False)
+
+
+def read_owner(path: Path) -> DaemonInfo | None:
+    """Read the state file; None if it is missing or invalid."""
+    try:
+        return DaemonInfo(**json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

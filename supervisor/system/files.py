@@ -1,0 +1,211 @@
+"""Reads files that users name, writes files atomically, and caches small JSON values.
+
+A cache of small JSON values, one file each, mode 0600. A value that cannot be read or written
+counts as missing.
+
+Finds a directory whose files are never on a disk. Their pages may go to the swap space, as those of
+any program. Source: proc_pid_mountinfo(5); tmpfs(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final
+
+from supervisor.errors import AccessDenied
+from supervisor.system.paths import is_ours, make_ours, make_private
+
+_KINDS: Final = (
+    (stat.S_ISDIR, "is a directory"),
+    (stat.S_ISFIFO, "is a pipe"),
+    (stat.S_ISSOCK, "is a socket"),
+    (stat.S_ISCHR, "is a device"),
+    (stat.S_ISBLK, "is a device"),
+)
+# Opening a device may have an effect, so the path is checked first; O_NONBLOCK is for a pipe that
+# replaces the file in between.
+_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotRegular(OSError):
+    """The path is not that of a regular file; `strerror` says of what."""
+
+
+def expand_home(path: Path) -> Path:
+    """Expand `~`; a path whose home directory does not exist stays as it is."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def is_regular(path: Path) -> bool:
+    try:
+        stat_regular(path)
+    except OSError:
+        return False
+    return True
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; follows symbolic links.
+
+    Raises:
+        NotRegular: It is a directory, a pipe, a socket or a device.
+        OSError: It cannot be opened, or the path is invalid.
+    """
+    stat_regular(path)
+    file = os.fdopen(os.open(path, _FLAGS), "rb")
+    try:
+        _check(os.fstat(file.fileno()))
+    except NotRegular:
+        file.close()
+        raise
+    return file
+
+
+def stat_regular(path: Path) -> os.stat_result:
+    """Stat a regular file; raises as `open_regular`."""
+    try:
+        found = path.stat()
+    except ValueError as error:  # a NUL character
+        raise OSError(None, str(error)) from error
+    _check(found)
+    return found
+
+
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Replace a file, mode 0600, as a whole; unless `durable`, a crash of the machine may lose it.
+
+    Text is written in UTF-8, with its line ends.
+
+    Raises:
+        OSError: Nothing was written; a file of that name is unchanged.
+    """
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Replace a file as `write_atomic`, and keep its mode and CRLF line ends."""
+    mode = path.stat().st_mode
+    before = path.read_bytes()
+    if before.count(b"\n") == before.count(b"\r\n") > 0:
+        text = text.replace("\r\n", "\n").replace("\n", "\r\n")
+    write_atomic(path, text)
+    path.chmod(mode)
+
+
+def back_up(path: Path) -> Path:
+    """Copy a file to one beside it, mode 0600, that is named after the time; return that."""
+    backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
+    write_atomic(backup, path.read_bytes())
+    return backup
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check(found: os.stat_result) -> None:
+    if stat.S_ISREG(found.st_mode):
+        return
+    reason = next(
+        (text for is_kind, text in _KINDS if is_kind(found.st_mode)), "is not a regular file"
+    )
+    raise NotRegular(None, reason)
+
+
+def key_of(files: Iterable[Path], *more: str) -> str:
+    """Return a key made of the versions of files and of texts.
+
+    Raises:
+        OSError: A file is missing or inaccessible.
+    """
+    parts = [*more]
+    for path in files:
+        found = path.stat()
+        parts.append(f"{path} {found.st_size} {found.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def get(directory: Path, key: str) -> dict[str, Any] | None:
+    """Return a value; None if it is missing, or if another user could have written it."""
+    if not is_ours(directory):
+        return None
+    try:
+        found = json.loads((directory / f"{key}.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def put(directory: Path, key: str, value: Mapping[str, Any]) -> None:
+    """Store a value; errors of the disk are ignored."""
+    with contextlib.suppress(OSError, AccessDenied):
+        make_ours(directory.parent)
+        make_private(directory)
+        write_atomic(directory / f"{key}.json", json.dumps(value), durable=False)
+
+
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a private directory in it)
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+
+
+def memory_directory(runtime: Path, name: str) -> Path | None:
+    """Return where to make a directory in memory; None if this machine has no place.
+
+    That is the runtime directory, else one in /dev/shm that belongs to this runtime directory.
+    """
+    if is_in_memory(runtime):
+        return runtime / name
+    if is_in_memory(_SHARED_MEMORY):
+        digest = hashlib.sha256(f"{os.geteuid()} {runtime}".encode()).hexdigest()[:16]
+        return _SHARED_MEMORY / f"llama-corral-{digest}-{name}"
+    return None
+
+
+def is_in_memory(path: Path) -> bool:
+    """Return whether files of a directory, which may be missing yet, are in memory."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        device, mounts = path.stat().st_dev, _MOUNTS.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return False
+    return kind_of_device(mounts, f"{os.major(device)}:{os.minor(device)}") in _IN_MEMORY
+
+
+def kind_of_device(mounts: str, device: str) -> str | None:
+    """Return the type of the file system of a device, as `major:minor`."""
+    for line in mounts.splitlines():
+        words, _, after = line.partition(" - ")
+        if words.split()[2:3] == [device]:
+            return after.split()[0]
+    return None

@@ -1,0 +1,187 @@
+"""Limits that the system sets for this process: rlimits and control groups.
+
+Limits that control groups set for this process: its own group and every one above it. And the
+processes that the kernel has killed for want of memory.
+
+Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max, memory.events); for
+version 1, scheduler/sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst
+(memory.limit_in_bytes, memory.oom_control); mm/oom_kill.c (oom_kill of /proc/vmstat).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+_resource: Final = import_module("resource") if find_spec("resource") else None
+# Enough for any number of clients, and not so many that programs which close them all are slow.
+_FILES: Final = 65_536
+
+
+class Limit(NamedTuple):
+    """In the unit of the limit; None: unlimited."""
+
+    soft: int | None
+    hard: int | None
+
+
+def has_limit(name: str) -> bool:
+    return hasattr(_resource, name)
+
+
+def limit(name: str) -> Limit:
+    """Return the limit `name`, such as `RLIMIT_NOFILE`; unlimited on a system that lacks it."""
+    if _resource is None or not has_limit(name):
+        return Limit(None, None)
+    found = _resource.getrlimit(getattr(_resource, name))
+    return Limit(*(None if value == _resource.RLIM_INFINITY else value for value in found))
+
+
+def set_soft_limit(name: str, value: int) -> None:
+    """Set a soft limit, to the hard limit at most; nothing on a system that does not have it.
+
+    Raises:
+        ValueError: The system refuses the value.
+    """
+    if _resource is not None and has_limit(name):
+        number = getattr(_resource, name)
+        _, hard = _resource.getrlimit(number)
+        value = value if hard == _resource.RLIM_INFINITY else min(value, hard)
+        _resource.setrlimit(number, (value, hard))
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files and sockets as far as the hard limit allows.
+
+    Source: systemd's notes on RLIMIT_NOFILE: the soft limit is mostly 1 024 for select(2) only.
+    """
+    soft, _ = limit("RLIMIT_NOFILE")
+    if soft is not None and soft < _FILES:
+        # macOS has a maximum below the hard limit.
+        with suppress(ValueError, OSError):
+            set_soft_limit("RLIMIT_NOFILE", _FILES)
+
+
+_MOUNT: Final = "sys/fs/cgroup"
+# Beside version 1, version 2 is mounted here. Source: systemd, hybrid hierarchy.
+_HYBRID: Final = "sys/fs/cgroup/unified"
+# Engines that one shortage killed are reaped within this time.
+_TOGETHER_S: Final = 2.0
+
+
+def cpu_quota(root: Path) -> float | None:
+    """Return the lowest CPU quota of all levels, in CPUs; None without one.
+
+    Args:
+        root: Contains `proc` and `sys`.
+    """
+    found = [_quota(text(level / "cpu.max")) for level in _levels(root, "")]
+    found += [_quota_v1(level) for level in _levels(root, "cpu")]
+    return min((quota for quota in found if quota), default=None)
+
+
+def memory_limit_bytes(root: Path) -> int | None:
+    """Return the lowest memory limit of all levels, in bytes; None without one."""
+    files = [level / "memory.max" for level in _levels(root, "")]
+    files += [level / "memory.limit_in_bytes" for level in _levels(root, "memory")]
+    found = (text(file).strip() for file in files)
+    return min((int(limit) for limit in found if limit.isdecimal()), default=None)
+
+
+def pressure_file(root: Path) -> Path | None:
+    """Return the CPU pressure file of the process's own group, if it has one."""
+    files = [level / "cpu.pressure" for level in _levels(root, "")]
+    # The root group of the hierarchy has none, because /proc/pressure/cpu is the same.
+    return next((file for file in reversed(files) if file.exists()), None)
+
+
+def oom_kills(root: Path) -> int | None:
+    """Return how many processes the kernel has killed for want of memory.
+
+    Of our group, else of the machine; None if neither is known.
+    """
+    files = [level / "memory.events" for level in _levels(root, "")]
+    files += [level / "memory.oom_control" for level in _levels(root, "memory")]
+    for file in (*reversed(files), root / "proc/vmstat"):
+        for line in text(file).splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+    return None
+
+
+class OomKillWatch:
+    """Tells whether the kernel has just killed a process for want of memory.
+
+    Which one is not known, and one shortage may end several: the answer holds for two seconds.
+    """
+
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._clock = clock
+        self._count = oom_kills(root)
+        self._grown_at_s = -math.inf
+
+    def has_killed(self) -> bool:
+        """Return whether it has killed since the last call, or a moment ago."""
+        before, self._count = self._count, oom_kills(self._root)
+        if before is not None and self._count is not None and self._count > before:
+            self._grown_at_s = self._clock()
+        return self._clock() - self._grown_at_s < _TOGETHER_S
+
+
+def _quota(line: str) -> float | None:
+    quota, _, period = line.strip().partition(" ")
+    return int(quota) / max(1, int(period)) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _quota_v1(level: Path) -> float | None:
+    # A quota of -1 is none.
+    return _quota(f"{text(level / 'cpu.cfs_quota_us')} {text(level / 'cpu.cfs_period_us')}")
+
+
+def _levels(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the directories from the mount point down to our group; an empty name is version 2.
+
+    A container may see the path of its group on the host and only its own group's files, mounted
+    at the top; levels that do not exist have no files.
+    """
+    path = _own_path(text(root / "proc/self/cgroup"), controller)
+    if path is None:
+        return
+    level = _mount(root, controller)
+    yield level
+    for part in path.parts[1:]:
+        level /= part
+        yield level
+
+
+def _mount(root: Path, controller: str) -> Path:
+    if controller:
+        return root / _MOUNT / controller
+    return root / (_HYBRID if (root / _HYBRID).is_dir() else _MOUNT)
+
+
+def _own_path(groups: str, controller: str) -> PurePosixPath | None:
+    """Find our group in lines of `number:controllers:path`; version 2 names no controllers."""
+    for line in groups.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            # A group outside of the namespace's root is shown as /../name.
+            return PurePosixPath("/") if ".." in path else PurePosixPath(path)
+    return None
+
+
+def text(path: Path) -> str:
+    """Read a small file of the kernel; empty if it cannot be read."""
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

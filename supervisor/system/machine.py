@@ -1,0 +1,242 @@
+"""The resources of this machine that the daemon may use: processor, cores, memory.
+
+Which processor cores there are: hyper-threads, efficiency cores and NUMA nodes.
+
+Sources: Linux, Documentation/admin-guide/cputopology.rst (core_cpus_list, before 5.3
+thread_siblings_list); arch/x86/events/intel/core.c (the PMUs cpu_core, cpu_atom and cpu_lowpower of
+hybrid processors); drivers/base/arch_topology.c (cpu_capacity, at most 1024, of ARM and RISC-V);
+admin-guide/mm/numaperf.rst (node*/cpulist).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Final
+
+from supervisor.system.limits import cpu_quota, has_limit, limit, memory_limit_bytes, text
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_NAME_MAX: Final = 80
+
+
+@functools.cache
+def cpu_name() -> str:
+    """Return the processor's name as Linux has it, or its architecture."""
+    try:
+        lines = _CPUINFO.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    name = " ".join(next(named, "").split())
+    return (name or platform.machine() or "unknown processor")[:_NAME_MAX]
+
+
+_CPUS: Final = "sys/devices/system/cpu"
+_NODES: Final = "sys/devices/system/node"
+_PERFORMANCE_PMU: Final = "sys/devices/cpu_core/cpus"
+# A core of less than half the largest capacity is an efficiency core. Capacities in device trees,
+# scaled by frequency: Cortex-A55 250 to 410 beside A76 to X1 at 1024, middle cores from 620 up.
+_PERFORMANCE_SHARE: Final = 0.5
+
+Core = frozenset[int]  # the CPUs of one physical core
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The physical cores that the CPUs of an affinity belong to."""
+
+    performance_cores: int
+    efficiency_cores: int
+    numa_nodes: int  # nodes with CPUs; 1 unless the affinity has all CPUs of all of them
+
+
+# On a large machine these are hundreds of files. A CPU that goes offline changes the affinity.
+@lru_cache(maxsize=8)
+def read_topology(root: Path, allowed: frozenset[int]) -> Topology:
+    """Read the cores of these CPUs. A CPU of which nothing can be read is a performance core.
+
+    Args:
+        root: Contains `sys`.
+        allowed: The CPUs that the process may use.
+    """
+    slow = _efficiency_cpus(root, allowed)
+    cores = {_core(root, cpu) & allowed for cpu in allowed}
+    efficiency = sum(1 for core in cores if core <= slow)
+    return Topology(len(cores) - efficiency, efficiency, _numa_nodes(root, allowed))
+
+
+def parse_cpu_list(line: str) -> frozenset[int]:
+    """Parse `0-3,8`; empty if it is malformed."""
+    try:
+        return frozenset(cpu for part in line.split(",") if part for cpu in _range(part))
+    except ValueError:
+        return frozenset()
+
+
+def _range(part: str) -> Iterator[int]:
+    first, _, last = part.partition("-")
+    yield from range(int(first), int(last or first) + 1)
+
+
+def _core(root: Path, cpu: int) -> Core:
+    topology = root / _CPUS / f"cpu{cpu}" / "topology"
+    lists = (text(topology / name) for name in ("core_cpus_list", "thread_siblings_list"))
+    return next(filter(None, map(parse_cpu_list, lists)), frozenset()) | {cpu}
+
+
+def _efficiency_cpus(root: Path, allowed: frozenset[int]) -> frozenset[int]:
+    if fast := parse_cpu_list(text(root / _PERFORMANCE_PMU)):
+        return allowed - fast
+    # Compared with all CPUs, because the affinity may leave only slow ones.
+    files = (root / _CPUS).glob("cpu[0-9]*/cpu_capacity")
+    found = {int(file.parent.name[3:]): text(file) for file in files}
+    capacities = {cpu: int(value) for cpu, value in found.items() if value.isdecimal()}
+    least = max(capacities.values(), default=0) * _PERFORMANCE_SHARE
+    return frozenset(cpu for cpu in allowed if capacities.get(cpu, least) < least)
+
+
+def _numa_nodes(root: Path, allowed: frozenset[int]) -> int:
+    files = (root / _NODES).glob("node[0-9]*/cpulist")
+    nodes = [cpus for file in files if (cpus := parse_cpu_list(text(file)))]
+    return max(1, len(nodes)) if all(cpus <= allowed for cpus in nodes) else 1
+
+
+_ROOT: Final = Path("/")
+_STATUS: Final = Path("/proc/self/status")
+# Bit numbers of the effective capabilities. Source: linux/capability.h.
+_CAP_IPC_LOCK: Final = 14
+_CAP_SYS_NICE: Final = 23
+# --prio 2 requests a nice value of -10; the limit counts down from 20.
+# Source: llama.cpp, set_process_priority; setrlimit(2), RLIMIT_NICE.
+_NICE_LIMIT: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The resources of this machine."""
+
+    physical_cores: int  # without hyper-threads; within the affinity and the CPU quota
+    logical_cores: int  # within the same
+    memory_bytes: int  # or the control group's limit if lower
+    memory_available_bytes: int  # including caches that can be dropped
+    memlock_bytes: int | None  # the limit of locked memory
+    may_renice: bool  # whether a process may raise its own priority to `high`
+    cpu_flags: frozenset[str]  # as Linux names them; empty if unknown
+    efficiency_cores: int = 0  # those of the physical cores that are slow
+    quota_spare_cores: int = 0  # physical cores within the affinity, but beyond the CPU quota
+    numa_nodes: int = 1  # 1 also if the affinity has not all CPUs of all nodes
+
+    @property
+    def performance_cores(self) -> int:
+        """Physical cores that are not efficiency cores; 0 if there are only those."""
+        return self.physical_cores - self.efficiency_cores
+
+    @property
+    def decode_cores(self) -> int:
+        """Cores to decode on: threads wait for the slowest, so slow cores only if all are slow."""
+        return self.performance_cores or self.physical_cores
+
+    @property
+    def decode_core_kind(self) -> str:
+        """What those cores are called."""
+        if not self.efficiency_cores:
+            return "physical core"
+        return "performance core" if self.performance_cores else "efficiency core"
+
+
+_last: list[Machine] = []
+
+
+def read() -> Machine:
+    """Read the resources, or return the last ones if they cannot be read now.
+
+    Raises:
+        OSError: They could never be read, for example because no descriptor is free.
+    """
+    try:
+        found = read_from(_ROOT, allowed_cpus())
+    except OSError:
+        if not _last:
+            raise
+        return _last[0]
+    _last[:] = [found]
+    return found
+
+
+def read_from(root: Path, allowed: frozenset[int]) -> Machine:
+    """Read the resources with these CPUs, from a root that contains `proc` and `sys`."""
+    import psutil  # noqa: PLC0415 (takes 20 ms)
+
+    memory = psutil.virtual_memory()
+    limit = memory_limit_bytes(root) or memory.total
+    quota = max(1, int(cpu_quota(root) or len(allowed)))  # part of a CPU would throttle a thread
+    found = _topology(root, allowed)
+    present = found.performance_cores + found.efficiency_cores
+    physical = min(present, quota)
+    return Machine(
+        physical_cores=physical,
+        logical_cores=min(len(allowed), quota),
+        memory_bytes=min(memory.total, limit),
+        memory_available_bytes=min(memory.available, limit),
+        memlock_bytes=_memlock_bytes(),
+        may_renice=_may_renice(),
+        cpu_flags=cpu_flags(),
+        efficiency_cores=max(0, physical - found.performance_cores),
+        quota_spare_cores=present - physical,
+        numa_nodes=found.numa_nodes,
+    )
+
+
+def allowed_cpus() -> frozenset[int]:
+    """Return the CPUs of the affinity, which cpusets limit too."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _topology(root: Path, allowed: frozenset[int]) -> Topology:
+    if (root / "sys").is_dir():
+        return read_topology(root, allowed)
+    import psutil  # noqa: PLC0415 (takes 20 ms)
+
+    return Topology(psutil.cpu_count(logical=False) or len(allowed), 0, 1)
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's features, such as `avx2`; empty if unknown."""
+    for line in _text(_CPUINFO).splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _memlock_bytes() -> int | None:
+    return None if _has_capability(_CAP_IPC_LOCK) else limit("RLIMIT_MEMLOCK").soft
+
+
+def _may_renice() -> bool:
+    if not has_limit("RLIMIT_NICE"):
+        return os.geteuid() == 0
+    soft, _ = limit("RLIMIT_NICE")
+    return soft is None or soft >= _NICE_LIMIT or _has_capability(_CAP_SYS_NICE)
+
+
+def _has_capability(bit: int) -> bool:
+    for line in _text(_STATUS).splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> bit & 1)
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,138 @@
+"""Users of this machine, and which of them could have written a settings or model file.
+
+Checks which user owns a settings file, and which others can write it. A settings file names
+programs to run. So one that is found in the current directory is read only where no one but the
+user and root can have written it; one that is named is read with a warning.
+
+Whether another user could have written a model file that nobody named. A GGUF is parsed by code in
+C++, and a file that shrinks while it is mapped kills its engine.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+_users: Final = import_module("pwd") if find_spec("pwd") else None
+_groups: Final = import_module("grp") if find_spec("grp") else None
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or `uid N` if it has none."""
+    if _users is not None:
+        try:
+            return str(_users.getpwuid(uid).pw_name)
+        except KeyError:
+            pass
+    return f"uid {uid}"
+
+
+def private_gid(uid: int) -> int | None:
+    """Return the group that has the name of a user and no other member, or None."""
+    if _users is None or _groups is None:
+        return None
+    try:
+        account = _users.getpwuid(uid)
+        group = _groups.getgrgid(account.pw_gid)
+    except KeyError:
+        return None
+    is_private = group.gr_name == account.pw_name and set(group.gr_mem) <= {account.pw_name}
+    return int(group.gr_gid) if is_private else None
+
+
+def has_group(name: str) -> bool:
+    if _groups is None:
+        return False
+    try:
+        _groups.getgrnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    what: str
+    uid: int
+    gid: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The effective user.
+
+    Attributes:
+        private_gid: The group that only this user is in, or None. Systems that give each user such
+            a group make files writable by it (umask 002). Root has none.
+    """
+
+    uid: int
+    private_gid: int | None = None
+
+
+def doubts(places: tuple[Access, ...], user: User) -> str | None:
+    """Return the first reason not to trust a file; `places` are the file and its directories."""
+    return next((reason for place in places for reason in _doubts(place, user)), None)
+
+
+def _doubts(place: Access, user: User) -> Iterator[str]:
+    if place.uid not in {user.uid, _ROOT}:
+        yield f"{place.what} belongs to another user (uid {place.uid})"
+    if place.mode & stat.S_IWOTH:
+        yield f"everybody can write {place.what} (mode {place.mode:o})"
+    if place.mode & stat.S_IWGRP and place.gid != user.private_gid:
+        yield f"a group can write {place.what} (gid {place.gid}, mode {place.mode:o})"
+
+
+def see(path: Path) -> tuple[Access, ...]:
+    """Return the access to a file, to its directory, and to that of the file behind a symlink.
+
+    Raises:
+        OSError: One of them cannot be read.
+    """
+    real = path.resolve(strict=True)
+    directories = dict.fromkeys((path.parent.resolve(), real.parent))
+    return (
+        _access(real, "it"),
+        *(_access(directory, f"its directory {directory}") for directory in directories),
+    )
+
+
+def _access(path: Path, what: str) -> Access:
+    found = path.stat()
+    return Access(what, found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+
+
+def this_user() -> User:
+    uid = os.geteuid()
+    return User(uid, private_gid(uid) if uid != _ROOT else None)
+
+
+# Accounts of services, such as Ollama's own, have lower numbers. Source: login.defs(5), UID_MIN.
+_PEOPLE_FROM: Final = 1000
+
+
+def foreign_owner(path: Path) -> str | None:
+    """Return why a file is another user's, as a clause; None if it is ours, root's or a service's.
+
+    An unreadable one is left to its reader.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    if found.st_uid != os.geteuid() and found.st_uid >= _PEOPLE_FROM:
+        return f"it belongs to another user ({user_name(found.st_uid)}); serve it by its path"
+    if found.st_mode & stat.S_IWOTH:
+        return f"every user can write it (mode {stat.S_IMODE(found.st_mode):o})"
+    return None

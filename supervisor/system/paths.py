@@ -1,0 +1,314 @@
+"""The directories of the daemon, its files' names, and the data that ships with the code."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+import platformdirs
+
+from proxy.common.path_length import too_long
+from supervisor.errors import AccessDenied
+from supervisor.output import warn
+
+_APP = "llama-corral"
+# sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
+# (Source: unix(7)); an instance's socket is RUNTIME/NAME.N.sock or NAME.N~M.sock.
+_SOCKET_PATH_MAX = 103
+# Stay in a file's name; every other byte is %XX.
+_PLAIN: Final = "._:@+-~"
+# A file system allows 255 bytes, of which callers' endings need some.
+_FILE_NAME_MAX_BYTES: Final = 200
+_CUT_MARK: Final = "="
+_HASH_BYTES: Final = 16
+_CUT_MIN_BYTES: Final = 2 * _HASH_BYTES + 2
+
+
+def shipped_directory(name: str) -> Path:
+    """Return the shipped directory `profiles` or `vendor`."""
+    # `supervisor/shipped/NAME` in a wheel, `NAME` beside `supervisor/` in a checkout.
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "shipped" / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+def file_name(name: str, max_bytes: int = _FILE_NAME_MAX_BYTES) -> str:
+    """Return the file name for the name of a model or an instance, which may come from outside.
+
+    Different names have different file names, and none leads out of its directory. A name of
+    letters, digits and . _ : @ + - ~ that begins with no dot is its own file name. A longer one
+    than `max_bytes` is cut, and ends with a hash.
+    """
+    encoded = quote(name, safe=_PLAIN, errors="surrogatepass") or "%"
+    if encoded.startswith("."):
+        encoded = f"%2E{encoded[1:]}"
+    if len(encoded) <= max_bytes:
+        return encoded
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[: 2 * _HASH_BYTES]
+    return f"{encoded[: max_bytes - len(digest) - 1]}{_CUT_MARK}{digest}"
+
+
+def name_of_file(found: str) -> str:
+    """Return the name that `file_name` made a file's name of; a cut one stands for itself."""
+    if _CUT_MARK in found or found == "%":
+        return found
+    return unquote(found, errors="surrogatepass")
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """The directories of the daemon and its commands."""
+
+    config: Path  # corral.toml, profiles/ and profiles.d/
+    # models, engines, learned prompts, slots, figures of requests, batches, layers of workers
+    data: Path
+    cache: Path  # engines' help, GGUF metadata, CPU libraries
+    log: Path  # of each instance and the daemon
+    runtime: Path  # lock, state file and sockets of one daemon; mode 0700
+
+    @property
+    def control_socket(self) -> Path:
+        return self.runtime / "control.sock"
+
+    @property
+    def state_file(self) -> Path:
+        return self.runtime / "daemon.json"
+
+    @property
+    def desktop_key(self) -> Path:
+        return self.runtime / "desktop.key"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.runtime / "daemon.lock"
+
+    @property
+    def profiles(self) -> tuple[Path, ...]:
+        return (self.config / "profiles", shipped_directory("profiles"))
+
+    @property
+    def tuned_profiles(self) -> Path:
+        return self.config / "profiles.d"
+
+    @property
+    def models(self) -> Path:
+        return self.data / "models"
+
+    @property
+    def engines(self) -> Path:
+        return self.data / "engines"
+
+    @property
+    def prompts(self) -> Path:
+        return self.data / "prompts"
+
+    @property
+    def request_record(self) -> Path:
+        return self.data / "requests"
+
+    @property
+    def history(self) -> Path:
+        return self.data / "history" / "requests.db"
+
+    @property
+    def usage(self) -> Path:
+        return self.data / "usage"
+
+    @property
+    def jobs(self) -> Path:
+        return self.data / "jobs"
+
+    @property
+    def trials(self) -> Path:
+        return self.data / "trials"
+
+    @property
+    def canaries(self) -> Path:
+        return self.data / "canaries"
+
+    @property
+    def layer_shares(self) -> Path:
+        return self.data / "layers"
+
+    @property
+    def daemon_log(self) -> Path:
+        return self.log / "daemon.log"
+
+    def engine_socket(self, instance: str) -> Path | None:
+        """Return the socket path of an instance; None if the directory leaves no room for it."""
+        room_bytes = _SOCKET_PATH_MAX - len(os.fsencode(self.runtime / ".sock"))
+        path = self.runtime / f"{file_name(instance, max(room_bytes, _CUT_MIN_BYTES))}.sock"
+        return path if _can_be_bound(path) else None
+
+    def engine_log(self, instance: str) -> Path:
+        return self.log / f"{file_name(instance)}.log"
+
+    def engine_logs(self) -> dict[str, Path]:
+        """Return the log of each instance that ever ran, by its name."""
+        found = sorted(path for path in self.log.glob("*.log") if path != self.daemon_log)
+        return {name_of_file(path.stem): path for path in found}
+
+
+def _can_be_bound(path: Path) -> bool:
+    return len(os.fsencode(path)) <= _SOCKET_PATH_MAX
+
+
+def directories() -> Directories:
+    """Return the directories of this user, the service manager or the environment.
+
+    Each can be set by `CORRAL_CONFIG_DIR`, `CORRAL_DATA_DIR`, `CORRAL_CACHE_DIR`, `CORRAL_LOG_DIR`
+    and `CORRAL_RUNTIME_DIR`. Otherwise systemd's `STATE_DIRECTORY`, `CACHE_DIRECTORY`,
+    `LOGS_DIRECTORY` and `RUNTIME_DIRECTORY` are used if set (Source: systemd.exec(5)), then the
+    platform's own, which follow the XDG variables.
+
+    Raises:
+        AccessDenied: The path of the control socket is too long.
+    """
+    found = Directories(
+        config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", "config"),
+        data=_choose("CORRAL_DATA_DIR", "STATE_DIRECTORY", "data"),
+        cache=_choose("CORRAL_CACHE_DIR", "CACHE_DIRECTORY", "cache"),
+        log=_choose("CORRAL_LOG_DIR", "LOGS_DIRECTORY", "log"),
+        runtime=_choose("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY", "runtime"),
+    )
+    if not _can_be_bound(found.control_socket):
+        raise AccessDenied(
+            f"the path {found.control_socket} is too long for a socket",
+            hint="set CORRAL_RUNTIME_DIR to a shorter one",
+        )
+    return found
+
+
+def _platform(kind: str) -> str:
+    if kind == "runtime" and sys.platform != "darwin":
+        return _runtime(os.environ.get("XDG_RUNTIME_DIR", ""))
+    found: str = getattr(platformdirs, f"user_{kind}_dir")(_APP, appauthor=False)
+    return found
+
+
+def _runtime(session: str) -> str:
+    # platformdirs would fall back to a path in /tmp that another user could create first.
+    otherwise = f"{_platform('state')}/run"
+    if not session:
+        return otherwise
+    if problem_text := _session_problem(session):
+        warn(f"using {otherwise} instead of XDG_RUNTIME_DIR: {session} {problem_text}")
+        return otherwise
+    return f"{session}/{_APP}"
+
+
+def _session_problem(session: str) -> str | None:
+    try:
+        found = Path(session).stat()
+    except (OSError, ValueError) as error:
+        return f"cannot be used: {getattr(error, 'strerror', None) or error}"
+    if not Path(session).is_absolute():
+        return "is not an absolute path"
+    return problem(found.st_mode, found.st_uid, os.geteuid(), 0o077)
+
+
+def problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str | None:
+    """Return why a directory cannot be used, as the end of a sentence; None if it can."""
+    if not stat.S_ISDIR(mode):
+        return "is not a directory"
+    if uid != our_uid:
+        return f"belongs to another user (uid {uid})"
+    if mode & forbidden:
+        return f"is open to others (mode {stat.S_IMODE(mode):o})"
+    return None
+
+
+def _choose(ours: str, systemd: str, kind: str) -> Path:
+    named = os.environ.get(ours) or os.environ.get(systemd, "").split(":")[0]
+    if "\0" in named or too_long(Path(named)):
+        raise AccessDenied(f"{ours} cannot be used: longer than a path may be")
+    try:
+        return Path(named or _platform(kind)).expanduser().absolute()
+    except (RuntimeError, FileNotFoundError) as error:  # no home; a relative path in no directory
+        if not named:
+            raise AccessDenied(
+                f"no directory for {kind}: {error}", hint=f"set HOME or {ours} to an absolute path"
+            ) from error
+        raise AccessDenied(
+            f"{ours} cannot be used: {error}", hint="use an absolute path"
+        ) from error
+
+
+def make_private(directory: Path) -> Path:
+    """Create a directory with mode 0700, or restrict an existing one.
+
+    Raises:
+        AccessDenied: It cannot be created, is not a directory, or belongs to another user.
+    """
+    return _make(directory, 0o077, os.O_NOFOLLOW)
+
+
+def make_ours(directory: Path) -> Path:
+    """Create a directory that only its owner can write, or restrict an existing one.
+
+    For directories that users choose and may share, also by a link, such as that of models.
+
+    Raises:
+        AccessDenied: As `make_private`, or it is shared by all users like /tmp.
+    """
+    return _make(directory, 0o022, 0)
+
+
+def is_ours(directory: Path) -> bool:
+    """Return whether only this user can write in a directory and its parent."""
+    try:
+        found = [directory.lstat(), directory.parent.stat()]
+    except OSError:
+        return False
+    ours = os.geteuid()
+    return not any(problem(entry.st_mode, entry.st_uid, ours, 0o022) for entry in found)
+
+
+def check_owner(directory: Path) -> None:
+    """Raise AccessDenied for another user's directory, unless this user is root."""
+    try:
+        owner = directory.lstat().st_uid
+    except OSError:
+        return
+    if os.geteuid() not in {owner, 0}:
+        raise _not_ours(directory)
+
+
+def _make(directory: Path, forbidden: int, flags: int) -> Path:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | flags)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR} and directory.is_symlink():
+            raise _not_ours(directory) from error
+        raise AccessDenied(
+            f"cannot use the directory {directory}: {error.strerror}",
+            hint="make it writable, or set another one (corral config path lists them)",
+        ) from error
+    try:
+        _restrict(directory, descriptor, forbidden)
+    finally:
+        os.close(descriptor)
+    return directory
+
+
+def _restrict(directory: Path, descriptor: int, forbidden: int) -> None:
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX:
+        raise _not_ours(directory)
+    if found.st_mode & forbidden:
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~forbidden)
+
+
+def _not_ours(directory: Path) -> AccessDenied:
+    return AccessDenied(
+        f"{directory} is not a directory of this user",
+        hint="remove it, or set another one (corral config path lists them)",
+    )

@@ -1,0 +1,102 @@
+"""Reads TOML files that people write (settings, profiles), and quotes their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from proxy.common.toml_text import parse_toml
+from supervisor.errors import SettingsInvalid
+from supervisor.system.files import open_regular
+
+_FILE_MAX_BYTES: Final = 1024**2
+QUOTED_MAX: Final = 120
+_STATEMENT_MAX_LINES: Final = 200
+_SEARCHED_MAX_BYTES: Final = 64 * 1024
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a file.
+
+    Raises:
+        SettingsInvalid: It cannot be read, is not a regular file, is larger than 1 MiB, not TOML,
+            or nested too deep.
+    """
+    content = _read(path)
+    try:
+        return parse_toml(content)
+    except UnicodeDecodeError as error:
+        raise SettingsInvalid(f"{path} is not text in UTF-8: {error}") from error
+    except ValueError as error:
+        raise SettingsInvalid(
+            f"{path} is not TOML: {error}", hint="see toml.io for the rules"
+        ) from error
+
+
+def line_of(path: Path, key: Sequence[str]) -> int | None:
+    """Return the line, from 1, that sets a key, or the table that lacks it.
+
+    None if no line does, or if the file is larger than 64 KiB.
+
+    The first lines of a TOML file are TOML themselves wherever a statement ends, so that parsing
+    the first N lines finds the statement with which the key appears.
+    """
+    try:
+        content = _read(path)
+    except SettingsInvalid:
+        return None
+    if len(content) > _SEARCHED_MAX_BYTES:  # it is parsed some ten times
+        return None
+    lines = content.split(b"\n")
+    return next((line for end in range(len(key), 0, -1) if (line := _line(lines, key[:end]))), None)
+
+
+def _line(lines: Sequence[bytes], key: Sequence[str]) -> int | None:
+    """Return the line of the statement with which a key appears, by bisection."""
+    before, after = 0, len(lines)
+    if not _sets(lines, key):
+        return None
+    while after - before > 1:
+        middle = (before + after) // 2
+        ends = range(middle, min(after, middle + _STATEMENT_MAX_LINES))
+        sets = ((end, _sets(lines[:end], key)) for end in ends)
+        whole = next((end for end, is_set in sets if is_set is not None), None)
+        if whole is None or _sets(lines[:whole], key):
+            after = middle
+        else:
+            before = whole
+    return before + 1
+
+
+def _sets(lines: Sequence[bytes], key: Sequence[str]) -> bool | None:
+    """Return whether lines set a key; None if they end within a statement."""
+    try:
+        found: Any = parse_toml(b"\n".join(lines))
+    except ValueError:
+        return None
+    for part in key:
+        if not isinstance(found, dict) or part not in found:
+            return False
+        found = found[part]
+    return True
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            content = file.read(_FILE_MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _FILE_MAX_BYTES:
+        raise SettingsInvalid(f"{path} is larger than {_FILE_MAX_BYTES >> 20} MiB")
+    return content
+
+
+def brief(value: object, *, quoted: bool = True) -> str:
+    """Return a value for a message, cut at 120 characters."""
+    try:
+        text = repr(value) if quoted else str(value)
+    except ValueError:  # an integer of more digits than Python converts
+        return f"a {type(value).__name__} too long to be shown"
+    return text if len(text) <= QUOTED_MAX else f"{text[:QUOTED_MAX]}…"

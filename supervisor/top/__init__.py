@@ -1,1 +1,0 @@
-"""`corral top`: models and requests in a terminal."""

@@ -1,1 +1,0 @@
-"""Searches the flags under which one model runs best on this machine."""

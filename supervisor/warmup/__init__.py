@@ -1,1 +1,0 @@
-"""Warm-up requests, and prompts prefilled ahead of clients."""

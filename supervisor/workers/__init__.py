@@ -1,1 +1,0 @@
-"""RPC workers: `ggml-rpc-server` processes that compute layers for models."""

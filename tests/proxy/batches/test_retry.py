@@ -1,0 +1,36 @@
+"""Which answers are a line's result."""
+
+import pytest
+from fakes.jobs_harness import OK, failure
+
+from proxy.batches.line_runner import Retry, retry_of
+from proxy.batches.own_requests import OwnAnswer
+
+
+@pytest.mark.parametrize(
+    ("answer", "retry"),
+    [
+        (OK, None),
+        (failure(400), None),
+        (failure(404, "model_not_found"), None),
+        (failure(422, "crashes_engine"), None),
+        (failure(429, "queue_full"), Retry(1, is_counted=False)),
+        (failure(503, "model_loading"), Retry(1, is_counted=False)),
+        (failure(503, "unavailable"), Retry(1, is_counted=False)),
+        (failure(502, "upstream_crashed"), Retry(1, is_counted=True)),
+        (
+            OwnAnswer(429, b"", 6919, is_limited=True),
+            Retry(60, is_counted=False, leaves_place=True),
+        ),
+        (OwnAnswer(502, b"<html>"), Retry(1, is_counted=True)),
+        (OwnAnswer(503, b'{"error": {"code": "queue_full"}}', 30), Retry(30, is_counted=False)),
+    ],
+)
+def test_what_follows_a_first_answer(answer: OwnAnswer, retry: Retry | None) -> None:
+    assert retry_of(answer, 0, 0, 5) == retry
+
+
+def test_attempts_are_bounded_and_waits_are_not() -> None:
+    assert retry_of(failure(502), 3, 0, 5) == Retry(8, is_counted=True)
+    assert retry_of(failure(502), 4, 0, 5) is None
+    assert retry_of(failure(503, "queue_timeout"), 4, 10_000, 5) == Retry(60, is_counted=False)

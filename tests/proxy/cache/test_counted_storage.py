@@ -1,0 +1,29 @@
+"""What a storage does is counted by model and operation."""
+
+from __future__ import annotations
+
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.save_policy import CountedStorage, NoSlotFiles, OperationCounts, Transfer
+
+DONE = Transfer(2000, 24_000_000, 0.25)
+
+
+class Storage(NoSlotFiles):
+    """Saves all; its one file fails."""
+
+    async def save(
+        self, _instance: str, _slot: int, _tokens: int, _what: ConversationFingerprint, /
+    ) -> Transfer | None:
+        return DONE
+
+
+async def test_each_operation_counts_for_the_model_of_its_instance() -> None:
+    storage = CountedStorage(Storage(), {"chat.0": "chat", "chat.1": "chat"}.get)
+    for instance in ("chat.0", "chat.1", "gone.0"):
+        assert await storage.save(instance, 0, 2000, ConversationFingerprint()) is DONE
+    assert await storage.restore("chat.0", 0, "a") is None
+    assert not storage.may_save("chat.0", 1)
+    assert set(storage.counts) == {"chat"}
+    counts = storage.counts["chat"]
+    assert counts["save"] == OperationCounts(2, 0, 4000, 48_000_000, 0.5)
+    assert counts["restore"] == OperationCounts(failures=1)

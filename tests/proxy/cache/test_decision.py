@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.cache.save_policy import SaveCase, due_in_s, pays_to_restore, pays_to_save
+
+# 2 000 tokens of SmolLM2-135M on one core: 16 s to compute, 20 ms to save.
+LONG = SaveCase(2000, 125, save_s=0.02, restore_s=0.01, return_p=0.5, loss_p=0.5)
+BESIDE = replace(LONG, streams=2, gap_s=0.025, decoded=200)
+PAUSE_MAX_S = 0.2
+
+CASES = st.builds(
+    SaveCase,
+    tokens=st.integers(1, 100_000),
+    prefill_tps=st.floats(1, 10_000),
+    save_s=st.floats(0, 10),
+    restore_s=st.floats(0, 10),
+    return_p=st.floats(0, 1),
+    loss_p=st.floats(0, 1),
+    streams=st.integers(0, 8),
+    gap_s=st.floats(0.001, 1),
+    decoded=st.floats(0, 1000),
+    is_taken_next=st.booleans(),
+)
+
+
+def pays(case: SaveCase) -> bool:
+    return pays_to_save(case, PAUSE_MAX_S)
+
+
+def test_a_long_conversation_is_saved_where_it_may_return_and_be_lost() -> None:
+    assert pays(LONG)
+    assert not pays(replace(LONG, return_p=0.002))
+    assert not pays(replace(LONG, loss_p=0.002))
+    assert not pays(replace(LONG, tokens=31))
+
+
+def test_a_save_that_pays_for_one_stream_may_not_pay_for_many() -> None:
+    rare = replace(BESIDE, return_p=0.02)
+    assert pays(replace(rare, streams=1))
+    assert not pays(replace(rare, streams=4))
+
+
+def test_no_pause_of_a_stream_is_longer_than_the_limit() -> None:
+    slow = replace(BESIDE, save_s=0.3)
+    assert not pays(slow)
+    assert not pays(replace(slow, is_taken_next=True))
+    assert pays(replace(slow, streams=0))
+
+
+def test_streams_are_paused_once_in_150_tokens() -> None:
+    soon = replace(BESIDE, decoded=100)
+    assert pays(BESIDE)
+    assert not pays(soon)
+    assert due_in_s(soon) == 50 * 0.025
+
+
+def test_a_pause_that_nobody_notices_and_one_before_a_prompt_may_come_at_any_time() -> None:
+    soon = replace(BESIDE, decoded=0)
+    assert pays(replace(soon, save_s=0.006))
+    assert pays(replace(soon, is_taken_next=True))
+
+
+@given(CASES, st.floats(0, 1))
+def test_what_is_likelier_longer_and_quicker_saved_pays_at_least_as_much(
+    case: SaveCase, pause_max_s: float
+) -> None:
+    if pays_to_save(case, pause_max_s):
+        assert pays_to_save(replace(case, tokens=2 * case.tokens), pause_max_s)
+        assert pays_to_save(replace(case, return_p=1.0, loss_p=1.0), pause_max_s)
+        assert pays_to_save(replace(case, save_s=case.save_s / 2), pause_max_s)
+        assert pays_to_save(replace(case, streams=0), pause_max_s)
+        assert case.saving_s > case.cost_s
+        assert not case.streams or case.save_s <= pause_max_s
+
+
+@given(CASES)
+def test_a_save_is_due_after_the_wait_for_it(case: SaveCase) -> None:
+    wait_s = due_in_s(case)
+    assert 0 <= wait_s <= 150 * case.gap_s
+    later = replace(case, decoded=case.decoded + wait_s / case.gap_s)
+    assert due_in_s(later) < 1e-6
+
+
+def test_a_file_is_restored_where_it_has_more_than_the_caches() -> None:
+    assert pays_to_restore(2000, 10)
+    assert not pays_to_restore(31, 1)
+    assert not pays_to_restore(200, 101)
+    assert not pays_to_restore(-1500, 1)

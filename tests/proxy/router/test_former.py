@@ -1,0 +1,36 @@
+"""When requests that gather become a batch."""
+
+import pytest
+
+from proxy.router.batch_queue import Formed, Gathering, form
+from proxy.settings import BatchConfig
+
+CONFIG = BatchConfig()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "waited_ms", "expected"),
+    [
+        (0, 99, None),
+        (1, 0, Gathering(50)),
+        (31, 30.5, Gathering(19.5)),
+        (32, 0, Formed(32, is_batch=True)),
+        (3, 50, Formed(3, is_batch=False)),
+        (4, 50, Formed(4, is_batch=True)),
+        (64, 0, Formed(64, is_batch=True)),
+        (65, 0, Formed(64, is_batch=True)),
+        (1000, 99, Formed(64, is_batch=True)),
+    ],
+)
+def test_what_requests_that_gather_do(
+    waiting: int, waited_ms: float, expected: Formed | Gathering | None
+) -> None:
+    """seed 003: batch_processor_task, BatchConfig.window_ms, min_batch, optimal_batch, max_batch.
+
+    A batch begins at its optimal size, or when the window is over; fewer than the least run singly.
+    """
+    assert form(CONFIG, waiting, waited_ms) == expected
+
+
+def test_without_a_window_nobody_waits() -> None:
+    assert form(BatchConfig(window_ms=0), 1, 0) == Formed(1, is_batch=False)

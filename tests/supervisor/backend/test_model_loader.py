@@ -1,0 +1,75 @@
+"""Models for the proxy: waiting for one, and their names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from corral_cli import PATIENCE_S
+
+from proxy.errors import UnknownModel
+from supervisor.backend import models
+from supervisor.backend.models import ModelLoaderAdapter
+from supervisor.events import EventStream
+
+
+class Model:
+    """Loads for ever."""
+
+    is_configured = True
+    entry: object = None
+
+
+class FakeAdmission:
+    """A fleet of one model, and its admission controller."""
+
+    planner = SimpleNamespace(default_model=None)
+
+    def __init__(self, model: Model) -> None:
+        self.models = {"chat": model}
+
+    @contextmanager
+    def request_load(self, _: object) -> Iterator[None]:
+        yield
+
+
+async def test_a_wait_ends_when_its_model_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "availability", lambda _: ("loading", None))
+    events, model = EventStream(), Model()
+    proxy = cast("Any", FakeAdmission(model))
+    found = ModelLoaderAdapter(proxy, proxy, events)
+    monkeypatch.setattr(found, "models", list)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        waiting = group.create_task(refusal(found))
+        await asyncio.sleep(0)  # it waits now
+        model.is_configured = False
+        events.emit("settings.reloaded", added=[], removed=[], changed=[], kept=[], notes=[])
+    assert waiting.result() == 404
+
+
+async def refusal(found: ModelLoaderAdapter) -> int:
+    with pytest.raises(UnknownModel) as refused:
+        await found.ensure_ready("chat")
+    return refused.value.status
+
+
+def test_names_are_built_again_only_when_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    fleet = cast("Any", FakeAdmission(model))
+    loader = ModelLoaderAdapter(fleet, fleet, EventStream())
+    monkeypatch.setattr(loader, "models", list)
+    first = loader.names()
+    assert loader.names() is first
+    model.entry = object()
+    second = loader.names()
+    assert second is not first
+    fleet.planner = SimpleNamespace(default_model="chat")
+    third = loader.names()
+    assert third is not second
+    assert (second.default, third.default) == (None, "chat")
+    model.is_configured = False
+    assert loader.names() is not third

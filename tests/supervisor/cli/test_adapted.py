@@ -1,0 +1,52 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.cli import plan
+from supervisor.cli.plan import ChangedValues, read_changed_values
+from supervisor.errors import DaemonBusy, NotRunning
+from supervisor.plan.resolve import ModelEntry
+from supervisor.plan.setting import CORRAL, Setting
+
+ENTRY = ModelEntry("chat", Path("/models/chat.gguf"))
+VALUE = {"key": "threads", "value": 1, "origin": "machine", "reason": "other programs"}
+LESS = {"key": "ctx-size", "value": 4096, "origin": CORRAL, "reason": "the memory is full"}
+NONE = ChangedValues({}, {})
+
+
+@pytest.fixture(autouse=True)
+def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"name": "chat", "path": "/models/chat.gguf", "profile": "base"}
+
+    class Client:
+        def __init__(self, socket: Path) -> None:
+            self.socket = socket
+
+        def status(self) -> dict[str, Any]:
+            if self.socket.name == "none":
+                raise NotRunning("no daemon")
+            if self.socket.name == "busy":
+                raise DaemonBusy("it does not answer")
+            return {"models": [{**named, "adapted": [VALUE], "reduced": [LESS]}]}
+
+    monkeypatch.setattr(plan, "Client", Client)
+
+
+def test_values_of_the_daemon_are_returned() -> None:
+    found = read_changed_values(Path("socket"), ENTRY)
+    assert found.adapted == {"threads": Setting(1, "machine", "other programs")}
+    assert found.reduced == {"ctx-size": Setting(4096, "llama-corral", "the memory is full")}
+
+
+@pytest.mark.parametrize("socket", ["none", "busy"])
+def test_without_a_daemon_that_answers_there_are_none(socket: str) -> None:
+    assert read_changed_values(Path(socket), ENTRY) == NONE
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "other"}, {"path": Path("/other.gguf")}, {"profile": "low-latency"}]
+)
+def test_values_of_another_model_are_not_taken(changes: dict[str, Any]) -> None:
+    assert read_changed_values(Path("socket"), replace(ENTRY, **changes)) == NONE

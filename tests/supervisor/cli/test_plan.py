@@ -1,0 +1,58 @@
+"""What `corral plan` shows about conversations."""
+
+from pathlib import Path
+from typing import Any
+
+from samples import engine, machine, model
+
+from supervisor.cli.plan import conversations
+from supervisor.plan.plan import Plan, make_plan
+from supervisor.plan.profile import load
+from supervisor.plan.resolve import ModelEntry
+from supervisor.slot_store.policy import unsupported_reason
+from supervisor.slot_store.store import RestoreOutcome
+from supervisor.system.paths import shipped_directory
+
+
+def planned(**changes: Any) -> Plan:
+    entry = ModelEntry("chat", Path("/models/chat.gguf"), flags=changes.pop("flags", {}))
+    base = load("base", (shipped_directory("profiles"),))
+    return make_plan(entry, base, engine(), model(**changes), machine(), instances=1)
+
+
+SAVED = "conversations are saved across restarts"
+
+
+def shown(plan: Plan, restored: RestoreOutcome | None = None) -> str:
+    return conversations(plan, unsupported_reason(plan), restored)
+
+
+def test_saved_conversations_are_shown_and_whether_the_engine_used_one() -> None:
+    untried = shown(planned())
+    assert untried == f"{SAVED}; whether this engine uses them is tried with the first one restored"
+    tried = shown(planned(), RestoreOutcome("chat", 790, 775))
+    assert tried == f"{SAVED}; this engine found 775 of 790 tokens of the first one restored"
+    assert conversations(planned(), None, encrypts=True).startswith(f"{SAVED}, encrypted; ")
+
+
+def test_what_recurrent_layers_can_use_is_shown() -> None:
+    text = shown(planned(recurrent=True))
+    assert text.startswith(f"{SAVED};")
+    assert text.endswith("only where a prompt continues all of it")
+
+
+def test_the_reason_why_they_are_not_saved_is_shown() -> None:
+    text = shown(planned(flags={"spec-type": "draft-eagle3"}))
+    assert text == (
+        "conversations are not saved across restarts: the cache of its draft model is not saved"
+    )
+
+
+def test_the_memory_of_a_full_window_is_shown_for_sliding_windows() -> None:
+    window: dict[str, Any] = {"sliding_window": 512, "sliding": (True,) * 30}
+    text = shown(planned(**window))
+    # 4 caches of 8192 tokens for 4 of 1024 and all checkpoints, and the compute buffers for it.
+    assert "its sliding window is not saved" in text
+    assert text.endswith("with swa-full = true it would be, for 502.0 MiB more per instance")
+    whole = planned(**window, flags={"swa-full": True})
+    assert shown(whole).startswith(f"{SAVED};")

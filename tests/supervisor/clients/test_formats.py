@@ -1,0 +1,85 @@
+"""Values of TOML, YAML and env files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.clients import formats
+from supervisor.clients.client import ABSENT, FileFormat, Item
+from supervisor.clients.journal import texts_of
+
+TOML = """\
+# my own
+approval = "never" # always
+
+[projects."/home/me"]
+trust = true
+"""
+YAML = """\
+# my own
+name: Mine
+models:
+  # the first
+  - name: other
+    model: "x"   # quoted
+rules: [a, b]
+"""
+ENV = "# my own\nexport A=1\nB='two words'\n"
+
+
+def test_a_value_before_the_first_table_is_one_of_the_file() -> None:
+    text = formats.put_toml(TOML, ("model",), "chat")
+    text = formats.put_toml(text, ("model_providers", "corral"), {"name": "x", "n": 1})
+    assert formats.read_toml(text, ("model",)) == "chat"
+    assert formats.read_toml(text, ("model_providers", "corral")) == {"name": "x", "n": 1}
+    assert formats.read_toml(text, ("projects", "/home/me")) == {"trust": True}
+    assert "# always\n" in text
+    back = formats.drop_toml(formats.drop_toml(text, ("model",)), ("model_providers",))
+    assert back.split() == TOML.split()
+
+
+def test_an_item_of_a_list_is_found_by_its_name() -> None:
+    place = "models", Item("name", "ours")
+    text = formats.put_yaml(YAML, place, {"name": "ours", "model": "chat"})
+    assert formats.read_yaml(text, place) == {"name": "ours", "model": "chat"}
+    assert formats.read_yaml(text, (*place, "model")) == "chat"
+    changed = formats.put_yaml(text, place, {"name": "ours", "model": "other"})
+    assert formats.read_yaml(changed, ("models",)) == [
+        {"name": "other", "model": "x"},
+        {"name": "ours", "model": "other"},
+    ]
+    assert formats.drop_yaml(changed, place) == YAML
+
+
+def test_a_list_may_be_the_whole_file() -> None:
+    place = (Item("model_id", "corral/chat"),)
+    text = formats.put_yaml("# my own\n", place, {"model_id": "corral/chat"})
+    assert formats.read_yaml(text, place) == {"model_id": "corral/chat"}
+    assert formats.drop_yaml(formats.put_yaml("", place, {"model_id": "corral/chat"}), place) == ""
+
+
+def test_variables_are_lines() -> None:
+    assert formats.read_env(ENV, ("A",)) == "1"
+    assert formats.read_env(ENV, ("B",)) == "two words"
+    assert formats.read_env(ENV, ("C",)) is ABSENT
+    text = formats.put_env(formats.put_env(ENV, ("C",), "a b"), ("A",), "2")
+    assert text == "# my own\nA=2\nB='two words'\nC='a b'\n"
+    assert formats.drop_env(text, ("C",)) == "# my own\nA=2\nB='two words'\n"
+
+
+@pytest.mark.parametrize(
+    ("file_format", "text"),
+    [(FileFormat.TOML, "a = ["), (FileFormat.YAML, "a: [b"), (FileFormat.JSON, "{")],
+)
+def test_a_text_of_another_format_is_refused(file_format: FileFormat, text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        texts_of(file_format).read(text, ("a",))
+
+
+@pytest.mark.parametrize("place", [("a", "b"), (Item("a", "b"),), ("a", Item("b", "c"))])
+def test_a_way_through_another_kind_of_value_is_refused(place: Any) -> None:
+    for file_format, text in ((FileFormat.TOML, 'a = "x"'), (FileFormat.YAML, "a: x")):
+        with pytest.raises(TypeError):
+            texts_of(file_format).put(text, place, 1)

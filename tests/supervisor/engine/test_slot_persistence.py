@@ -1,0 +1,151 @@
+"""When an instance saves and restores its slots."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from corral_cli import PATIENCE_S
+from fakes.instance_harness import InstanceHarness, fake_launch, mark_unhealthy, quick
+
+from proxy.router.lease import Activity
+from supervisor.engine.client import EngineClient
+from supervisor.engine.prompts import WarmPrompt
+from supervisor.engine.state_tasks import NoSlotPersister
+from supervisor.engine.states import State
+
+UP = frozenset({State.READY})
+DOWN = frozenset({State.STOPPED})
+
+
+class Recorder:
+    """Writes down what it is asked, and in which state the instance is then."""
+
+    def __init__(self, harness: InstanceHarness) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.called = asyncio.Event()
+        self._harness = harness
+        harness.instance._persister = self
+
+    async def restore(self, _client: EngineClient, run: int, /) -> int:
+        self._note("restore", run)
+        return 0
+
+    def has_prompt(self, _prompt: WarmPrompt, /) -> bool:
+        return False
+
+    async def save(self, _client: EngineClient, run: int, /) -> None:
+        self._note("save", run)
+
+    def _note(self, call: str, run: int) -> None:
+        facts = self._harness.instance.snapshot()
+        assert facts.run == run
+        self.calls.append((call, facts.state.value))
+        self.called.set()
+
+
+async def test_slots_are_restored_before_service_and_saved_after_the_drain(runtime: Path) -> None:
+    harness = InstanceHarness(fake_launch(runtime))
+    recorder = Recorder(harness)
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        assert recorder.calls == [("restore", "warming")]
+        harness.traffic.busy.clear()
+        instance.stop()
+        await instance.wait(frozenset({State.DRAINING}))
+        harness.traffic.busy.set()
+        await instance.wait(DOWN)
+    assert recorder.calls[1:] == [("save", "draining")]
+    assert harness.steps == ["withdrawn 0", "drained", "exit line"]
+
+
+async def test_an_engine_without_completions_restores_nothing(runtime: Path) -> None:
+    harness = InstanceHarness(fake_launch(runtime, "no-completion"))
+    recorder = Recorder(harness)
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        assert recorder.calls == []
+
+
+async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
+    limits = quick(stop_timeout_s=0.1)
+    harness = InstanceHarness(fake_launch(runtime), limits=limits)
+    recorder = Recorder(harness)
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        assert facts.pid
+        os.kill(facts.pid, signal.SIGSTOP)
+        mark_unhealthy(instance, facts.run)
+        instance.stop()
+        await instance.wait(DOWN)
+    assert [call for call, _ in recorder.calls] == ["restore"]
+
+
+async def test_slots_are_saved_as_requests_end_while_others_go_on(runtime: Path) -> None:
+    harness = InstanceHarness(fake_launch(runtime))
+    recorder = Recorder(harness)
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        harness.traffic.busy.clear()
+        for in_flight in (2, 1, 0):
+            recorder.called.clear()
+            harness.traffic.now = Activity(in_flight=in_flight)
+            instance.stop()
+            await recorder.called.wait()
+        harness.traffic.busy.set()
+        await instance.wait(DOWN)
+    assert recorder.calls[1:] == [("save", "draining")] * 3
+
+
+async def test_of_an_engine_that_hangs_nothing_is_saved_at_the_end(runtime: Path) -> None:
+    limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
+    harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
+    recorder = Recorder(harness)
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        harness.traffic.busy.clear()
+        harness.traffic.now = Activity(in_flight=2, awaiting_upstream=1)
+        instance.stop()
+        await instance.wait(DOWN)
+    assert [call for call, _ in recorder.calls] == ["restore", "save"]
+
+
+async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> None:
+    limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
+    harness = InstanceHarness(fake_launch(runtime), limits=limits)
+    recorder = Recorder(harness)
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        recorder.called.clear()
+        await recorder.called.wait()
+        assert recorder.calls[1] == ("save", "ready")
+        assert facts.log_path
+        assert facts.log_path.read_text().count("POST /completion") == 1
+
+
+async def test_a_drain_that_takes_too_long_saves_what_was_idle_as_it_began(runtime: Path) -> None:
+    harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
+    recorder = Recorder(harness)
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        await instance.wait(UP)
+        harness.traffic.busy.clear()
+        harness.traffic.now = Activity(in_flight=1)
+        instance.stop()
+        await instance.wait(DOWN)
+    assert [call for call, _ in recorder.calls] == ["restore", "save"]
+
+
+async def test_without_persistence_nothing_is_restored(runtime: Path) -> None:
+    harness = InstanceHarness(fake_launch(runtime))
+    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
+        instance.start()
+        facts = await instance.wait(UP)
+        async with EngineClient(facts.endpoint, facts.api_key) as client:
+            assert await NoSlotPersister().restore(client, 1) == 0

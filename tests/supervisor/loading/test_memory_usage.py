@@ -1,0 +1,155 @@
+"""Memory that models take, by estimate and by observation."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.instance_harness import RecordingTraffic
+from growth import is_linear
+from samples import GIB, GPU, engine, model
+
+from supervisor.builds.discover import Engine
+from supervisor.builds.help import FlagValue
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.launches import FileVersion, LaunchFingerprint
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.start_memory import DeviceMemory
+from supervisor.loading.memory_usage import HOST, MemoryUsage, ObservedMemory
+from supervisor.plan.estimate import MemoryInputs
+from supervisor.plan.plan import Plan
+from supervisor.settings.schema import Settings
+from supervisor.system.paths import Directories
+
+BUDGET_BYTES = 8 * 1024**3
+STAMP = FileVersion(Path("/models/chat.gguf"))
+FINGERPRINT = LaunchFingerprint(STAMP, (), STAMP, None, {"ctx-size": 4096, "parallel": 2}, ())
+OTHER = replace(FINGERPRINT, flags={"ctx-size": 8192})
+
+
+class Planned(LaunchPlanner):
+    """Has a plan without reading files."""
+
+    def engine(self) -> Engine:
+        return engine()
+
+    def plan(self, model_name: str) -> Plan:
+        memory_inputs = MemoryInputs(model(), {"ctx-size": 2048, "parallel": 1}, engine())
+        return Plan(model_name, engine(), model(), (), (), (), 1, 2048, memory_inputs)
+
+
+def taken_bytes(directory: Path, seen_bytes: int) -> int:
+    """Return the memory of a model whose instance was seen to take so much."""
+    settings = Settings(
+        models={"chat": {"path": "/models/chat.gguf"}},
+        supervisor={"memory_budget": BUDGET_BYTES},
+    )
+    planner = Planned(settings, Directories(*[directory] * 5))
+    fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
+    fleet.replica("chat.0").fingerprint = FINGERPRINT
+    observed = ObservedMemory()
+    observed.note(FINGERPRINT, seen_bytes)
+    return MemoryUsage(fleet, observed=observed).required([fleet.models["chat"]])["chat"][HOST]
+
+
+def test_an_observation_above_the_estimate_replaces_it(tmp_path: Path) -> None:
+    estimated = taken_bytes(tmp_path, 0)
+    assert estimated < taken_bytes(tmp_path, BUDGET_BYTES // 2) < BUDGET_BYTES
+
+
+def test_a_model_that_outgrew_the_capacity_takes_all_of_it(tmp_path: Path) -> None:
+    assert taken_bytes(tmp_path, 2 * BUDGET_BYTES) == BUDGET_BYTES
+
+
+def test_observations_are_per_launch_fingerprint() -> None:
+    observed = ObservedMemory()
+    observed.note(FINGERPRINT, 500)
+    same = replace(FINGERPRINT, flags={"parallel": 2, "ctx-size": 4096})
+    assert observed.own_bytes(same) == 500
+    assert observed.own_bytes(OTHER) == 0
+
+
+def test_the_largest_observation_is_kept() -> None:
+    observed = ObservedMemory()
+    for seen in (500, 900, 700):
+        observed.note(FINGERPRINT, seen)
+    assert observed.own_bytes(FINGERPRINT) == 900
+
+
+def test_the_least_recently_used_fingerprints_are_forgotten() -> None:
+    observed = ObservedMemory(observed_max=2)
+    observed.note(FINGERPRINT, 1)
+    observed.note(OTHER, 2)
+    assert observed.own_bytes(FINGERPRINT) == 1
+    observed.note(replace(FINGERPRINT, args=("--verbose",)), 3)
+    assert observed.own_bytes(FINGERPRINT) == 1
+    assert observed.own_bytes(OTHER) == 0
+
+
+def test_the_capacity_is_looked_up_once_for_all_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"m{number}" for number in range(9)]
+    settings = Settings(models={name: {"path": "/models/chat.gguf"} for name in names})
+    fleet = Fleet(
+        Planned(settings, Directories(*[tmp_path] * 5)), RecordingTraffic(), lambda *_, **__: None
+    )
+    engines = iter([engine()])
+    monkeypatch.setattr(Planned, "engine", lambda _: next(engines))
+    assert list(MemoryUsage(fleet).required(fleet.models.values())) == names
+
+
+def test_adding_models_to_a_fleet_is_linear(tmp_path: Path) -> None:
+    def add(count: int) -> None:
+        models = {f"m{at}": {"path": "/models/chat.gguf"} for at in range(count)}
+        planner = Planned(Settings(models=models), Directories(*[tmp_path] * 5))
+        Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
+
+    assert is_linear(add, 250)
+
+
+def test_a_worker_serves_one_model_at_a_time(tmp_path: Path) -> None:
+    one = {"path": "/models/chat.gguf", "workers": ["a"]}
+    other = {"path": "/models/chat.gguf"}
+    settings = Settings(
+        models={"one": one, "two": one, "three": other}, workers={"a": {"local": True}}
+    )
+    fleet = Fleet(
+        Planned(settings, Directories(*[tmp_path] * 5)), RecordingTraffic(), lambda *_, **__: None
+    )
+    usage = MemoryUsage(fleet)
+    assert usage.capacity()["worker a"] == 1
+    required = usage.required(fleet.models.values())
+    assert [required[name].get("worker a", 0) for name in fleet.models] == [1, 1, 0]
+
+
+class OnDevice(Planned):
+    """The same on a device, whose layers the user has set."""
+
+    def engine(self) -> Engine:
+        return engine("b10434", GPU)
+
+    def plan(self, model_name: str) -> Plan:
+        flags: dict[str, FlagValue] = {"ctx-size": 2048, "parallel": 1, "gpu-layers": "all"}
+        large = model(tensor_bytes=(8 if model_name == "chat" else 40) * GIB)
+        memory_inputs = MemoryInputs(large, flags, self.engine())
+        return Plan(model_name, self.engine(), large, (), (), (), 1, 2048, memory_inputs)
+
+
+async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -> None:
+    entry = {"path": "/models/chat.gguf"}
+    settings = Settings(models={"chat": entry, "huge": entry})
+    planner = OnDevice(settings, Directories(*[tmp_path] * 5))
+    fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
+    free_mib = 20 * 1024
+    fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
+    usage, (chat, huge) = MemoryUsage(fleet), fleet.models.values()
+    needs = usage.required([chat])["chat"]["Vulkan0"]
+    await usage.look([chat])
+    assert usage.capacity()["Vulkan0"] == usage.free()["Vulkan0"] == 20 * GIB
+    assert usage.required([chat])["chat"]["Vulkan0"] == needs
+    free_mib = 4 * 1024
+    fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
+    await usage.look([chat])
+    # All of what is left, so that idle models go; what never fits must not have them unloaded.
+    assert usage.required([chat])["chat"]["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
+    assert usage.required([huge])["huge"]["Vulkan0"] > 24 * GIB

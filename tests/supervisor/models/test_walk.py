@@ -1,0 +1,82 @@
+"""A walk ends, whatever the directory tree is."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from supervisor.models.stored_model import Limits, Walk
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("a/one.gguf", "a/b/two.gguf", "three.gguf", ".hidden/four.gguf"):
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path / "tree"
+
+
+def names(walk: Walk) -> list[str]:
+    return [str(path.relative_to(walk.root)) for path in walk.files()]
+
+
+def test_files_come_by_name_without_hidden_ones(tree: Path) -> None:
+    assert names(Walk(tree)) == ["a/b/two.gguf", "a/one.gguf", "three.gguf"]
+
+
+def test_a_loop_of_links_is_walked_once(tree: Path) -> None:
+    (tree / "a" / "again").symlink_to(tree)
+    (tree / "self").symlink_to("self")
+    walk = Walk(tree)
+    assert names(walk) == ["a/b/two.gguf", "a/one.gguf", "self", "three.gguf"]
+    assert walk.notes == []
+
+
+def test_a_directory_behind_a_link_is_searched(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "five.gguf").touch()
+    (tree / "linked").symlink_to(tmp_path / "more")
+    assert "linked/five.gguf" in names(Walk(tree))
+
+
+@pytest.mark.parametrize(
+    ("limits", "seen", "note"),
+    [
+        (Limits(entries=2), [], "after 2 files"),
+        (Limits(depth=0), ["three.gguf"], "more than 0 levels"),
+        (Limits(time_s=2.5), [], "after 2.5 s"),
+    ],
+)
+def test_each_limit_is_noted(tree: Path, limits: Limits, seen: list[str], note: str) -> None:
+    seconds = itertools.count()
+    walk = Walk(tree, limits, clock=lambda: float(next(seconds)))
+    assert names(walk) == seen
+    assert any(note in one for one in walk.notes)
+
+
+def test_a_link_into_a_closed_directory_is_no_directory(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.is_dir raises there."""
+
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert "three.gguf" in names(Walk(tree))
+
+
+def test_what_cannot_be_listed_is_noted_and_what_is_missing_is_empty(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("supervisor.models.stored_model.os.scandir", refuse)
+    walk = Walk(tree)
+    assert names(walk) == []
+    assert walk.notes == [f"{tree} cannot be read: Permission denied"]
+    assert names(Walk(tree / "gone")) == []

@@ -1,0 +1,43 @@
+"""The estimate of a device's memory, compared with the log of the engine that uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+from buffers import compare
+
+from supervisor.builds.discover import Engine
+from supervisor.builds.help import FlagValue
+
+DEVICE = "Vulkan0"
+COMMON: dict[str, FlagValue] = {"flash-attn": "on", "kv-unified": False, "ctx-size": 8192}
+CASES: dict[str, dict[str, FlagValue]] = {
+    "all layers": {"gpu-layers": "all", "parallel": 1},
+    "quantised cache, four slots": {
+        "gpu-layers": "all",
+        "parallel": 4,
+        "cache-type-k": "q8_0",
+        "cache-type-v": "q8_0",
+    },
+    "half of the layers": {"gpu-layers": 3, "parallel": 2},
+    "no flash attention": {"gpu-layers": "all", "parallel": 1, "flash-attn": "off"},
+}
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose buffers are large enough for the two decimals of the log."""
+    path = tmp_path_factory.mktemp("models") / "wide.gguf"
+    return tiny_gguf.make(path, embd=256, heads=8, kv_heads=4, layers=4, ff=1024, ctx=8192)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_estimate_of_a_device_is_within_a_tenth_of_the_engines_log(
+    device_engine: Engine, wide_model: Path, case: str
+) -> None:
+    found = compare(device_engine, wide_model, {**COMMON, **CASES[case]}, device=DEVICE)
+    logged = {part: round(size / 2**20, 2) for part, size in found.logged.items()}
+    estimated = {part: round(size / 2**20, 2) for part, size in found.estimated.items()}
+    assert abs(found.error) < 0.1, (logged, estimated)

@@ -1,0 +1,93 @@
+"""How many commands run at a time, in which order, and what happens to the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from supervisor.events import Event, EventStream
+from supervisor.service.hook_commands import HookEvent, HookJob, HookRunner, JobQueue
+
+AT = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def job(model: str, *commands: tuple[str, ...], cwd: Path = Path("/")) -> HookJob:
+    return HookJob(HookEvent("model_loaded", AT, model), commands, 30, cwd)
+
+
+def test_jobs_for_one_model_wait_for_each_other_and_others_do_not() -> None:
+    queue = JobQueue()
+    first, second, other = job("a", ("1",)), job("a", ("2",)), job("b", ("3",))
+    for one in (first, second, other):
+        assert queue.add(one)
+    assert [queue.begin(), queue.begin(), queue.begin()] == [first, other, None]
+    queue.end(first)
+    assert queue.begin() == second
+
+
+def test_few_run_at_a_time_and_a_full_queue_counts_what_it_drops() -> None:
+    queue = JobQueue()
+    taken = [queue.add(job(str(number))) for number in range(70)]
+    assert taken.count(False) == 6
+    assert len(list(iter(queue.begin, None))) == 4
+    assert (queue.take_dropped(), queue.take_dropped()) == (6, 0)
+
+
+class Running:
+    def __init__(self) -> None:
+        self.emitted: list[Event] = []
+        self.runner = HookRunner(EventStream(self.emitted.append).emit)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.runner.serve())
+            await asyncio.sleep(0)
+            yield
+            task.cancel()
+
+    def told(self) -> list[tuple[str, object]]:
+        return [
+            (one.name, one.fields.get("reason") or one.fields.get("count")) for one in self.emitted
+        ]
+
+
+async def test_all_commands_of_an_event_run_in_order(tmp_path: Path) -> None:
+    running = Running()
+    async with running.serving():
+        commands = [("sh", "-c", f"{what} >> out") for what in ("echo 1", "false", "echo 2")]
+        running.runner.submit(job("a", *commands, cwd=tmp_path))
+        await running.runner.finish()
+    assert (tmp_path / "out").read_text() == "1\n2\n"
+    assert running.told() == [
+        ("hook.finished", None),
+        ("hook.failed", "it exited with code 1"),
+        ("hook.finished", None),
+    ]
+
+
+async def test_what_is_dropped_is_one_warning_and_a_count() -> None:
+    running = Running()
+    for number in range(70):
+        running.runner.submit(job(str(number)))
+    assert running.told() == [("hooks.dropped", 1)]
+    async with running.serving():
+        await running.runner.finish()
+    assert running.told() == [("hooks.dropped", 1), ("hooks.dropped", 5)]
+
+
+async def test_a_daemon_that_stops_waits_a_little_and_says_what_it_killed() -> None:
+    running = Running()
+    async with running.serving():
+        running.runner.submit(job("a", ("sleep", "600")))
+        running.runner.submit(job("a", ("true",)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await running.runner.finish()
+    assert running.told() == [
+        ("hooks.dropped", 1),
+        ("hook.failed", "it was killed, because the daemon stopped"),
+    ]
