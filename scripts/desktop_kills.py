@@ -22,9 +22,9 @@ import psutil
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
-from corral_cli import CorralCli  # noqa: E402
-from desktop_process import processes_of  # noqa: E402
+from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
+from support.corral_cli import CorralCli  # noqa: E402
+from support.desktop_process import processes_of  # noqa: E402
 
 HOST = ROOT / "scripts" / "desktop_host" / "main.mjs"
 VICTIMS = ("host", "process", "daemon")

@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from corral_cli import CorralCli  # noqa: E402 (found by the line above, as those after it)
-from fakes.release_server import ReleaseServer  # noqa: E402
+from support.corral_cli import CorralCli  # noqa: E402 (found by the line above, as those after it)
+from support.release_server import ReleaseServer  # noqa: E402
 
 from scripts.reload_under_load import Counts, make_model, stream_answers  # noqa: E402
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-import tiny_gguf
-from corral_cli import CorralCli, until
+from support import tiny_gguf
+from support.corral_cli import CorralCli, until
 
 _WORDS: Final = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "music")
 _SETTINGS: Final = """

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import tiny_gguf
 import xxhash
+from support import tiny_gguf
 
 from proxy.cache.host_cache import HostCache
 from proxy.cache.prompt import BLOCK_TOKENS

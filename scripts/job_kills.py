@@ -20,8 +20,8 @@ import httpx
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
-from corral_cli import CorralCli, until  # noqa: E402
+from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
+from support.corral_cli import CorralCli, until  # noqa: E402
 
 SETTINGS = """
 [models.tiny]

@@ -16,11 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import tiny_bert
-import tiny_clip
-import tiny_gguf
-import tiny_hybrid
-from corral_cli import CorralCli
+from support import tiny_bert, tiny_clip, tiny_gguf, tiny_hybrid
+from support.corral_cli import CorralCli
 
 _WORDS: Final = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "music")
 _RED, _BLUE = (tiny_clip.picture(colour) for colour in ((255, 0, 0), (0, 0, 255)))

@@ -30,8 +30,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
-from corral_cli import CorralCli, Daemon  # noqa: E402
+from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
+from support.corral_cli import CorralCli, Daemon  # noqa: E402
 
 NAME = "corral.test"
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

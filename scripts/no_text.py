@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 from supervisor.errors import CorralError
 from supervisor.models import pinned

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any, Final
 
 import httpx
-from corral_cli import until
+from support.corral_cli import until
 
 INTERVAL_S: Final = 2
 _CONFIG: Final = """

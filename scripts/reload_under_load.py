@@ -23,8 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
-from corral_cli import CorralCli  # noqa: E402
+from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
+from support.corral_cli import CorralCli  # noqa: E402
 
 from scripts.bench.result import Figure, Result, one_round  # noqa: E402
 

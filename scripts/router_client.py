@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import tiny_gguf
-from corral_cli import CorralCli, until
+from support import tiny_gguf
+from support.corral_cli import CorralCli, until
 
 from supervisor.builds.discover import load
 from supervisor.rpc.address import free_port

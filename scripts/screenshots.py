@@ -14,10 +14,10 @@ from itertools import count, product
 from pathlib import Path
 from typing import Final, Literal
 
-import tiny_gguf
-from corral_cli import CorralCli, until
-from dashboard_page import VIEWS, Dashboard, chromium
 from playwright.sync_api import Browser
+from support import tiny_gguf
+from support.corral_cli import CorralCli, until
+from support.dashboard_page import VIEWS, Dashboard, chromium
 
 from supervisor.system.paths import directories
 

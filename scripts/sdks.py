@@ -23,7 +23,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from corral_cli import CorralCli  # noqa: E402 (found by the line above)
+from support.corral_cli import CorralCli  # noqa: E402 (found by the line above)
 
 from supervisor.models import pinned  # noqa: E402
 from supervisor.system.paths import directories  # noqa: E402

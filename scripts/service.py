@@ -26,9 +26,9 @@ import psutil
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
-from corral_cli import until  # noqa: E402
-from steady_client import SteadyClient  # noqa: E402
+from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
+from support.corral_cli import until  # noqa: E402
+from support.steady_client import SteadyClient  # noqa: E402
 
 UNIT: Final = "llama-corral"
 CORRAL: Final = str(Path(sys.executable).parent / "corral")

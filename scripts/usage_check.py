@@ -29,8 +29,8 @@ import psutil
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
-from corral_cli import CorralCli  # noqa: E402
+from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
+from support.corral_cli import CorralCli  # noqa: E402
 
 from proxy.upstream.engine_state import plain_values  # noqa: E402
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import software_device
-import tiny_gguf
-from corral_cli import CorralCli
-from fork_server import ForkServer
+from support import software_device, tiny_gguf
+from support.corral_cli import CorralCli
+from support.fork_server import ForkServer
 
 from supervisor.builds.discover import Engine, list_devices, load
 from supervisor.models import pinned

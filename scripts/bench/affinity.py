@@ -22,8 +22,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import tiny_gguf
-from corral_cli import CorralCli
+from support import tiny_gguf
+from support.corral_cli import CorralCli
 
 from scripts.bench.conversations import Workload, WorkloadResult
 from scripts.bench.deployment import (

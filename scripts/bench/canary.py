@@ -36,8 +36,8 @@ from pathlib import Path
 
 import aiohttp
 import psutil
-import tiny_gguf
-from corral_cli import CorralCli
+from support import tiny_gguf
+from support.corral_cli import CorralCli
 
 from scripts.bench.conversations import WORDS, chat
 from scripts.bench.deployment import AFFINITY, Deployment, Flags, serving

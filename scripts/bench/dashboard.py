@@ -21,8 +21,8 @@ from typing import Final
 
 import aiohttp
 import psutil
-import tiny_gguf
-from corral_cli import CorralCli
+from support import tiny_gguf
+from support.corral_cli import CorralCli
 
 from scripts.bench import overhead_load as load
 from scripts.bench.result import Figure, Result

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 from scripts.bench.mixed_requests import session
 from scripts.bench.plain_engine import plain

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 from scripts.bench import new_tokens
 from scripts.bench.conversations import Clients, Conversation, Workload, WorkloadResult

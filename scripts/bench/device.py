@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import software_device
-import tiny_gguf
-from corral_cli import CorralCli
+from support import software_device, tiny_gguf
+from support.corral_cli import CorralCli
 
 from scripts.bench import device_plans, large_model
 from scripts.bench.conversations import WORDS

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import software_device
-from corral_cli import CorralCli
-from device_daemon import (
+from support import software_device
+from support.corral_cli import CorralCli
+from support.device_daemon import (
     MIB,
     ON_DEVICE,
     TOTAL_MIB,

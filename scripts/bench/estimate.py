@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 from scripts.bench.conversations import WORDS
 from scripts.bench.mixed_requests import session

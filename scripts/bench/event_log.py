@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 from proxy.observe.metrics import waited_ms
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import tiny_gguf
-from corral_cli import CorralCli
+from support import tiny_gguf
+from support.corral_cli import CorralCli
 
 from scripts.bench.result import Result, one_round
 

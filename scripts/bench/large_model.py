@@ -12,7 +12,7 @@ from typing import Any, Final
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from tiny_gguf import CHAT_TEMPLATE, add_tokenizer, vocabulary
+from support.tiny_gguf import CHAT_TEMPLATE, add_tokenizer, vocabulary
 
 EMBD, LAYERS, HEADS, KV_HEADS, FF = 4096, 32, 32, 8, 14336
 VOCABULARY: Final = 32_000

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import tiny_gguf
-from corral_cli import CorralCli, until
+from support import tiny_gguf
+from support.corral_cli import CorralCli, until
 
 from scripts.bench.affinity import FIRST_SEED, W1
 from scripts.bench.conversations import Clients, WorkloadResult

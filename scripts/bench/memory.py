@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from buffers import PARTS, Comparison, compare
+from support.buffers import PARTS, Comparison, compare
 
 from supervisor.builds.discover import Engine, load
 from supervisor.builds.help import FlagValue

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 MODEL = """
 [models.{name}]

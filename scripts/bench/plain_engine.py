@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from corral_cli import until
+from support.corral_cli import until
 
 from scripts.bench.mixed_requests import session
 from scripts.bench.overhead_fronts import free_port

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import tiny_gguf
-from corral_cli import CorralCli, until
+from support import tiny_gguf
+from support.corral_cli import CorralCli, until
 
 from scripts.bench.conversations import WORDS, TurnResult, chat
 from scripts.bench.event_log import read_event_log

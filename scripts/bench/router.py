@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
-import tiny_gguf
+from support import tiny_gguf
 
 from scripts.bench.conversations import WORDS, TurnResult, chat
 from scripts.bench.memory_budget import CTX, CTX_TINY, SLOTS, serving

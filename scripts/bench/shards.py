@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import tiny_gguf
-from corral_cli import CorralCli
-from fakes.slow_worker import worker
+from support import tiny_gguf
+from support.corral_cli import CorralCli
+from support.slow_worker import worker
 
 from scripts.bench.mixed_requests import session
 from scripts.bench.rates import answer

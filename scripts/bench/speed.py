@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router

@@ -26,7 +26,7 @@ from itertools import chain
 from pathlib import Path
 
 import aiohttp
-import tiny_gguf
+from support import tiny_gguf
 
 from scripts.bench import load_order
 from scripts.bench.event_log import EventLog, read_event_log

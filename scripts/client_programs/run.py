@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 from scripts.client_programs import scripted_model
 from scripts.client_programs.clients import CLIENTS, Client, own_files

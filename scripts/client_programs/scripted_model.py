@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
-import tiny_gguf
 from numpy.typing import NDArray
+from support import tiny_gguf
 
 _EMBD: Final = 64
 _FF: Final = 64

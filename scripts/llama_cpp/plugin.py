@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 
 import pytest
-from fork_server import ForkServer
+from support.fork_server import ForkServer
 
 from scripts.llama_cpp.outcomes import read_outcomes
 from scripts.llama_cpp.stand_in import Server, StandIn

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import tiny_bert
-import tiny_gguf
+from support import tiny_bert, tiny_gguf
 
 from scripts.bench.overhead_fronts import free_port
 from scripts.llama_cpp.outcomes import Comparison, Outcome, compare, decisions, read_outcomes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import tomlkit
-from fork_server import Fork, ForkServer
+from support.fork_server import Fork, ForkServer
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.probe import library_path

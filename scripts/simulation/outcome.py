@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
-from fakes.virtual_time import run_in_virtual_time
+from support.virtual_time import run_in_virtual_time
 
 from scripts.simulation.processor_time import percentile_us
 from scripts.simulation.run import Case, Run

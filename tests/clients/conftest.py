@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny_clip
-from corral_cli import CorralCli
-from fork_server import ForkServer
+from support import tiny_clip
+from support.corral_cli import CorralCli
+from support.fork_server import ForkServer
 
 # The model's own template knows no tools.
 SETTINGS = """

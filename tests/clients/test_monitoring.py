@@ -5,8 +5,8 @@ import urllib.request
 from typing import Any
 
 import openai
-from documented_metrics import documented_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse
+from support.documented_metrics import documented_metrics
 
 
 def get(url: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-import tiny_clip
 from pydantic import BaseModel
+from support import tiny_clip
 
 CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
 OPTIONS: Any = {"temperature": 0, "num_predict": 16, "num_ctx": 65_536}

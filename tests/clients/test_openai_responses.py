@@ -8,7 +8,7 @@ import httpx
 import openai
 import pydantic
 import pytest
-from openai_events import check_response, check_stream, parsed
+from support.openai_events import check_response, check_stream, parsed
 
 CAPITAL = "What is the capital of France?"
 COLD: Any = {"model": "smollm2", "temperature": 0, "max_output_tokens": 60}

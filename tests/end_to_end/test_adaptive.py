@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-import tiny_gguf
-from corral_cli import PATIENCE_S, CorralCli, until
-from fakes.fleet_harness import LONG
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.fleet_harness import LONG
 
 SETTINGS = """
 [models.chat]

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from corral_cli import CorralCli, begin_stream, until
-from fakes import loaded_daemon
-from host_files import HostFiles
+from support import loaded_daemon, tiny_gguf
+from support.corral_cli import CorralCli, begin_stream, until
+from support.host_files import HostFiles
 
 TICKS = 100
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from corral_cli import PATIENCE_S, CorralCli, until
-from fakes.slow_worker import slow_worker, worker
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.slow_worker import slow_worker, worker
 
 from supervisor.builds.discover import Engine
 

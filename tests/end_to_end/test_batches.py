@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import CorralCli, until
-from fork_server import Fork
+from support.corral_cli import CorralCli, until
+from support.fork_server import Fork
 
 SETTINGS = """
 [models.tiny]

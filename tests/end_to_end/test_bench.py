@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import tiny_bert
-from corral_cli import CorralCli, until
+from support import tiny_bert
+from support.corral_cli import CorralCli, until
 
 ONCE = ("--repeats", "1", "--force")
 

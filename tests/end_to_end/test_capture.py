@@ -7,7 +7,7 @@ import stat
 import urllib.request
 from pathlib import Path
 
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 SETTINGS = """
 [supervisor]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 from supervisor.system import machine
 

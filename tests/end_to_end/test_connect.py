@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from corral_cli import CorralCli
-from fakes import certificates
+from support import certificates
+from support.corral_cli import CorralCli
 
 SETTINGS = """
 [models.tiny]

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 SETTINGS = """
 [proxy]

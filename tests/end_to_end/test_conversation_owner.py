@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
 SMALL = 'replicas = 2\nflags = { threads = 1, "threads-batch" = 1, ctx-size = 4096, parallel = 2 }'

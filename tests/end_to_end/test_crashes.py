@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_gguf
-from corral_cli import CorralCli, begin_stream, until
+from support import tiny_gguf
+from support.corral_cli import CorralCli, begin_stream, until
 
 LIFTED = """
 [proxy]

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 from openai import OpenAI
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 
 
 def configured(corral: CorralCli, model: Path, *, replicas: int = 1) -> CorralCli:

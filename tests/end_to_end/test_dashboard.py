@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of
-from dashboard_page import VIEWS, Dashboard, Scheme, chromium
-from fork_server import ForkServer
 from playwright.sync_api import Browser, ViewportSize, expect
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of
+from support.dashboard_page import VIEWS, Dashboard, Scheme, chromium
+from support.fork_server import ForkServer
 
 _SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 _WIDE: ViewportSize = {"width": 1440, "height": 900}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, until
-from desktop_process import DesktopProcess, Line
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.desktop_process import DesktopProcess, Line
 
 Start = Callable[..., DesktopProcess]
 

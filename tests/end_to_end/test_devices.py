@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import software_device
-from corral_cli import PATIENCE_S, CorralCli, until
-from device_daemon import (
+from support import software_device
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.device_daemon import (
     MIB,
     ON_DEVICE,
     TOTAL_MIB,
@@ -26,7 +26,7 @@ from device_daemon import (
     settings,
     write_profile,
 )
-from software_device import SmallDevice
+from support.software_device import SmallDevice
 
 from supervisor.builds.discover import Engine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, until
+from support.corral_cli import PATIENCE_S, CorralCli, until
 
 
 def levels(corral: CorralCli) -> dict[str, str]:

@@ -5,10 +5,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import tiny_eagle
-import tiny_gguf
-import tiny_hybrid
-from corral_cli import CorralCli, until
+from support import tiny_eagle, tiny_gguf, tiny_hybrid
+from support.corral_cli import CorralCli, until
 
 # A model that drafts for itself, and one that looks words up with a batch that holds none of them.
 MODELS = """

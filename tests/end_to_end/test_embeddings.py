@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bert
-from corral_cli import CorralCli
+from support import tiny_bert
+from support.corral_cli import CorralCli
 
 CONFIG = """
 [supervisor]

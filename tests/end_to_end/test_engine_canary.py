@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from corral_cli import CorralCli, begin_stream, until
+from support.corral_cli import CorralCli, begin_stream, until
 
 SETTINGS = '# mine\n[models.tiny]\npath = "{model}"  # small\n'
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import CorralCli, begin_stream, until
+from support.corral_cli import CorralCli, begin_stream, until
 
 
 def test_an_estimate_tells_of_the_queue_and_of_the_load(

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 RULES = "Answer briefly, and only what you know of the river by the old stone bridge. " * 8
 CANARY = "xylophagous"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 
 def test_a_warm_up_loads_a_model_and_says_where_it_runs(

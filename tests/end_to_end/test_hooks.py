@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 SETTINGS = """
 [models.m]

@@ -5,8 +5,8 @@ import shutil
 import signal
 from pathlib import Path
 
-import hostile_gguf
-from corral_cli import CorralCli, until
+from support import hostile_gguf
+from support.corral_cli import CorralCli, until
 
 
 def models(**paths: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli
+from support.corral_cli import PATIENCE_S, CorralCli
 
 PAGE = Path(__file__).parents[2] / "docs/http-api.md"
 ADDRESS = "http://127.0.0.1:8080"

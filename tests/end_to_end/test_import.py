@@ -8,8 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli
-from stores_layout import HuggingFace
+from support.corral_cli import CorralCli
+from support.stores_layout import HuggingFace
 
 OPTIONS = {"--ctx-size": "2048", "--parallel": "2", "--threads": "1", "--temp": "0.5"}
 LINE = " ".join(f"{name} {value}" for name, value in OPTIONS.items())

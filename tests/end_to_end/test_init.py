@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 
 def test_the_models_of_this_machine_are_served(corral: CorralCli, tiny_model: Path) -> None:

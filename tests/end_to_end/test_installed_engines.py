@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli, begin_stream, until
-from installed_engines import install
+from support.corral_cli import CorralCli, begin_stream, until
+from support.installed_engines import install
 
 NEW, OLD = "b11000-vulkan", "b10434-vulkan"
 # Longer than a reload takes.

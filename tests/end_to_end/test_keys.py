@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 SETTINGS = """
 [proxy]

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bert
-import tiny_clip
-import tiny_gguf
-import tiny_hybrid
-from corral_cli import CorralCli
+from support import tiny_bert, tiny_clip, tiny_gguf, tiny_hybrid
+from support.corral_cli import CorralCli
 
 # Each takes about 40 MiB at its start: two fit, three do not.
 SETTINGS = """

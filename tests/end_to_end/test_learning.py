@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 LONG = " is kind and looks at the moon, at the river and at the stone" * 24
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_gguf
-import tiny_lora
-from corral_cli import CorralCli
+from support import tiny_gguf, tiny_lora
+from support.corral_cli import CorralCli
 
 SETTINGS = """
 [models.chat]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from corral_cli import CorralCli
+from support import tiny_gguf
+from support.corral_cli import CorralCli
 
 
 def test_a_plan_shows_the_memory_of_an_instance(corral: CorralCli, tiny_model: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, until
-from fakes.hub import CONTENT, FILE, REPO, FakeHub, Refusal
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.hub import CONTENT, FILE, REPO, FakeHub, Refusal
 
 TINY = "org/tiny-GGUF"
 

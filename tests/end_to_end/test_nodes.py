@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, until
+from support.corral_cli import PATIENCE_S, CorralCli, until
 
 MODEL = "[models.chat]\npath = '{path}'\nflags = {{ parallel = 2, threads = 1, ctx-size = 8192 }}\n"
 LONG = " ".join(["the stone in the river"] * 40)

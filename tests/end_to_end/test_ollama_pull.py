@@ -7,8 +7,8 @@ from pathlib import Path
 
 import ollama
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, until
-from fakes.hub import FakeHub, Refusal
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.hub import FakeHub, Refusal
 
 NAME = "hf.co/org/tiny-GGUF:Q8_0"
 SETTINGS = """serve_found = true

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 
 from scripts.bench import mixed_requests
 

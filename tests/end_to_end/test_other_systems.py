@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
-PROGRAM = Path(__file__).parent.parent / "fakes" / "other_system.py"
+PROGRAM = Path(__file__).parent.parent / "support" / "other_system.py"
 SETTINGS = '[models.tiny]\npath = "{path}"\nflags = {{ ctx-size = 512 }}\n'
 
 

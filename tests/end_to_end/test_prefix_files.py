@@ -8,7 +8,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 LONG = "B is kind and looks at the moon, at the river and at the stone" * 24
 SETTINGS = """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from corral_cli import CorralCli, begin_stream, until
 from openai import OpenAI
+from support.corral_cli import CorralCli, begin_stream, until
 
 from scripts import reload_under_load
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli, until
-from fork_server import ForkServer
+from support.corral_cli import CorralCli, until
+from support.fork_server import ForkServer
 
 MODELS = """
 [supervisor]

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 SETTINGS = """
 [supervisor]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from corral_cli import CorralCli, begin_stream, rest_of, until
+from support.corral_cli import CorralCli, begin_stream, rest_of, until
 
 
 def test_a_stream_is_listed_and_cancelled(corral: CorralCli, slow_model: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
 SMALL = "[models.chat.flags]\nthreads = 1\nctx-size = 8192\nparallel = 2\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import tiny_gguf
-from corral_cli import PATIENCE_S, CorralCli, until
 from openai import OpenAI
-from stores_layout import Ollama
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.stores_layout import Ollama
 
 
 @pytest.fixture

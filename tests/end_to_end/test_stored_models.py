@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bert
-import tiny_clip
-import tiny_gguf
-from corral_cli import CorralCli
-from stores_layout import HuggingFace, Ollama, copied
+from support import tiny_bert, tiny_clip, tiny_gguf
+from support.corral_cli import CorralCli
+from support.stores_layout import HuggingFace, Ollama, copied
 
 
 @pytest.fixture

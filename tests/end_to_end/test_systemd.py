@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
-from notify_peer import NotifyPeer, abstract_address
-from steady_client import SteadyClient
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, until
+from support.notify_peer import NotifyPeer, abstract_address
+from support.steady_client import SteadyClient
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import trustme
-from corral_cli import CorralCli
-from fakes.certificates import expired, trusting, write, write_ca
+from support.certificates import expired, trusting, write, write_ca
+from support.corral_cli import CorralCli
 
 from supervisor.cli.config import certificate_notes
 from supervisor.settings.schema import Settings

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of, until
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of, until
 
 
 class Screen:

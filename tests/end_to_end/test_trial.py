@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from corral_cli import CorralCli, begin_stream, until
+from support.corral_cli import CorralCli, begin_stream, until
 
 TRIAL = '[models.tiny.trial]\nprofile = "low-memory"\nshare = 0.5  # half\n'
 Configure = Callable[[str], None]

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 LONG = "the cat sat on the mat and looked at the moon " * 12
 Messages = list[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from corral_cli import CorralCli, begin_stream
+from support.corral_cli import CorralCli, begin_stream
 
 
 def test_the_unified_program_serves(corral: CorralCli, tiny_model: Path, engine_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from corral_cli import CorralCli, until
+from support.corral_cli import CorralCli, until
 
 SETTINGS = """
 [proxy]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 VARIANTS = """
 [models.chat]

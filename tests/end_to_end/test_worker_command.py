@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from corral_cli import CorralCli
-from fakes.instance_harness import is_gone
-from running_worker import running_worker
+from support.corral_cli import CorralCli
+from support.instance_harness import is_gone
+from support.running_worker import running_worker
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from corral_cli import CorralCli, begin_stream, rest_of, until
-from fakes.rpc_peer import peer
-from running_worker import running_worker
+from support.corral_cli import CorralCli, begin_stream, rest_of, until
+from support.rpc_peer import peer
+from support.running_worker import running_worker
 
 LOCAL = """
 [workers.a]

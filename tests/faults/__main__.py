@@ -12,12 +12,12 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from corral_cli import CorralCli
 from faults import pace
 from faults.daemon_under_test import DaemonUnderTest, Models
 from faults.endurance import kill_often, restart_often
 from faults.every import ABSENT, EVERY
 from faults.fault import Fault, run
+from support.corral_cli import CorralCli
 
 from supervisor.builds.discover import load
 from supervisor.system.paths import directories

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-import tiny_gguf
-from corral_cli import PATIENCE_S, CorralCli, begin_stream, until
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, until
 
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import InstanceStatus
 from supervisor.errors import CorralError
 
-FAKE: Final = Path(__file__).parent.parent / "fakes" / "llama_server.py"
+FAKE: Final = Path(__file__).parent.parent / "support" / "llama_server.py"
 STREAM_TOKENS: Final = 30_000
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 import psutil
-import software_device
-from corral_cli import until
 from faults.daemon_under_test import DaemonUnderTest, kill
 from faults.fault import Faults, Seen
+from support import software_device
+from support.corral_cli import until
 
 DEVICES = Faults()
 

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 import psutil
-from corral_cli import until
 from faults.daemon_under_test import DaemonUnderTest
+from support.corral_cli import until
 
 _ORPHANS_GONE_S = 2.0
 # A daemon is up after about half a second: half of the kills meet it before, half after.

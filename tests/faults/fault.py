@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral_cli import CorralCli
 from faults.daemon_under_test import DaemonUnderTest, Models
-from fork_server import ForkServer
+from support.corral_cli import CorralCli
+from support.fork_server import ForkServer
 
 from supervisor.errors import CorralError
 

@@ -7,11 +7,11 @@ import struct
 import time
 
 import psutil
-from corral_cli import until
 from faults.daemon_under_test import STREAM_TOKENS, DaemonUnderTest
 from faults.fault import Faults, Seen
 from faults.pace import since, within
 from faults.wire import connect, each, exchange, request, status, status_and_code, summary
+from support.corral_cli import until
 
 HTTP = Faults()
 

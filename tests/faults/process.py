@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import psutil
-from corral_cli import until
 from faults.daemon_under_test import DaemonUnderTest, ending, gone, is_alive, kill
 from faults.endurance import restart_often
 from faults.fault import Faults, Seen
 from faults.pace import since, within
+from support.corral_cli import until
 
 from supervisor.system.daemon_lock import DaemonInfo, write_owner
 

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-from corral_cli import until
 from faults.daemon_under_test import DaemonUnderTest, kill
 from faults.fault import Faults, Seen
 from faults.pace import since, within
+from support.corral_cli import until
 
 RESOURCES = Faults()
 

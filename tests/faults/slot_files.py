@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from corral_cli import until
 from faults.daemon_under_test import DaemonUnderTest, kill
 from faults.fault import Faults, Seen
+from support.corral_cli import until
 
 SLOT_FILES = Faults()
 

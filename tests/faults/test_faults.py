@@ -7,7 +7,7 @@ from faults import pace
 from faults.daemon_under_test import Models
 from faults.every import ABSENT, EVERY
 from faults.fault import Fault, run
-from fork_server import ForkServer
+from support.fork_server import ForkServer
 
 from supervisor.builds.discover import Engine
 

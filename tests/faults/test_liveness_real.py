@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-import tiny_gguf
-from corral_cli import PATIENCE_S, CorralCli, until
 from faults.daemon_under_test import DaemonUnderTest, Models
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S, CorralCli, until
 
 from supervisor.builds.discover import Engine
 from supervisor.engine.launch import PROCESS_TAG_ENV, ProcessTag

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from corral_cli import PATIENCE_S
 from faults.daemon_under_test import DaemonUnderTest
+from support.corral_cli import PATIENCE_S
 
 
 def connect(target: DaemonUnderTest) -> socket.socket:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from corral_cli import CorralCli, until
 from faults.daemon_under_test import Models
 from fuzz.served import KEYS, SETTINGS
+from support.corral_cli import CorralCli, until
 
 from supervisor.daemon.control_client import Client
 from supervisor.errors import CorralError

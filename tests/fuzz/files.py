@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import tiny_gguf
-from corral_cli import CorralCli
 from fuzz.case import Case
 from fuzz.finding import Example, Findings, Limits, Report
 from fuzz.sample import ran
+from support import tiny_gguf
+from support.corral_cli import CorralCli
 
 # After this wall time a case hangs; the limit of 2 s is processor time.
 _HANG_S: Final = 15.0

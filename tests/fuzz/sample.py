@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from corral_cli import CorralCli
 from fuzz.case import EXIT_CODES
+from support.corral_cli import CorralCli
 
 SECONDS: Final = 2.0
 MEMORY_MIB: Final = 200.0

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness
 from laws.mended import mended
+from support import engine as engines
+from support.proxy_harness import ProxyHarness
 
 from supervisor.builds.discover import Engine
 

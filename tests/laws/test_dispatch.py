@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
 from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load

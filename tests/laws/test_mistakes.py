@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness
 from laws.mistakes import requests
+from support import engine as engines
+from support.proxy_harness import ProxyHarness
 
 from supervisor.builds.discover import Engine
 

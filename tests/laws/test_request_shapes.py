@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness
 from hypothesis import HealthCheck, given, settings
 from laws.mended import asked, mended
 from laws.request_shapes import KNOWN, SHAPES, Shape
 from laws.test_assemble import TEMPLATE
+from support import engine as engines
+from support.proxy_harness import ProxyHarness
 
 from supervisor.builds.discover import Engine
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from fakes.proxy_harness import ProxyHarness
+from support.proxy_harness import ProxyHarness
 
 _BOTH_LOOPS = {
     *("test_cancel.py", "test_client.py", "test_connection.py", "test_connections.py"),

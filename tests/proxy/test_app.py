@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import http_writer, web
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness, model_info
+from support.upstream import Call
 
 from proxy.errors import ModelLoading
 from proxy.forward.response import ClientResponse

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
-from corral_cli import PATIENCE_S
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support import engine as engines
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 from supervisor.builds.discover import Engine
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import aiohttp
 import pytest
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, until
+from support import engine as engines
+from support.proxy_harness import ProxyHarness, until
 
 from proxy.router.lease import LeaseStats
 from supervisor.builds.discover import Engine

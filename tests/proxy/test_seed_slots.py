@@ -8,8 +8,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, until
+from support import engine as engines
+from support.proxy_harness import ProxyHarness, until
 
 from supervisor.builds.discover import Engine
 

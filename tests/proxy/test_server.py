@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call
 
 from proxy.errors import ListenFailed
 from proxy.settings import ProxySettings

@@ -10,8 +10,8 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
-import tiny_gguf
-from fakes.proxy_harness import ProxyHarness
+from support import tiny_gguf
+from support.proxy_harness import ProxyHarness
 
 from proxy.upstream.upstream import Upstream
 from supervisor.builds.probe import library_path

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from corral_cli import until
+from support.corral_cli import until
 
 from scripts.bench.all import outcome
 from scripts.bench.parts import PARTS, Part

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from documented_metrics import documented_metrics
+from support.documented_metrics import documented_metrics
 
 from proxy.auth.api_keys import OPEN_PATHS
 from proxy.settings import ProxySettings

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S, CorralCli, until
-from desktop_process import processes_of
+from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.desktop_process import processes_of
 
 ROOT = Path(__file__).parent.parent.parent
 HOST = ROOT / "scripts" / "desktop_host" / "main.mjs"

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from growth import is_linear
+from support.growth import is_linear
 
 import proxy
 import supervisor

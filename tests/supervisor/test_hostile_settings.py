@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from growth import is_linear
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.growth import is_linear
 
 from proxy.auth.keys_file import parse_keys, read_keys
 from proxy.common.toml_text import parse_toml

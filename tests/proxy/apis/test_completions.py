@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support import engine as engines
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 from supervisor.builds.discover import Engine
 

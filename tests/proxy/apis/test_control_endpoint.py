@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness, model_info
+from support.upstream import Call
 
 from proxy.apis.forwarded import PATH, first_successful
 from proxy.upstream.client import FetchedBody

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info, until
+from support.proxy_harness import ProxyHarness, model_info, until
 
 from proxy.apis import llama_server
 from proxy.errors import Unavailable

@@ -11,10 +11,10 @@ from typing import Any
 
 import openai
 import pytest
-import tiny_gguf
-from corral_cli import PATIENCE_S
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, free_port
+from support import engine as engines
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness, free_port
 
 from proxy.apis.forwarded import PATH
 from proxy.upstream.upstream import Upstream

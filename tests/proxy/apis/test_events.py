@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fakes.proxy_harness import model_info
+from support.proxy_harness import model_info
 
 from proxy.apis.llama_server import Shown, event_text, events_between, shown_state
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info
+from support.proxy_harness import ProxyHarness, model_info
 
 from proxy.errors import Unavailable
 from proxy.request.models import GpuUse

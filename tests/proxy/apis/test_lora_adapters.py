@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness, model_info
+from support.upstream import Call
 
 from proxy.apis.llama_server import adapters_without_paths
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.proxy_harness import CHAT, ProxyHarness, free_port, model_info
-from fakes.upstream import Call, say_ok
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import CHAT, ProxyHarness, free_port, model_info
+from support.upstream import Call, say_ok
 
 from proxy.errors import Unavailable
 from proxy.forward import response as response_module

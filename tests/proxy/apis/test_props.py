@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.upstream import Call
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness, model_info
+from support.upstream import Call
 
 from proxy.apis.llama_server import Remembered, props_without_paths
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call, Script
-from openai_events import check_response, check_stream, parsed
-from response_streams import STREAMS, opened, text_events
+from support.openai_events import check_response, check_stream, parsed
+from support.proxy_harness import ProxyHarness
+from support.response_streams import STREAMS, opened, text_events
+from support.upstream import Call, Script
 
 from proxy.settings import StoredResponseSettings
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.proxy_harness import CHAT, ProxyHarness, until
-from fakes.upstream import Call
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import CHAT, ProxyHarness, until
+from support.upstream import Call
 
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.key_limits import Admission

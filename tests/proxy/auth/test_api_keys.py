@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from fakes.proxy_harness import CHAT, ProxyHarness, model_info
-from fakes.upstream import Call, say_ok
+from support.proxy_harness import CHAT, ProxyHarness, model_info
+from support.upstream import Call, say_ok
 
 from proxy.auth.api_keys import ApiKeys, find
 from proxy.auth.keys_file import Key, parse_keys

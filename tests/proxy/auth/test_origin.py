@@ -4,7 +4,7 @@ import socket
 import tomllib
 
 import pytest
-from fakes.proxy_harness import ProxyHarness
+from support.proxy_harness import ProxyHarness
 
 from proxy.auth import origin as origin_module
 from proxy.common.toml_types import is_loopback

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes.jobs_harness import JobsHarness
+from support.jobs_harness import JobsHarness
 
 
 @pytest.fixture

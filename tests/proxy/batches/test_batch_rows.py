@@ -3,7 +3,7 @@
 from typing import Final
 
 import pytest
-from fakes.jobs_harness import JobsHarness, request
+from support.jobs_harness import JobsHarness, request
 
 from proxy.batches import rows
 from proxy.batches.records import ACTIVE, Status

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from fakes.jobs_harness import JobsHarness
+from support.jobs_harness import JobsHarness
 
 from proxy.batches import database, rows
 from proxy.batches.database import Database

@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.jobs_harness import CHAT, request
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support.jobs_harness import CHAT, request
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 from proxy.app import build_app
 from proxy.batches.jobs import JobStorage

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.jobs_harness import OK, JobsHarness, failure, request
+from support.corral_cli import PATIENCE_S
+from support.jobs_harness import OK, JobsHarness, failure, request
 
 from proxy.batches import database, rows
 from proxy.batches.own_requests import OwnAnswer

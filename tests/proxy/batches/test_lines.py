@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from fakes.jobs_harness import CHAT, request
 from hypothesis import given
 from hypothesis import strategies as st
+from support.jobs_harness import CHAT, request
 
 from proxy.batches.lines import LineSplitter, Validation
 from proxy.batches.records import StoredLine

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
-from openai_events import check_response
+from support import engine as engines
+from support.openai_events import check_response
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.key_limits import Admission

@@ -1,7 +1,7 @@
 """Which answers are a line's result."""
 
 import pytest
-from fakes.jobs_harness import OK, failure
+from support.jobs_harness import OK, failure
 
 from proxy.batches.line_runner import Retry, retry_of
 from proxy.batches.own_requests import OwnAnswer

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fakes.jobs_harness import OK, JobsHarness, request
+from support.jobs_harness import OK, JobsHarness, request
 
 from proxy.batches import rows as rows_module
 from proxy.batches.own_requests import OwnAnswer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fakes.requests import ask, upstream
 from hypothesis import given
 from hypothesis import strategies as st
+from support.requests import ask, upstream
 
 from proxy.cache.conversations import Conversation
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakes.requests import ask, upstream
+from support.requests import ask, upstream
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.cache.index import CacheHint, PrefixIndex

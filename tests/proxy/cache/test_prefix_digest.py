@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from fakes.requests import ask
+from support.requests import ask
 
 from proxy.cache import remote_prefixes
 from proxy.cache.prompt import Prompt, read_prompt, toggle_model_name

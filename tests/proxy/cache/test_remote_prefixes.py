@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fakes.requests import upstream
+from support.requests import upstream
 
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import Prompt, read_prompt

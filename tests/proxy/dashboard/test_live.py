@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 
 import aiohttp
 import orjson
-from fakes.dashboard_page import LIVE as URL
-from fakes.dashboard_page import live, origin, signed_in
-from fakes.proxy_harness import CHAT, ProxyHarness
-from fakes.requests import ask
-from fakes.upstream import Call
+from support.dashboard_client import LIVE as URL
+from support.dashboard_client import live, origin, signed_in
+from support.proxy_harness import CHAT, ProxyHarness
+from support.requests import ask
+from support.upstream import Call
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.cache.slot_files import SavedPrompt

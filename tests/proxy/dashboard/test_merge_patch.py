@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from fakes.dashboard_page import applied
 from hypothesis import given
 from hypothesis import strategies as st
+from support.dashboard_client import applied
 
 from proxy.dashboard.state import merge_patch
 

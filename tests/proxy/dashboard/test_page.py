@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes.proxy_harness import ProxyHarness
+from support.proxy_harness import ProxyHarness
 
 from proxy.dashboard.dashboard import library_files, page_files
 

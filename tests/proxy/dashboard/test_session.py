@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes.dashboard_page import SESSION as URL
-from fakes.dashboard_page import keep, origin, sign_in, signed_in
-from fakes.proxy_harness import CHAT, ProxyHarness
+from support.dashboard_client import SESSION as URL
+from support.dashboard_client import keep, origin, sign_in, signed_in
+from support.proxy_harness import CHAT, ProxyHarness
 
 from proxy.auth.sessions import PAGE_TOKEN
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, free_port
-from fakes.upstream import Call
 from pydantic import ValidationError
+from support.proxy_harness import ProxyHarness, free_port
+from support.upstream import Call
 
 from proxy.settings import ProxySettings
 

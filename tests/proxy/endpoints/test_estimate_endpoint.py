@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import CHAT, ProxyHarness, model_info, until
-from fakes.requests import ask
-from fakes.upstream import Call
+from support.proxy_harness import CHAT, ProxyHarness, model_info, until
+from support.requests import ask
+from support.upstream import Call
 
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.prompts import estimate_json

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info, until
-from fakes.upstream import Call
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse
+from support.proxy_harness import ProxyHarness, model_info, until
+from support.upstream import Call
 
 from proxy.observe.metrics import BY_INSTANCE, COUNTERS, HISTOGRAMS
 

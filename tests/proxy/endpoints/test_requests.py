@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 from proxy.observe.past import HistoryQuery
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.slots import NOW_S, instance, reading, writing
+from support.proxy_harness import ProxyHarness, model_info
+from support.slots import NOW_S, instance, reading, writing
 
 from proxy.endpoints.slots import all_slots, engine_list, has_idle, overview, totals_of
 from proxy.observe.metrics import Passes

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info, until
-from fakes.upstream import Call, say_ok
+from support.proxy_harness import ProxyHarness, model_info, until
+from support.upstream import Call, say_ok
 
 from proxy.request.variants import Adapter, Variant
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from fakes.requests import ask
+from support.requests import ask
 
 from proxy.errors import BadRequest
 from proxy.forward.arrays import PromptArray, array_of

@@ -4,8 +4,8 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}

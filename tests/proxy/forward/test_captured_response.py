@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call
 
 from proxy.forward.capture import Exchange
 from proxy.observe.record import AccessRecord

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import ProxyHarness
-from fakes.requests import ask
-from fakes.upstream import Call, Script
+from support.proxy_harness import ProxyHarness
+from support.requests import ask
+from support.upstream import Call, Script
 
 from proxy.errors import Unfinished
 from proxy.forward.relay import CompletedResponse

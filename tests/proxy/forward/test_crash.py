@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call, Fake, Script
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call, Fake, Script
 
 from proxy.router.lease import ProcessExit
 from proxy.upstream.upstream import Upstream

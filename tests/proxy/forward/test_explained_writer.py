@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import response_streams
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call, Script
+from support import engine as engines
+from support import response_streams
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call, Script
 
 from supervisor.builds.discover import Engine
 

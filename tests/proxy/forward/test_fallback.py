@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.proxy_harness import CHAT, ProxyHarness, model_info, until
-from fakes.upstream import Call, Fake
+from support.proxy_harness import CHAT, ProxyHarness, model_info, until
+from support.upstream import Call, Fake
 
 from proxy.errors import (
     Draining,

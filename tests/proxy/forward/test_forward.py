@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.proxy_harness import ProxyHarness
-from fakes.requests import ask
-from fakes.upstream import Call, say_ok
+from support.proxy_harness import ProxyHarness
+from support.requests import ask
+from support.upstream import Call, say_ok
 from yarl import URL
 
 from proxy.router.lease import Activity

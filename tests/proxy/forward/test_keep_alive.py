@@ -7,8 +7,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call, Fake, say_ok
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call, Fake, say_ok
 
 from proxy.errors import Unavailable
 from proxy.forward import response as response_module

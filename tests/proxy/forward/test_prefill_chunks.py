@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 LONG = "words " * 400

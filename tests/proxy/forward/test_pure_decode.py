@@ -6,8 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 

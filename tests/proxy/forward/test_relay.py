@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientPayloadError
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call, Script, say_ok
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call, Script, say_ok
 
 from proxy.forward import relay
 from proxy.router.lease import Completion

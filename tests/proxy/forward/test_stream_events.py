@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from openai_events import check_stream, parsed
 from pydantic import ValidationError
-from response_streams import STREAMS, closed, opened, text_events, text_item, written
+from support.openai_events import check_stream, parsed
+from support.response_streams import STREAMS, closed, opened, text_events, text_item, written
 
 from proxy.forward.openai_responses import StreamEvents, request_members
 from proxy.upstream.sse import InvalidEvent

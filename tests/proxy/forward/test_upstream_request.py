@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes.requests import ask
+from support.requests import ask
 
 from proxy.forward.upstream_request import UpstreamRequestPlan, plan_request
 from proxy.http.forms import Form, Part

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call, say_ok
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call, say_ok
 
 from proxy.http.connections import parse_failure
 

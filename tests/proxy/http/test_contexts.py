@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
-from fakes.certificates import write, write_ca
+from support.certificates import write, write_ca
 
 from proxy.errors import ConfigError
 from proxy.http.tls import client_context, server_context

@@ -4,9 +4,9 @@ import json
 
 import orjson
 import pytest
-from growth import FACTOR, is_linear
 from hypothesis import given
 from hypothesis import strategies as st
+from support.growth import FACTOR, is_linear
 
 from proxy.errors import BodyTooComplex
 from proxy.http import body as body_module

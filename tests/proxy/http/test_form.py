@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
-from growth import is_linear
+from support.growth import is_linear
 
 from proxy.errors import BadRequest
 from proxy.http.forms import Form, Part, is_form, read_form

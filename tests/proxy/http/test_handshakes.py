@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import trustme
-from corral_cli import PATIENCE_S
-from fakes.certificates import trusting, write
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call, say_ok
+from support.certificates import trusting, write
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call, say_ok
 
 from proxy.settings import TlsSettings
 

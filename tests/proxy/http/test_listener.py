@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import trustme
-from fakes.certificates import serial, trusting, write, write_ca
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call
+from support.certificates import serial, trusting, write, write_ca
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call
 
 from proxy.http import tls
 from proxy.settings import TlsSettings

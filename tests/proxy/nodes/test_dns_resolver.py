@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from dns.rcode import Rcode
-from fakes.dns_server import FakeDns
+from support.dns_server import FakeDns
 
 from proxy.nodes import dns_resolver
 from proxy.nodes.configured import ADDRESSES_MAX, Answer

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.dns_server import FakeDns
-from fakes.node import FakeNode, NodesProxy, configured_node
-from fakes.proxy_harness import until
-from fakes.upstream import Call, say_ok
+from support.corral_cli import PATIENCE_S
+from support.dns_server import FakeDns
+from support.node import FakeNode, NodesProxy, configured_node
+from support.proxy_harness import until
+from support.upstream import Call, say_ok
 
 from proxy.nodes import configured, dns_resolver, monitor, nodes
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import model_info
+from support.proxy_harness import model_info
 
 from proxy.nodes import model_list
 from proxy.nodes.model_list import (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import trustme
-from fakes.certificates import expired, write, write_ca
-from fakes.node import SETTINGS, FakeNode, NodesProxy
-from fakes.proxy_harness import ProxyHarness, until
 from pydantic import ValidationError
+from support.certificates import expired, write, write_ca
+from support.node import SETTINGS, FakeNode, NodesProxy
+from support.proxy_harness import ProxyHarness, until
 
 from proxy.errors import NodeUnconnected
 from proxy.http import tls

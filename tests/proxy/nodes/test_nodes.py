@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import trustme
-from corral_cli import PATIENCE_S
-from fakes.node import SETTINGS, FakeNode, NodesProxy, configured_node
-from fakes.proxy_harness import model_info, until
-from fakes.upstream import Call, Fake, say_ok
+from support.corral_cli import PATIENCE_S
+from support.node import SETTINGS, FakeNode, NodesProxy, configured_node
+from support.proxy_harness import model_info, until
+from support.upstream import Call, Fake, say_ok
 
 from proxy.errors import Unavailable
 from proxy.nodes import monitor, poll

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.node import NodesProxy, configured_node
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support.corral_cli import PATIENCE_S
+from support.node import NodesProxy, configured_node
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 from proxy.auth.access import PREFIXES
 from proxy.nodes import poll

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.node import FakeNode, NodesProxy, configured_node
-from fakes.proxy_harness import until
-from fakes.upstream import Call, say_ok
+from support.corral_cli import PATIENCE_S
+from support.node import FakeNode, NodesProxy, configured_node
+from support.proxy_harness import until
+from support.upstream import Call, say_ok
 
 from proxy.nodes import loading
 

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.upstream import Call, Fake
+from support import engine as engines
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness, model_info
+from support.upstream import Call, Fake
 
 from proxy.endpoints.prometheus import Metrics
 from proxy.observe.metrics import (

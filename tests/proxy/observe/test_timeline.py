@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness, until
+from support.upstream import Call
 
 from proxy.observe.timeline import PHASES, Timeline
 

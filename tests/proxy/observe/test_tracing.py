@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from corral_cli import PATIENCE_S
-from fakes.proxy_harness import ProxyHarness
-from fakes.upstream import Call
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call
 
 from proxy.errors import ConfigError
 from proxy.observe import otel, tracing

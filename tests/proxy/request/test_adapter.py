@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import model_info
+from support.proxy_harness import model_info
 
 from proxy.cache.prompt import ANYONE
 from proxy.errors import BadRequest, UnknownModel

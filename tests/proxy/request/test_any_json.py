@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import orjson
-from fakes.requests import ask
+from support.requests import ask
 
 from proxy.errors import BadRequest
 from proxy.forward.anthropic import MessageEvents, as_chat

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import ProxyHarness
-from growth import FACTOR, is_linear
+from support.growth import FACTOR, is_linear
+from support.proxy_harness import ProxyHarness
 
 from proxy.errors import BadRequest, LimitExceeded
 from proxy.request.limits import check

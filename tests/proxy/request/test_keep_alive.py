@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from fakes.proxy_harness import CHAT, ProxyHarness, model_info
-from fakes.requests import ask, upstream
+from support.proxy_harness import CHAT, ProxyHarness, model_info
+from support.requests import ask, upstream
 
 from proxy.errors import BadRequest
 from proxy.request.keep_alive import keep_alive_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fakes.proxy_harness import model_info
+from support.proxy_harness import model_info
 
 from proxy.errors import BadRequest, UnknownModel
 from proxy.request.models import ModelNames, ResolvedModel, with_variants

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.upstream import Call, say_ok
+from support.proxy_harness import ProxyHarness, model_info
+from support.upstream import Call, say_ok
 
 from proxy.cache.prompt import read_prompt
 from proxy.http.body import Share

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamShutDown
 from proxy.router.router import Router, background_lease

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.request.request import Priority, ProxyRequest
 from proxy.router.router import Router

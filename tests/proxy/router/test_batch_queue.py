@@ -5,8 +5,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from fakes.requests import ask
-from fakes.virtual_time import run_in_virtual_time
+from support.requests import ask
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import QueueFull
 from proxy.router.batch_queue import BatchQueue, BatchQueueStats, gathers, metrics_of

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from fakes.requests import ask, upstream
+from support.requests import ask, upstream
 
 from proxy.cache.index import CacheHint
 from proxy.router.candidates import Candidates

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fakes.requests import ask, upstream
+from support.requests import ask, upstream
 
 from proxy.cache.conversations import Conversation
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes.requests import ask
+from support.requests import ask
 
 from proxy.errors import CrashesEngine
 from proxy.http.forms import Form, Part

@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
-from corral_cli import PATIENCE_S
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.requests import ask, upstream
-from fakes.upstream import Call
-from fakes.virtual_time import run_in_virtual_time
+from support import engine as engines
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness, until
+from support.requests import ask, upstream
+from support.upstream import Call
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamSilent
 from proxy.request.request import ProxyRequest

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 import pytest
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.request.request import ProxyRequest

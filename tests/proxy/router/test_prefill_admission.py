@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
 from hypothesis import given
 from hypothesis import strategies as st
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.router.assignment import WAIT_MAX_S, prefill_wait_s, shortest_first
 from proxy.router.lease import FEW_TOKENS, InstanceWork, Lease

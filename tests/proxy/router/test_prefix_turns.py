@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from fakes.requests import ask, upstream
+from support.requests import ask, upstream
 
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
 from proxy.observe.in_flight import InFlight, InFlightRequest

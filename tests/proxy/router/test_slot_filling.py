@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from fakes.requests import ask
-from fakes.upstream import Call, Fake
+from support.requests import ask
+from support.upstream import Call, Fake
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.cache.save_policy import Transfer

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fakes.proxy_harness import ProxyHarness
-from fakes.requests import ask, upstream
-from fakes.upstream import Call
-from fakes.virtual_time import run_in_virtual_time
+from support.proxy_harness import ProxyHarness
+from support.requests import ask, upstream
+from support.upstream import Call
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamConnectFailed
 from proxy.router.release import SlotContents, slots_in_use

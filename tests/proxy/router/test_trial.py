@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.requests import ask, upstream
+from support.requests import ask, upstream
 
 from proxy.cache.prompt import read_prompt
 from proxy.request.request import ProxyRequest

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from fakes.requests import ask, upstream
-from fakes.virtual_time import run_in_virtual_time
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import QueueTimeout
 from proxy.request.request import ProxyRequest

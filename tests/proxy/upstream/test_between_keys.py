@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bert
-from corral_cli import PATIENCE_S
-from fakes import engine as engines
-from fakes.proxy_harness import ProxyHarness, until
-from fakes.requests import ask, upstream
-from fakes.upstream import Call
+from support import engine as engines
+from support import tiny_bert
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import ProxyHarness, until
+from support.requests import ask, upstream
+from support.upstream import Call
 
 from proxy.cache.fingerprint import RestoredSlot
 from proxy.cache.index import PrefixIndex

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.upstream import Call, Fake, Script
-from fakes.virtual_time import run_in_virtual_time
 from multidict import CIMultiDict
+from support.corral_cli import PATIENCE_S
+from support.upstream import Call, Fake, Script
+from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import (
     BadRequest,

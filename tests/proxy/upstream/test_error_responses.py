@@ -6,8 +6,8 @@ import random
 from typing import Any, Final
 
 import pytest
-from fakes.proxy_harness import ProxyHarness, model_info
-from fakes.upstream import Call
+from support.proxy_harness import ProxyHarness, model_info
+from support.upstream import Call
 
 from proxy.auth.origin import OriginPolicy
 from proxy.upstream.endpoint_kinds import ENDPOINTS

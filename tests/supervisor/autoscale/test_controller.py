@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from fakes.reload_harness import BROKEN, GOOD, ReloadHarness, settings
-from samples import machine
+from support.reload_harness import BROKEN, GOOD, ReloadHarness, settings
+from support.samples import machine
 
 from proxy.router.model_queue import ModelDemand
 from supervisor.autoscale.apply import AdaptiveController, ChangeApplier

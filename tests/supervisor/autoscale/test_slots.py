@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import engine
+from support.samples import engine
 
 from supervisor.autoscale.slots import Demand, SlotCounts, WantedSlots, decide_slots, most_slots
 from supervisor.builds.discover import Engine

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import GPU, engine, machine, model
+from support.samples import GPU, engine, machine, model
 
 from supervisor.autoscale.slots import Change, ModelView
 from supervisor.autoscale.threads import EngineProcess, ThreadDecider

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 import pytest
-from samples import machine
+from support.samples import machine
 
 from supervisor.autoscale.threads import HISTORY_S, LoadSample, ThreadsInputs, decide_threads
 from supervisor.plan.setting import Setting

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from samples import GPU, engine, machine, model
+from support.samples import GPU, engine, machine, model
 
 from proxy.errors import Unavailable
 from proxy.request.models import GpuUse

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from fakes.hub import CONTENT, FILE, REPO, FakeHub
+from support.hub import CONTENT, FILE, REPO, FakeHub
 
 from proxy.errors import NotServed, ProxyError
 from proxy.request.models import Progress

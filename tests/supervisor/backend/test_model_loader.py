@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from corral_cli import PATIENCE_S
+from support.corral_cli import PATIENCE_S
 
 from proxy.errors import UnknownModel
 from supervisor.backend import models

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from samples import model
+from support.samples import model
 
 from supervisor.backend.models import ModelMetas
 from supervisor.errors import ModelInvalid

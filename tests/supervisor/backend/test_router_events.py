@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.fleet_harness import LONG, FleetHarness
-from fakes.proxy_harness import until
-from fakes.requests import ask
+from support.fleet_harness import LONG, FleetHarness
+from support.proxy_harness import until
+from support.requests import ask
 
 from proxy.router.lease import Completion
 from proxy.router.reports import NoListener

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes.fleet_harness import FleetHarness, Messages
-from fakes.proxy_harness import until
+from support.fleet_harness import FleetHarness, Messages
+from support.proxy_harness import until
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.upstream.engine_state import SlotState

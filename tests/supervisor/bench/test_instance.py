@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from corral_cli import PATIENCE_S, until
+from support.corral_cli import PATIENCE_S, until
 
 from supervisor.bench.own_engine import private_instance
 from supervisor.engine.client import EngineUnreachable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from samples import machine
+from support.samples import machine
 
 from supervisor.bench.tune import QualityChecks
 from supervisor.bench.tune_goal import GOALS, Failure, Figures

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fakes.bench_result import FIGURES, result
+from support.bench_result import FIGURES, result
 
 from supervisor.bench.figures import BenchResult
 from supervisor.bench.html_report import report, write_report

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import GIB
+from support.samples import GIB
 
 from supervisor.bench.variants import (
     LoadedModel,

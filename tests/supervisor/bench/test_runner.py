@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fakes.bench_result import result as made_up
+from support.bench_result import result as made_up
 
 from supervisor.bench.runner import BenchJob, Measurements, RoundLimits, measure, order
 from supervisor.bench.standard_workloads import WORKLOADS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fakes.simulated_machine import Machine, change
+from support.simulated_machine import Machine, change
 
 from supervisor.bench.tune_search import BaseFailed
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from samples import flags
+from support.samples import flags
 
 from supervisor.bench.tune_space import GoalName, Situation, Variant, candidates, combine_variants
 

@@ -3,7 +3,7 @@ import math
 import re
 
 import pytest
-from fakes.bench_result import result
+from support.bench_result import result
 
 from supervisor.bench.figures import Unit, findings, scale_for, table
 

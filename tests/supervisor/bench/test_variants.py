@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_bert
+from support import tiny_bert
 
 from supervisor.bench.variants import PLAIN, choose, of_profile, plain_variant
 from supervisor.errors import SettingsInvalid

@@ -9,7 +9,7 @@ from random import Random
 from types import MappingProxyType
 
 import pytest
-import tiny_bert
+from support import tiny_bert
 
 from supervisor.bench.engine_requests import WORDS, complete, run_together, text
 from supervisor.bench.own_engine import PrivateInstance, private_instance

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 import pytest
-from fakes.release_server import ReleaseServer, rate_limited
+from support.release_server import ReleaseServer, rate_limited
 
 from supervisor.builds.releases import Release, ReleaseApi, new_client
 from supervisor.errors import DownloadFailed, EngineMissing

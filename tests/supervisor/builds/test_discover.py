@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from installed_engines import install
+from support.installed_engines import install
 
 from supervisor.builds.discover import (
     SearchPaths,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.release_server import engine_archive, member, tar_of, zip_of
+from support.release_server import engine_archive, member, tar_of, zip_of
 
 from supervisor.builds.install import ArchiveRefused, ExtractLimits, extract
 

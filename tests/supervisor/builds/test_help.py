@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import flags
+from support.samples import flags
 
 from supervisor.builds.help import parse, recorded_builds, recorded_names
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_program import engine_program
-from fakes.release_server import ReleaseServer, engine_archive, member, tar_of, zip_of
+from support.engine_program import engine_program
+from support.release_server import ReleaseServer, engine_archive, member, tar_of, zip_of
 
 from supervisor.builds.install import Installed, install
 from supervisor.builds.installed import changing, find_build, installed_builds

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from installed_engines import install
+from support.installed_engines import install
 
 from supervisor.builds.installed import find_build, installed_builds, is_build_name
 from supervisor.errors import EngineBroken, EngineMissing

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from corral_cli import CorralCli
-from samples import GPU, engine
+from support.corral_cli import CorralCli
+from support.samples import GPU, engine
 
 from supervisor.builds.discover import runtime_metadata
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli
-from installed_engines import install
+from support.corral_cli import CorralCli
+from support.installed_engines import install
 
 
 def completed(corral: CorralCli, words: str) -> list[str]:

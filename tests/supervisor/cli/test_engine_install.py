@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_program import engine_program
-from fakes.release_server import ReleaseServer, engine_archive
+from support.engine_program import engine_program
+from support.release_server import ReleaseServer, engine_archive
 
 from supervisor.builds.installed import changing, read_in_use
 from supervisor.builds.variant import Target

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from rich.cells import cell_len
-from top_samples import STATUS, instance, model, request
+from support.top_samples import STATUS, instance, model, request
 
 from supervisor.cli.top_view import Sample, Size, View, render_once, screen, with_sample
 from supervisor.daemon.control_messages import DaemonStatus

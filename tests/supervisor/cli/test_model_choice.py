@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from fakes.hub import FakeHub
+from support import tiny_gguf
+from support.hub import FakeHub
 
 from supervisor.cli import hub_model
 from supervisor.cli.hub_model import Chosen, Fit

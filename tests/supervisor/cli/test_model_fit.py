@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_gguf
+from support import tiny_gguf
 
 from supervisor.cli.hub_model import MachineFit
 from supervisor.cli.targets import choose

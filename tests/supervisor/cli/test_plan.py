@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from samples import engine, machine, model
+from support.samples import engine, machine, model
 
 from supervisor.cli.plan import conversations
 from supervisor.plan.plan import Plan, make_plan

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 SYSTEMCTL = """#!/bin/sh
 case "$*" in *show*) echo LoadState=loaded; echo ActiveState=inactive; echo SubState=dead ;; esac

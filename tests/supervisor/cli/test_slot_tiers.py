@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from fakes.slot_files import NOON, manifest
+from support.slot_files import NOON, manifest
 
 from proxy.cache.save_policy import ModelCounts, OperationCounts
 from proxy.observe.cache_finding import Tier

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, cast
 
-import top_samples
+from support import top_samples
 
 from supervisor.cli.status import render
 from supervisor.daemon.control_messages import (

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from stores_layout import Ollama
+from support import tiny_gguf
+from support.stores_layout import Ollama
 
 from supervisor.cli.targets import choose, name_of
 from supervisor.daemon.control_messages import DaemonStatus

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from top_samples import STATUS, request
+from support.top_samples import STATUS, request
 
 from supervisor.cli.top_view import Sample, View, handle_key, sort_requests, with_sample
 from supervisor.daemon.control_messages import RequestStatus

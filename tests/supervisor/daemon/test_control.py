@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.slot_files import manifest
+from support.corral_cli import PATIENCE_S
+from support.slot_files import manifest
 
 from proxy.endpoints.requests import RequestStats
 from proxy.observe.past import HistoryQuery, StoredRequest

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from corral_cli import PATIENCE_S
+from support.corral_cli import PATIENCE_S
 
 from supervisor.daemon.desktop import exit_with_starter, starter_watched
 

@@ -2,8 +2,8 @@ import os
 from pathlib import Path
 
 import pytest
-import top_samples
-from samples import machine
+from support import top_samples
+from support.samples import machine
 
 from supervisor.diagnose.doctor import check_failed, describe_cores, run_checks
 from supervisor.system.paths import Directories

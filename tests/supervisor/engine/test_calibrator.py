@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, fake_launch
-from samples import engine, machine, model
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, fake_launch
+from support.samples import engine, machine, model
 
 from supervisor.engine import calibration
 from supervisor.engine.calibration import MeasurementStore, ThreadCalibrator

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import gguf
 import pytest
-import tiny_gguf
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, launch_of
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, launch_of
 
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.launch import Launch

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import descriptors, is_gone, launch_of
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import descriptors, is_gone, launch_of
 
 from supervisor.engine.child import Child, Exit
 from supervisor.engine.launch import Launch
@@ -19,7 +19,7 @@ from supervisor.engine.launch import Launch
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
-from fakes.instance_harness import fake_launch
+from support.instance_harness import fake_launch
 from supervisor.engine.child import Child
 
 async def main():

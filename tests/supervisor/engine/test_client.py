@@ -4,8 +4,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, fake_launch
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, fake_launch
 
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.states import State

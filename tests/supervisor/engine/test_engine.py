@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny_gguf
 import uvloop
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, descriptors, launch_of, loading
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, descriptors, launch_of, loading
 
 from supervisor.engine import state_tasks
 from supervisor.engine.client import EngineClient

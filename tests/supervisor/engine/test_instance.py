@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import (
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import (
     InstanceHarness,
     descriptors,
     fake_launch,

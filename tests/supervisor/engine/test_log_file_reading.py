@@ -4,7 +4,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S
+from support.corral_cli import PATIENCE_S
 
 from supervisor.engine.log_file import LINE_MAX_BYTES, LogFile, follow, tail
 

@@ -6,8 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, fake_launch, launch_of
 
 from proxy.router.lease import ProcessExit
 from supervisor.engine.states import State

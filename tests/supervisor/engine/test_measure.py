@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, fake_launch, launch_of
 
 from supervisor.engine.calibration import measure
 from supervisor.engine.client import EngineClient, EngineResponse, EngineUnreachable

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from fakes.instance_harness import FAKE, is_gone
+from support.instance_harness import FAKE, is_gone
 
 from supervisor.engine import orphans
 from supervisor.engine.launch import PROCESS_TAG_ENV, ProcessTag

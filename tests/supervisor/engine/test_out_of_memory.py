@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, fake_launch, launch_of
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, fake_launch, launch_of
 
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.states import State

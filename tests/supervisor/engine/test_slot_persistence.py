@@ -5,8 +5,8 @@ import os
 import signal
 from pathlib import Path
 
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import InstanceHarness, fake_launch, mark_unhealthy, quick
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import InstanceHarness, fake_launch, mark_unhealthy, quick
 
 from proxy.router.lease import Activity
 from supervisor.engine.client import EngineClient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples import machine
+from support.samples import machine
 
 from supervisor.engine.calibration import MeasurementStore
 from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds

@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from fakes.trial_requests import request
+from support.trial_requests import request
 
 from supervisor.experiments.verdict import TrialFigures, decide, least_increase
 

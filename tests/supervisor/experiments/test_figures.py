@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.trial_requests import finished, request, values
+from support.trial_requests import finished, request, values
 
 from supervisor.experiments.verdict import TrialFigures
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import orjson
-from fakes.requests import ask
+from support.requests import ask
 
 from proxy.errors import RequestCancelled
 from proxy.forward.capture import Exchange

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.instance_harness import RecordingTraffic
-from fakes.trial_requests import request, values
+from support.instance_harness import RecordingTraffic
+from support.trial_requests import request, values
 
 from supervisor.events import Event
 from supervisor.experiments.trials import Trials, TrialStore

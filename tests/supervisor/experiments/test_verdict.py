@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 import pytest
-from fakes.trial_requests import finished, request
+from support.trial_requests import finished, request
 
 from supervisor.experiments.verdict import SideName, TrialFigures, verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samples import GIB, GPU, engine, machine, model
+from support.samples import GIB, GPU, engine, machine, model
 
 from proxy.request.models import GpuUse
 from supervisor.builds.discover import Device

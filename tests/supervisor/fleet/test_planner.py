@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_gguf
 from pydantic import ValidationError
-from samples import GIB, GPU, engine, machine
+from support import tiny_gguf
+from support.samples import GIB, GPU, engine, machine
 
 from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import parse

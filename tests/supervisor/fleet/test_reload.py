@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes.reload_harness import BETTER, BROKEN, GOOD, GREEDY, ReloadHarness, settings
+from support.reload_harness import BETTER, BROKEN, GOOD, GREEDY, ReloadHarness, settings
 
 from proxy.nodes.settings import NodeSettings
 from supervisor.engine.states import State

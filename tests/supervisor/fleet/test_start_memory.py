@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import samples
-from fakes.instance_harness import RecordingTraffic
-from samples import GPU, engine, model
+from support import samples
+from support.instance_harness import RecordingTraffic
+from support.samples import GPU, engine, model
 
 from supervisor.builds.discover import Device, Engine
 from supervisor.engine.exit_cause import FailureCause

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import GIB, engine, model
+from support.samples import GIB, engine, model
 
 from supervisor.builds.help import FlagValue
 from supervisor.engine.client import Endpoint

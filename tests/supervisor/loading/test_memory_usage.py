@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.instance_harness import RecordingTraffic
-from growth import is_linear
-from samples import GIB, GPU, engine, model
+from support.growth import is_linear
+from support.instance_harness import RecordingTraffic
+from support.samples import GIB, GPU, engine, model
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue

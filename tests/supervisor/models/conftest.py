@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import tiny_clip
-import tiny_gguf
-import tiny_lora
-from fakes.hub import COMMIT, CONTENT, FILE, REPO, FakeHub
+from support import tiny_clip, tiny_gguf, tiny_lora
+from support.hub import COMMIT, CONTENT, FILE, REPO, FakeHub
 
 from supervisor.models.hub import HubClient
 from supervisor.models.local_stores import HubCache

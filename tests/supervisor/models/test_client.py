@@ -4,9 +4,9 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-import tiny_gguf
-from fakes.hub import COMMIT, CONTENT, FILE, REPO, FakeHub, Refusal
 from huggingface_hub import constants
+from support import tiny_gguf
+from support.hub import COMMIT, CONTENT, FILE, REPO, FakeHub, Refusal
 
 from supervisor.errors import (
     AccessDenied,

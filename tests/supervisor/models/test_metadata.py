@@ -5,9 +5,7 @@ from pathlib import Path
 
 import gguf as package
 import pytest
-import tiny_eagle
-import tiny_gguf
-import tiny_hybrid
+from support import tiny_eagle, tiny_gguf, tiny_hybrid
 
 from supervisor.errors import ModelInvalid
 from supervisor.models.metadata import Gguf, read

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes import engine as engines
-from samples import model
+from support import engine as engines
+from support.samples import model
 
 from supervisor.builds.discover import Engine
 from supervisor.models import metadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stores_layout import copied
+from support.stores_layout import copied
 
 from supervisor.models import metadata
 from supervisor.models.stored_model import find_projector

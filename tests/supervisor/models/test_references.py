@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stores_layout import HuggingFace, Ollama, copied
+from support.stores_layout import HuggingFace, Ollama, copied
 
 from supervisor.models import model_lookup
 from supervisor.models.local_stores import Root

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from stores_layout import HuggingFace, copied
+from support.stores_layout import HuggingFace, copied
 
 from supervisor.models.catalogue import (
     bytes_of,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from stores_layout import HuggingFace, Ollama, copied
+from support.stores_layout import HuggingFace, Ollama, copied
 
 from supervisor.models.catalogue import Catalogue, give_unique_names, search
 from supervisor.models.local_stores import Root

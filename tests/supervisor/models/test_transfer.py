@@ -11,7 +11,7 @@ from typing import Any
 
 import filelock
 import pytest
-from fakes.hub import CONTENT, FILE, REPO, FakeHub, Refusal
+from support.hub import CONTENT, FILE, REPO, FakeHub, Refusal
 
 from supervisor.errors import (
     AccessDenied,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from samples import GIB, engine, machine, model
+from support.samples import GIB, engine, machine, model
 
 from supervisor.builds.help import FlagValue
 from supervisor.models.metadata import Gguf

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-import tiny_gguf
-from fakes import engine as engines
-from samples import GIB, GPU, engine, machine, model
+from support import engine as engines
+from support import tiny_gguf
+from support.samples import GIB, GPU, engine, machine, model
 
 from supervisor.autoscale.slots import may_change_slots
 from supervisor.builds.discover import Engine, load

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from buffers import compare
+from support import tiny_gguf
+from support.buffers import compare
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue

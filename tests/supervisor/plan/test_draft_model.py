@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_eagle
-import tiny_gguf
-from samples import model
+from support import tiny_eagle, tiny_gguf
+from support.samples import model
 
 from supervisor.errors import ModelInvalid, SettingsInvalid
 from supervisor.models import metadata

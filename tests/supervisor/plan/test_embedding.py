@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bert
-from samples import GIB, engine, machine, model
+from support import tiny_bert
+from support.samples import GIB, engine, machine, model
 
 from supervisor.builds.help import FlagValue
 from supervisor.models import metadata

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from samples import GIB, GPU, engine, model
+from support.samples import GIB, GPU, engine, model
 
 from supervisor.builds.discover import Device
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from samples import GIB, GPU, engine, machine, model
+from support.samples import GIB, GPU, engine, machine, model
 
 from supervisor.errors import OutOfMemory
 from supervisor.plan.estimate import MemoryInputs, estimate

@@ -8,10 +8,8 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-import hostile_gguf
 import pytest
-import samples
-import tiny_gguf
+from support import hostile_gguf, samples, tiny_gguf
 
 from supervisor.errors import ModelInvalid
 from supervisor.models import metadata
@@ -25,7 +23,7 @@ MEMORY_BYTES = 200 * 1024**2
 MEASURE = """
 import resource, sys
 from pathlib import Path
-import samples
+from support import samples
 from supervisor.errors import ModelInvalid
 from supervisor.models import metadata
 from supervisor.plan.estimate import MemoryInputs

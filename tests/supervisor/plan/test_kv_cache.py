@@ -1,5 +1,5 @@
 import pytest
-from samples import model
+from support.samples import model
 
 from supervisor.plan import kv_cache
 from supervisor.plan.kv_cache import Cache

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bert
-import tiny_gguf
-import tiny_lora
 from pydantic import ValidationError
-from samples import engine, machine
+from support import tiny_bert, tiny_gguf, tiny_lora
+from support.samples import engine, machine
 
 from supervisor.builds.discover import Engine
 from supervisor.errors import ModelInvalid, SettingsInvalid

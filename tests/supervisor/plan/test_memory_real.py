@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from buffers import compare
+from support.buffers import compare
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import GIB, GPU, engine, flags, machine, model
+from support.samples import GIB, GPU, engine, flags, machine, model
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue, recorded_builds

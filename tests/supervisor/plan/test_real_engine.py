@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import tiny_gguf
-from fakes import engine as engines
+from support import engine as engines
+from support import tiny_gguf
 
 from supervisor.builds.discover import Engine, load
 from supervisor.builds.help import FlagValue

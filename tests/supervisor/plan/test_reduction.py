@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samples import GPU, engine, model
+from support.samples import GPU, engine, model
 
 from supervisor.builds.help import FlagValue
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate

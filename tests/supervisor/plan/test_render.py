@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import flags
+from support.samples import flags
 
 from supervisor.builds.help import FlagValue, parse
 from supervisor.errors import SettingsInvalid

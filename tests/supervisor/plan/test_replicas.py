@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from samples import GIB, GPU, engine, machine, model
+from support.samples import GIB, GPU, engine, machine, model
 
 from supervisor.builds.discover import Device
 from supervisor.plan.estimate import MemoryInputs

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from samples import GIB, GPU, engine, model
+from support.samples import GIB, GPU, engine, model
 
 from supervisor.builds.discover import Device
 from supervisor.builds.help import FlagValue

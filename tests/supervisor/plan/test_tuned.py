@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import GPU, engine, machine, model
+from support.samples import GPU, engine, machine, model
 
 from supervisor.errors import SettingsInvalid
 from supervisor.plan.profile import load, overlay_flags

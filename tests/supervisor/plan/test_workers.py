@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import GIB, GPU, engine, machine, model
+from support.samples import GIB, GPU, engine, machine, model
 
 from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import Flags, FlagValue

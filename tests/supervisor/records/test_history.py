@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.proxy_harness import until
+from support.corral_cli import PATIENCE_S
+from support.proxy_harness import until
 
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable

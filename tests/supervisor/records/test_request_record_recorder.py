@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corral_cli import PATIENCE_S
+from support.corral_cli import PATIENCE_S
 
 from supervisor.events import EVENTS, Event, EventStream
 from supervisor.records import request_sizes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fakes.requests import upstream
+from support.requests import upstream
 
 from proxy.router.reports import SlotUse, Tokens
 from supervisor.records.usage import OWN_WORK, Usage

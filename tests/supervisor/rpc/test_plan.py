@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samples import engine, machine, model
+from support.samples import engine, machine, model
 
 from supervisor.builds.discover import Device
 from supervisor.builds.help import FlagValue

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from fakes.rpc_peer import peer
+from support.rpc_peer import peer
 
 from supervisor.builds.discover import Engine
 from supervisor.errors import WorkerMismatch, WorkerUnreachable

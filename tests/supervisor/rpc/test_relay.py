@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import uvloop
-from corral_cli import PATIENCE_S
+from support.corral_cli import PATIENCE_S
 
 from supervisor.rpc import relay as relay_module
 from supervisor.rpc.relay import Address, Relay, _WorkerSide

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from socket import create_server
 
-import tiny_gguf
-from corral_cli import until
-from fakes.slow_worker import worker
+from support import tiny_gguf
+from support.corral_cli import until
+from support.slow_worker import worker
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.probe import environment

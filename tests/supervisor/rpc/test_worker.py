@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import PATIENT, is_gone
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import PATIENT, is_gone
 
 from supervisor.builds.discover import Device, Engine
 from supervisor.errors import WorkerUnreachable

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from corral_cli import until
+from support.corral_cli import until
 
 from supervisor.service.hook_commands import (
     HookRun,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_facts import facts
+from support.service_facts import facts
 
 from supervisor.errors import AccessDenied, ServiceFailed
 from supervisor.service import units

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from notify_peer import NotifyPeer, abstract_address, path_address
+from support.notify_peer import NotifyPeer, abstract_address, path_address
 
 from supervisor.events import Event
 from supervisor.service.notifier import (

@@ -2,7 +2,7 @@
 
 import plistlib
 
-from service_facts import facts
+from support.service_facts import facts
 
 from supervisor.service.units import launch_agent, windows_note
 

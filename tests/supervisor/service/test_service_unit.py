@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from service_facts import facts
+from support.service_facts import facts
 
 from supervisor.service.units import ServiceFacts, service_unit
 

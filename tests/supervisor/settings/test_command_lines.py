@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import engine, machine, model
+from support.samples import engine, machine, model
 
 from supervisor.builds.discover import Device
 from supervisor.builds.help import newest_flags, recorded_builds, recorded_flag

@@ -2,8 +2,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.instance_harness import RecordingTraffic
-from fakes.slot_files import IDENTITY, manifest
+from support.instance_harness import RecordingTraffic
+from support.slot_files import IDENTITY, manifest
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from supervisor.slot_store.file_index import Catalogue, key_digest

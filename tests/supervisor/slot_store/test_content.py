@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes.fleet_harness import FleetHarness
-from fakes.instance_harness import RecordingTraffic
-from fakes.slot_files import manifest, write
+from support.fleet_harness import FleetHarness
+from support.instance_harness import RecordingTraffic
+from support.slot_files import manifest, write
 
 from proxy.cache.fingerprint import ConversationFingerprint, decode_fingerprint
 from supervisor.fleet.planner import LaunchPlanner

@@ -1,7 +1,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from fakes.slot_files import NOON, catalogued
+from support.slot_files import NOON, catalogued
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from supervisor.slot_store.file_index import CataloguedFile

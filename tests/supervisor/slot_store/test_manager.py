@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_gguf
-import tiny_hybrid
-from fakes.fleet_harness import FleetHarness
+from support import tiny_gguf, tiny_hybrid
+from support.fleet_harness import FleetHarness
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.timings import Timings

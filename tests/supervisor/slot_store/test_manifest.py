@@ -2,8 +2,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.slot_files import manifest
-from samples import engine, model
+from support.samples import engine, model
+from support.slot_files import manifest
 
 from supervisor.plan.estimate import MemoryInputs
 from supervisor.plan.plan import Plan, PlanLine

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.slot_files import IDENTITY
+from support.slot_files import IDENTITY
 
 from supervisor.slot_store.store import RestoreOutcome, RestoreOutcomes
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.slot_files import IDENTITY, NOON, catalogued, manifest
-from samples import engine, model
+from support.samples import engine, model
+from support.slot_files import IDENTITY, NOON, catalogued, manifest
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.upstream.engine_state import SlotState

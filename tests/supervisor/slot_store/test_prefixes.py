@@ -6,8 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from fakes.instance_harness import RecordingTraffic
-from fakes.slot_files import manifest, write
+from support.instance_harness import RecordingTraffic
+from support.slot_files import manifest, write
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from supervisor.slot_store.file_index import Catalogue, find_prefix

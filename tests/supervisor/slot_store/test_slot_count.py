@@ -6,9 +6,9 @@ import struct
 from pathlib import Path
 
 import pytest
-import tiny_hybrid
-from fakes.fleet_harness import LONG, FleetHarness
-from fakes.slot_files import content
+from support import tiny_hybrid
+from support.fleet_harness import LONG, FleetHarness
+from support.slot_files import content
 
 from supervisor.slot_store.manifest import CacheKey
 from supervisor.slot_store.slot_file import InvalidSlotFile, rewrite

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from fakes.slot_files import content
+from support.slot_files import content
 
 from supervisor.slot_store.slot_file import NotASlotFile, SlotFileHeader, read
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.slot_files import manifest, write
+from support.slot_files import manifest, write
 
 from supervisor.engine.client import SlotFileInfo
 from supervisor.slot_store import store as store_module

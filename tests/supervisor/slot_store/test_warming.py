@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from corral_cli import PATIENCE_S
-from fakes.fleet_harness import LONG, UP, FleetHarness
+from support.corral_cli import PATIENCE_S
+from support.fleet_harness import LONG, UP, FleetHarness
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.shared_prefixes import shared_prefix

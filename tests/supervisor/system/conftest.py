@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from host_files import HostFiles
+from support.host_files import HostFiles
 
 
 @pytest.fixture

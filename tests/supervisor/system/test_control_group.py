@@ -1,5 +1,5 @@
 import pytest
-from host_files import HostFiles
+from support.host_files import HostFiles
 
 from supervisor.system.limits import (
     OomKillWatch,

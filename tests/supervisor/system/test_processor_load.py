@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from host_files import HostFiles
+from support.host_files import HostFiles
 
 from supervisor.system.machine import allowed_cpus
 from supervisor.system.processor_load import ProcessorReading, processor_load, read_processor

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes.release_server import ReleaseServer
+from support.release_server import ReleaseServer
 
 from supervisor.errors import DownloadFailed
 from supervisor.system import download as download_module

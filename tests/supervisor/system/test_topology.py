@@ -1,4 +1,4 @@
-from host_files import HostFiles
+from support.host_files import HostFiles
 
 from supervisor.system.machine import Machine, Topology, parse_cpu_list, read_from, read_topology
 

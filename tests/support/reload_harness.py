@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from fakes.instance_harness import FAKE
-from samples import engine, machine, model
+from support.instance_harness import FAKE
+from support.samples import engine, machine, model
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.router.lease import Activity, ProcessExit

@@ -1,7 +1,7 @@
 """Runs the command line as on a system without Linux's interfaces: no pidfds, no resource limits,
 no users and groups, no signal when a pipe is closed.
 
-    python tests/fakes/other_system.py serve
+    python tests/support/other_system.py serve
 """
 
 import fcntl

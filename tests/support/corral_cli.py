@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fork_server import Fork, ForkServer
+from support.fork_server import Fork, ForkServer
 
 from supervisor.builds.discover import CPU_LIBRARY_ENV
 from supervisor.daemon.control_client import Client

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fakes.proxy_harness import FakeLoader
+from support.proxy_harness import FakeLoader
 
 from proxy.auth.api_keys import ApiKeys
 from proxy.batches import rows

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from corral_cli import PATIENCE_S
-from fakes.instance_harness import QUICK, RecordingTraffic
+from support.corral_cli import PATIENCE_S
+from support.instance_harness import QUICK, RecordingTraffic
 
 from supervisor.engine.client import EngineClient
 from supervisor.engine.states import State

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 import gguf
 import numpy as np
-import tiny_gguf
 from numpy.typing import NDArray
+from support import tiny_gguf
 
 Array = NDArray[Any]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Literal
 
-from corral_cli import PATIENCE_S
+from support.corral_cli import PATIENCE_S
 
 PeerFault = Literal["other version", "not rpc", "silent"]
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from corral_cli import PATIENCE_S
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -20,6 +19,7 @@ from playwright.sync_api import (
     Route,
     sync_playwright,
 )
+from support.corral_cli import PATIENCE_S
 
 Scheme = Literal["light", "dark"]
 VIEWS = ("overview", "requests", "usage", "caches", "logs", "events", "chat", "clients")

@@ -82,7 +82,7 @@ class ForkServer:
         self._directory = tempfile.TemporaryDirectory(prefix="f")
         self.socket_path = str(Path(self._directory.name) / "socket")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fork_server", self.socket_path],
+            [sys.executable, "-m", "support.fork_server", self.socket_path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

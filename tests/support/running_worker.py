@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-from corral_cli import CorralCli
+from support.corral_cli import CorralCli
 
 
 class RunningWorker:

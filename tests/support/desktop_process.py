@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from corral_cli import PATIENCE_S, CorralCli
-from fork_server import Fork
+from support.corral_cli import PATIENCE_S, CorralCli
+from support.fork_server import Fork
 
 Line = dict[str, Any]
 

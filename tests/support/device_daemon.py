@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
-import tiny_gguf
-from buffers import logged_bytes
-from corral_cli import CorralCli
+from support import tiny_gguf
+from support.buffers import logged_bytes
+from support.corral_cli import CorralCli
 
 MIB: Final = 1024**2
 TOTAL_MIB: Final = 40

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
-import tiny_gguf
 from numpy.typing import NDArray
+from support import tiny_gguf
 
 Array = NDArray[Any]
 

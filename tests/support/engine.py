@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
-from fakes.proxy_harness import ProxyHarness
+from support.proxy_harness import ProxyHarness
 
 from proxy.upstream.upstream import Upstream
 from supervisor.builds.discover import Engine

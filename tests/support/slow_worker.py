@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from corral_cli import PATIENCE_S, until
+from support.corral_cli import PATIENCE_S, until
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.probe import environment

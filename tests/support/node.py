@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from fakes.proxy_harness import FakeLoader
-from fakes.upstream import Call, Fake, Script, say_ok
+from support.proxy_harness import FakeLoader
+from support.upstream import Call, Fake, Script, say_ok
 
 from proxy.app import build_app
 from proxy.auth.access import PREFIXES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import tiny_gguf
+from support import tiny_gguf
 
 
 def make(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 import orjson
-from fakes.proxy_harness import ProxyHarness
+from support.proxy_harness import ProxyHarness
 
 from proxy.auth.sessions import PAGE_TOKEN
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
-from fakes.upstream import Fake, Script, say_ok
+from support.upstream import Fake, Script, say_ok
 
 from proxy.app import build_app
 from proxy.auth.key_limits import TokenLimits

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fakes.instance_harness import RecordingTraffic
+from support.instance_harness import RecordingTraffic
 
 from supervisor.engine.client import SlotFileInfo
 from supervisor.slot_store.file_index import Catalogue, CataloguedFile
