@@ -66,7 +66,10 @@ class Server:
         self._managers: list[web.Server] = []
         self._listeners: list[asyncio.Server] = []
         self._handshakes: list[Handshakes] = []
-        self._logger = _quiet_logger()
+        # Without errors that clients cause: a port scan could fill the log.
+        logger = logging.getLogger("proxy.http")
+        logger.addFilter(_is_our_fault)
+        self._logger = logger
 
     @property
     def listen(self) -> str:
@@ -257,13 +260,6 @@ def _detect_dead_clients(listening: socket.socket, client_write_timeout_s: float
     ):
         if option := getattr(socket, name, None):  # some systems lack some of them
             listening.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _quiet_logger() -> logging.Logger:
-    # Without errors that clients cause: a port scan could fill the log.
-    logger = logging.getLogger("proxy.http")
-    logger.addFilter(_is_our_fault)
-    return logger
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:

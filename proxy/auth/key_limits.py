@@ -240,7 +240,9 @@ class TokenLimits:
         limit = key.tokens_per_day
         if limit is None or spent.of_day + spent.reserved + tokens <= limit:
             return
-        wait_s = _until_midnight_s(self._now())
+        now = self._now()
+        midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        wait_s = max(1, math.ceil((midnight - now).total_seconds()))
         raise KeyLimited(
             f"API key {key.name!r} is limited to {limit} tokens a day (tokens_per_day), of which "
             f"it has used {spent.of_day}; retry in {wait_s} s",
@@ -261,11 +263,6 @@ def check_context(key: Key, prompt_tokens: int, members: Mapping[str, Any]) -> N
             f"key {key.name!r}); about {prompt_tokens} are its own, and {max(0, answer)} those of "
             "the answer that it asks for"
         )
-
-
-def _until_midnight_s(now: datetime) -> int:
-    midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    return max(1, math.ceil((midnight - now).total_seconds()))
 
 
 class Admission:

@@ -291,7 +291,9 @@ class Database:
 
     def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         try:
-            connection = self._opened()
+            if self._connection is None:
+                self._connection = open_connection(self.path, self._max_bytes)
+            connection = self._connection
             return run_in_transaction(connection, work)
         except sqlite3.Error as error:
             is_disk_full = has_full_disk(self.path.parent)
@@ -303,11 +305,6 @@ class Database:
             raise failure from error
         except OSError as error:
             raise of_system(error) from error
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = open_connection(self.path, self._max_bytes)
-        return self._connection
 
     def _close(self) -> None:
         if self._connection is not None:

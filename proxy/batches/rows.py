@@ -17,7 +17,6 @@ from proxy.batches.records import (
     End,
     LineResult,
     NewBatch,
-    Outcome,
     StoredFile,
     StoredLine,
     new_id,
@@ -352,14 +351,12 @@ def store_result(connection: sqlite3.Connection, key: int, results: Sequence[Lin
             (key, result.number, result.outcome, result.data),
         )
         if added.rowcount:
-            _count(connection, key, result.outcome)
-
-
-def _count(connection: sqlite3.Connection, key: int, outcome: Outcome) -> None:
-    if outcome == "completed":
-        connection.execute("UPDATE batches SET completed = completed + 1 WHERE key = ?", (key,))
-    else:
-        connection.execute("UPDATE batches SET failed = failed + 1 WHERE key = ?", (key,))
+            if result.outcome == "completed":
+                connection.execute(
+                    "UPDATE batches SET completed = completed + 1 WHERE key = ?", (key,)
+                )
+            else:
+                connection.execute("UPDATE batches SET failed = failed + 1 WHERE key = ?", (key,))
 
 
 def has_expired_lines(connection: sqlite3.Connection, key: int) -> bool:

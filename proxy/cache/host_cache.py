@@ -274,7 +274,9 @@ class HostCache:
         if move.is_believed:
             self._remove(copy)
         if conversation is not None:
-            self._note_move(conversation, move)
+            self._moves[conversation] = move
+            if len(self._moves) > _MOVES_MAX:
+                del self._moves[next(iter(self._moves))]
 
     def found(self, conversation: object, cached_tokens: int) -> None:
         """Note how many tokens of a task's prompt the engine found."""
@@ -309,11 +311,6 @@ class HostCache:
             elif fit.kept > best.kept and fit.tokens > best.tokens:
                 best, best_copy = fit, copy
         return (best_copy, best) if best_copy else (near_copy, near)
-
-    def _note_move(self, conversation: object, move: _Move) -> None:
-        self._moves[conversation] = move
-        if len(self._moves) > _MOVES_MAX:
-            del self._moves[next(iter(self._moves))]
 
     def _correct(self, move: _Move, cached_tokens: int) -> None:
         """Put right whether a copy was moved, which may be near the limit of a quarter."""
@@ -351,13 +348,11 @@ class HostCache:
     def _make_room(self, size_bytes: float) -> None:
         full_bytes = self._limit_bytes - size_bytes
         while self._copies and (self._used_bytes > full_bytes or len(self._copies) >= _COPIES_MAX):
-            self._evict(next(iter(self._copies)))
-
-    def _evict(self, oldest: _Copy) -> None:
-        is_latest = self._latest.get(oldest.conversation) is oldest
-        self._remove(oldest)
-        if is_latest:
-            self._evicted.add(oldest.conversation, oldest.size_bytes)
+            oldest = next(iter(self._copies))
+            is_latest = self._latest.get(oldest.conversation) is oldest
+            self._remove(oldest)
+            if is_latest:
+                self._evicted.add(oldest.conversation, oldest.size_bytes)
 
     def _remove(self, copy: _Copy) -> None:
         del self._copies[copy]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
@@ -55,7 +55,8 @@ class Difference:
 def difference(before: Hashes, now: Hashes) -> Difference | None:
     """Return the first difference, or None where one prompt begins with the other."""
     earlier, later = before.outline, now.outline
-    part = _first_unequal(earlier.hashes, later.hashes)
+    pairs = enumerate(zip(earlier.hashes, later.hashes, strict=False))
+    part = next((at for at, (a, b) in pairs if a != b), min(len(earlier.hashes), len(later.hashes)))
     if part in {len(earlier.hashes), len(later.hashes)}:
         return None
     cause, dropped = _cause(earlier, later, part)
@@ -78,11 +79,6 @@ def shared_bytes(before: Hashes, now: Hashes, part: int) -> int:
     """Return how many bytes are equal from the start, if the parts before `part` are."""
     blocks = shared_blocks(before.blocks, now.blocks)
     return max(sum(now.outline.sizes_bytes[:part]), blocks * BLOCK_BYTES)
-
-
-def _first_unequal(hashes: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(hashes, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(hashes), len(other)))
 
 
 def _cause(earlier: Outline, later: Outline, part: int) -> tuple[Cause, int]:

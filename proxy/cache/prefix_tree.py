@@ -63,7 +63,11 @@ class PrefixTree:
         while at < len(blocks) and (edge := self._edges.get(blocks[at])):
             shared = _count_shared_blocks(edge.blocks, blocks, at)
             if shared < len(edge.blocks):
-                edge = self._split(edge, shared)
+                first = _Edge(edge.blocks[:shared], edge.holders, has_fork=True)
+                del edge.blocks[:shared]
+                self._edges[first.blocks[0]], self._edges[edge.blocks[0]] = first, edge
+                self._order[first] = None
+                edge = first
             edge.holders |= holder
             path.append(edge)
             at += shared
@@ -82,14 +86,6 @@ class PrefixTree:
             edge.holders &= ~holders
             if not edge.holders:  # nor has any that goes on from it
                 self._remove(edge)
-
-    def _split(self, edge: _Edge, length: int) -> _Edge:
-        """Return the first part of an edge; the rest stays as recently used as it was."""
-        first = _Edge(edge.blocks[:length], edge.holders, has_fork=True)
-        del edge.blocks[:length]
-        self._edges[first.blocks[0]], self._edges[edge.blocks[0]] = first, edge
-        self._order[first] = None
-        return first
 
     def _go_on(self, path: list[_Edge], blocks: array[int], holder: int) -> None:
         """Note blocks that were not known, behind those that were."""

@@ -91,20 +91,18 @@ class SharedPrefixes:
         if found is None:
             return None
         prefix, first = found
-        seen = self._look(_hash(model.encode() + b"\0" + _json(prefix)))
+        key = _hash(model.encode() + b"\0" + _json(prefix))
+        seen = self._seen.setdefault(key, _Observed())
+        self._seen.move_to_end(key)
+        if len(self._seen) > _PREFIXES_MAX:
+            self._seen.popitem(last=False)
+
         conversation = _hash(b"".join(prompt_parts(EndpointKind.CHAT, {"messages": [first]})))
         if conversation in seen.conversations:
             return None
         seen.conversations.append(conversation)
         seen.unreported = (seen.unreported + 1) % _OFTEN
         return None if seen.unreported else _shared_prefix(prefix, kind, prompt)
-
-    def _look(self, key: bytes) -> _Observed:
-        seen = self._seen.setdefault(key, _Observed())
-        self._seen.move_to_end(key)
-        if len(self._seen) > _PREFIXES_MAX:
-            self._seen.popitem(last=False)
-        return seen
 
 
 def shared_prefix(model: str, body: Mapping[str, Any]) -> SharedPrefix | None:

@@ -334,7 +334,11 @@ class Forward:
         """Send the request once; return whether the client has its answer."""
         is_cache_off = lease.is_cache_off and lease.request.kind.generates
         body = plan.with_slot(lease.id_slot, is_cache_off=is_cache_off)
-        upstream_request = _upstream_request(lease.request, body)
+        headers = lease.request.headers.copy()
+        headers["X-Request-Id"] = lease.request.request_id
+        upstream_request = UpstreamRequest(
+            lease.request.method, lease.request.path, lease.request.query, headers, body
+        )
         if node := lease.upstream.node:
             upstream_request = await _readdress(upstream_request, node, lease.request)
         lease.sent()
@@ -361,12 +365,6 @@ async def _readdress(
     if len(upstream_request.body) <= _LARGE_BYTES:
         return rewritten()
     return await asyncio.to_thread(rewritten)
-
-
-def _upstream_request(request: ProxyRequest, body: bytes) -> UpstreamRequest:
-    headers = request.headers.copy()
-    headers["X-Request-Id"] = request.request_id
-    return UpstreamRequest(request.method, request.path, request.query, headers, body)
 
 
 async def _await_lease(part: Part, task: asyncio.Task[None]) -> None:

@@ -121,7 +121,10 @@ class CompletedResponse:
         if self._is_stream:
             self._read_batch()
         else:
-            self._read_body(b"".join(self._chunks))
+            try:
+                self._reader.take(orjson.loads(b"".join(self._chunks)))
+            except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+                self._total_bytes = _TOTAL_MAX_BYTES + 1
         if self._total_bytes > _TOTAL_MAX_BYTES:
             return Completion()
         try:
@@ -148,12 +151,6 @@ class CompletedResponse:
                 self._reader.add(piece)
             self._reader.pack()
         except (InvalidEvent, KeyError, TypeError, AttributeError):
-            self._total_bytes = _TOTAL_MAX_BYTES + 1
-
-    def _read_body(self, body: bytes) -> None:
-        try:
-            self._reader.take(orjson.loads(body))
-        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
             self._total_bytes = _TOTAL_MAX_BYTES + 1
 
 

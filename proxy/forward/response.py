@@ -169,13 +169,14 @@ class ClientResponse:
             lease.upstream.name, lease.expected_cached, lease.conversation_number
         )
         self.record.is_diverted = lease.is_diverted
-        self.extra_headers = _traces(lease)
+        traces = {"X-Corral-Instance": lease.upstream.name}
+        if lease.position:
+            traces["X-Corral-Queue-Position"] = str(lease.position)
+            traces["X-Corral-Queue-Ms"] = str(round(lease.queued_s * 1000))
+        self.extra_headers = traces
         if self.requested_model is not None:
-            self._note_fallback(lease.request.model, self.requested_model)
-
-    def _note_fallback(self, model: str, requested_model: str) -> None:
-        self.record.model, self.record.fallback_for = model, requested_model
-        self.extra_headers = {**self.extra_headers, FALLBACK: model}
+            self.record.model, self.record.fallback_for = lease.request.model, self.requested_model
+            self.extra_headers = {**self.extra_headers, FALLBACK: lease.request.model}
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         """Set the status and the header, unless a comment was sent.
@@ -243,7 +244,10 @@ class ClientResponse:
         if transport is None:
             return
         if not self.is_committed:
-            await self._end_with(error)
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
+                    await self.response.write(self._error_piece(error))
+                    await self.response.write_eof()
             return
         # An event behind half an event would be read as part of it.
         if self._is_stream and self._last_chunk.endswith(self.piece_end):
@@ -304,20 +308,6 @@ class ClientResponse:
         self.record.status = status
         await self._response.prepare(self._request)
         self._is_chunked = "Transfer-Encoding" in self._response.headers
-
-    async def _end_with(self, error: ProxyError) -> None:
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
-                await self.response.write(self._error_piece(error))
-                await self.response.write_eof()
-
-
-def _traces(lease: Lease) -> dict[str, str]:
-    traces = {"X-Corral-Instance": lease.upstream.name}
-    if lease.position:
-        traces["X-Corral-Queue-Position"] = str(lease.position)
-        traces["X-Corral-Queue-Ms"] = str(round(lease.queued_s * 1000))
-    return traces
 
 
 _Writer = TypeVar("_Writer", bound=ResponseWriter)
@@ -426,17 +416,12 @@ class ExplainedWriter(PassedRequest):
             )
         if not self._is_stream:
             return b""
-        whole = _whole_events(self._held)
+        last = _LAST.search(self._held)
+        at = self._held.rfind(_END, 0, last.start() if last else len(self._held))
+        whole = at + len(_END) if at >= 0 else 0
         passed, self._held = self._held[:whole], self._held[whole:]
         self._passed = passed or self._passed
         return passed
-
-
-def _whole_events(held: bytes) -> int:
-    """Return how many bytes are whole events before the last one of a stream."""
-    last = _LAST.search(held)
-    at = held.rfind(_END, 0, last.start() if last else len(held))
-    return at + len(_END) if at >= 0 else 0
 
 
 def _with_member(body: bytes, told: Mapping[str, Any]) -> bytes:

@@ -375,7 +375,13 @@ class Connection(web.RequestHandler):
             self._unused_bytes = 0
         elif part:
             self._unused_bytes += len(part)
-            self._limit_unused()
+            if self._unused_bytes > self._head_max_bytes:
+                self._stop_timer()
+                self._refuse(
+                    HeaderTooLarge(f"the header is larger than {self._head_max_bytes} bytes")
+                )
+            else:
+                self._start_timer()
         if self._body is not None and self._body.is_eof():
             self._body, self._plain_left = None, 0
 
@@ -398,14 +404,6 @@ class Connection(web.RequestHandler):
     def _body_bytes(self) -> int:
         plain, compressed, _ = self._progress()
         return compressed or plain
-
-    def _limit_unused(self) -> None:
-        """Bound the size and the time of a header."""
-        if self._unused_bytes > self._head_max_bytes:
-            self._stop_timer()
-            self._refuse(HeaderTooLarge(f"the header is larger than {self._head_max_bytes} bytes"))
-        else:
-            self._start_timer()
 
     def _refuse(self, error: ProxyError) -> None:
         """Answer unless a response is being sent, and read no more bytes."""

@@ -163,15 +163,11 @@ class RenewedContext:
         try:
             self._context, self._versions = self._make(), versions
         except ConfigError as error:
-            self._note_broken(versions, error)
-
-    def _note_broken(self, versions: _Versions, error: ConfigError) -> None:
-        """Report it the second time: certificate and key are written one after the other."""
-        if versions == self._broken and versions != self._reported:
-            self._reported = versions
-            reason = f"the TLS certificate is unchanged: {error.message}"
-            self._emit("settings.rejected", reason=reason)
-        self._broken = versions
+            if versions == self._broken and versions != self._reported:
+                self._reported = versions
+                reason = f"the TLS certificate is unchanged: {error.message}"
+                self._emit("settings.rejected", reason=reason)
+            self._broken = versions
 
     def _found(self) -> _Versions:
         return tuple(file_version(path) for path in self._files)

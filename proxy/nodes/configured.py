@@ -105,19 +105,12 @@ def after(known: Known, answer: Answer, most: int = ADDRESSES_MAX) -> Known:
     if not found and not answer.failures and known.addresses and known.is_confirmed:
         problem = "it has no records any more; they are asked for once more"
         return Known(known.addresses, problem, is_confirmed=False)
-    bounded = _limit_addresses(found, known.addresses, most)
-    return Known(bounded, _problem(found, answer, most), answer.ttl_s, failures)
-
-
-def _limit_addresses(
-    found: Collection[NodeAddress], known: Collection[NodeAddress], most: int
-) -> tuple[NodeAddress, ...]:
-    """Return at most as many as are allowed, known ones first."""
-    before = frozenset(known)
+    before = frozenset(known.addresses)
     first: Iterable[NodeAddress] = sorted(
         found, key=lambda address: (address not in before, address)
     )
-    return tuple(sorted(list(first)[:most]))
+    bounded = tuple(sorted(list(first)[:most]))
+    return Known(bounded, _problem(found, answer, most), answer.ttl_s, failures)
 
 
 def _problem(found: Collection[NodeAddress], answer: Answer, most: int) -> str | None:

@@ -131,7 +131,11 @@ class NodeMonitor:
         try:
             polled = await self._poller.poll()
         except NodeDraining:
-            self._drains()
+            # It is polled as after a first failure, since another process may take its place soon.
+            self._failures = 1
+            if self.state != "draining":
+                self._context.emit("node.draining", node=self.node.name)
+            self._out("draining", "it is stopping")
         except (UpstreamFailed, UpstreamTimeout, Unreadable) as error:
             self._failed(str(error).removeprefix(f"{self.node.name} "))
         else:
@@ -154,13 +158,6 @@ class NodeMonitor:
         if self.is_up or self._failures == 1:
             self._context.emit("node.down", node=self.node.name, reason=reason)
         self._out("down", reason)
-
-    def _drains(self) -> None:
-        # It is polled as after a first failure, since another process may take its place soon.
-        self._failures = 1
-        if self.state != "draining":
-            self._context.emit("node.draining", node=self.node.name)
-        self._out("draining", "it is stopping")
 
     def _answered(self, polled: Polled) -> None:
         self._failures = 0

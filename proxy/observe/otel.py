@@ -89,13 +89,10 @@ class SpanQueue(SpanProcessor):
         while not self._is_closed:
             self._woken.wait(self._delay_s)
             self._woken.clear()
-            self._send_all()
-
-    def _send_all(self) -> None:
-        while self._spans:
-            batch = [self._spans.popleft() for _ in range(min(_BATCH_MAX, len(self._spans)))]
-            is_sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
-            self._note(len(batch), is_sent=is_sent)
+            while self._spans:
+                batch = [self._spans.popleft() for _ in range(min(_BATCH_MAX, len(self._spans)))]
+                is_sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+                self._note(len(batch), is_sent=is_sent)
 
     def _note(self, spans: int, *, is_sent: bool) -> None:
         if not is_sent:

@@ -60,12 +60,12 @@ def duration_s(text: str) -> float | None:
     if found is None:
         return None
     sign, bare, parts = found.groups()
-    seconds = float(bare) if bare else sum(_of_part(part) for part in _PART.finditer(parts))
+    seconds = (
+        float(bare)
+        if bare
+        else sum((float(part[1]) * _UNITS_S[part[2]]) for part in _PART.finditer(parts))
+    )
     return -seconds if sign == "-" else seconds
-
-
-def _of_part(found: re.Match[str]) -> float:
-    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def _keep_alive_seconds(seconds: float) -> float:

@@ -44,15 +44,13 @@ class Schemas:
                 inner = tuple(value.values())
             elif isinstance(value, list):
                 inner = value
-            self._count(member, len(inner), depth)
+            values = len(inner)
+            self._values += values
+            self._limits.enforce(member, "values in its schema", self._values, "schema_values")
+            self._limits.enforce(member, "levels in its schema", depth, "schema_depth")
             todo += [(value, depth + 1) for value in inner if isinstance(value, dict | list)]
         stacks = most_stacks(_rules_of(schema))
         self._limits.enforce(member, "parse stacks in its schema", stacks, "grammar_stacks")
-
-    def _count(self, member: str, values: int, depth: int) -> None:
-        self._values += values
-        self._limits.enforce(member, "values in its schema", self._values, "schema_values")
-        self._limits.enforce(member, "levels in its schema", depth, "schema_depth")
 
     def _check_object(self, member: str, schema: Mapping[str, Any]) -> None:
         for name, value in schema.items():
@@ -173,14 +171,11 @@ def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits)
     Anthropic's API that are no list, or an empty one: the engine answers an empty prompt.
     """
     if kind is EndpointKind.MESSAGES and "messages" in members:
-        _check_messages(members["messages"])
+        messages = members["messages"]
+        if not isinstance(messages, list) or not messages:
+            raise BadRequest("messages must be a list of at least one message")
     if not _CHECKED.isdisjoint(members):
         _check(kind, members, limits)
-
-
-def _check_messages(messages: object) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("messages must be a list of at least one message")
 
 
 def _check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:

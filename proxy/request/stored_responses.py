@@ -128,7 +128,10 @@ class ResponseStore:
         self.delete(owner, stored.id)
         self._responses[owner, stored.id] = stored
         self._by_item.update(dict.fromkeys(((owner, item_id) for item_id in ids), stored))
-        self._hold(turn)
+        turn.holders += 1
+        self.held_bytes += turn.size_bytes
+        if turn.previous is not None:
+            turn.previous.holders += 1
         self.trim()
 
     def delete(self, owner: str, response_id: str) -> bool:
@@ -141,12 +144,6 @@ class ResponseStore:
                 del self._by_item[key]
         self._release(stored.turn)
         return self._unexpired(stored) is not None
-
-    def _hold(self, turn: Turn) -> None:
-        turn.holders += 1
-        self.held_bytes += turn.size_bytes
-        if turn.previous is not None:
-            turn.previous.holders += 1
 
     def _release(self, last: Turn) -> None:
         turn: Turn | None = last

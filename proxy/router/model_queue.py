@@ -209,16 +209,15 @@ class ModelQueue:
             entries = self._assignment.turns.order(self._queue.order(self._clock()))
             queued = self._assignment.assign(entries)
             if queued is None or queued.lease is None:
-                self._schedule_recheck(self._assignment.recheck_in_s)
+                if self._assignment.recheck_in_s < math.inf:
+                    loop = asyncio.get_running_loop()
+                    self._recheck = loop.call_later(
+                        max(self._assignment.recheck_in_s, _RECHECK_MIN_S), self.assign_slots
+                    )
                 return
             self._granted[queued.lease] = queued
             queued.wake.set()
             self._queue.take(queued)
-
-    def _schedule_recheck(self, in_s: float) -> None:
-        if in_s < math.inf:
-            loop = asyncio.get_running_loop()
-            self._recheck = loop.call_later(max(in_s, _RECHECK_MIN_S), self.assign_slots)
 
 
 class ModelQueues:

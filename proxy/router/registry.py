@@ -264,15 +264,13 @@ class ModelInstances:
         weights = weights_of(speeds)
         if len(weights) > _MANY:
             weights = [
-                _round_weight(weight) if weight.reason == "measured" else weight
+                replace(weight, value=max(1, round(weight.value * _WEIGHT_STEPS)) / _WEIGHT_STEPS)
+                if weight.reason == "measured"
+                else weight
                 for weight in weights
             ]
         names = (instance.upstream.name for instance in self.in_service)
         return dict(zip(names, weights, strict=True))
-
-
-def _round_weight(weight: Weight) -> Weight:
-    return replace(weight, value=max(1, round(weight.value * _WEIGHT_STEPS)) / _WEIGHT_STEPS)
 
 
 class Instances:

@@ -114,7 +114,9 @@ class ChangeApplier:
                 return problem or None
             self._commit(news, old, plan)
             news = []
-            self._keep(old.place)
+            self._fleet.apply_settings(
+                self._fleet.models[old.place.model].at(old.place.number), self._fleet.planner
+            )
         return None
 
     async def _replace(self, old: Replica, planner: LaunchPlanner, plan: Plan) -> str | None:
@@ -147,12 +149,6 @@ class ChangeApplier:
                 after=after.get(change.key),
                 reason=change.reason,
             )
-
-    def _keep(self, place: ReplicaId) -> None:
-        """Have the new instance started again with what is planned then."""
-        self._fleet.apply_settings(
-            self._fleet.models[place.model].at(place.number), self._fleet.planner
-        )
 
 
 def merge_changes(adapted: SettingsByFlag, changes: Iterable[Change]) -> SettingsByFlag:
@@ -301,7 +297,9 @@ class AdaptiveController:
             self._planner, self._bases, self._retries = self._fleet.planner, BasePlans(), {}
         for name in self._adapted.models():
             model = self._fleet.models.get(name)
-            if model is None or any(_has_ended(replica) for replica in model.replicas):
+            if model is None or any(
+                (replica.instance.snapshot().state in _ENDED) for replica in model.replicas
+            ):
                 self._adapted.set(name, {})
 
     def _view(self, model: Model) -> ModelView | None:
@@ -337,7 +335,3 @@ class AdaptiveController:
 
 def _serves(replica: Replica) -> bool:
     return replica.instance.snapshot().state is State.READY
-
-
-def _has_ended(replica: Replica) -> bool:
-    return replica.instance.snapshot().state in _ENDED

@@ -118,7 +118,11 @@ def decide_slots(
 ) -> WantedSlots | None:
     """Decide by the demand so far, the oldest first; None to keep what is."""
     if not limits.follow_demand:
-        return _wants_planned(counts, "its slots do not follow demand any more")
+        return (
+            WantedSlots(counts.planned, "its slots do not follow demand any more")
+            if counts.now != counts.planned
+            else None
+        )
     if counts.now > max(counts.most, counts.planned):
         return WantedSlots(max(counts.most, counts.planned), "slots.max is lower now")
     return _wants_more(history, counts, limits) or _wants_fewer(history, counts, limits)
@@ -151,10 +155,6 @@ def _wants_fewer(
     busy = max(demand.busy for demand in recent)
     in_use = f"at most {busy} of {recent[-1].slots} slots in use"
     return WantedSlots(count, f"{in_use} for {limits.quiet_s:g} s")
-
-
-def _wants_planned(counts: SlotCounts, reason: str) -> WantedSlots | None:
-    return WantedSlots(counts.planned, reason) if counts.now != counts.planned else None
 
 
 def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:

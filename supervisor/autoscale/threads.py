@@ -322,7 +322,12 @@ class ThreadDecider:
         if not models or self._is_measuring():
             self._before = None
         elif self._before is None or models[0].at_s - self._before.at_s >= _SAMPLE_MIN_S:
-            self._note([*self._processes()])
+            processes = [*self._processes()]
+            before = self._before
+            self._before = self._read([os.getpid(), *(process.pid for process in processes)])
+            if before:
+                load = processor_load(before, self._before)
+                self._samples.append(LoadSample(load, _busy(processes, load.own_cores)))
 
     def changes(self, model: ModelView) -> Sequence[Change]:
         current = threads_of(model.plan)
@@ -333,16 +338,14 @@ class ThreadDecider:
         if count == current:
             self._wanted.pop(model.name, None)
             return ()
-        is_urgent = self._is_urgent(model, count, is_fewer=count < current)
+        is_fewer = count < current
+        known = self._wanted.get(model.name)
+        if known is None or known.threads != count:
+            known = self._wanted[model.name] = _Wanted(count, model.at_s)
+        patience_s = _PATIENCE_FEWER_S if is_fewer else _PATIENCE_MORE_S
+        is_urgent = model.at_s - known.since_s >= patience_s
         to = None if count == threads_of(model.base) else setting
         return (Change(THREADS, to, setting.reason, is_urgent=is_urgent),)
-
-    def _note(self, processes: Sequence[EngineProcess]) -> None:
-        before = self._before
-        self._before = self._read([os.getpid(), *(process.pid for process in processes)])
-        if before:
-            load = processor_load(before, self._before)
-            self._samples.append(LoadSample(load, _busy(processes, load.own_cores)))
 
     def _decide(self, model: ModelView, current: int) -> Setting:
         inputs = ThreadsInputs(
@@ -355,14 +358,6 @@ class ThreadDecider:
             speeds=self._speeds_of(model),
         )
         return decide_threads(inputs)
-
-    def _is_urgent(self, model: ModelView, count: int, *, is_fewer: bool) -> bool:
-        """Whether the model is to be changed although it has requests."""
-        known = self._wanted.get(model.name)
-        if known is None or known.threads != count:
-            known = self._wanted[model.name] = _Wanted(count, model.at_s)
-        patience_s = _PATIENCE_FEWER_S if is_fewer else _PATIENCE_MORE_S
-        return model.at_s - known.since_s >= patience_s
 
     def _speeds_of(self, model: ModelView) -> Mapping[int, float]:
         """Return the measured speeds, read once per run."""

@@ -158,7 +158,10 @@ class DashboardHostAdapter:
         }
 
     def instances(self) -> list[HostInstance]:
-        self._forget_memory()
+        now_s = time.monotonic()
+        if now_s - self._memory_read_at_s >= _MEMORY_AGE_MAX_S:
+            self._memory_read_at_s = now_s
+            self._memory_bytes.clear()
         return [self._instance(replica) for replica in self._fleet.all_replicas()]
 
     def nodes(self) -> Sequence[NodeStats]:
@@ -218,9 +221,3 @@ class DashboardHostAdapter:
         if pid not in self._memory_bytes:
             self._memory_bytes[pid] = memory_bytes(pid)
         return self._memory_bytes[pid]
-
-    def _forget_memory(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._memory_read_at_s >= _MEMORY_AGE_MAX_S:
-            self._memory_read_at_s = now_s
-            self._memory_bytes.clear()

@@ -197,13 +197,9 @@ async def _steps(words: list[str]) -> AsyncGenerator[Progress, None]:
                 if "error" in line:
                     raise from_json(line["error"])
                 if "file" in line:
-                    yield _progress(line)
+                    yield Progress("pulling", line["file"], line["all_bytes"], line["done_bytes"])
     except CorralError as error:
         raise _proxy_error(error) from error
-
-
-def _progress(line: dict[str, Any]) -> Progress:
-    return Progress("pulling", line["file"], line["all_bytes"], line["done_bytes"])
 
 
 def _reference(name: str) -> HubReference:

@@ -92,17 +92,14 @@ class UsageReaderAdapter:
         query = _query(question)
         try:
             async with self._turn:
-                found = await self._read()
+                now_s = asyncio.get_running_loop().time()
+                if now_s - self._read_at_s > _AGE_MAX_S:
+                    self._totals = await asyncio.to_thread(read_all, self._root)
+                    self._read_at_s = asyncio.get_running_loop().time()
+                found = self._totals
         except OSError as error:
             raise Unavailable(f"usage cannot be read: {error.strerror}") from error
         return [members(query.names, group) for group in groups(found, query)]
-
-    async def _read(self) -> Totals:
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._read_at_s > _AGE_MAX_S:
-            self._totals = await asyncio.to_thread(read_all, self._root)
-            self._read_at_s = asyncio.get_running_loop().time()
-        return self._totals
 
 
 def _query(question: UsageQuestion) -> Query:

@@ -30,7 +30,10 @@ def element(tag: str, *children: Child, **attributes: str | float) -> Element:
 
     Characters that cannot be printed, which names from outside may hold, are replaced by escapes.
     """
-    made = Element(tag, {_attribute(name): _value(value) for name, value in attributes.items()})
+    made = Element(
+        tag,
+        {name.rstrip("_").replace("_", "-"): _value(value) for name, value in attributes.items()},
+    )
     for child in children:
         _append(made, child)
     return made
@@ -50,10 +53,6 @@ def _append(parent: Element, child: Child) -> None:
         parent[-1].tail = (parent[-1].tail or "") + text
     else:
         parent.text = (parent.text or "") + text
-
-
-def _attribute(name: str) -> str:
-    return name.rstrip("_").replace("_", "-")
 
 
 def _value(value: str | float) -> str:
@@ -107,7 +106,9 @@ class Axis:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return values at round steps, with what to write at each."""
-        step = _round_step((self.high - self.low) / _TICKS)
+        least = (self.high - self.low) / _TICKS
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
         digits = max(0, -math.floor(math.log10(step)))
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
         return [(i * step, f"{i * step:.{digits}f}") for i in range(first, last + 1)]
@@ -121,12 +122,6 @@ def axis_over(values: Sequence[float], left: float, right: float) -> Axis:
         return Axis(max(0.0, low - around), high + around, left, right)
     margin = (high - low) * _MARGIN
     return Axis(0.0 if low < high * _ZERO_BELOW else low - margin, high + margin, left, right)
-
-
-def _round_step(least: float) -> float:
-    """Return the next of 1, 2, 5, 10, 20 … times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
 
 
 # The width is that of a phone, so that text keeps its size there.

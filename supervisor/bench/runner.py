@@ -329,20 +329,16 @@ async def measure(job: BenchJob, found: Measurements, meter: ProgressMeter) -> N
     Raises:
         CorralError: No variant runs.
     """
-    progress = _progress(job, meter)
+    whats = (_START, *(workload.name for workload in job.workloads))
+    steps = [Step(spec.name, what) for spec in job.specs for what in whats]
+    timeline = Timeline(steps, job.limits)
+    progress = Progress(f"bench {job.model}", timeline, job.limits, meter)
     try:
         with ticking(progress.show):
             sizes = await _first_starts(job, found, progress)
             await _rounds(_Run(job, sizes, found, progress))
     finally:
         meter.clear()
-
-
-def _progress(job: BenchJob, meter: ProgressMeter) -> Progress:
-    whats = (_START, *(workload.name for workload in job.workloads))
-    steps = [Step(spec.name, what) for spec in job.specs for what in whats]
-    timeline = Timeline(steps, job.limits)
-    return Progress(f"bench {job.model}", timeline, job.limits, meter)
 
 
 async def _first_starts(job: BenchJob, found: Measurements, progress: Progress) -> Sizes:

@@ -41,7 +41,6 @@ from supervisor.bench.workload import (
     Outcome,
     ReplayedRequest,
     ReplayLimits,
-    Sizes,
     Workload,
     WorkloadFailed,
     plan_replay,
@@ -346,20 +345,28 @@ def reason_unavailable(model: str, directories: Directories) -> str | None:
 
 async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
     recorded = RecordFiles(engine.directories.request_record).requests(engine.model)
-    requests = plan_replay(recorded, _limits(engine.sizes))
+    requests = plan_replay(
+        recorded,
+        ReplayLimits(
+            engine.sizes.context,
+            _SHARES * engine.sizes.long_prompt,
+            _SHARES * engine.sizes.generation,
+        ),
+    )
     if not requests:
         raise WorkloadFailed(f"no request of {engine.model} is recorded")
     async with _clients(engine, requests) as clients:
-        words = await _word_tokens(clients[0])
+        client = clients[0]
+        answer = orjson.loads(await post(client, "/tokenize", {"content": " ".join(WORDS)}))
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list) or not tokens:
+            raise WorkloadFailed("/tokenize: an answer without tokens")
+        words = tokens
         replay = _Replay(requests, clients, words, rng, names_slots=engine.names_slots)
         began_s = time.perf_counter()
         replies = await replay.run()
         took_s = time.perf_counter() - began_s
     return Outcome(_values(replies, took_s), sum(reply.tokens for reply in replies))
-
-
-def _limits(sizes: Sizes) -> ReplayLimits:
-    return ReplayLimits(sizes.context, _SHARES * sizes.long_prompt, _SHARES * sizes.generation)
 
 
 @asynccontextmanager
@@ -370,14 +377,6 @@ async def _clients(
     count = 1 + max(request.conversation for request in requests)
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(engine.client()) for _ in range(count)]
-
-
-async def _word_tokens(client: EngineClient) -> Sequence[int]:
-    answer = orjson.loads(await post(client, "/tokenize", {"content": " ".join(WORDS)}))
-    tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(tokens, list) or not tokens:
-        raise WorkloadFailed("/tokenize: an answer without tokens")
-    return tokens
 
 
 class _Replay:

@@ -98,7 +98,9 @@ class Rounds:
         self._random.shuffle(order)
         self.number += 1
         for variant in order:
-            found = await self._timed(variant, self._limit_s())
+            found = await self._timed(
+                variant, min(self.left_s, self._base_s * _LIMIT_FACTOR + _LIMIT_MORE_S)
+            )
             if isinstance(found, Failure) and self.left_s <= 0:
                 return False  # the time is over, which says nothing of the variant
             self._trials.add(variant, self.number, found)
@@ -142,9 +144,6 @@ class Rounds:
         found = await self._measure(variant, limit_s)
         self._taken_s.append(self._clock() - began_at_s)
         return found
-
-    def _limit_s(self) -> float:
-        return min(self.left_s, self._base_s * _LIMIT_FACTOR + _LIMIT_MORE_S)
 
 
 # Checks the quality of a variant within so many seconds; returns a clause against it, or None.
@@ -233,15 +232,11 @@ class Search:
                 break
         return alive
 
-    def _helping(self, alive: Sequence[Variant]) -> list[Variant]:
-        """The best of them that seem better than the base."""
-        return [variant for variant in self.trials.ranked(alive) if self.trials.ratio(variant) > 1][
-            :_KEPT
-        ]
-
     async def _combine(self, alive: Sequence[Variant]) -> list[Variant]:
         """Measure what helps together, and the best alone; return all that help."""
-        helping = self._helping(alive)
+        helping = [
+            variant for variant in self.trials.ranked(alive) if self.trials.ratio(variant) > 1
+        ][:_KEPT]
         if not helping:
             return []
         both = [*self._combinations(helping)[:_COMBINATIONS], *helping[:_FINALISTS]]
@@ -254,12 +249,15 @@ class Search:
         groups: Iterable[tuple[Variant, ...]] = itertools.chain.from_iterable(
             itertools.combinations(helping, size) for size in range(2, len(helping) + 1)
         )
-        found = [(self._promised(group), combine_variants(group)) for group in groups]
+        found = [
+            (
+                math.prod(self.trials.ratio(variant) * PER_PART for variant in group),
+                combine_variants(group),
+            )
+            for group in groups
+        ]
         known = [(promised, variant) for promised, variant in found if variant is not None]
         return [variant for _, variant in sorted(known, key=lambda pair: -pair[0])]
-
-    def _promised(self, group: Iterable[Variant]) -> float:
-        return math.prod(self.trials.ratio(variant) * PER_PART for variant in group)
 
     async def _accepted(self, alive: Sequence[Variant]) -> list[Variant]:
         """The first of them whose quality is accepted."""

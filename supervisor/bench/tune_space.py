@@ -124,12 +124,10 @@ def _of_axis(axis: str, goal: GoalName, here: Situation) -> Iterator[Variant]:
         return
     for options in _AXES[axis](goal, here):
         flags = tuple(options.items())
-        if _differs(options, here.chosen) and _is_supported(options, here.flags):
+        if any(here.chosen.get(key) != value for key, value in options.items()) and _is_supported(
+            options, here.flags
+        ):
             yield Variant(frozenset({axis}), flags)
-
-
-def _differs(options: Mapping[str, FlagValue], chosen: Mapping[str, FlagValue]) -> bool:
-    return any(chosen.get(key) != value for key, value in options.items())
 
 
 def _is_supported(options: Mapping[str, FlagValue], flags: Flags) -> bool:

@@ -226,14 +226,11 @@ class ReleaseApi:
                 f"llama.cpp {version.tag} does not say which build it is",
                 hint="name a build such as b11434, or newest",
             )
-        tag = self._pointer(pointer)
+        content = self._get(pointer.url, _POINTER_MAX_BYTES)
+        tag = content.decode("ascii", "replace").strip()
         if not is_tag(tag) or tag.startswith("v"):
             raise self._strange(f"{_POINTER} of {version.tag} names no build")
         return tag
-
-    def _pointer(self, pointer: Asset) -> str:
-        content = self._get(pointer.url, _POINTER_MAX_BYTES)
-        return content.decode("ascii", "replace").strip()
 
     def _read(self, found: Any) -> Release:
         try:

@@ -61,7 +61,9 @@ def this_machine() -> Target:
         )
     library = energy.load_nvml()
     driver = nvidia_driver(library) if library else None
-    return Target(system, processor, driver, driver is not None or _has_render_node())
+    return Target(
+        system, processor, driver, driver is not None or any(_RENDER_NODES.glob("renderD*"))
+    )
 
 
 def nvidia_driver(library: Library) -> int | None:
@@ -77,10 +79,6 @@ def nvidia_driver(library: Library) -> int | None:
         return None
     major = text.value.decode("ascii", "replace").partition(".")[0]
     return int(major) if major.isdecimal() else None
-
-
-def _has_render_node() -> bool:
-    return any(_RENDER_NODES.glob("renderD*"))
 
 
 Variant = Literal["cpu", "vulkan", "cuda", "rocm", "metal"]

@@ -241,7 +241,7 @@ def wait(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
     pace, pause_s = Pace(_count_done(batch), time.monotonic()), _POLL_FIRST_S
     try:
         while batch["status"] in _ACTIVE:
-            _show(batch, pace, meter)
+            meter.show(batch["id"], _fraction(batch), _detail(batch, pace))
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _POLL_MAX_S)
             batch = _await_batch(client, batch, meter)
@@ -263,10 +263,6 @@ def _await_batch(client: BatchClient, batch: Object, meter: ProgressMeter) -> Ob
         time.sleep(_POLL_FIRST_S)
         with suppress(DaemonBusy, NotRunning):
             client.reconnect()
-
-
-def _show(batch: Object, pace: Pace, meter: ProgressMeter) -> None:
-    meter.show(batch["id"], _fraction(batch), _detail(batch, pace))
 
 
 def _detail(batch: Object, pace: Pace) -> str:

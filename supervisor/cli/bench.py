@@ -177,7 +177,12 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
     settings, (model,) = targets.loaded.settings, targets.names
     specs = variants.choose(settings, where, model, options.profiles)
     workloads = standard_workloads.choose(options.workloads, model, specs[0].plan, where)
-    _check_report(options.report)
+    path = options.report
+    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise AccessDenied(
+            f"cannot write the report {path}",
+            hint="name a file in a directory that exists and is yours to write",
+        )
     facts = machine_facts(settings, specs[0].plan, where)
     if not options.force:
         variants.check(facts, specs)
@@ -221,15 +226,6 @@ def _stop_text(job: BenchJob, found: Measurements) -> str:
     planned = job.limits.planned
     of = f" of {planned}" if planned else ""
     return f"stopped after {found.complete_rounds}{of} rounds; the figures are of what was measured"
-
-
-def _check_report(path: Path | None) -> None:
-    """Refuse a report that cannot be written before anything is measured."""
-    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-        raise AccessDenied(
-            f"cannot write the report {path}",
-            hint="name a file in a directory that exists and is yours to write",
-        )
 
 
 def _write_report(result: BenchResult, repeat: str, path: Path | None) -> tuple[str, bool]:

@@ -114,7 +114,10 @@ def capture(options: CaptureOptions) -> CommandResult:
         "size_bytes": options.size_bytes,
         "requests": options.requests,
     }
-    file = CaptureFile(options.output or _new_name(model))
+    file = CaptureFile(
+        options.output
+        or Path(f"{file_name(model)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
+    )
     try:
         with file, _stopped_by_signals(client.stop_capture):
             _fill(file, client, body, options.duration_s)
@@ -147,10 +150,6 @@ def stop() -> CommandResult:
     running = client.status()["capture"]
     client.stop_capture()
     return CommandResult(running, "stopped the capture" if running else "nothing is captured")
-
-
-def _new_name(model: str) -> Path:
-    return Path(f"{file_name(model)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
 
 
 def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: float) -> None:

@@ -372,7 +372,10 @@ def show(name: str, model: str | None, small: str | None) -> CommandResult:
     facts = daemon_facts(model, small)
     settings = client.files(facts, _places())
     text = "\n\n".join(f"# {file.path}\n{text_of(file)}".rstrip() for file in settings)
-    data = {"client": name, "files": [_data(file) for file in settings]}
+    data = {
+        "client": name,
+        "files": [{"path": str(file.path), "content": text_of(replace(file))} for file in settings],
+    }
     notes = (*notes_of(client, facts), f"corral connect {name} --write writes them")
     return CommandResult(data, text, notes)
 
@@ -447,7 +450,3 @@ def _row(client: ClientProgram, places: Places, files: SettingsFiles) -> dict[st
         "found": is_installed or (is_own and directory.is_dir()),
         "connected": files.is_connected(client.name),
     }
-
-
-def _data(settings: FileSettings) -> dict[str, object]:
-    return {"path": str(settings.path), "content": text_of(replace(settings))}

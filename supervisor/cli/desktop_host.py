@@ -385,7 +385,12 @@ class _DesktopHost:
         joined = join(self._client, self._where, words, options)
         self._number = joined.host["host"]
         models = self._models_meant(words, joined)
-        self._greet(joined, models or ())
+        requested = models or ()
+        is_attached = joined.started is None
+        log = str(self._where.daemon_log)
+        self._write(ready_line(joined.host, requested, log, attached=is_attached))
+        for line in state_lines(joined.host["status"]):
+            self._write(line)
         if models is not None:
             _in_thread(lambda: self._start(models))
         try:
@@ -421,42 +426,28 @@ class _DesktopHost:
         with suppress(CorralError):  # its events tell how it goes
             next(self._client.command("start", models), None)
 
-    def _greet(self, joined: Joined, requested: Sequence[str]) -> None:
-        is_attached = joined.started is None
-        log = str(self._where.daemon_log)
-        self._write(ready_line(joined.host, requested, log, attached=is_attached))
-        for line in state_lines(joined.host["status"]):
-            self._write(line)
-
     def _pass_on(self, joined: Joined) -> bool:
         """Return whether the stream of events came to its end."""
         for message in joined.messages:
             if event := message.get("event"):
-                self._tell(event)
+                self._has_stopped |= event["name"] == DAEMON_STOPPED
+                self._log(
+                    Event(event["name"], datetime.fromisoformat(event["at"]), event["fields"])
+                )
+                for line in event_lines(event):
+                    self._write(line)
             elif "done" in message:
-                self._end(joined.host["status"]["pid"])
+                pid = joined.host["status"]["pid"]
+                if self._has_stopped:
+                    with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
+                        end.wait(_EXIT_TIMEOUT_S)
+                self._write(stopped_line(is_daemon_running=not self._has_stopped))
                 return True
         return False
-
-    def _tell(self, event: EventLine) -> None:
-        self._has_stopped |= event["name"] == DAEMON_STOPPED
-        self._log(Event(event["name"], datetime.fromisoformat(event["at"]), event["fields"]))
-        for line in event_lines(event):
-            self._write(line)
-
-    def _end(self, pid: int) -> None:
-        if self._has_stopped:
-            _wait_exit(pid)
-        self._write(stopped_line(is_daemon_running=not self._has_stopped))
 
 
 def _in_thread(call: Callable[[], None]) -> None:
     threading.Thread(target=call, daemon=True).start()
-
-
-def _wait_exit(pid: int) -> None:
-    with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
-        end.wait(_EXIT_TIMEOUT_S)
 
 
 def _is_alive(pid: int) -> bool:

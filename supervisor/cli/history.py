@@ -63,7 +63,11 @@ def _files(model: str | None, where: Directories) -> list[Path]:
     if model is None:
         return [where.daemon_log]
     by_instance = where.engine_logs()
-    found = [path for instance, path in by_instance.items() if _belongs(instance, model)]
+    found = [
+        path
+        for instance, path in by_instance.items()
+        if (model in {instance, instance.partition("~")[0], instance.rpartition(".")[0]})
+    ]
     if found:
         return found
     known = sorted({instance.rpartition(".")[0] for instance in by_instance})
@@ -71,11 +75,6 @@ def _files(model: str | None, where: Directories) -> list[Path]:
         f"{where.log} has no log of {model!r}",
         hint=f"it has logs of: {', '.join(known)}" if known else "no model has run yet",
     )
-
-
-def _belongs(instance: str, model: str) -> bool:
-    """Match a model, a replica NAME.0, or a replacement instance NAME.0~2."""
-    return model in {instance, instance.partition("~")[0], instance.rpartition(".")[0]}
 
 
 def explain_request(request_id: str | None) -> CommandResult:

@@ -73,7 +73,7 @@ def init(words: Sequence[str], config: Path | None, *, is_forced: bool) -> Comma
     if choice.left_out:
         notes += (f"{choice.left_out} more models are stored here: corral model list",)
     data = {"file": str(path), "models": list(choice.tables)}
-    return CommandResult(data, _init_text(path, models), notes)
+    return CommandResult(data, "\n".join([f"wrote {path}", *_next(models)]), notes)
 
 
 def _choice(words: Sequence[str], where: Directories) -> _Choice:
@@ -136,10 +136,6 @@ def _write(path: Path, text: str) -> tuple[str, ...]:
         return (f"the file before: {backup}",)
     write_file(path, lambda _: Edit(text, ()))
     return ()
-
-
-def _init_text(path: Path, models: Sequence[InitialModel]) -> str:
-    return "\n".join([f"wrote {path}", *_next(models)])
 
 
 def _next(models: Sequence[InitialModel]) -> Iterator[str]:

@@ -210,7 +210,8 @@ def try_hook(hook: str, config: Path | None) -> CommandResult:
     commands = loaded.settings.hooks.commands(hook)
     if not commands:
         raise SettingsInvalid(f"hooks.{hook} has no command", hint=_no_hooks(hook))
-    event = _example(hook, loaded)
+    model = next(iter(loaded.settings.models), _MODEL)
+    event = example(hook, datetime.now(tz=UTC), model, next(iter(loaded.settings.nodes), _NODE))
     runs = asyncio.run(_run(commands, event, loaded))
     lines = [f"{colored('event', 'dim')} {event.as_json().decode().strip()}"]
     for words, run in zip(commands, runs, strict=True):
@@ -218,11 +219,6 @@ def try_hook(hook: str, config: Path | None) -> CommandResult:
     data = [{"command": words, **asdict(run)} for words, run in zip(commands, runs, strict=True)]
     exit_code = 1 if any(run.problem for run in runs) else 0
     return CommandResult(data, "\n".join(lines), exit_code=exit_code)
-
-
-def _example(hook: HookName, loaded: Loaded) -> HookEvent:
-    model = next(iter(loaded.settings.models), _MODEL)
-    return example(hook, datetime.now(tz=UTC), model, next(iter(loaded.settings.nodes), _NODE))
 
 
 async def _run(

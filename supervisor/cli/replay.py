@@ -248,15 +248,12 @@ class _Replay:
     async def run(self) -> Outcome:
         try:
             if self._options.is_daemon:
-                return await self._against_daemon()
+                target = _daemon(self._where, self._options.model or self._capture.model)
+                found = await self._play("the daemon", nullcontext(target), self._recorded())
+                return Outcome("the daemon", found, None, len(self._recorded()))
             return await self._against_own_engine()
         finally:
             self._meter.clear()
-
-    async def _against_daemon(self) -> Outcome:
-        target = _daemon(self._where, self._options.model or self._capture.model)
-        found = await self._play("the daemon", nullcontext(target), self._recorded())
-        return Outcome("the daemon", found, None, len(self._recorded()))
 
     async def _against_own_engine(self) -> Outcome:
         options = self._options

@@ -279,7 +279,9 @@ class _Display:
     def run(self, first: Sample) -> int:
         self._take(first)
         while self._exit_code is None:
-            self._draw()
+            area = Size(*self._terminal.size())
+            lines = screen(self._view, self._sample, area, has_colour=self._has_colour)
+            self._terminal.show(lines)
             keyboard = self._terminal.fileno()
             ready, _, _ = select.select([keyboard, self._signals.fileno()], [], [])
             self._press(self._keys() if keyboard in ready else self._terminal.late_keys())
@@ -287,11 +289,6 @@ class _Display:
             while sample := self._poller.take():
                 self._take(sample)
         return self._exit_code
-
-    def _draw(self) -> None:
-        area = Size(*self._terminal.size())
-        lines = screen(self._view, self._sample, area, has_colour=self._has_colour)
-        self._terminal.show(lines)
 
     def _take(self, sample: Sample) -> None:
         self._view = with_sample(self._view, sample)
@@ -335,16 +332,14 @@ def top(interval_s: float, *, once: bool) -> CommandResult:
     client = Client(directories().control_socket)
     first = read_sample(client)
     if once or not is_usable():
-        return _frame(first)
+        from supervisor.cli.top_view import render_once
+
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+        text = render_once(first, columns, has_colour=wants_colour(sys.stdout))
+        # The text has no control characters but those of its colours.
+        return CommandResult(
+            {"status": first.status, "requests": first.requests}, text, is_raw=True
+        )
 
     has_colour = wants_colour(sys.stdout)
     return CommandResult(None, exit_code=display(client, first, interval_s, has_colour=has_colour))
-
-
-def _frame(sample: Sample) -> CommandResult:
-    from supervisor.cli.top_view import render_once
-
-    columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
-    text = render_once(sample, columns, has_colour=wants_colour(sys.stdout))
-    # The text has no control characters but those of its colours.
-    return CommandResult({"status": sample.status, "requests": sample.requests}, text, is_raw=True)

@@ -236,7 +236,7 @@ _SPACES: Final = "  "
 
 
 def read_json(text: str, place: Place) -> Any:
-    found, rest = _deepest(_parse_or_empty(text), place)
+    found, rest = _deepest(parse(text if text.strip() else _EMPTY), place)
     return ABSENT if rest else found.value
 
 
@@ -245,7 +245,11 @@ def put_json(text: str, place: Place, value: Any) -> str:
     text = text if text.strip() else _EMPTY
     node, rest = _deepest(parse(text), place)
     if not rest:
-        return text[: node.start] + _dump_at(text, node.start, value) + text[node.end :]
+        return (
+            text[: node.start]
+            + _dump_json(text, _line_indent(text, node.start), value)
+            + text[node.end :]
+        )
     if node.members is None:
         raise ValueError(f"{rest[0]} stands in no object")
     return _add_member(text, node, str(rest[0]), nest_value(rest[1:], value))
@@ -257,10 +261,6 @@ def drop_json(text: str, place: Place) -> str:
     at = next(number for number, member in enumerate(members) if member.name == place[-1])
     start, end = _span(text, parent, members, at)
     return text[:start] + text[end:]
-
-
-def _parse_or_empty(text: str) -> Node:
-    return parse(text if text.strip() else _EMPTY)
 
 
 def _deepest(node: Node, place: Place) -> tuple[Node, Place]:
@@ -302,10 +302,6 @@ def _span(text: str, parent: Node, members: list[Member], at: int) -> tuple[int,
     if not at and not text[parent.start + 1 : start].strip():
         return parent.start + 1, end
     return start, end
-
-
-def _dump_at(text: str, at: int, value: Any) -> str:
-    return _dump_json(text, _line_indent(text, at), value)
 
 
 def _dump_json(text: str, indent: str, value: Any) -> str:

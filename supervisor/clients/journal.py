@@ -146,7 +146,8 @@ def apply_file_settings(
     }
     for place, value in {**defaults, **wanted.values}.items():
         before = texts.read(text, place)
-        kept = _existing_depth(texts, text, place)
+        depths = range(len(place), 0, -1)
+        kept = next((depth for depth in depths if texts.read(text, place[:depth]) is not ABSENT), 0)
         entries.append(Entry(place, value, before, kept, is_default=place in defaults))
         text = texts.put(text, place, value)
     return text, FileEntries(wanted.path, wanted.format, tuple(entries), is_new)
@@ -179,11 +180,6 @@ def _undo_each(text: str, written: FileEntries, entries: Sequence[Entry]) -> Und
 def is_empty(text: str) -> bool:
     """Return whether a file says nothing, in any of the formats."""
     return "".join(text.split()) in {"", "{}", "[]"}
-
-
-def _existing_depth(texts: Texts, text: str, place: Place) -> int:
-    depths = range(len(place), 0, -1)
-    return next((depth for depth in depths if texts.read(text, place[:depth]) is not ABSENT), 0)
 
 
 def _remove_entry(texts: Texts, text: str, entry: Entry) -> str:

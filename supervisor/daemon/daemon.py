@@ -70,7 +70,8 @@ class Daemon:
         with lock_runtime_dir(self._directories), self._signal_handlers():
             asyncio.get_running_loop().set_default_executor(worker_threads(None, "worker"))
             self._warn_if_open()
-            self._clean_up()
+            kill_orphans(self._directories.runtime, self._events.emit)
+            clean_up(self.parts.fleet.planner.launches.slot_persistence, self._events.emit)
             async with self._listening(), self._control_socket(), self._running():
                 if models:
                     self.parts.admission.command("start", models)
@@ -85,11 +86,6 @@ class Daemon:
         """Log first that other machines can send requests without a key."""
         if addresses := self.parts.keyless:
             self._events.emit("daemon.open", keyless=" ".join(addresses), hint=ADD_KEY)
-
-    def _clean_up(self) -> None:
-        """Remove what a daemon that was killed left behind."""
-        kill_orphans(self._directories.runtime, self._events.emit)
-        clean_up(self.parts.fleet.planner.launches.slot_persistence, self._events.emit)
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:

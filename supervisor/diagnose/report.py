@@ -205,9 +205,5 @@ def _is_there(path: Path) -> AccessDenied:
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)  # without the names of the user and the group
-    member.size, member.mode, member.mtime = len(content), 0o600, int(_now_s())
+    member.size, member.mode, member.mtime = len(content), 0o600, int(time.time_ns() / 1e9)
     tar.addfile(member, io.BytesIO(content))
-
-
-def _now_s() -> float:
-    return time.time_ns() / 1e9

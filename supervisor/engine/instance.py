@@ -273,7 +273,9 @@ class Instance:
 
     def _change(self, before: Lifecycle, now: State) -> None:
         if before.state is State.READY:
-            self._leave_service()
+            self._traffic.withdraw(self.name)
+            in_flight = self._traffic.activity(self.name).in_flight
+            self._emit("instance.withdrawn", run=self._lifecycle.run, in_flight=in_flight)
         if now is State.READY:
             self._enter_service()
         elif now is State.UNHEALTHY:
@@ -294,11 +296,6 @@ class Instance:
             run.stop_parsing()
             self._warnings = exit_cause.warnings(run.last_lines(_LINES_TO_JUDGE))
         self._admit(self.snapshot())
-
-    def _leave_service(self) -> None:
-        self._traffic.withdraw(self.name)
-        in_flight = self._traffic.activity(self.name).in_flight
-        self._emit("instance.withdrawn", run=self._lifecycle.run, in_flight=in_flight)
 
     # The task and the timer of a state.
 

@@ -99,18 +99,20 @@ class LogFile:
         """Append bytes; what the disk refuses is dropped and counted."""
         try:
             for piece in _pieces(self._loss_notice() + chunk, self._size_bytes):
-                self._make_room(len(piece))
-                self._append(piece)
+                more_bytes = len(piece)
+                if self._streams:
+                    self._written_bytes = os.fstat(self._fd).st_size
+                if self._written_bytes + more_bytes > self._size_bytes and self._written_bytes:
+                    self._rotate()
+                view = piece
+                while view:
+                    taken = os.write(self._fd, view)
+                    self._written_bytes += taken
+                    view = view[taken:]
         except OSError:
             self._lost_bytes += len(chunk)
         else:
             self._lost_bytes = 0
-
-    def _make_room(self, more_bytes: int) -> None:
-        if self._streams:
-            self._written_bytes = os.fstat(self._fd).st_size
-        if self._written_bytes + more_bytes > self._size_bytes and self._written_bytes:
-            self._rotate()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -122,12 +124,6 @@ class LogFile:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _append(self, view: memoryview) -> None:
-        while view:
-            taken = os.write(self._fd, view)
-            self._written_bytes += taken
-            view = view[taken:]
 
     def _loss_notice(self) -> bytes:
         lost = self._lost_bytes

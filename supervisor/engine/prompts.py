@@ -117,7 +117,10 @@ class LearnedPrompts:
             make_private(self._root)
             directory = make_private(self._directory(model))
             write_atomic(directory / name, text)
-            self._bound(directory)
+            kept = set(_latest_first_paths(directory)[:_MODEL_MAX])
+            for path in directory.iterdir():
+                if path not in kept:
+                    path.unlink(missing_ok=True)
         return name
 
     def prompts(self, model: str) -> list[WarmPrompt]:
@@ -146,13 +149,6 @@ class LearnedPrompts:
                 count += len(_latest_first_paths(directory))
                 shutil.rmtree(directory)
         return count
-
-    def _bound(self, directory: Path) -> None:
-        """Delete surplus prompts, and files that were left incomplete."""
-        kept = set(_latest_first_paths(directory)[:_MODEL_MAX])
-        for path in directory.iterdir():
-            if path not in kept:
-                path.unlink(missing_ok=True)
 
     def _directory(self, model: str) -> Path:
         return self._root / file_name(model)

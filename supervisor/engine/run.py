@@ -209,17 +209,14 @@ class ProcessRun:
         for report in reports:
             self._is_child_mode = True
             if report.progress:
-                self._set_progress(report.progress)
+                before, self.progress = self.progress, report.progress
+                if before is None or int(100 * before.value) != int(100 * report.progress.value):
+                    self._on_progress(report.progress)
             if report.state == "ready":
                 self._set_listening()
         if log:
             self._record(self._on_out.feed(log))
         self.alive_at_s = self._clock()
-
-    def _set_progress(self, progress: Progress) -> None:
-        before, self.progress = self.progress, progress
-        if before is None or int(100 * before.value) != int(100 * progress.value):
-            self._on_progress(progress)
 
     def _on_stderr(self, chunk: bytes) -> None:
         self._record(self._on_err.feed(chunk))

@@ -290,7 +290,9 @@ class Canaries:
             elif decision.step == "promote":
                 error = await self._promote(canary, decision.reason)
                 if error and canary.request.model in self._running:
-                    self._wait_for_command(canary, error)
+                    canary.decides_at_s, canary.obstacle = None, error.message
+                    model = canary.request.model
+                    self._parts.emit("canary.promotion_refused", model=model, reason=error.message)
 
     def _decision(self, canary: Canary) -> Decision:
         model = canary.request.model
@@ -324,11 +326,6 @@ class Canaries:
         await reload.run(dry_run=False)
         await self._withdraw(canary, f"its promotion failed: {failed.message}")
         return failed
-
-    def _wait_for_command(self, canary: Canary, error: CorralError) -> None:
-        canary.decides_at_s, canary.obstacle = None, error.message
-        model = canary.request.model
-        self._parts.emit("canary.promotion_refused", model=model, reason=error.message)
 
     async def _withdraw(self, canary: Canary, reason: str) -> None:
         model = canary.request.model

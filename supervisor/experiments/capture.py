@@ -84,7 +84,8 @@ class RecordedExchange:
             self._held_bytes += count
             self._chunks.append((self._now_ms(), chunk))
         else:
-            self._drop()
+            self._budget.give(self._held_bytes)
+            self._chunks, self._held_bytes, self._is_dropped = [], 0, True
 
     def end(self, record: AccessRecord, failure: BaseException | None) -> None:
         timings = record.timings
@@ -102,10 +103,6 @@ class RecordedExchange:
             failure=_reason(failure) if failure else None,
         )
         self._ended(None if self._is_dropped else line, self._held_bytes)
-
-    def _drop(self) -> None:
-        self._budget.give(self._held_bytes)
-        self._chunks, self._held_bytes, self._is_dropped = [], 0, True
 
 
 def _reason(failure: BaseException) -> str:

@@ -165,7 +165,7 @@ class Fleet:
         Raises:
             NoSuchModel: A name is not configured.
         """
-        known = self._configured()
+        known = [name for name, model in self.models.items() if model.is_configured]
         for name in names:
             if name not in known:
                 there = ", ".join(known) or "none"
@@ -176,9 +176,6 @@ class Fleet:
         """Yield the instances of the named models, or of all, without retiring ones."""
         for model in self.select(names):
             yield from (replica.instance for replica in (*model.replicas, *model.replacements))
-
-    def _configured(self) -> list[str]:
-        return [name for name, model in self.models.items() if model.is_configured]
 
     # Commands.
 
@@ -355,14 +352,12 @@ class Fleet:
     def _emit_change(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
         if name == "instance.exited":
-            self._note_exit(str(fields["instance"]))
+            instance = str(fields["instance"])
+            replica = self._find(instance)
+            if replica and replica.plan and replica.plan.memory_inputs.engine.devices:
+                self.device_memory.note_exit(self.planner.supervisor.device_memory_wait_s)
         if name == "instance.state_changed":
             self._on_change()
-
-    def _note_exit(self, instance: str) -> None:
-        replica = self._find(instance)
-        if replica and replica.plan and replica.plan.memory_inputs.engine.devices:
-            self.device_memory.note_exit(self.planner.supervisor.device_memory_wait_s)
 
     def _slot_manager(self, replica: Replica) -> SlotManager:
         def model() -> Model:

@@ -144,7 +144,9 @@ class Replacer:
         return Replacement(failure=_failure(replica, snapshot) if snapshot.wanted else None)
 
     def _strategy(self, replica: Replica, after: Plan) -> ReplaceStrategy:
-        has_room = self._has_room(replica, after) and not _uses_workers(replica, after)
+        has_room = self._has_room(replica, after) and not bool(
+            after.workers or (replica.plan and replica.plan.workers)
+        )
         return strategy_for(replica.instance.snapshot(), has_room=has_room)
 
     async def _replace_rolling(self, old: Replica, planner: LaunchPlanner) -> ReplicaFailure | None:
@@ -192,11 +194,6 @@ class Replacer:
             available_bytes=here.memory_available_bytes,
             memory_bytes=here.memory_bytes,
         )
-
-
-def _uses_workers(replica: Replica, after: Plan) -> bool:
-    """Whether one of both uses workers, which serve one engine at a time."""
-    return bool(after.workers or (replica.plan and replica.plan.workers))
 
 
 def successor_bytes(replica: Replica, after: Plan) -> int | None:

@@ -144,7 +144,9 @@ class StartMemory:
         reductions, entry = replica.planner.reductions, replica.planner.entry(plan.model)
 
         def is_short(found: Estimate) -> bool:
-            return _is_short(replica, found, cause)
+            if cause.code != _HOST_MEMORY:
+                return shortage(found, replica.free_bytes) is not None
+            return _exceeds_host(found)
 
         reduction = next_reduction(
             plan.memory_inputs, reductions.kinds(entry), plan.from_user, is_short
@@ -173,13 +175,6 @@ def _reason(reduction: Reduction, cause: FailureCause) -> str:
         f"{key} = {value}" for key, value in reduction.before.items() if value is not None
     )
     return f"with {before or 'more'}, {cause.sentence}"
-
-
-def _is_short(replica: Replica, found: Estimate, cause: FailureCause) -> bool:
-    """Whether an instance is known not to find what it needs of the memory that was full."""
-    if cause.code != _HOST_MEMORY:
-        return shortage(found, replica.free_bytes) is not None
-    return _exceeds_host(found)
 
 
 def _exceeds_host(found: Estimate) -> bool:

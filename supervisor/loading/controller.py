@@ -252,7 +252,8 @@ class AdmissionController:
         for model in self._fleet.models.values():
             phase = phase_of(model, snapshots_of(model))
             self._load_times.observe(model.entry.name, phase, self._clock())
-            self._forget_keep_alive(model)
+            if phase_of(model, snapshots_of(model)) in {Phase.DOWN, Phase.FAILED}:
+                self._keep_alive_s.pop(model.entry.name, None)
         actions = self._decide(self._model_states())
         self._perform(actions)
         return actions.look_again_s
@@ -265,10 +266,6 @@ class AdmissionController:
             self._fleet.planner.supervisor,
             self._memory_usage.returning(),
         )
-
-    def _forget_keep_alive(self, model: Model) -> None:
-        if phase_of(model, snapshots_of(model)) in {Phase.DOWN, Phase.FAILED}:
-            self._keep_alive_s.pop(model.entry.name, None)
 
     def _model_states(self) -> list[ModelState]:
         models = self._configured()
@@ -316,7 +313,10 @@ class AdmissionController:
             self._router.pause(name)
         self._paused = frozenset(actions.pause)
         for name, reason in actions.unload.items():
-            self._unload(self._fleet.models[name], reason)
+            model = self._fleet.models[name]
+            self._emit("model.unloaded", model=model.entry.name, reason=reason)
+            for replica in (*model.replicas, *model.replacements):
+                replica.instance.stop()
         for name in actions.load:
             self._load(self._fleet.models[name])
         for name, reason in actions.refuse.items():
@@ -343,8 +343,3 @@ class AdmissionController:
         self._load_times.begin(model.entry.name, self._clock())
         for replica in model.replicas:
             replica.instance.start()
-
-    def _unload(self, model: Model, reason: str) -> None:
-        self._emit("model.unloaded", model=model.entry.name, reason=reason)
-        for replica in (*model.replicas, *model.replacements):
-            replica.instance.stop()

@@ -333,7 +333,12 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
     _check_magic(file.read(len(_MAGIC)), name)
     try:
         walker = Walker(file, max(0, size_bytes - len(_MAGIC)))
-        _check_version(walker.u32(), name)
+        version = walker.u32()
+        if version not in _VERSIONS:
+            raise ModelInvalid(
+                f"{name} has GGUF version {version}; supported are 2 and 3",
+                hint="convert the model again with a current llama.cpp",
+            )
         found = _header(file, walker, strings_of)
         _check_elements(found.tensors, size_bytes)
     except Damaged as error:
@@ -354,14 +359,6 @@ def _check_magic(magic: bytes, name: str) -> None:
         raise ModelInvalid(
             f"{name} is not a GGUF file: its first bytes are {magic!r}, not b'GGUF'",
             hint="give the path of a .gguf file",
-        )
-
-
-def _check_version(version: int, name: str) -> None:
-    if version not in _VERSIONS:
-        raise ModelInvalid(
-            f"{name} has GGUF version {version}; supported are 2 and 3",
-            hint="convert the model again with a current llama.cpp",
         )
 
 

@@ -107,7 +107,8 @@ def choose_named(repository: Repository, wanted: HubReference) -> FileGroup:
         raise NoSuchModel(
             f"{wanted.repo} has no {wanted.quantisation}", hint=_available_text(repository, found)
         )
-    return _single_group(wanted.repo, fitting)
+    _check_same(wanted.repo, fitting)
+    return min(fitting, key=lambda group: (group.first.path.count("/"), group.first.path))
 
 
 def rank_models(repository: Repository) -> tuple[FileGroup, ...]:
@@ -150,11 +151,6 @@ def _end(name: FileName) -> int:
     return next(
         (at for at, ending in enumerate(_ENDS) if name.quantisation.endswith(ending)), len(_ENDS)
     )
-
-
-def _single_group(repo: str, found: list[FileGroup]) -> FileGroup:
-    _check_same(repo, found)
-    return min(found, key=lambda group: (group.first.path.count("/"), group.first.path))
 
 
 def _check_same(repo: str, found: Iterable[FileGroup]) -> None:

@@ -165,7 +165,9 @@ def _is_named_for(file: FileName, model: FileName, groups: Sequence[FileGroup]) 
 
 def _base(file: FileName) -> str:
     """A name without `mmproj`, quantisation and separators."""
-    name = re.sub(re.escape(file.quantisation or "\0"), "", _stem(file), flags=re.IGNORECASE)
+    name = re.sub(
+        re.escape(file.quantisation or "\0"), "", Path(file.prefix).name, flags=re.IGNORECASE
+    )
     name = re.sub(r"mmproj|(?<![a-z])ud(?![a-z])", "", name, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9]+", "", name.lower())
 
@@ -177,10 +179,6 @@ def _fits(path: Path, model: Gguf, cache_dir: Path, skipped: list[str]) -> bool:
         skipped.append(f"not a projector for {model.path.name}: {error.message}")
         return False
     return found.kind == "projector" and found.projection_width == model.embedding_length
-
-
-def _stem(file: FileName) -> str:
-    return Path(file.prefix).name
 
 
 Store = Literal["corral", "models_dir", "huggingface", "llama.cpp", "lmstudio", "ollama"]

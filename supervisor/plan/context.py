@@ -93,7 +93,21 @@ def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
     batch = min(ctx, number(chosen, "batch-size", _BATCH))
     ubatch = min(batch, number(chosen, "ubatch-size", _UBATCH))
     has_few_outputs = engine.build is None or engine.build >= _FEW_OUTPUTS_BUILD
-    few = min(batch, slots * (1 + _draft_tokens_max(chosen))) if has_few_outputs else ubatch
+    few = (
+        min(
+            batch,
+            slots
+            * (
+                1
+                + max(
+                    (number(chosen, key, default) for key, default in draft_limits(chosen)),
+                    default=0,
+                )
+            ),
+        )
+        if has_few_outputs
+        else ubatch
+    )
     cache = Cache(
         ctx=-(-ctx // streams),
         streams=streams,
@@ -140,10 +154,6 @@ def number(chosen: Chosen, key: str, default: int) -> int:
     except (ValueError, OverflowError):
         return default
     return found if 0 <= found <= NUMBER_MAX else default
-
-
-def _draft_tokens_max(chosen: Chosen) -> int:
-    return max((number(chosen, key, default) for key, default in draft_limits(chosen)), default=0)
 
 
 def _prompt_cache_bytes(chosen: Chosen, engine: Engine) -> int:

@@ -101,7 +101,10 @@ def _map_paths(value: str, flag: Flag, change: Callable[[Path], Path]) -> str:
     """A value with each of its paths changed."""
     if not (_is_scaled(flag) or _MANY in flag.help):
         return str(change(Path(value))) if value else value
-    return _join_items([_change_item(part, flag, change) for part in _split(value)])
+    items = [_change_item(part, flag, change) for part in _split(value)]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(items)
+    return line.getvalue()
 
 
 def _change_item(item: str, flag: Flag, change: Callable[[Path], Path]) -> str:
@@ -117,12 +120,6 @@ def _split(value: str) -> list[str]:
         return next(csv.reader([value]), [])
     except csv.Error:  # it has several lines
         return [value]
-
-
-def _join_items(items: list[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(items)
-    return line.getvalue()
 
 
 def _problem(path: Path, *, is_directory: bool) -> str | None:

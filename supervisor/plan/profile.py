@@ -60,7 +60,9 @@ def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
     if len(above) > _CHAIN_MAX:
         raise SettingsInvalid(f"{above[0]} extends a chain of more than {_CHAIN_MAX} profiles")
     path = _find(name, dirs, above)
-    table = _read(path)
+    table = read_toml(path)
+    check(path, table)
+
     extends = table.get("extends")
     under = _load(extends, dirs, (*above, path)) if extends else None
     own: dict[str, FlagValue] = table.get("flags", {})
@@ -100,12 +102,6 @@ def _files(name: str, dirs: Sequence[Path]) -> Iterator[Path]:
         path = directory / f"{name}.toml"
         if path.is_file():
             yield path
-
-
-def _read(path: Path) -> dict[str, Any]:
-    table = read_toml(path)
-    check(path, table)
-    return table
 
 
 def check(path: Path, table: Mapping[str, Any], known: Collection[str] = _KEYS) -> None:

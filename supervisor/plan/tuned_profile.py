@@ -141,10 +141,7 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
     replicas = table.get("replicas", 1)
     if type(replicas) is not int or not 1 <= replicas <= _REPLICAS_MAX:
         raise SettingsInvalid(f"{path}: replicas is not a number from 1 to {_REPLICAS_MAX}")
-    _check_evidence(path, table.get("tuned", {}))
-
-
-def _check_evidence(path: Path, found: object) -> None:
+    found = table.get("tuned", {})
     if not isinstance(found, dict):
         raise SettingsInvalid(f"{path}: tuned is not a table", hint="write it as [tuned]")
     for key in _EVIDENCE:

@@ -318,16 +318,13 @@ class UsageRecorder:
     def _add(self, key: str, model: str, usage: Usage) -> None:
         day = time.strftime("%Y-%m-%d")
         self._report(self._journal.write(Account(day, key, model), usage))
-        self._count(key, model, usage)
-        if self._journal.is_full:
-            self._full.set()
-
-    def _count(self, key: str, model: str, usage: Usage) -> None:
         names = (key, model)
         if names not in self.since_start and len(self.since_start) >= _COUNTED_MAX:
             names = (OTHERS, OTHERS)
         if min(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens) >= 0:
             self.since_start[names] = self.since_start.get(names, Usage()) + usage
+        if self._journal.is_full:
+            self._full.set()
 
     def _report(self, failure: str | None) -> None:
         """Warn of the first failure in a row."""

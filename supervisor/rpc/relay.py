@@ -180,15 +180,12 @@ class EngineSide(_Side):
         if self.other:
             self.other.write(data)
         else:
-            self._wait_for_worker(data)
+            # Not paused in connection_made, after which uvloop begins to read all the same.
+            self._early.append(data)
+            if self.transport:
+                self.transport.pause_reading()
         for _ in range(self._requests.feed(data)):
             self._timer.asked(at_s)
-
-    def _wait_for_worker(self, data: bytes) -> None:
-        # Not paused in connection_made, after which uvloop begins to read all the same.
-        self._early.append(data)
-        if self.transport:
-            self.transport.pause_reading()
 
     def begin(self, worker: _Side) -> None:
         """The worker has accepted."""

@@ -324,7 +324,11 @@ class HookRunner:
         try:
             await self._empty.wait()
         finally:
-            self._report_unfinished()
+            self._queue.drop_waiting()
+            self._report_dropped()
+            for job in self._queue.running:
+                ran = HookRun("it was killed, because the daemon stopped", "", None)
+                self._report(job, job.commands[0], ran)
 
     def _begin(self) -> None:
         while self._group and (job := self._queue.begin()):
@@ -337,13 +341,6 @@ class HookRunner:
         if count := self._queue.take_dropped():
             self._emit("hooks.dropped", hook=None, count=count)
         self._has_warned = False
-
-    def _report_unfinished(self) -> None:
-        self._queue.drop_waiting()
-        self._report_dropped()
-        for job in self._queue.running:
-            ran = HookRun("it was killed, because the daemon stopped", "", None)
-            self._report(job, job.commands[0], ran)
 
     async def _run(self, job: HookJob) -> None:
         try:

@@ -122,19 +122,16 @@ class HookObserver:
 
     def _changed(self, at: datetime, model: str, instance: str, now: State) -> HookEvent | None:
         if now is State.READY:
-            return self._ready(at, model, instance)
+            is_first = model not in self._up
+            self._up.setdefault(model, set()).add(instance)
+            self._reasons.pop(model, None)
+            return HookEvent("model_loaded", at, model, instance) if is_first else None
         if now is State.BACKOFF:
             self._ended(model, instance)
             return self._failed(at, model, instance)
         if now in _ENDED or now is State.STARTING:
             return self._unloaded(at, model, instance, now)
         return None
-
-    def _ready(self, at: datetime, model: str, instance: str) -> HookEvent | None:
-        is_first = model not in self._up
-        self._up.setdefault(model, set()).add(instance)
-        self._reasons.pop(model, None)
-        return HookEvent("model_loaded", at, model, instance) if is_first else None
 
     def _failed(self, at: datetime, model: str, instance: str) -> HookEvent:
         found = self._cause_of(instance)
@@ -208,7 +205,11 @@ class Hooks:
         elif event.name == "settings.reloaded":
             self._woken.set()
         elif found := self._observer.observe(event):
-            self._follow(found)
+            if found.event == "model_loaded" and found.model:
+                self._idle_times.touch(found.model, self._clock())
+                self._woken.set()
+            elif found.model and found.model not in self._observer.loaded:
+                self._idle_times.forget(found.model)
             self._submit(found)
 
     async def serve(self) -> None:
@@ -233,13 +234,6 @@ class Hooks:
             was_idle = True
         if was_idle:
             self._woken.set()
-
-    def _follow(self, event: HookEvent) -> None:
-        if event.event == "model_loaded" and event.model:
-            self._idle_times.touch(event.model, self._clock())
-            self._woken.set()
-        elif event.model and event.model not in self._observer.loaded:
-            self._idle_times.forget(event.model)
 
     def _report_idle(self) -> float | None:
         """Report what is idle; return the seconds until something else can be, None for never."""

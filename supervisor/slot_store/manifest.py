@@ -135,7 +135,10 @@ def cache_key(plan: Plan) -> CacheKey:
 
 
 def dump(manifest: Manifest) -> str:
-    content = _content(manifest)
+    content = asdict(manifest) | {"format": FORMAT}
+    for when in ("saved_at", "used_at"):
+        content[when] = content[when].isoformat()
+
     return json.dumps({**content, "check": _check(content)}, indent=1)
 
 
@@ -154,13 +157,6 @@ def load(text: str) -> Manifest:
         return _manifest(content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ManifestInvalid(f"its manifest cannot be read: {error}") from error
-
-
-def _content(manifest: Manifest) -> dict[str, Any]:
-    content = asdict(manifest) | {"format": FORMAT}
-    for when in ("saved_at", "used_at"):
-        content[when] = content[when].isoformat()
-    return content
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:

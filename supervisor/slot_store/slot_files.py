@@ -68,7 +68,11 @@ class SlotFiles:
             async with asyncio.TaskGroup() as self._group:
                 while True:
                     await self.reconcile()
-                    await self._evict_old()
+                    try:
+                        async with self._lock:
+                            await self._evict()
+                    except OSError as error:
+                        self._pause_saving(str(error))
                     await asyncio.sleep(_TIDY_S)
         finally:
             self._group = None
@@ -204,13 +208,6 @@ class SlotFiles:
     async def _delete(self, names: Iterable[str]) -> None:
         if gone := self.catalogue.remove(names):
             await asyncio.to_thread(self._persistence().store.drop, gone)
-
-    async def _evict_old(self) -> None:
-        try:
-            async with self._lock:
-                await self._evict()
-        except OSError as error:
-            self._pause_saving(str(error))
 
     async def _reconcile(self) -> None:
         persistence, known = self._persistence(), self.catalogue.names

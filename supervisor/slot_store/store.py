@@ -280,7 +280,7 @@ class SlotStore:
             OSError: The disk refused; nothing was stored.
         """
         try:
-            header = _read_header(spooled, unverified)
+            header = read_checked(spooled, SlotFileInfo(unverified.tokens, unverified.size_bytes))
             headers = self._headers(others)
             redundant, replaced = is_redundant(header, unverified.used_at, headers, tokens_min)
             if redundant:
@@ -412,7 +412,3 @@ class SlotStore:
 
     def _directory(self, model: str) -> Path:
         return self._kept / file_name(model)
-
-
-def _read_header(path: Path, manifest: Manifest) -> SlotFileHeader:
-    return read_checked(path, SlotFileInfo(manifest.tokens, manifest.size_bytes))

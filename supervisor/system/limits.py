@@ -82,7 +82,10 @@ def cpu_quota(root: Path) -> float | None:
         root: Contains `proc` and `sys`.
     """
     found = [_quota(text(level / "cpu.max")) for level in _levels(root, "")]
-    found += [_quota_v1(level) for level in _levels(root, "cpu")]
+    found += [
+        _quota(f"{text(level / 'cpu.cfs_quota_us')} {text(level / 'cpu.cfs_period_us')}")
+        for level in _levels(root, "cpu")
+    ]
     return min((quota for quota in found if quota), default=None)
 
 
@@ -139,11 +142,6 @@ class OomKillWatch:
 def _quota(line: str) -> float | None:
     quota, _, period = line.strip().partition(" ")
     return int(quota) / max(1, int(period)) if quota.isdecimal() and period.isdecimal() else None
-
-
-def _quota_v1(level: Path) -> float | None:
-    # A quota of -1 is none.
-    return _quota(f"{text(level / 'cpu.cfs_quota_us')} {text(level / 'cpu.cfs_period_us')}")
 
 
 def _levels(root: Path, controller: str) -> Iterator[Path]:

@@ -293,18 +293,14 @@ def _make(directory: Path, forbidden: int, flags: int) -> Path:
             hint="make it writable, or set another one (corral config path lists them)",
         ) from error
     try:
-        _restrict(directory, descriptor, forbidden)
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX:
+            raise _not_ours(directory)
+        if found.st_mode & forbidden:
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~forbidden)
     finally:
         os.close(descriptor)
     return directory
-
-
-def _restrict(directory: Path, descriptor: int, forbidden: int) -> None:
-    found = os.fstat(descriptor)
-    if found.st_uid != os.geteuid() or found.st_mode & stat.S_ISVTX:
-        raise _not_ours(directory)
-    if found.st_mode & forbidden:
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~forbidden)
 
 
 def _not_ours(directory: Path) -> AccessDenied:
