@@ -36,7 +36,7 @@ from typing import IO, Final, Protocol
 import psutil
 
 from supervisor.builds.probe import creation_flags
-from supervisor.system.daemon_lock import ChildExit, readable
+from supervisor.system.daemon_lock import ChildExit, wait_readable
 from supervisor.system.limits import set_soft_limit
 
 
@@ -277,7 +277,7 @@ async def _pump(pipe: IO[bytes] | None, on_bytes: OnBytes) -> None:
     fd = pipe.fileno()
     os.set_blocking(fd, False)
     while True:
-        await readable(fd)
+        await wait_readable(fd)
         with suppress(BlockingIOError):
             chunk = os.read(fd, _CHUNK_BYTES)
             if not chunk:

@@ -1,11 +1,10 @@
-"""The lock of the runtime directory that one daemon holds, and waiting for processes to end.
+"""Locks the runtime directory for one daemon, and waits for processes to exit.
 
-Waiting for the exit of a process: by a pidfd, or on systems without them by looking.
+The state file beside the lock names the daemon. A daemon that is killed loses its lock, but leaves
+its state file behind.
 
-Source: pidfd_open(2), Linux 5.3; macOS and BSD have none.
-
-The lock of the runtime directory, which one daemon holds, and the state file that names it. A
-killed daemon leaves its state file behind and loses its lock.
+The exit of a process is seen through a pidfd, or by polling on systems without pidfds. Source:
+pidfd_open(2), Linux 5.3; macOS and BSD have none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import filelock
 import psutil
@@ -39,7 +38,7 @@ class ProcessIdentity:
     created_at: float  # seconds since the epoch, as psutil reports it
 
     def is_alive(self) -> bool:
-        """A process that has ended is not, even before its parent has waited for it."""
+        """Return whether the process runs; a zombie does not."""
         try:
             found = psutil.Process(self.pid)
             has_ended = found.status() == psutil.STATUS_ZOMBIE
@@ -49,7 +48,7 @@ class ProcessIdentity:
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    """Raises ProcessLookupError if there is no such process."""
+    """Identify a process; raises ProcessLookupError if there is none."""
     try:
         return ProcessIdentity(pid, psutil.Process(pid).create_time())
     except psutil.NoSuchProcess as error:
@@ -57,25 +56,18 @@ def identity_of(pid: int) -> ProcessIdentity:
 
 
 # Between two checks, on a system without pidfds.
-_LOOK_EVERY_S: Final = 0.02
-
-
-class Process(Protocol):
-    @property
-    def pid(self) -> int: ...
-
-    def is_alive(self) -> bool: ...
+_POLL_INTERVAL_S: Final = 0.02
 
 
 class ProcessEnd:
-    """The exit of one process; a later process with its number is not mistaken for it."""
+    """The exit of one process, not of a later process with the same pid."""
 
-    def __init__(self, owner: Process | None, pidfd: int | None) -> None:
+    def __init__(self, owner: ProcessIdentity | DaemonInfo | None, pidfd: int | None) -> None:
         self._owner = owner
         self._pidfd = pidfd
 
     def wait(self, limit_s: float) -> bool:
-        """Return whether it exits within the limit."""
+        """Return whether the process exits within the limit."""
         if self._pidfd is not None:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
@@ -84,7 +76,7 @@ class ProcessEnd:
         while self._owner and self._owner.is_alive():
             if time.monotonic() > until_s:
                 return False
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
         return True
 
 
@@ -96,12 +88,12 @@ class ChildExit:
         self._pidfd = _open_pidfd(pid)
 
     async def wait(self) -> None:
-        """Return when the child has exited; it is to be reaped then."""
+        """Return when the child has exited; the caller must then reap it."""
         if self._pidfd is not None:
-            await readable(self._pidfd)
+            await wait_readable(self._pidfd)
             return
-        while _runs(self._pid):  # noqa: ASYNC110 (nothing tells of its exit)
-            await asyncio.sleep(_LOOK_EVERY_S)
+        while _runs(self._pid):  # noqa: ASYNC110 (no event announces its exit)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
         if self._pidfd is not None:
@@ -110,11 +102,11 @@ class ChildExit:
 
 @contextmanager
 def hold_process(pid: int) -> Iterator[Callable[[float], None] | None]:
-    """Hold a process, so that a later one with its number is not mistaken for it.
+    """Hold a process, so that a later process with the same pid is not mistaken for it.
 
     Yields:
-        A function that kills the process and waits for its end, a limited number of seconds; None
-        if the process has exited.
+        A function that kills the process and waits for its exit for the given number of seconds;
+        None if the process has exited.
     """
     try:
         process = psutil.Process(pid)
@@ -126,7 +118,7 @@ def hold_process(pid: int) -> Iterator[Callable[[float], None] | None]:
     def kill(limit_s: float) -> None:
         if pidfd is None:
             with suppress(psutil.Error):
-                process.kill()  # psutil compares the time of its creation
+                process.kill()  # psutil checks the creation time
                 process.wait(limit_s)
             return
         with suppress(ProcessLookupError):
@@ -140,8 +132,8 @@ def hold_process(pid: int) -> Iterator[Callable[[float], None] | None]:
             os.close(pidfd)
 
 
-async def readable(fd: int) -> None:
-    """Wait until a descriptor is readable; a pidfd is after the end of its process."""
+async def wait_readable(fd: int) -> None:
+    """Wait until a descriptor is readable; a pidfd becomes readable when its process exits."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(fd, ready.set)
@@ -152,23 +144,19 @@ async def readable(fd: int) -> None:
 
 
 @contextmanager
-def process_end(owner: Process | None) -> Iterator[ProcessEnd]:
+def process_end(owner: ProcessIdentity | DaemonInfo | None) -> Iterator[ProcessEnd]:
     """Yield the exit of a process, to wait for within the block."""
-    pidfd = _open(owner)
+    pidfd = None
+    if owner is not None and owner.is_alive():
+        with suppress(OSError):
+            pidfd = _open_pidfd(owner.pid)
     try:
-        # Checked after opening the descriptor, which could be that of a later process.
+        # Checked again, because the descriptor could belong to a later process.
         is_there = owner is not None and owner.is_alive()
         yield ProcessEnd(owner, pidfd) if is_there else ProcessEnd(None, None)
     finally:
         if pidfd is not None:
             os.close(pidfd)
-
-
-def _open(owner: Process | None) -> int | None:
-    if owner is not None and owner.is_alive():
-        with suppress(OSError):
-            return _open_pidfd(owner.pid)
-    return None
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -191,7 +179,7 @@ class DaemonInfo:
     created_at: float  # seconds since the epoch, as psutil reports it
     version: str
     url: str  # of its proxy
-    api_key_file: str | None = None  # of a desktop backend
+    api_key_file: str | None = None  # None unless it is a desktop backend
 
     def is_alive(self) -> bool:
         return ProcessIdentity(self.pid, self.created_at).is_alive()
@@ -216,7 +204,12 @@ def lock_runtime_dir(directories: Directories) -> Iterator[None]:
     try:
         lock.acquire()
     except filelock.Timeout as error:
-        raise _lock_error(directories) from error
+        owner = read_owner(directories.state_file)
+        identity = f" (pid {owner.pid}, {owner.url})" if owner else ""
+        raise DaemonBusy(
+            f"a daemon already runs in {directories.runtime}{identity}",
+            hint="corral status shows it, corral stop ends it",
+        ) from error
     except OSError as error:
         raise AccessDenied(f"cannot lock {directories.lock_file}: {error.strerror}") from error
     try:
@@ -224,15 +217,6 @@ def lock_runtime_dir(directories: Directories) -> Iterator[None]:
     finally:
         directories.state_file.unlink(missing_ok=True)
         lock.release()
-
-
-def _lock_error(directories: Directories) -> DaemonBusy:
-    owner = read_owner(directories.state_file)
-    identity = f" (pid {owner.pid}, {owner.url})" if owner else ""
-    return DaemonBusy(
-        f"a daemon already runs in {directories.runtime}{identity}",
-        hint="corral status shows it, corral stop ends it",
-    )
 
 
 def write_owner(path: Path, owner: DaemonInfo) -> None:

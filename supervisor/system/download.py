@@ -1,11 +1,10 @@
-"""Downloads that resume: a file of known size and SHA-256, or a wheel of an index. Blocks.
+"""Downloads files of known size and SHA-256, and wheels from pip's package index. Blocks.
 
-Downloads a file of known size and SHA-256, and continues what broke. Blocks. The file gets its name
-when it is whole and right; until then it is `NAME.part`. One that is there is taken if it is right.
+A broken download resumes. The file is called `NAME.part` until it is complete and its hash is
+verified. An existing file with the right hash is not downloaded again.
 
-Downloads a wheel from the package index that pip is set to use, and resumes a broken download. pip
-itself downloads where the index has no JSON (PEP 691), is not reached by HTTP, or lacks the wheel:
-it may have more sources.
+A wheel comes from the package index that pip is configured to use. pip downloads it itself if the
+index has no JSON (PEP 691), is not reached by HTTP, or lacks the wheel: pip may have more sources.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import httpx
 
 from supervisor.errors import DownloadFailed
 
-# Broken connections in a row, without a byte between them, before it is given up.
+# The download fails after this many broken connections in a row that brought no byte.
 _ATTEMPTS: Final = 4
 _PAUSE_S = 2.0
 _CONNECTIONS_MAX: Final = 100
@@ -40,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file elsewhere; the name is one that a file may have here."""
+    """A file to download; `name` is valid as a local file name."""
 
     name: str
     url: str | httpx.URL
@@ -51,17 +50,17 @@ class RemoteFile:
 def download(
     client: httpx.Client, file: RemoteFile, directory: Path, progress: Progress, source: str
 ) -> Path:
-    """Put a file into a directory; a part of it that is there is continued.
+    """Download a file into a directory, and resume an earlier partial download.
 
     Args:
         client: Follows redirects.
-        file: What to download.
-        directory: Where it gets its name.
+        file: The file to download.
+        directory: Gets the file and, until it is complete, the partial file.
         progress: Receives bytes done and bytes in all.
-        source: Who knows its size and its SHA-256, for messages.
+        source: The origin of the size and the SHA-256, for messages.
 
     Raises:
-        DownloadFailed: The download broke, or it is not the file that the source knows.
+        DownloadFailed: The download broke, or the file's hash is wrong.
         OSError: The directory cannot be written.
     """
     whole = directory / file.name
@@ -71,7 +70,7 @@ def download(
     try:
         _transfer(client, file, part, progress)
     except httpx.TooManyRedirects as error:
-        raise DownloadFailed(f"{file.name} is redirected without end") from error
+        raise DownloadFailed(f"too many redirects while downloading {file.name}") from error
     except httpx.HTTPStatusError as error:
         raise DownloadFailed(
             f"{file.name} cannot be downloaded: {error.response.url.host} answers "
@@ -93,7 +92,7 @@ def download(
 
 
 def _transfer(client: httpx.Client, file: RemoteFile, part: Path, progress: Progress) -> None:
-    """Append what a part lacks; a connection that breaks is made again, at once if bytes came."""
+    """Complete a partial file; reconnect after a break, without a pause if bytes came."""
     failures, most_bytes = 0, _size(part)
     for _ in range(_CONNECTIONS_MAX):
         if _size(part) == file.size_bytes:
@@ -140,7 +139,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# In the help of pip, of `--index-url`: no other option has an address as its default.
+# The default of `--index-url` in pip's help; no other option has a URL as its default.
 _DEFAULT_INDEX: Final = re.compile(r"\(default (https?://[^\s()]{1,500})\)")
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
 _TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
@@ -153,16 +152,16 @@ _PIP_LINES_SHOWN: Final = 3
 def download_wheel(
     requirement: str, directory: Path, size_max_bytes: int, progress: Progress
 ) -> None:
-    """Put the wheel of `NAME==VERSION` into a directory; it gets its name when it is whole.
+    """Download the wheel of `NAME==VERSION` into a directory, as `download` does.
 
     Args:
         requirement: The package and its version.
-        directory: Where to put it; a `.part` file there is continued.
+        directory: Gets the wheel; a `.part` file in it is resumed.
         size_max_bytes: A larger wheel is refused.
         progress: Receives bytes done and bytes in all.
 
     Raises:
-        DownloadFailed: The download broke, or the wheel is too large or not the index's file.
+        DownloadFailed: The download broke, or the wheel is too large or its hash is wrong.
         OSError: The directory cannot be written.
     """
     pip = _pip_settings()
@@ -179,7 +178,7 @@ def download_wheel(
 
 
 def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | None:
-    """Return the wheel of a requirement; None where the index does not list it as JSON.
+    """Return the wheel of a requirement; None if the index does not list it as JSON.
 
     Source: PEP 691, PEP 503 (names), PEP 427 (file names).
     """
@@ -206,20 +205,19 @@ def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | No
 
 
 def _pip_settings() -> Mapping[str, str]:
-    """Return pip's own settings, those of the environment first; none where pip does not answer."""
+    """Return pip's settings, of which the environment's win; empty if pip times out."""
     pairs = [line.partition("=") for line in _pip("config", "list").splitlines()]
     ranked = sorted(pairs, key=lambda pair: pair[0].startswith(":env:"))
     return {key.rpartition(".")[2]: "".join(shlex.split(value)) for key, _, value in ranked}
 
 
 def _default_index() -> str | None:
-    """Return the index that pip uses without a setting; None where pip does not say."""
+    """Return the index that pip uses by default; None if its help does not name it."""
     found = _DEFAULT_INDEX.search(_pip("download", "--help"))
     return found[1] if found else None
 
 
 def _pip(*arguments: str) -> str:
-    """Return what pip prints; nothing where it does not answer."""
     argv = [sys.executable, "-m", "pip", *arguments]
     wide = {**os.environ, "COLUMNS": "1000"}  # lines are not broken
     try:
@@ -231,12 +229,12 @@ def _pip(*arguments: str) -> str:
 
 
 def pip_download(requirement: str, directory: Path) -> None:
-    """Let pip put one wheel into a directory; pip names it only when it is whole.
+    """Let pip download one wheel into a directory, which gets only complete files.
 
     Source: `pip download` moves finished files out of its own temporary directory.
 
     Raises:
-        DownloadFailed: pip failed; says how.
+        DownloadFailed: pip failed; the message has its last lines.
     """
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     argv += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]

@@ -1,12 +1,13 @@
-"""Energy that the processor (RAPL) and the devices (NVML) used between two readings.
+"""Measures the energy that the processor (RAPL) and NVIDIA devices (NVML) used.
 
-Energy counters of NVIDIA devices, by the library that the driver brings. Four functions, called
-directly: a package for them would be installed on every machine without a device too. Source: NVML
-API reference, nvmlDeviceGetTotalEnergyConsumption (mJ since the driver was loaded; Volta or newer).
+Both count in hardware, for the whole machine, so other programs' energy is included. A counter that
+cannot be read is unknown, not zero: since Linux 5.10 only root may read RAPL, because the counter
+reveals the work of other programs. Source: CVE-2020-8694;
+Documentation/power/powercap/powercap.rst.
 
-Both count energy in hardware, for the whole machine: other programs' work is in it. What cannot be
-read is unknown, not zero; Linux lets only root read RAPL since 5.10, because the counter reveals
-what other programs compute. Source: CVE-2020-8694; Documentation/power/powercap/powercap.rst.
+NVML's four functions are called in the driver's own library, because a Python package for them
+would be installed on machines without a device too. Source: NVML API reference,
+nvmlDeviceGetTotalEnergyConsumption (mJ since the driver was loaded; Volta or newer).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def nvml_joules(nvml: Library) -> Mapping[str, float] | None:
     """Read the counter of each device; None without devices, or if one cannot be read."""
     try:
         count = ctypes.c_uint()
-        # May be called often: the library counts its users.
+        # Repeated calls are fine: the library counts its users.
         if nvml.nvmlInit_v2() != _OK or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _OK:
             return None
         values = [_joules_of(nvml, i) for i in range(min(count.value, _DEVICES_MAX))]
@@ -73,10 +74,14 @@ class Counter:
     value_j: float
     range_j: float
 
+    def joules_since(self, before: Counter) -> float:
+        passed = self.value_j - before.value_j
+        return passed if passed >= 0 else passed + self.range_j
+
 
 @dataclass(frozen=True, slots=True)
 class EnergyReading:
-    """Counters by name; None where there are none, or not all of them can be read."""
+    """Counters by name; None if there are none, or if any of them cannot be read."""
 
     processor: Mapping[str, Counter] | None
     devices: Mapping[str, float] | None
@@ -87,8 +92,8 @@ class Energy:
     """Joules between two readings; None is unknown.
 
     Attributes:
-        processor_j: Of all processor packages, and of memory where it is counted.
-        devices_j: Of all NVIDIA devices.
+        processor_j: The sum of all processor packages, and of memory if it is counted.
+        devices_j: The sum of all NVIDIA devices.
     """
 
     processor_j: float | None
@@ -96,7 +101,7 @@ class Energy:
 
     @property
     def total_j(self) -> float | None:
-        """The sum of what is known; None if nothing is."""
+        """The sum of the known values; None if there are none."""
         known = [
             energy_j for energy_j in (self.processor_j, self.devices_j) if energy_j is not None
         ]
@@ -104,7 +109,7 @@ class Energy:
 
     @property
     def covers(self) -> str:
-        """What the total is of, in words."""
+        """The parts in the total, in words."""
         parts = (("processor", self.processor_j), ("devices", self.devices_j))
         return " and ".join(name for name, joules in parts if joules is not None) or "nothing"
 
@@ -112,64 +117,39 @@ class Energy:
 def read(powercap: Path = _POWERCAP, device_library: Library | None = None) -> EnergyReading:
     """Read all counters.
 
-    A difference is right if the readings are less than one round of a counter apart: 262,144 J on
-    most processors, which is 20 minutes at 200 W.
+    Two readings must be less than one counter range apart: 262,144 J on most processors, which is
+    20 minutes at 200 W.
     """
     library = device_library or load_nvml()
     return EnergyReading(_processor(powercap), nvml_joules(library) if library else None)
 
 
 def energy_between(before: EnergyReading, after: EnergyReading) -> Energy:
-    return Energy(
-        _processor_joules(before.processor, after.processor),
-        _device_joules(before.devices, after.devices),
-    )
+    processor_j = devices_j = None
+    old, new = before.processor, after.processor
+    if old and new and old.keys() == new.keys():
+        processor_j = sum(counter.joules_since(old[name]) for name, counter in new.items())
+    if before.devices and after.devices and before.devices.keys() == after.devices.keys():
+        passed = [value - before.devices[name] for name, value in after.devices.items()]
+        # A counter falls if the driver was reloaded in between.
+        devices_j = sum(passed) if min(passed) >= 0 else None
+    return Energy(processor_j, devices_j)
 
 
 def _processor(powercap: Path) -> Mapping[str, Counter] | None:
-    """Read the packages, and the memory beside them; cores and graphics are parts of a package.
+    """Read the packages and the memory; cores and graphics are parts of a package.
 
-    Zones of another kind are left out: `psys` counts the packages once more, and `intel-rapl-mmio`
-    is a second way to the same counters. Source: drivers/powercap/intel_rapl_common.c.
+    Other zones are left out: `psys` counts the packages again, and `intel-rapl-mmio` shows the same
+    counters again. Source: drivers/powercap/intel_rapl_common.c.
     """
+    counters = {}
     try:
-        zones = {zone.name: zone for zone in powercap.glob("intel-rapl:*") if _is_counted(zone)}
-        counters = {name: _counter(zone) for name, zone in sorted(zones.items())}
+        for zone in sorted(powercap.glob("intel-rapl:*")):
+            name = (zone / "name").read_text("utf-8").strip()
+            if name.startswith("package") or name == "dram":
+                value = int((zone / "energy_uj").read_text("utf-8"))
+                limit = int((zone / "max_energy_range_uj").read_text("utf-8"))
+                counters[zone.name] = Counter(value / _MICROJOULES, limit / _MICROJOULES)
     except (OSError, ValueError):
         return None
     return counters or None
-
-
-def _is_counted(zone: Path) -> bool:
-    name = (zone / "name").read_text("utf-8").strip()
-    return name.startswith("package") or name == "dram"
-
-
-def _counter(zone: Path) -> Counter:
-    value, limit = (
-        int((zone / name).read_text("utf-8")) for name in ("energy_uj", "max_energy_range_uj")
-    )
-    return Counter(value / _MICROJOULES, limit / _MICROJOULES)
-
-
-def _processor_joules(
-    before: Mapping[str, Counter] | None, after: Mapping[str, Counter] | None
-) -> float | None:
-    if before is None or after is None or before.keys() != after.keys():
-        return None
-    return sum(_counter_difference(before[name], counter) for name, counter in after.items())
-
-
-def _counter_difference(before: Counter, after: Counter) -> float:
-    passed = after.value_j - before.value_j
-    return passed if passed >= 0 else passed + after.range_j
-
-
-def _device_joules(
-    before: Mapping[str, float] | None, after: Mapping[str, float] | None
-) -> float | None:
-    if before is None or after is None or before.keys() != after.keys():
-        return None
-    passed = [value - before[name] for name, value in after.items()]
-    # The driver was reloaded in between.
-    return None if min(passed) < 0 else sum(passed)

@@ -1,10 +1,8 @@
 """Reads files that users name, writes files atomically, and caches small JSON values.
 
-A cache of small JSON values, one file each, mode 0600. A value that cannot be read or written
-counts as missing.
-
-Finds a directory whose files are never on a disk. Their pages may go to the swap space, as those of
-any program. Source: proc_pid_mountinfo(5); tmpfs(5).
+The cache has one file for each value, mode 0600. A value that cannot be read or written counts as
+missing. `memory_directory` finds a directory whose files are in memory; like any memory, they may
+be swapped out. Source: proc_pid_mountinfo(5); tmpfs(5).
 """
 
 from __future__ import annotations
@@ -31,17 +29,17 @@ _KINDS: Final = (
     (stat.S_ISCHR, "is a device"),
     (stat.S_ISBLK, "is a device"),
 )
-# Opening a device may have an effect, so the path is checked first; O_NONBLOCK is for a pipe that
-# replaces the file in between.
+# Opening a device may have side effects, so the path is checked first. With O_NONBLOCK the open
+# does not hang if a pipe replaces the file in between.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
-    """The path is not that of a regular file; `strerror` says of what."""
+    """The path is not a regular file; `strerror` says what it is."""
 
 
 def expand_home(path: Path) -> Path:
-    """Expand `~`; a path whose home directory does not exist stays as it is."""
+    """Expand `~`; a path whose home directory is unknown is returned unchanged."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -60,8 +58,8 @@ def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; follows symbolic links.
 
     Raises:
-        NotRegular: It is a directory, a pipe, a socket or a device.
-        OSError: It cannot be opened, or the path is invalid.
+        NotRegular: The path is a directory, a pipe, a socket or a device.
+        OSError: The file cannot be opened, or the path is invalid.
     """
     stat_regular(path)
     file = os.fdopen(os.open(path, _FLAGS), "rb")
@@ -84,12 +82,12 @@ def stat_regular(path: Path) -> os.stat_result:
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-    """Replace a file, mode 0600, as a whole; unless `durable`, a crash of the machine may lose it.
+    """Replace a file atomically, with mode 0600; text is UTF-8 and keeps its line ends.
 
-    Text is written in UTF-8, with its line ends.
+    Unless `durable`, a crash of the machine may lose the file.
 
     Raises:
-        OSError: Nothing was written; a file of that name is unchanged.
+        OSError: Nothing was written; an existing file is unchanged.
     """
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -107,7 +105,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace a file as `write_atomic`, and keep its mode and CRLF line ends."""
+    """Replace a file as `write_atomic` does, but keep its mode and CRLF line ends."""
     mode = path.stat().st_mode
     before = path.read_bytes()
     if before.count(b"\n") == before.count(b"\r\n") > 0:
@@ -117,14 +115,14 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def back_up(path: Path) -> Path:
-    """Copy a file to one beside it, mode 0600, that is named after the time; return that."""
+    """Copy a file to `NAME.TIME.bak` beside it, mode 0600, and return the copy's path."""
     backup = path.with_name(f"{path.name}.{datetime.now().astimezone():%Y%m%d-%H%M%S}.bak")
     write_atomic(backup, path.read_bytes())
     return backup
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
+    """Wait until a file's content, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -142,7 +140,7 @@ def _check(found: os.stat_result) -> None:
 
 
 def key_of(files: Iterable[Path], *more: str) -> str:
-    """Return a key made of the versions of files and of texts.
+    """Return a cache key for the versions of these files and for these texts.
 
     Raises:
         OSError: A file is missing or inaccessible.
@@ -179,9 +177,9 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 
 
 def memory_directory(runtime: Path, name: str) -> Path | None:
-    """Return where to make a directory in memory; None if this machine has no place.
+    """Return the path for a directory in memory; None if this machine has no such file system.
 
-    That is the runtime directory, else one in /dev/shm that belongs to this runtime directory.
+    It is in the runtime directory if that is in memory, otherwise in /dev/shm.
     """
     if is_in_memory(runtime):
         return runtime / name
@@ -192,7 +190,7 @@ def memory_directory(runtime: Path, name: str) -> Path | None:
 
 
 def is_in_memory(path: Path) -> bool:
-    """Return whether files of a directory, which may be missing yet, are in memory."""
+    """Return whether the files of a directory, which need not exist yet, are in memory."""
     while not path.exists() and path != path.parent:
         path = path.parent
     try:
@@ -203,7 +201,7 @@ def is_in_memory(path: Path) -> bool:
 
 
 def kind_of_device(mounts: str, device: str) -> str | None:
-    """Return the type of the file system of a device, as `major:minor`."""
+    """Return the file system type of a device, given as `major:minor`."""
     for line in mounts.splitlines():
         words, _, after = line.partition(" - ")
         if words.split()[2:3] == [device]:

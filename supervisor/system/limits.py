@@ -1,7 +1,6 @@
-"""Limits that the system sets for this process: rlimits and control groups.
+"""Reads the limits of this process (rlimits, control groups) and the kernel's out-of-memory kills.
 
-Limits that control groups set for this process: its own group and every one above it. And the
-processes that the kernel has killed for want of memory.
+Limits of control groups are those of the process's own group and of every group above it.
 
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max, memory.events); for
 version 1, scheduler/sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst
@@ -20,12 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 _resource: Final = import_module("resource") if find_spec("resource") else None
-# Enough for any number of clients, and not so many that programs which close them all are slow.
+# Enough for any number of clients; with more, programs that close all descriptors get slow.
 _FILES: Final = 65_536
 
 
 class Limit(NamedTuple):
-    """In the unit of the limit; None: unlimited."""
+    """A soft and a hard limit, in the unit of the limit; None means unlimited."""
 
     soft: int | None
     hard: int | None
@@ -44,7 +43,7 @@ def limit(name: str) -> Limit:
 
 
 def set_soft_limit(name: str, value: int) -> None:
-    """Set a soft limit, to the hard limit at most; nothing on a system that does not have it.
+    """Set a soft limit, at most to the hard limit; does nothing if the system lacks the limit.
 
     Raises:
         ValueError: The system refuses the value.
@@ -105,9 +104,9 @@ def pressure_file(root: Path) -> Path | None:
 
 
 def oom_kills(root: Path) -> int | None:
-    """Return how many processes the kernel has killed for want of memory.
+    """Return how many processes the kernel has killed because memory ran out.
 
-    Of our group, else of the machine; None if neither is known.
+    Counts our control group, or the machine if the group has no count; None if neither is known.
     """
     files = [level / "memory.events" for level in _levels(root, "")]
     files += [level / "memory.oom_control" for level in _levels(root, "memory")]
@@ -120,9 +119,10 @@ def oom_kills(root: Path) -> int | None:
 
 
 class OomKillWatch:
-    """Tells whether the kernel has just killed a process for want of memory.
+    """Tells whether the kernel has just killed a process because memory ran out.
 
-    Which one is not known, and one shortage may end several: the answer holds for two seconds.
+    The kernel's count does not name the process, and one shortage may kill several, so a kill
+    counts for two seconds.
     """
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
@@ -132,7 +132,7 @@ class OomKillWatch:
         self._grown_at_s = -math.inf
 
     def has_killed(self) -> bool:
-        """Return whether it has killed since the last call, or a moment ago."""
+        """Return whether it has killed since the last call, or in the last two seconds."""
         before, self._count = self._count, oom_kills(self._root)
         if before is not None and self._count is not None and self._count > before:
             self._grown_at_s = self._clock()
@@ -145,25 +145,22 @@ def _quota(line: str) -> float | None:
 
 
 def _levels(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the directories from the mount point down to our group; an empty name is version 2.
+    """Yield the directories from the mount point down to our group; "" stands for version 2.
 
-    A container may see the path of its group on the host and only its own group's files, mounted
-    at the top; levels that do not exist have no files.
+    Some may not exist: a container may see its group's path on the host, but has only its own
+    group's files, mounted at the top.
     """
     path = _own_path(text(root / "proc/self/cgroup"), controller)
     if path is None:
         return
-    level = _mount(root, controller)
+    if controller:
+        level = root / _MOUNT / controller
+    else:
+        level = root / (_HYBRID if (root / _HYBRID).is_dir() else _MOUNT)
     yield level
     for part in path.parts[1:]:
         level /= part
         yield level
-
-
-def _mount(root: Path, controller: str) -> Path:
-    if controller:
-        return root / _MOUNT / controller
-    return root / (_HYBRID if (root / _HYBRID).is_dir() else _MOUNT)
 
 
 def _own_path(groups: str, controller: str) -> PurePosixPath | None:
@@ -172,7 +169,7 @@ def _own_path(groups: str, controller: str) -> PurePosixPath | None:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller in controllers.split(","):
-            # A group outside of the namespace's root is shown as /../name.
+            # A group outside the namespace's root is shown as /../name.
             return PurePosixPath("/") if ".." in path else PurePosixPath(path)
     return None
 

@@ -1,6 +1,6 @@
-"""The resources of this machine that the daemon may use: processor, cores, memory.
+"""Reads the resources of this machine that the daemon may use: cores, NUMA nodes, memory.
 
-Which processor cores there are: hyper-threads, efficiency cores and NUMA nodes.
+Hyper-threads count as one core, and efficiency cores are told apart from performance cores.
 
 Sources: Linux, Documentation/admin-guide/cputopology.rst (core_cpus_list, before 5.3
 thread_siblings_list); arch/x86/events/intel/core.c (the PMUs cpu_core, cpu_atom and cpu_lowpower of
@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,7 +26,7 @@ _NAME_MAX: Final = 80
 
 @functools.cache
 def cpu_name() -> str:
-    """Return the processor's name as Linux has it, or its architecture."""
+    """Return the processor's name as Linux reports it, or its architecture."""
     try:
         lines = _CPUINFO.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -59,7 +58,7 @@ class Topology:
 # On a large machine these are hundreds of files. A CPU that goes offline changes the affinity.
 @lru_cache(maxsize=8)
 def read_topology(root: Path, allowed: frozenset[int]) -> Topology:
-    """Read the cores of these CPUs. A CPU of which nothing can be read is a performance core.
+    """Read the cores of these CPUs; a CPU without readable files counts as a performance core.
 
     Args:
         root: Contains `sys`.
@@ -68,20 +67,20 @@ def read_topology(root: Path, allowed: frozenset[int]) -> Topology:
     slow = _efficiency_cpus(root, allowed)
     cores = {_core(root, cpu) & allowed for cpu in allowed}
     efficiency = sum(1 for core in cores if core <= slow)
-    return Topology(len(cores) - efficiency, efficiency, _numa_nodes(root, allowed))
+    files = (root / _NODES).glob("node[0-9]*/cpulist")
+    nodes = [cpus for file in files if (cpus := parse_cpu_list(text(file)))]
+    numa_nodes = max(1, len(nodes)) if all(cpus <= allowed for cpus in nodes) else 1
+    return Topology(len(cores) - efficiency, efficiency, numa_nodes)
 
 
 def parse_cpu_list(line: str) -> frozenset[int]:
     """Parse `0-3,8`; empty if it is malformed."""
+    parts = [part.partition("-") for part in line.split(",") if part]
     try:
-        return frozenset(cpu for part in line.split(",") if part for cpu in _range(part))
+        ranges = [range(int(first), int(last or first) + 1) for first, _, last in parts]
     except ValueError:
         return frozenset()
-
-
-def _range(part: str) -> Iterator[int]:
-    first, _, last = part.partition("-")
-    yield from range(int(first), int(last or first) + 1)
+    return frozenset(cpu for cpus in ranges for cpu in cpus)
 
 
 def _core(root: Path, cpu: int) -> Core:
@@ -93,18 +92,12 @@ def _core(root: Path, cpu: int) -> Core:
 def _efficiency_cpus(root: Path, allowed: frozenset[int]) -> frozenset[int]:
     if fast := parse_cpu_list(text(root / _PERFORMANCE_PMU)):
         return allowed - fast
-    # Compared with all CPUs, because the affinity may leave only slow ones.
+    # Compared with all CPUs, because the affinity may contain only slow ones.
     files = (root / _CPUS).glob("cpu[0-9]*/cpu_capacity")
     found = {int(file.parent.name[3:]): text(file) for file in files}
     capacities = {cpu: int(value) for cpu, value in found.items() if value.isdecimal()}
     least = max(capacities.values(), default=0) * _PERFORMANCE_SHARE
     return frozenset(cpu for cpu in allowed if capacities.get(cpu, least) < least)
-
-
-def _numa_nodes(root: Path, allowed: frozenset[int]) -> int:
-    files = (root / _NODES).glob("node[0-9]*/cpulist")
-    nodes = [cpus for file in files if (cpus := parse_cpu_list(text(file)))]
-    return max(1, len(nodes)) if all(cpus <= allowed for cpus in nodes) else 1
 
 
 _ROOT: Final = Path("/")
@@ -119,32 +112,32 @@ _NICE_LIMIT: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The resources of this machine."""
+    """The resources of this machine; cores are within the affinity and the CPU quota."""
 
-    physical_cores: int  # without hyper-threads; within the affinity and the CPU quota
-    logical_cores: int  # within the same
-    memory_bytes: int  # or the control group's limit if lower
+    physical_cores: int  # without hyper-threads
+    logical_cores: int
+    memory_bytes: int  # at most the control group's limit
     memory_available_bytes: int  # including caches that can be dropped
-    memlock_bytes: int | None  # the limit of locked memory
+    memlock_bytes: int | None  # the limit of locked memory; None means unlimited
     may_renice: bool  # whether a process may raise its own priority to `high`
-    cpu_flags: frozenset[str]  # as Linux names them; empty if unknown
-    efficiency_cores: int = 0  # those of the physical cores that are slow
+    cpu_flags: frozenset[str]  # by their Linux names; empty if unknown
+    efficiency_cores: int = 0  # the slow ones among the physical cores
     quota_spare_cores: int = 0  # physical cores within the affinity, but beyond the CPU quota
-    numa_nodes: int = 1  # 1 also if the affinity has not all CPUs of all nodes
+    numa_nodes: int = 1  # 1 also if the affinity lacks any CPU of any node
 
     @property
     def performance_cores(self) -> int:
-        """Physical cores that are not efficiency cores; 0 if there are only those."""
+        """Physical cores that are not efficiency cores; 0 if all are efficiency cores."""
         return self.physical_cores - self.efficiency_cores
 
     @property
     def decode_cores(self) -> int:
-        """Cores to decode on: threads wait for the slowest, so slow cores only if all are slow."""
+        """Cores to decode on: no slow cores unless all are, as threads wait for the slowest."""
         return self.performance_cores or self.physical_cores
 
     @property
     def decode_core_kind(self) -> str:
-        """What those cores are called."""
+        """The name of the cores to decode on, for messages."""
         if not self.efficiency_cores:
             return "physical core"
         return "performance core" if self.performance_cores else "efficiency core"
@@ -154,10 +147,10 @@ _last: list[Machine] = []
 
 
 def read() -> Machine:
-    """Read the resources, or return the last ones if they cannot be read now.
+    """Read the resources; if they cannot be read now, return the last ones.
 
     Raises:
-        OSError: They could never be read, for example because no descriptor is free.
+        OSError: They were never read, for example because no file descriptor is free.
     """
     try:
         found = read_from(_ROOT, allowed_cpus())
@@ -174,17 +167,21 @@ def read_from(root: Path, allowed: frozenset[int]) -> Machine:
     import psutil  # noqa: PLC0415 (takes 20 ms)
 
     memory = psutil.virtual_memory()
-    limit = memory_limit_bytes(root) or memory.total
-    quota = max(1, int(cpu_quota(root) or len(allowed)))  # part of a CPU would throttle a thread
-    found = _topology(root, allowed)
+    limit_bytes = memory_limit_bytes(root) or memory.total
+    # Rounded down: with a fraction of a CPU, a thread would be throttled.
+    quota = max(1, int(cpu_quota(root) or len(allowed)))
+    if (root / "sys").is_dir():
+        found = read_topology(root, allowed)
+    else:
+        found = Topology(psutil.cpu_count(logical=False) or len(allowed), 0, 1)
     present = found.performance_cores + found.efficiency_cores
     physical = min(present, quota)
     return Machine(
         physical_cores=physical,
         logical_cores=min(len(allowed), quota),
-        memory_bytes=min(memory.total, limit),
-        memory_available_bytes=min(memory.available, limit),
-        memlock_bytes=_memlock_bytes(),
+        memory_bytes=min(memory.total, limit_bytes),
+        memory_available_bytes=min(memory.available, limit_bytes),
+        memlock_bytes=None if _has_capability(_CAP_IPC_LOCK) else limit("RLIMIT_MEMLOCK").soft,
         may_renice=_may_renice(),
         cpu_flags=cpu_flags(),
         efficiency_cores=max(0, physical - found.performance_cores),
@@ -194,31 +191,19 @@ def read_from(root: Path, allowed: frozenset[int]) -> Machine:
 
 
 def allowed_cpus() -> frozenset[int]:
-    """Return the CPUs of the affinity, which cpusets limit too."""
+    """Return the CPUs of the affinity, which cpusets limit as well."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _topology(root: Path, allowed: frozenset[int]) -> Topology:
-    if (root / "sys").is_dir():
-        return read_topology(root, allowed)
-    import psutil  # noqa: PLC0415 (takes 20 ms)
-
-    return Topology(psutil.cpu_count(logical=False) or len(allowed), 0, 1)
-
-
 @cache
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's features, such as `avx2`; empty if unknown."""
-    for line in _text(_CPUINFO).splitlines():
+    for line in text(_CPUINFO).splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
-
-
-def _memlock_bytes() -> int | None:
-    return None if _has_capability(_CAP_IPC_LOCK) else limit("RLIMIT_MEMLOCK").soft
 
 
 def _may_renice() -> bool:
@@ -229,14 +214,7 @@ def _may_renice() -> bool:
 
 
 def _has_capability(bit: int) -> bool:
-    for line in _text(_STATUS).splitlines():
+    for line in text(_STATUS).splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> bit & 1)
     return False
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError:
-        return ""

@@ -1,11 +1,10 @@
-"""Users of this machine, and which of them could have written a settings or model file.
+"""Finds out whether another user could have written a settings file or a model file.
 
-Checks which user owns a settings file, and which others can write it. A settings file names
-programs to run. So one that is found in the current directory is read only where no one but the
-user and root can have written it; one that is named is read with a warning.
+A settings file names programs to run. So a settings file in the current directory is read only if
+nobody but the user and root can have written it; a file that the user names is read with a warning.
 
-Whether another user could have written a model file that nobody named. A GGUF is parsed by code in
-C++, and a file that shrinks while it is mapped kills its engine.
+A model file of another user is a danger too: C++ code parses GGUF files, and a file that shrinks
+while it is mapped kills its engine.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def user_name(uid: int) -> str:
 
 
 def private_gid(uid: int) -> int | None:
-    """Return the group that has the name of a user and no other member, or None."""
+    """Return the group with the user's name and no other member, or None."""
     if _users is None or _groups is None:
         return None
     try:
@@ -72,8 +71,8 @@ class User:
     """The effective user.
 
     Attributes:
-        private_gid: The group that only this user is in, or None. Systems that give each user such
-            a group make files writable by it (umask 002). Root has none.
+        private_gid: The group whose only member is this user, or None; always None for root.
+            Systems with such groups make files writable by them (umask 002).
     """
 
     uid: int
@@ -95,10 +94,10 @@ def _doubts(place: Access, user: User) -> Iterator[str]:
 
 
 def see(path: Path) -> tuple[Access, ...]:
-    """Return the access to a file, to its directory, and to that of the file behind a symlink.
+    """Return the access to a file, to its directory, and to the directory of a symlink's target.
 
     Raises:
-        OSError: One of them cannot be read.
+        OSError: Any of them cannot be read.
     """
     real = path.resolve(strict=True)
     directories = dict.fromkeys((path.parent.resolve(), real.parent))
@@ -118,14 +117,14 @@ def this_user() -> User:
     return User(uid, private_gid(uid) if uid != _ROOT else None)
 
 
-# Accounts of services, such as Ollama's own, have lower numbers. Source: login.defs(5), UID_MIN.
+# Service accounts, such as Ollama's, have lower numbers. Source: login.defs(5), UID_MIN.
 _PEOPLE_FROM: Final = 1000
 
 
 def foreign_owner(path: Path) -> str | None:
-    """Return why a file is another user's, as a clause; None if it is ours, root's or a service's.
+    """Return a clause that says why a file is another user's.
 
-    An unreadable one is left to its reader.
+    None if the file is ours, root's or a service's, or cannot be read.
     """
     try:
         found = path.stat()

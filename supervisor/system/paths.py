@@ -1,4 +1,4 @@
-"""The directories of the daemon, its files' names, and the data that ships with the code."""
+"""Names the directories and files of the daemon, and the data that ships with the code."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _APP = "llama-corral"
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on the BSDs and macOS, with the final NUL
 # (Source: unix(7)); an instance's socket is RUNTIME/NAME.N.sock or NAME.N~M.sock.
 _SOCKET_PATH_MAX = 103
-# Stay in a file's name; every other byte is %XX.
+# Unescaped in file names, beside letters and digits; every other byte becomes %XX.
 _PLAIN: Final = "._:@+-~"
-# A file system allows 255 bytes, of which callers' endings need some.
+# A file system allows 255 bytes; callers add endings.
 _FILE_NAME_MAX_BYTES: Final = 200
 _CUT_MARK: Final = "="
 _HASH_BYTES: Final = 16
@@ -40,11 +40,11 @@ def shipped_directory(name: str) -> Path:
 
 
 def file_name(name: str, max_bytes: int = _FILE_NAME_MAX_BYTES) -> str:
-    """Return the file name for the name of a model or an instance, which may come from outside.
+    """Return the file name for the name of a model or an instance, which may be untrusted.
 
-    Different names have different file names, and none leads out of its directory. A name of
-    letters, digits and . _ : @ + - ~ that begins with no dot is its own file name. A longer one
-    than `max_bytes` is cut, and ends with a hash.
+    Different names give different file names, and none leads out of its directory. A name of
+    letters, digits and . _ : @ + - ~ that does not begin with a dot is unchanged. A result longer
+    than `max_bytes` is cut and ends with a hash.
     """
     encoded = quote(name, safe=_PLAIN, errors="surrogatepass") or "%"
     if encoded.startswith("."):
@@ -56,7 +56,7 @@ def file_name(name: str, max_bytes: int = _FILE_NAME_MAX_BYTES) -> str:
 
 
 def name_of_file(found: str) -> str:
-    """Return the name that `file_name` made a file's name of; a cut one stands for itself."""
+    """Reverse `file_name`; a file name that was cut is returned unchanged."""
     if _CUT_MARK in found or found == "%":
         return found
     return unquote(found, errors="surrogatepass")
@@ -70,7 +70,7 @@ class Directories:
     # models, engines, learned prompts, slots, figures of requests, batches, layers of workers
     data: Path
     cache: Path  # engines' help, GGUF metadata, CPU libraries
-    log: Path  # of each instance and the daemon
+    log: Path  # logs of the instances and of the daemon
     runtime: Path  # lock, state file and sockets of one daemon; mode 0700
 
     @property
@@ -142,7 +142,7 @@ class Directories:
         return self.log / "daemon.log"
 
     def engine_socket(self, instance: str) -> Path | None:
-        """Return the socket path of an instance; None if the directory leaves no room for it."""
+        """Return the socket path of an instance; None if it would be too long."""
         room_bytes = _SOCKET_PATH_MAX - len(os.fsencode(self.runtime / ".sock"))
         path = self.runtime / f"{file_name(instance, max(room_bytes, _CUT_MIN_BYTES))}.sock"
         return path if _can_be_bound(path) else None
@@ -151,7 +151,7 @@ class Directories:
         return self.log / f"{file_name(instance)}.log"
 
     def engine_logs(self) -> dict[str, Path]:
-        """Return the log of each instance that ever ran, by its name."""
+        """Return the log of each instance that ever ran, by the instance's name."""
         found = sorted(path for path in self.log.glob("*.log") if path != self.daemon_log)
         return {name_of_file(path.stem): path for path in found}
 
@@ -215,7 +215,7 @@ def _session_problem(session: str) -> str | None:
 
 
 def problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str | None:
-    """Return why a directory cannot be used, as the end of a sentence; None if it can."""
+    """Return the end of a sentence that says why a directory is unusable, or None."""
     if not stat.S_ISDIR(mode):
         return "is not a directory"
     if uid != our_uid:
@@ -253,10 +253,10 @@ def make_private(directory: Path) -> Path:
 def make_ours(directory: Path) -> Path:
     """Create a directory that only its owner can write, or restrict an existing one.
 
-    For directories that users choose and may share, also by a link, such as that of models.
+    For directories that users choose and may share or link to, such as the models directory.
 
     Raises:
-        AccessDenied: As `make_private`, or it is shared by all users like /tmp.
+        AccessDenied: As `make_private`, or all users share the directory, as they do /tmp.
     """
     return _make(directory, 0o022, 0)
 

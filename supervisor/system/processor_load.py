@@ -1,6 +1,6 @@
-"""Processor time that other programs take, and which programs those are.
+"""Measures the processor time that other programs take, and names those programs.
 
-How much processor time other programs take, from two readings of the kernel's counters.
+The load is the difference between two readings of the kernel's counters.
 
 Sources: proc(5), /proc/stat and /proc/PID/stat; Linux, Documentation/accounting/psi.rst.
 """
@@ -20,7 +20,7 @@ import psutil
 from supervisor.system.limits import pressure_file, text
 from supervisor.system.machine import allowed_cpus
 
-# Less is not worth a name.
+# Programs that take less are not listed.
 _NAMED_CORES: Final = 0.05
 
 
@@ -34,9 +34,9 @@ class BusyProgram:
 
 
 def busy_programs(span_s: float) -> tuple[BusyProgram, ...]:
-    """Watch all processes for a moment; return those that take time, the busiest first.
+    """Measure all processes for `span_s`, and return the busy ones, the busiest first.
 
-    Processes that began or ended meanwhile are not seen. Blocks for the span.
+    Leaves out processes that started or ended in that time. Blocks.
     """
     before = _used_s()
     began_s = time.monotonic()
@@ -54,10 +54,7 @@ def busy_programs(span_s: float) -> tuple[BusyProgram, ...]:
 
 
 def _used_s() -> dict[psutil.Process, tuple[str, float]]:
-    """The name of each process, and the processor time that it has used.
-
-    A process equals another only if its number and its creation time do.
-    """
+    """Return the name of each process and its processor time, by pid and creation time."""
     found = {}
     for process in psutil.process_iter(["name", "cpu_times"]):
         times = process.info["cpu_times"]
@@ -69,7 +66,7 @@ def _used_s() -> dict[psutil.Process, tuple[str, float]]:
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _STAT_MAX_BYTES: Final = 4096
 _STALLED: Final = re.compile(r"^some .*\btotal=([0-9]{1,20})$", re.MULTILINE)
-# Processes of ours that take less leave the processor to programs of low priority.
+# If our processes take less, programs of low priority do not compete with them.
 _OWN_BUSY_CORES: Final = 0.5
 
 
@@ -82,7 +79,7 @@ class ProcessorReading:
     nice_s: float  # programs of low priority
     stalled_s: float | None  # time in which a task waited for a processor
     own_s: Mapping[int, float]  # by pid, since the start of the process
-    is_low_priority: bool  # whether this process is one of those in `nice_s`
+    is_low_priority: bool  # whether this process itself is counted in `nice_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +87,8 @@ class ProcessorLoad:
     """The load between two readings.
 
     Attributes:
-        at_s: When it ended, monotonic.
-        span_s: How long it is.
+        at_s: Monotonic time of the second reading.
+        span_s: Time between the readings.
         others_cores: Cores that other programs and other virtual machines took; None if unknown.
         pressure: Share of the time in which a task waited for a processor; None if unknown.
         own_cores: Cores that each of our processes took, by pid.
@@ -114,18 +111,19 @@ def read_processor(root: Path, allowed: frozenset[int], pids: Iterable[int]) -> 
     """
     busy_s, nice_s = _busy(text(root / "proc/stat"), allowed)
     own = {pid: _process_s(text(root / f"proc/{pid}/stat")) for pid in pids}
+    stalled = _STALLED.search(text(pressure_file(root) or root / "proc/pressure/cpu"))
     return ProcessorReading(
         at_s=time.monotonic(),
         busy_s=busy_s,
         nice_s=nice_s,
-        stalled_s=_stalled_s(text(pressure_file(root) or root / "proc/pressure/cpu")),
+        stalled_s=int(stalled[1]) / 1_000_000 if stalled else None,
         own_s={pid: taken_s for pid, taken_s in own.items() if taken_s is not None},
         is_low_priority=os.getpriority(os.PRIO_PROCESS, 0) > 0,
     )
 
 
 def process_s(pid: int) -> float | None:
-    """Return the processor time of a process since its start; None where it is not known."""
+    """Return the processor time of a process since its start; None if it is unknown."""
     try:
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -143,7 +141,6 @@ def read_this_processor(pids: Iterable[int]) -> ProcessorReading:
 
 
 def processor_load(before: ProcessorReading, after: ProcessorReading) -> ProcessorLoad:
-    """Compare two readings."""
     span_s = after.at_s - before.at_s
     if span_s <= 0:
         return ProcessorLoad(after.at_s, 0)
@@ -151,11 +148,14 @@ def processor_load(before: ProcessorReading, after: ProcessorReading) -> Process
         pid: _counter_growth(before.own_s.get(pid, 0), now) / span_s
         for pid, now in after.own_s.items()
     }
+    pressure = None
+    if before.stalled_s is not None and after.stalled_s is not None:
+        pressure = min(1.0, max(0.0, after.stalled_s - before.stalled_s) / span_s)
     return ProcessorLoad(
         at_s=after.at_s,
         span_s=span_s,
         others_cores=_others_cores(before, after, sum(own.values()), span_s),
-        pressure=_share(before.stalled_s, after.stalled_s, span_s),
+        pressure=pressure,
         own_cores=own,
     )
 
@@ -163,10 +163,9 @@ def processor_load(before: ProcessorReading, after: ProcessorReading) -> Process
 def _others_cores(
     before: ProcessorReading, after: ProcessorReading, own_cores: float, span_s: float
 ) -> float | None:
-    """Cores that were busy, but not with our processes.
+    """Return the cores that were busy with other processes than ours; None if unknown.
 
-    Programs of low priority count if ours want the processor too: what they get then is taken from
-    us. What they take of an idle machine they would leave to us.
+    Programs of low priority count only if our processes are busy too, and so compete with them.
     """
     if before.busy_s is None or after.busy_s is None or before.own_s.keys() - after.own_s.keys():
         return None  # a process of ours ended, and its last time is unknown
@@ -178,18 +177,12 @@ def _others_cores(
 
 
 def _counter_growth(before: float, now: float) -> float:
-    # A smaller number is that of a new process with the same pid.
+    # A smaller value belongs to a new process with the same pid.
     return now - before if now >= before else now
 
 
-def _share(before: float | None, after: float | None, span_s: float) -> float | None:
-    if before is None or after is None:
-        return None
-    return min(1.0, max(0.0, after - before) / span_s)
-
-
 def _busy(stat: str, allowed: frozenset[int]) -> tuple[float | None, float]:
-    """Return seconds of normal and of low priority; None if no CPU of ours is listed."""
+    """Return the seconds of normal and of low priority; None if none of our CPUs is listed."""
     names = {f"cpu{cpu}" for cpu in allowed}
     lines = [line.split() for line in stat.splitlines()]
     # user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user and nice.
@@ -201,12 +194,7 @@ def _busy(stat: str, allowed: frozenset[int]) -> tuple[float | None, float]:
 
 
 def _process_s(stat: str) -> float | None:
-    """Return the time of all threads, also of those that ended: the 14th and 15th field."""
+    """Return the time of all threads, also ended ones: the 14th and 15th field."""
     # The second field, the name, may contain spaces and parentheses.
     words = stat.rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / _TICKS if len(words) > 12 else None
-
-
-def _stalled_s(pressure: str) -> float | None:
-    found = _STALLED.search(pressure)
-    return int(found[1]) / 1_000_000 if found else None

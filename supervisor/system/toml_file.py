@@ -20,8 +20,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse a file.
 
     Raises:
-        SettingsInvalid: It cannot be read, is not a regular file, is larger than 1 MiB, not TOML,
-            or nested too deep.
+        SettingsInvalid: The file cannot be read, is not a regular file, is larger than 1 MiB, is
+            not TOML, or is nested too deep.
     """
     content = _read(path)
     try:
@@ -35,12 +35,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def line_of(path: Path, key: Sequence[str]) -> int | None:
-    """Return the line, from 1, that sets a key, or the table that lacks it.
+    """Return the number, from 1, of the line that sets a key or opens the table that lacks it.
 
-    None if no line does, or if the file is larger than 64 KiB.
-
-    The first lines of a TOML file are TOML themselves wherever a statement ends, so that parsing
-    the first N lines finds the statement with which the key appears.
+    None if no line does, or if the file is larger than 64 KiB. The first N lines of a TOML file are
+    valid TOML if a statement ends there, so the search parses prefixes of the file.
     """
     try:
         content = _read(path)
@@ -53,7 +51,7 @@ def line_of(path: Path, key: Sequence[str]) -> int | None:
 
 
 def _line(lines: Sequence[bytes], key: Sequence[str]) -> int | None:
-    """Return the line of the statement with which a key appears, by bisection."""
+    """Find the line of the first statement that sets a key, by bisection."""
     before, after = 0, len(lines)
     if not _sets(lines, key):
         return None
