@@ -4,6 +4,10 @@
 one noun do, and is imported when such a verb runs: `--help` and `corral status` start fast.
 """
 
-from supervisor.cli.app import main
 
-__all__ = ["main"]
+def main() -> None:
+    """Run the command line."""
+    # The daemon is a module of this package, and needs neither Typer nor the signatures.
+    from supervisor.cli.app import main as run
+
+    run()

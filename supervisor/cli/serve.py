@@ -272,10 +272,6 @@ def _log_sink(where: Directories, *, to_file: bool) -> Iterator[Sink]:
         yield log.json_sink(lambda line: file.write(f"{line}\n".encode()))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 Format = Literal["systemd", "launchd", "windows"]
 
 _SYSTEM_CONFIG: Final = Path("/etc") / NAME
@@ -423,3 +419,7 @@ def _service_lines(state: ServiceState) -> Iterator[str]:
         yield f"result   {state.result}"
     if state.restarts:
         yield f"restarts {state.restarts}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

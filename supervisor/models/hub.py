@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
+# huggingface_hub reads it while it is imported.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
 import httpx2
 from huggingface_hub import ModelInfo, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -200,10 +203,6 @@ def _denial_error(status: int, headers: Mapping[str, str], asked: Asked) -> Corr
 def _server_message(headers: Mapping[str, str]) -> str:
     text = headers.get("x-error-message", "")[:_TEXT_MAX]
     return f": {text}" if text else ""
-
-
-# Read while it is imported.
-os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 
 __all__ = [

@@ -167,7 +167,7 @@ def test_a_command_prefills_a_prompt(corral: CorralCli, tiny_model: Path) -> Non
     assert corral("slots", "save", "other").returncode == 4
     corral.ok("stop", "chat")
     status, answer = warm_by_page(corral, "be kind")
-    assert (status, answer["error"]["code"]) == (503, "unavailable")
+    assert (status, answer["error"]["code"]) == (503, "model_failed")
 
 
 def test_configured_prompts_are_prefilled_at_each_start(

@@ -31,5 +31,6 @@ def test_a_daemon_that_start_runs_loads_no_command_line_and_nothing_for_consoles
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert DAEMON[-1] in loaded
-    unused = {"colorama", "greenlet", "gguf", "httpx", "numpy", "rich", "supervisor.cli", "typer"}
+    consoles = {"colorama", "greenlet", "rich", "supervisor.cli.app", "typer"}
+    unused = {*consoles, "gguf", "httpx", "numpy"}
     assert not loaded & unused

@@ -101,7 +101,7 @@ async def test_an_engine_that_ends_while_it_is_used_has_its_cause(
             for _ in range(1000):
                 await client.get("/health")
 
-    with pytest.raises(EngineFailed, match=r"killed \(signal 9\)"):
+    with pytest.raises(EngineFailed, match=r"killed \(SIGKILL, signal 9\)"):
         await use()
 
 

@@ -206,7 +206,7 @@ def test_a_disk_that_fills_up_keeps_the_download(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("supervisor.builds.installed.write_build", full)
+        patched.setattr("supervisor.builds.install.write_build", full)
         error = failing(run, engines, parts=True)
     assert isinstance(error, DiskFull)
     assert [path.name for path in (engines / ".downloads").iterdir()] == [NAME]

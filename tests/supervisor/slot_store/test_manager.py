@@ -215,7 +215,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("supervisor.system.files.write_atomic", full)
+    monkeypatch.setattr("supervisor.slot_store.store.write_atomic", full)
     async with harness.up():
         await harness.converse()
         await harness.save()
