@@ -62,7 +62,7 @@ class UsageEngines:
                 EngineClient(facts.endpoint, facts.api_key) as client,
                 asyncio.timeout(_TIMEOUT_S),
             ):
-                found = await client.metrics()
+                found = await client.read_metrics()
         except (TimeoutError, EngineUnreachable):
             return None
         if isinstance(found, ErrorResponse):
@@ -173,7 +173,7 @@ class RouterEvents:
         self._nodes.mark_suspect(upstream, error)
 
     def overdue(self, upstream: Upstream, reason: str, /) -> None:
-        self._fleet.overdue(upstream.name, reason)
+        self._fleet.mark_overdue(upstream.name, reason)
 
     def keep_alive(self, model: str, seconds: float, /) -> None:
         self._admission.keep_alive(model, seconds)

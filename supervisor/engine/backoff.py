@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from supervisor.settings.tables import RestartPolicy
 
 # Failures close together add up, old ones fade: an instance that crashes once a week is never given
-# up. The delay is drawn from zero to a bound that doubles with the count ("full jitter"), so that
+# up. The delay is drawn between zero and a bound that doubles with the count ("full jitter"), so
 # instances that failed together do not restart together. Source: thejerf/suture v4, supervisor.go;
 # "Exponential Backoff And Jitter", AWS Architecture Blog.
 
@@ -28,14 +28,6 @@ class FailureHistory:
         return math.ceil(self.weight)
 
 
-@dataclass(frozen=True, slots=True)
-class RestartDecision:
-    """What to do after a failure."""
-
-    history: FailureHistory
-    delay_s: float | None  # before the next start; None to give up
-
-
 def decide(
     policy: RestartPolicy,
     history: FailureHistory,
@@ -43,26 +35,27 @@ def decide(
     now_s: float,
     chance: float,
     can_give_up: bool = True,
-) -> RestartDecision:
-    """Count one more failure, with a `chance` in 0 to 1 that spreads the delay.
+) -> tuple[FailureHistory, float | None]:
+    """Count a failure; return the new count and the delay before the next start, in seconds.
 
-    Without `can_give_up` the count stays below `max_failures`, which also bounds the delay.
+    The delay is None to give up. `chance`, 0 to 1, spreads the delay. Without `can_give_up` the
+    count stays below `max_failures`, which also bounds the delay.
     """
     decayed = history.weight * 0.5 ** ((now_s - history.at_s) / policy.failure_half_life_s)
     weight = decayed + 1 if can_give_up else min(decayed + 1, max(1, policy.max_failures - 1))
     after = FailureHistory(weight, now_s)
     if can_give_up and after.failures >= policy.max_failures:
-        return RestartDecision(after, None)
+        return after, None
     doublings = min(after.failures - 1, 64)  # 2**64 s is beyond any backoff_max_s
     bound_s = min(policy.backoff_max_s, policy.backoff_initial_s * 2**doublings)
-    return RestartDecision(after, chance * bound_s)
+    return after, chance * bound_s
 
 
 class RestartTracker:
     """The failures of one instance.
 
-    Crashes that requests may have caused, and waits for an RPC worker, are counted apart and never
-    give up: otherwise one client, or another machine, could take a model from all others.
+    Crashes that requests may have caused, and waits for an RPC worker, have a count of their own
+    that never gives up: otherwise a client or another machine could take the model from everyone.
     """
 
     def __init__(self, policy: RestartPolicy, clock: Callable[[], float]) -> None:
@@ -82,12 +75,12 @@ class RestartTracker:
         """Count a failure; return whether to start again after `delay_s`."""
         chance = random.random()  # noqa: S311 (spreads restarts, not a secret)
         history, now_s = self._by_request if by_request else self._own, self._clock()
-        decision = decide(
+        history, delay_s = decide(
             self.policy, history, now_s=now_s, chance=chance, can_give_up=not by_request
         )
         if by_request:
-            self._by_request = decision.history
+            self._by_request = history
         else:
-            self._own = decision.history
-        self.delay_s = decision.delay_s or 0.0
-        return decision.delay_s is not None
+            self._own = history
+        self.delay_s = delay_s or 0.0
+        return delay_s is not None

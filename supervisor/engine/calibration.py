@@ -1,8 +1,7 @@
 """Measures how fast an engine is with several thread counts, when a model is first started.
 
-Measures an instance in its warm-up, and decides whether it has to start again. The first runs of a
-model each take another thread count, until all are measured; the next one takes the fastest.
-Nothing else may run meanwhile: a disturbed measurement is not used.
+The first runs of a model each have another thread count, until all are measured during warm-up; the
+next run takes the fastest. If something else computes meanwhile, the measurement is not used.
 """
 
 from __future__ import annotations
@@ -39,14 +38,18 @@ class MeasurementStore:
             found = files.get(self._directory, self._key())
         except OSError:
             return ThreadMeasurement()
-        return _parse_measurement(found or {})
+        try:
+            listed = (found or {})["speeds"].items()
+            return ThreadMeasurement({int(count): ThreadSpeeds(**each) for count, each in listed})
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return ThreadMeasurement()  # not measured, or written by another version
 
     def add(self, threads: int, speeds: ThreadSpeeds) -> None:
-        """Store the speeds of one count."""
+        """Store the speeds with a thread count."""
         self._write(ThreadMeasurement({**self.read().speeds, threads: speeds}))
 
     def forget(self) -> None:
-        """Measure afresh."""
+        """Delete all measurements."""
         self._write(ThreadMeasurement())
 
     def _write(self, measured: ThreadMeasurement) -> None:
@@ -57,29 +60,20 @@ class MeasurementStore:
         return files.key_of(self._files, self._machine)
 
 
-def _parse_measurement(found: dict[str, Any]) -> ThreadMeasurement:
-    try:
-        speeds = {int(count): ThreadSpeeds(**speeds) for count, speeds in found["speeds"].items()}
-        return ThreadMeasurement(speeds)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return ThreadMeasurement()  # nothing yet, or of another version
-
-
 _TIMEOUT_S: Final = 10.0
 _DECODE_TOKENS: Final = 24
-# Token ids that every vocabulary has: texts make different numbers of tokens.
+# Token ids that every vocabulary has. The number of tokens of a text would depend on the model.
 _PROMPT: Final = tuple(3 + number % 64 for number in range(384))
-# Fewer sequences say little about many.
+# The speed with fewer sequences says little about that with many.
 _TOGETHER_MIN: Final = 4
 _TOGETHER_MAX: Final = 8
 _TOGETHER_TOKENS: Final = 12
 
 
 async def measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
-    """Decode one sequence, compute a prompt, decode as many sequences as slots, 8 at most.
+    """Decode a sequence, compute a prompt, then decode as many sequences as slots, 8 at most.
 
-    Returns:
-        None where the engine generates no text, does not answer, or takes more than 10 s.
+    Returns None if the engine generates no text, does not answer, or takes more than 10 s.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -117,7 +111,7 @@ async def _measure_together(client: EngineClient, sequences: int) -> float | Non
 
 
 async def _try_complete(client: EngineClient, prompt: str) -> Timings | None:
-    """As `_complete`, without an error: the group of all would wrap it."""
+    """Do as `_complete`, but return None for an error, which the task group would wrap."""
     try:
         return await _complete(client, prompt, _TOGETHER_TOKENS)
     except EngineUnreachable:
@@ -139,7 +133,7 @@ async def _complete(
     return Timings.read(content.get("timings"))
 
 
-# One program that is busy all the time takes about half a core from threads of ours.
+# A program that is always busy takes about half a core from our threads.
 _DISTURBING_CORES: Final = 0.3
 
 
@@ -147,9 +141,9 @@ class ThreadCalibrator:
     """Measures the runs of one replica.
 
     Args:
-        plan: Returns the plan of its present run.
-        plan_again: Returns the plan that its next run would have.
-        store: Returns where the speeds of a plan are stored.
+        plan: Returns the plan of the present run.
+        plan_again: Returns the plan that the next run would have.
+        store: Returns the store for the speeds of a plan.
         is_alone: Whether no other instance computes or loads.
         read: Reads the counters of the processor and of our processes.
     """
@@ -189,7 +183,7 @@ class ThreadCalibrator:
                 together_tps=speeds.together and round(speeds.together, 1),
             )
         else:
-            # The next start of the daemon tries again; this one goes on with all cores.
+            # The next start of the daemon tries again; until then the instance uses all cores.
             self._is_given_up = True
             store.forget()
         return self._plan_again().lines != plan.lines

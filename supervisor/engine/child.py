@@ -1,21 +1,17 @@
-"""One process: spawned in its own session, its output read, and always killed and reaped.
-
-Kills a whole process group when this process ends, however it ends. The parent-death signal reaches
-a child alone, not what the child has started. Here the kernel sends SIGKILL to the group when the
-last writer of a pipe is gone, which is this process: it does so as long as one process of the group
-has not closed the reader that it inherits.
-
-Source: fcntl(2), F_SETOWN with a process group, F_SETSIG and O_ASYNC; Linux, fs/pipe.c
-(pipe_release).
+"""A process in its own session: spawns it, reads its output, and always kills and reaps it.
 
 - A signal is sent only while the process is our child and not reaped yet: until then the kernel
   does not reuse its number or its group's. It is reaped in one place, on the loop's thread, so no
-  check races with it.
+  check races with that.
 - When `wait` ends, the process is dead and reaped, its group is dead, and every descriptor closed.
 - It does not outlive the daemon, for three reasons: the end of `wait`; the end of stdin, at which a
   loaded engine in child mode exits; and the parent-death signal, which also works while it loads.
+- A `GroupTether` also kills its descendants when the daemon ends, which the parent-death signal
+  does not reach: the kernel sends SIGKILL to the group when the last writer of a pipe is gone,
+  which is the daemon, as long as a process of the group holds the reader that it inherits.
 
-Source: prctl(2) PR_SET_PDEATHSIG, setsid(2), kill(2).
+Source: prctl(2) PR_SET_PDEATHSIG, setsid(2), kill(2); fcntl(2), F_SETOWN with a process group,
+F_SETSIG and O_ASYNC; Linux, fs/pipe.c (pipe_release).
 """
 
 from __future__ import annotations
@@ -41,20 +37,20 @@ from supervisor.system.limits import set_soft_limit
 
 
 class GroupTether:
-    """A pipe that a child inherits as `reader`; `close` kills what is left of its group."""
+    """A pipe whose `reader` a child inherits; `close` kills what remains of its group."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
 
     def attach(self) -> None:  # pragma: no cover (runs between fork and exec)
-        """Call it in the child, which leads its group."""
-        with suppress(OSError, AttributeError):  # a sandbox, or a system, without such signals
+        """Call this in the child, which leads its group."""
+        with suppress(OSError, AttributeError):  # a sandbox or system without such signals
             fcntl.fcntl(self.reader, fcntl.F_SETOWN, -os.getpid())
             fcntl.fcntl(self.reader, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(self.reader, fcntl.F_SETFL, os.O_ASYNC)
 
-    def spawned(self) -> None:
-        """Leave the reader to the child."""
+    def close_reader(self) -> None:
+        """Close our copy of the reader, once the child has its own."""
         os.close(self.reader)
 
     def close(self) -> None:
@@ -67,9 +63,9 @@ _REAP_TIMEOUT_S: Final = 5.0
 # takes longer.
 _REST_TIMEOUT_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
-# A core would hold clients' texts, take gigabytes, and make a crashed engine look silent meanwhile.
-# With a limit of one byte the kernel neither writes one nor starts a program for it (Source: Linux,
-# fs/coredump.c).
+# A core dump would hold clients' texts, take gigabytes, and make a crashed engine look silent while
+# it is written. With a limit of one byte the kernel neither writes a dump nor starts a program for
+# it (Source: Linux, fs/coredump.c).
 _NO_CORE: Final = 1
 _SHELL_SIGNAL: Final = 128
 _EXIT_SIGNALS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
@@ -97,7 +93,7 @@ class Exit:
 
     Attributes:
         returncode: Minus the signal's number if a signal ended it.
-        is_out_of_memory: Whether the kernel killed a process of ours for its memory at that time.
+        is_out_of_memory: Whether the kernel's out-of-memory killer ended a process of ours then.
     """
 
     returncode: int
@@ -113,12 +109,12 @@ class Exit:
 
     @property
     def is_crash(self) -> bool:
-        """Whether a signal ended it that does not request an exit."""
+        """Whether a signal ended it, other than a request to exit."""
         return 0 < self._signal < signal.NSIG and self._signal not in _EXIT_SIGNALS
 
     @property
     def is_kill(self) -> bool:
-        """Whether SIGKILL ended it that was not the kernel's, for want of memory."""
+        """Whether SIGKILL ended it, sent by another program than the out-of-memory killer."""
         return self._signal == signal.SIGKILL and not self.is_out_of_memory
 
     @property
@@ -141,9 +137,9 @@ class Child:
 
     @classmethod
     def spawn(cls, command: Command, tether: GroupTether | None = None) -> Child:
-        """Start a process, on the loop's thread; blocks for some milliseconds.
+        """Start a process; blocks for some milliseconds. Call it on the loop's thread.
 
-        With a tether, what the process starts does not outlive the daemon either.
+        With a tether, descendants of the process do not outlive the daemon either.
 
         Raises:
             OSError: The program cannot be run.
@@ -152,7 +148,8 @@ class Child:
             if tether:
                 undo.callback(tether.close)
             process = _popen(command, tether)
-            undo.callback(_end, process)
+            undo.callback(process.communicate)
+            undo.callback(process.kill)
             child = cls(process, tether)
             undo.pop_all()
         return child
@@ -169,14 +166,14 @@ class Child:
         return float(used.user + used.system)
 
     def is_suspended(self) -> bool:
-        """Whether a signal such as SIGSTOP stopped it; not one that a debugger holds."""
+        """Return whether a signal such as SIGSTOP stopped it; False if a debugger holds it."""
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         except (psutil.Error, OSError):
             return False
 
     async def wait(self, on_stdout: OnBytes, on_stderr: OnBytes) -> Exit:
-        """Pass its output on until it exits, without limit; kill it if cancelled; reap it."""
+        """Pass its output on until it exits; kill it if cancelled; reap it. No deadline."""
         try:
             async with asyncio.TaskGroup() as pumps:
                 tasks = {
@@ -236,35 +233,26 @@ def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[byt
             start_new_session=True,
             creationflags=creation_flags(),
             pass_fds=[tether.reader] if tether else [],
-            preexec_fn=lambda: _prepare(ours, tether),  # noqa: PLW1509 (see _die_with)
+            preexec_fn=lambda: _prepare(ours, tether),  # noqa: PLW1509 (see _prepare)
         )
     finally:
         if tether:
-            tether.spawned()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.communicate()
+            tether.close_reader()
 
 
 def _prepare(  # pragma: no cover (runs between fork and exec)
     parent_pid: int, tether: GroupTether | None
 ) -> None:
+    """Prepare the child in `preexec_fn`: everything that this needs was imported before."""
     set_soft_limit("RLIMIT_CORE", _NO_CORE)
     if tether:
         tether.attach()
     else:
-        # A worker that answers a client which has left would die of it (build 10434).
+        # A worker that answers a client which has left would die of SIGPIPE (build 10434).
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    _die_with(parent_pid)
-
-
-# The parent-death signal is sent when the *thread* that spawned the process ends. It survives exec,
-# but not that of a set-user-ID program. A parent that died before the call goes unnoticed, hence
-# the check of getppid. This runs in `preexec_fn`, so everything it needs was imported before.
-# `setpriv --pdeathsig` is not on every system and cannot check getppid.
-def _die_with(parent_pid: int) -> None:  # pragma: no cover (as above)
+    # The parent-death signal is sent when the *thread* that spawned the process ends. It survives
+    # exec, except of a set-user-ID program. A parent that died before the call goes unnoticed,
+    # hence the check of getppid. `setpriv --pdeathsig` is not on every system, and lacks this check.
     if _prctl is None:
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,10 +1,9 @@
 """HTTP client of one llama-server: health, identity, warm-up requests, metrics, slots.
 
-HTTP client of one llama-server: health, identity, warm-up requests, metrics. Each request has its
-own connection: llama-server closes an idle one after 5 s, and one that streamed without notice. All
-endpoints but /health need the engine's key.
+Each request has its own connection: llama-server closes an idle connection after 5 s, and closes
+one that streamed without notice. All endpoints except /health need the engine's key.
 
-This is aiohttp, which the proxy loads anyway: httpx would take 3 MB more of the daemon's memory.
+This uses aiohttp, which the proxy loads anyway: httpx would take 3 MB more of the daemon's memory.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from proxy.upstream.sse import InvalidEvent, Splitter, members_of
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A unix socket, or, if `socket` is None, a TCP port; 0 until the engine reports its port."""
+    """A unix socket, or a TCP port if `socket` is None; 0 until the engine reports its port."""
 
     socket: Path | None = None
     host: str = "127.0.0.1"
@@ -51,7 +50,7 @@ _MESSAGE_MAX: Final = 200
 
 
 class EngineUnreachable(Exception):
-    """An engine did not answer, not in time, or with an unusable response."""
+    """An engine gave no response, or none in time, or an unusable one."""
 
 
 class EngineNotConnected(EngineUnreachable):
@@ -60,8 +59,6 @@ class EngineNotConnected(EngineUnreachable):
 
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
-    """A whole response."""
-
     status: int
     body: bytes
 
@@ -86,8 +83,16 @@ class EngineClient:
         where = "engine" if endpoint.socket else f"{endpoint.host}:{endpoint.port}"
         self._url = f"http://{where}"
         self._key = {"Authorization": f"Bearer {api_key}"}
+        if endpoint.socket is None:
+            connector: aiohttp.BaseConnector = aiohttp.TCPConnector(
+                limit=_CONNECTIONS_MAX, force_close=True
+            )
+        else:
+            connector = aiohttp.UnixConnector(
+                str(endpoint.socket), limit=_CONNECTIONS_MAX, force_close=True
+            )
         self._http = aiohttp.ClientSession(
-            connector=_connector(endpoint), cookie_jar=aiohttp.DummyCookieJar(), timeout=_TIMEOUT
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=_TIMEOUT
         )
 
     async def __aenter__(self) -> Self:
@@ -105,7 +110,7 @@ class EngineClient:
     async def is_ours(self) -> bool:
         """Whether this engine accepts our key and rejects requests without one.
 
-        On a TCP port another server may have been faster; it has another key, or none.
+        On a TCP port another server may have been faster to listen; it has another key, or none.
         """
         try:
             with_key = await self.get("/props")
@@ -114,7 +119,7 @@ class EngineClient:
             return False
         return with_key.status != 401 and without_key.status == 401
 
-    async def one_token(self) -> ErrorResponse | None:
+    async def generate_token(self) -> ErrorResponse | None:
         """Generate one token. No deadline: the first token of a large model may take long.
 
         Raises:
@@ -123,43 +128,39 @@ class EngineClient:
         body = {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}
         return (await self.post("/completion", body)).error
 
-    async def one_vector(self) -> ErrorResponse | None:
-        """Make an embedding of a short text. No deadline."""
+    async def make_embedding(self) -> ErrorResponse | None:
+        """Compute the embedding of a short text. No deadline."""
         return (await self.post("/embedding", {"content": "Hello"})).error
 
-    async def metrics(self) -> Mapping[str, float] | ErrorResponse:
-        """The engine's counters and gauges, by name without the prefix `llamacpp:`."""
+    async def read_metrics(self) -> Mapping[str, float] | ErrorResponse:
+        """Return the engine's counters and gauges, by name without the prefix `llamacpp:`."""
         response = await self.get("/metrics")
         return response.error or plain_values(response.body.decode("utf-8", "replace"))
 
     async def get(self, path: str) -> EngineResponse:
-        """Send a GET request.
-
-        Raises:
-            EngineUnreachable: No response.
-        """
+        """Send a GET request; raises EngineUnreachable."""
         return await self._request("GET", path, headers=self._key)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> EngineResponse:
         """Send a request without a deadline."""
-        return await self._request("POST", path, **self._posted(body))
+        return await self._request("POST", path, **self._post_options(body))
 
     @asynccontextmanager
     async def stream(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]] | ErrorResponse]:
-        """Send a request without a deadline, and read its server-sent events as JSON objects.
+        """Send a request without a deadline, and yield its server-sent events as JSON objects.
 
         Raises:
-            EngineUnreachable: No response, or it broke off; also while events are read.
+            EngineUnreachable: No response, or it broke off; also raised while events are read.
         """
-        async with self._opened("POST", path, self._posted(body)) as response:
+        async with self._open("POST", path, self._post_options(body)) as response:
             if response.status == 200:
                 yield _events(response)
             else:
                 yield ErrorResponse(response.status, _message(await _body(response)))
 
-    def _posted(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _post_options(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "data": orjson.dumps(body),
             "headers": {**self._key, "Content-Type": "application/json"},
@@ -167,11 +168,11 @@ class EngineClient:
         }
 
     async def _request(self, method: str, path: str, **options: Any) -> EngineResponse:
-        async with self._opened(method, path, options) as response:
+        async with self._open(method, path, options) as response:
             return EngineResponse(response.status, await _body(response))
 
     @asynccontextmanager
-    async def _opened(
+    async def _open(
         self, method: str, path: str, options: Mapping[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
@@ -181,12 +182,6 @@ class EngineClient:
             raise EngineNotConnected(f"{method} {path}: {error!r}") from error
         except (aiohttp.ClientError, InvalidEvent, _TooLarge) as error:
             raise EngineUnreachable(f"{method} {path}: {error!r}") from error
-
-
-def _connector(endpoint: Endpoint) -> aiohttp.BaseConnector:
-    if endpoint.socket is None:
-        return aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, force_close=True)
-    return aiohttp.UnixConnector(str(endpoint.socket), limit=_CONNECTIONS_MAX, force_close=True)
 
 
 class _TooLarge(Exception):
@@ -226,16 +221,16 @@ def _message(body: bytes) -> str:
             return ""
 
 
-# Measured on build 10434, and held by tests against the real engine:
+# Measured on build 10434; tests check it against the real engine:
 #
-# - An id is taken modulo the number of slots: action 7 of 2 slots runs on slot 1.
-# - An action on a busy slot waits until that is idle, and delays nothing else.
-# - A file is written in place. A full disk is answered with 500 and leaves a partial file.
+# - An id is taken modulo the number of slots: with 2 slots, an action on slot 7 runs on slot 1.
+# - An action on a busy slot waits until the slot is idle, and delays nothing else.
+# - A file is written in place. On a full disk the engine answers 500 and leaves a partial file.
 # - A truncated file ends the engine; so only verified files may be restored.
-# - A slot that was restored and never used since does not report how many tokens it holds.
-# - The contents of idle slots are also put into cache-ram whenever a request starts elsewhere, but
-#   after that request has looked there for its own. One that names a slot does not look there.
-# - A request of no tokens leaves a slot as it is, and counts as its latest.
+# - A slot that was restored and not used since does not report how many tokens it holds.
+# - Whenever a request starts, the contents of idle slots are copied into cache-ram, after that
+#   request has searched cache-ram. A request that names a slot does not search it.
+# - A request of no tokens leaves the content of a slot, and counts as the slot's latest use.
 #
 # No action has a deadline of its own. Source: tools/server/README.md of llama.cpp, from
 # "POST /slots/{id_slot}?action=save" on.
@@ -246,8 +241,8 @@ class SlotFileInfo:
     """The content of a slot file, as the engine reports it.
 
     Attributes:
-        duration_s: For which the engine wrote or read it, and computed nothing; 0 where it does not
-            say.
+        duration_s: Time in which the engine wrote or read it and computed nothing; 0 if the engine
+            does not report it.
     """
 
     tokens: int
@@ -256,11 +251,7 @@ class SlotFileInfo:
 
 
 async def get_slots(client: EngineClient) -> tuple[SlotState, ...] | ErrorResponse:
-    """Read the state of every slot.
-
-    Raises:
-        EngineUnreachable: No response, or not a list of slots.
-    """
+    """Read the state of every slot; raises EngineUnreachable."""
     response = await client.get("/slots")
     if response.error:
         return response.error
@@ -278,22 +269,22 @@ async def save(client: EngineClient, id_slot: int, filename: str) -> SlotFileInf
 async def restore(
     client: EngineClient, id_slot: int, filename: str
 ) -> SlotFileInfo | ErrorResponse:
-    """Fill a slot from a file of that directory, which must have been verified."""
+    """Fill a slot from a file of that directory. The caller must have verified the file."""
     return await _transfer(client, id_slot, "restore", filename, ("n_restored", "n_read"))
 
 
 async def refresh_slot(client: EngineClient, id_slot: int) -> None:
-    """Mark a slot as the latest used, by a request of no tokens; a rejection is ignored."""
+    """Make a slot the latest used one, by a request of no tokens; ignores a rejection."""
     await client.post("/completion", {"prompt": [[]], "n_predict": 0, "id_slot": id_slot})
 
 
 async def cached_tokens(
     client: EngineClient, id_slot: int, prompt: Sequence[int]
 ) -> int | ErrorResponse:
-    """Continue a prompt of tokens in a slot; return how many of them it held already.
+    """Continue a prompt of tokens in a slot; return how many of them the slot held already.
 
-    It generates some tokens, so that the engine drafts if it does. Counted by those computed, which
-    older builds report too.
+    Generates some tokens, so that an engine with a draft model uses it. The result is computed from
+    the number of computed tokens, which older builds report too.
 
     Raises:
         EngineUnreachable: No response.

@@ -1,9 +1,10 @@
 """Why an engine ended, how to fix it, and whether a restart can help. Pure.
 
-Nearly every failure of llama-server is exit code 1, and its last output is rarely the reason: help
-follows a usage error, three lines that pass the error on follow a missing file. So the first line
-that matches a row of `FAILURE_PATTERNS` decides. Two kinds of evidence come before it: a signal
-that says enough by itself (`SIGNALS`), and lines that name the file (`SPECIFIC_PATTERNS`).
+Nearly every failure of llama-server is exit code 1, and its last output is rarely the reason: a
+usage error is followed by the help text, a missing file by three lines that pass the error on. So
+the first line that matches a row of `FAILURE_PATTERNS` decides. Two kinds of evidence come before
+it: a signal that says enough by itself (`SIGNALS`), and lines that name the file
+(`SPECIFIC_PATTERNS`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.E
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Why an instance does not serve."""
-
     code: str  # stable, in snake case
     sentence: str  # without a full stop
     hint: str  # how to fix it
@@ -42,7 +41,7 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class StartWarning:
-    """Something an engine silently does without; the fields are those of FailureCause."""
+    """A feature that an engine silently dropped at its start; fields as in FailureCause."""
 
     code: str
     sentence: str
@@ -50,10 +49,10 @@ class StartWarning:
 
 
 # Causes outside of the engine and its requests: an RPC worker is gone, or other programs hold the
-# memory of a device. They are waited for, and count neither against the engine nor a request.
+# memory of a device. The instance waits for their end; they count against no engine or request.
 EXTERNAL: Final = frozenset({"rpc_lost", "worker_unreachable", "device_memory_short"})
 
-# An operator, or a program that watches the system. Neither the engine nor a request is to blame.
+# An operator or a watchdog killed it; neither the engine nor a request is to blame.
 KILLED_FROM_OUTSIDE: Final = FailureCause(
     "killed",
     "another program killed the engine (SIGKILL, signal 9); it did not crash",
@@ -108,21 +107,18 @@ def diagnose(returncode: int | None, lines: Sequence[str]) -> FailureCause:
     return (
         _first(SPECIFIC_PATTERNS, lines)
         or _first(FAILURE_PATTERNS, lines)
-        or _cause_of_exit(returncode, _last_error(lines))
+        or _cause_of_exit(returncode, lines)
     )
 
 
 def has_aborted(lines: Sequence[str]) -> bool:
-    """Return whether the engine stopped at a check of its own."""
+    """Return whether the engine stopped at an assertion of its own."""
     found = _first(FAILURE_PATTERNS, lines)
     return found is not None and found.code == _ASSERTION
 
 
 def crash_cause(returncode: int, requests: int) -> FailureCause:
-    """Return the cause of a crash while computing requests.
-
-    Ignores the log, which may hold clients' texts.
-    """
+    """Return the cause of a crash during requests; ignores the log, which may quote clients."""
     by = signal_name(-returncode) if returncode < 0 else f"a signal (code {returncode})"
     many = "a request" if requests == 1 else f"{requests} requests"
     return FailureCause(
@@ -189,7 +185,6 @@ def not_launchable(error: CorralError) -> FailureCause:
 
 
 def withdrawal_cause() -> FailureCause:
-    """Return the cause of a run that was stopped before it began."""
     return FailureCause(
         "stopped", "it was stopped before it began", "corral start starts it", permanent=False
     )
@@ -203,7 +198,7 @@ def internal(error: Exception) -> FailureCause:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return whether an error comes from a lack of descriptors or memory."""
+    """Return whether a shortage of descriptors or memory caused an error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _TRANSIENT:
@@ -213,7 +208,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def warnings(lines: Iterable[str]) -> tuple[StartWarning, ...]:
-    """Return what a ready engine silently does without, each once, in the order of its output."""
+    """Return the warnings in a ready engine's output, each once, in the order of the output."""
     found: dict[str, StartWarning] = {}
     for line in lines:
         for pattern in WARNING_PATTERNS:
@@ -234,13 +229,10 @@ def _first(patterns: Sequence[LogPattern], lines: Sequence[str]) -> FailureCause
 _ERROR_LINE: Final = re.compile(r"^(?:[\d.]+ )?E |\berror\b|\bfailed\b", re.IGNORECASE)
 
 
-def _last_error(lines: Sequence[str]) -> str:
-    """Return the last line that looks like an error."""
-    wrong = [line for line in lines if _ERROR_LINE.search(line)]
-    return wrong[-1].strip()[:_QUOTE_MAX] if wrong else ""
-
-
-def _cause_of_exit(returncode: int | None, last: str) -> FailureCause:
+def _cause_of_exit(returncode: int | None, lines: Sequence[str]) -> FailureCause:
+    """Return a cause that quotes the last line that looks like an error."""
+    errors = [line for line in lines if _ERROR_LINE.search(line)]
+    last = errors[-1].strip()[:_QUOTE_MAX] if errors else ""
     detail = f"; its last error: {last}" if last else ""
     if returncode == 0:
         return FailureCause(

@@ -1,4 +1,4 @@
-"""Table of failure messages of engines, searched by `exit_cause.py`.
+"""Table of failure messages of engines, which `exit_cause.py` searches.
 
 Within a table the first row that matches a line wins, so specific rows come before general ones.
 
@@ -37,7 +37,7 @@ class LogPattern:
         return self.sentence.format_map(groups), self.hint.format_map(groups)
 
 
-# Lines that name which file or part was meant, wherever they stand.
+# Lines that name the file or part that failed; they win over all other lines.
 SPECIFIC_PATTERNS: Final = (
     LogPattern(
         "draft_invalid",

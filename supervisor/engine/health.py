@@ -14,34 +14,30 @@ from supervisor.settings.tables import HealthSettings
 # 1. bytes of responses, which the proxy counts anyway;
 # 2. when these stop, the engine's own counters, read rarely: `n_decode_total` grows with each
 #    batch, the token totals only when a request ends;
-# 3. within one batch none of these grows, and 2048 tokens take 12 s on a slow CPU. But the CPU time
+# 3. during a batch none of these grows, and 2048 tokens take 12 s on a slow CPU. But the CPU time
 #    of the process does: an engine that computes gets `batch_timeout_s`, one that does not
 #    (stopped, or waiting for a lock or a hung device) two intervals at most.
 #
-# An idle engine generates a token once a minute. Between these the state of its process is read: if
+# An idle engine generates a token once a minute. In between, the state of its process is read: if
 # a signal (SIGSTOP) has suspended it at two readings in a row, it cannot answer.
 #
 # Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 (`/health` is 200 while
 # decoding hangs); proc(5), state T.
 
-# The share of one CPU above which a process computes. A stopped one uses none, one that waits and
-# serves our metrics a thousandth, one thread that computes on a busy machine still a good share.
+# The share of a CPU above which a process computes. A stopped process uses none, one that waits and
+# serves our metrics a thousandth; a thread that computes on a busy machine still uses a good share.
 _COMPUTING: Final = 0.05
 _SUSPENDED_LOOKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """The engine's counters."""
-
     values: tuple[float, ...] | None = None  # in a fixed order; None if it did not answer
     cpu_s: float | None = None  # CPU time of the process; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSample:
-    """One engine at one moment."""
-
     at_s: float  # monotonic
     awaited: int  # requests that wait for its next bytes
     bytes_seen: int  # of responses so far
@@ -52,21 +48,19 @@ class HealthSample:
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """What is remembered between samples; all times are monotonic."""
+    """Memory between samples; all times are monotonic."""
 
     last: HealthSample
-    sent_at_s: float  # it last sent bytes; the probe interval counts from here
-    owing_at_s: float  # it last sent bytes, or its work began
+    sent_at_s: float  # when it last sent bytes; the probe interval counts from here
+    owing_at_s: float  # when it last sent bytes, or its work began
     progress_at_s: float  # latest known progress
     computed_at_s: float  # latest known computing; at least progress_at_s
     counters: tuple[float, CounterSample] | None = None  # since owing_at_s, with their time
-    looked_at_s: float = 0.0  # its process was last looked at, or its service began
+    looked_at_s: float = 0.0  # when its process was last looked at, or its service began
     suspended: int = 0  # looks in a row that found it suspended
 
 
 class HealthAction(StrEnum):
-    """What to do next."""
-
     NOTHING = "nothing"
     READ_COUNTERS = "read counters"
     LOOK_AT_PROCESS = "look at process"
@@ -86,7 +80,10 @@ def update(settings: HealthSettings, health: HealthState, sample: HealthSample) 
     if sample.bytes_seen != health.last.bytes_seen:
         return start(sample)
     if not sample.awaited:
-        return _update_idle(health, sample)
+        idle = replace(start(sample), sent_at_s=health.sent_at_s)
+        if sample.is_suspended is None:
+            return replace(idle, looked_at_s=health.looked_at_s, suspended=health.suspended)
+        return replace(idle, suspended=health.suspended + 1 if sample.is_suspended else 0)
     if sample.counters is None:
         return replace(health, last=sample)
     return _compare(
@@ -94,36 +91,24 @@ def update(settings: HealthSettings, health: HealthState, sample: HealthSample) 
     )
 
 
-def _update_idle(health: HealthState, sample: HealthSample) -> HealthState:
-    idle = replace(start(sample), sent_at_s=health.sent_at_s)
-    if sample.is_suspended is None:
-        return replace(idle, looked_at_s=health.looked_at_s, suspended=health.suspended)
-    return replace(idle, suspended=health.suspended + 1 if sample.is_suspended else 0)
-
-
 def _compare(health: HealthState, before: tuple[float, CounterSample] | None) -> HealthState:
-    # Progress between the two is dated to the first: it may have ended right after it.
+    # Progress between two readings is dated to the first: it may have ended right after that.
     if before is None or health.counters is None:
         return health
     (then_s, then), (now_s, now) = before, health.counters
     if _differ(then, now):
         return replace(health, progress_at_s=then_s, computed_at_s=then_s)
     if now.values is None:
-        # No answer is no progress, and no reason to forget the last answer.
+        # No answer means no progress; the last answer stays valid.
         health = replace(health, counters=(now_s, replace(now, values=then.values)))
-    if _has_computed(then, now, now_s - then_s):
-        return replace(health, computed_at_s=then_s)
-    return health
+    if then.cpu_s is None or now.cpu_s is None:
+        return health
+    has_computed = now.cpu_s - then.cpu_s >= _COMPUTING * (now_s - then_s)
+    return replace(health, computed_at_s=then_s) if has_computed else health
 
 
 def _differ(then: CounterSample, now: CounterSample) -> bool:
     return None not in (then.values, now.values) and then.values != now.values
-
-
-def _has_computed(then: CounterSample, now: CounterSample, duration_s: float) -> bool:
-    if then.cpu_s is None or now.cpu_s is None:
-        return False
-    return now.cpu_s - then.cpu_s >= _COMPUTING * duration_s
 
 
 def has_moved(before: HealthSample, now: HealthSample) -> bool:
@@ -162,7 +147,7 @@ def recovery_timeout_s(
 ) -> float:
     """Return how long an unhealthy engine may take to recover.
 
-    Less if it is urgent: requests wait for it, or its process is suspended.
+    It is urgent if requests wait for it or its process is suspended.
     """
     return (
         min(unhealthy_timeout_s, settings.liveness_interval_s) if is_urgent else unhealthy_timeout_s

@@ -1,8 +1,8 @@
-"""One instance: acts on what `states` decides.
+"""One instance: acts on the decisions of `states.py`.
 
-One instance: acts on what `states.py` decides. All state changes happen in `_apply`, which has no
-`await`. Entering a state cancels the timer and the task of the one before. Apart from these, one
-task holds the process of a run from spawn to exit across states, and applies EXITED at its end.
+All state changes happen in `_apply`, which has no `await`. Entering a state cancels the timer and
+the task of the state before. Another task holds the process of a run from spawn to exit, across
+states, and applies EXITED at its end.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.run import ProcessRun, run_to_exit
 from supervisor.engine.state_tasks import (
     STATE_TASKS,
-    Calibrator,
-    NoCalibrator,
+    NeedsRestart,
     NoSlotPersister,
     SlotPersister,
     StateContext,
@@ -74,12 +73,13 @@ class Instance:
 
     Args:
         name: Unique among instances; part of file names.
-        launch: Returns the launch of run number N; may raise CorralError.
+        launch: Returns the launch of a run, by its number; may raise CorralError.
         prepare: Awaited before each launch; may raise CorralError.
-        reduce: Called when a load has failed; returns whether less was planned for the next start,
-            which then follows at once and does not count as a failure.
+        reduce: Called when a load has failed; returns whether the next start is planned with less
+            memory. If so, it follows at once and the failure is not counted.
         persister: Saves and restores its KV slots.
-        calibrator: Measures its first runs.
+        needs_restart: Measures a run before it serves; returns whether another one with other
+            flags must follow.
         clock: Monotonic seconds.
     """
 
@@ -95,7 +95,7 @@ class Instance:
         admit: Callable[[InstanceSnapshot], None],
         emit: Emit,
         persister: SlotPersister | None = None,
-        calibrator: Calibrator | None = None,
+        needs_restart: NeedsRestart | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
         reduce: Callable[[FailureCause], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
@@ -108,7 +108,7 @@ class Instance:
         self._admit = admit
         self._emit: Emit = functools.partial(emit, instance=name, model=model)
         self._persister = persister or NoSlotPersister()
-        self._calibrator = calibrator or NoCalibrator()
+        self._needs_restart = needs_restart
         self._prepare = prepare
         self._reduce = reduce
         self._clock = clock
@@ -136,7 +136,7 @@ class Instance:
     # Commands.
 
     def start(self) -> None:
-        """Start it. One that failed or waits for its next start forgets its failures."""
+        """Start it. If it failed or waits for its next start, its failures are forgotten."""
         self._command(Event.START)
 
     def stop(self) -> None:
@@ -147,18 +147,15 @@ class Instance:
         """Replace its process; forgets failures as `start` does."""
         self._command(Event.RESTART)
 
-    def overdue(self, run: int, reason: str) -> None:
-        """Drain and replace the process of a run that is of no use any more.
+    def mark_overdue(self, run: int, reason: str) -> None:
+        """Drain and replace the process of a run that has become useless.
 
         It computes for a client that disconnected, or has lost a worker.
         """
         self._apply(Event.OVERDUE, run, reason=reason)
 
     def configure(self, limits: InstanceLimits, policy: RestartPolicy) -> None:
-        """Apply new settings: the limits from its next state on, the policy from its next failure.
-
-        The limits of the current state do not change.
-        """
+        """Apply new limits from the next state on, and a new policy from the next failure on."""
         self._limits = limits
         self._restart.policy = policy
 
@@ -177,7 +174,11 @@ class Instance:
             up_s=self._up_s(),
             restarts=self._restarts,
             failures=self._restart.failures,
-            retry_in_s=self._retry_in_s(),
+            retry_in_s=(
+                max(0.0, self._since_s + self._restart.delay_s - self._clock())
+                if self._lifecycle.state is State.BACKOFF
+                else None
+            ),
             cause=self._cause,
             warnings=self._warnings,
             load_progress=self._load_progress(),
@@ -187,10 +188,9 @@ class Instance:
         )
 
     async def wait(self, wanted: frozenset[State]) -> InstanceSnapshot:
-        """Wait, without limit, until it is in or passes through one of the states.
+        """Wait until it is in or passes through one of the states; return its snapshot then.
 
-        Returns:
-            The snapshot of that moment.
+        No deadline.
         """
         if self._lifecycle.state in wanted:
             return self.snapshot()
@@ -211,18 +211,13 @@ class Instance:
             return None
         return run.progress.value if STATES[self._lifecycle.state].process else None
 
-    def _retry_in_s(self) -> float | None:
-        if self._lifecycle.state is not State.BACKOFF:
-            return None
-        return max(0.0, self._since_s + self._restart.delay_s - self._clock())
-
     def _up_s(self) -> float:
         return 0.0 if self._ready_at_s is None else self._clock() - self._ready_at_s
 
     # Serving.
 
     async def serve(self) -> None:
-        """Run it until cancelled; kills its process then."""
+        """Serve until cancelled, then kill the process."""
         try:
             async with asyncio.TaskGroup() as group:
                 await self._serve_in(group)
@@ -312,7 +307,7 @@ class Instance:
             self._set_timer(self._limit_s(limit))
 
     def _begin_task(self) -> None:
-        """Begin the task of the state; that of STARTING once there is a run to watch."""
+        """Begin the task of the state. In STARTING, call this once there is a run to watch."""
         state = self._lifecycle.state
         if self._group and (task := STATE_TASKS.get(state)):
             self._task = self._group.create_task(self._work(task), name=f"{self.name} {state}")
@@ -353,7 +348,7 @@ class Instance:
         self._timer = loop.call_at(due_at_s, self._expire, due_at_s, delay_s)
 
     def _expire(self, due_at_s: float, delay_s: float) -> None:
-        """Apply the deadline, unless this loop was late or a loading engine wrote meanwhile."""
+        """Apply the deadline, unless this loop was late or a loading engine wrote output."""
         if asyncio.get_running_loop().time() - due_at_s > _LATE_S:
             self._set_timer(delay_s)
             return
@@ -369,12 +364,12 @@ class Instance:
     async def _run_process(self, number: int) -> None:
         end = await self._unready_cause() or await run_to_exit(lambda: self._new_run(number))
         if isinstance(end, Exit):
-            self._exited(number, end)
+            self._note_exit(number, end)
         else:
-            self._ended(number, end, is_own=end.code not in exit_cause.EXTERNAL)
+            self._apply_exit(number, end, is_own=end.code not in exit_cause.EXTERNAL)
 
     async def _unready_cause(self) -> FailureCause | None:
-        """Prepare a run; return why it cannot begin, or None."""
+        """Prepare a run; return the cause if it cannot begin."""
         if self._prepare is None:
             return None
         try:
@@ -401,7 +396,7 @@ class Instance:
             self._limits,
             self._emit,
             self._persister,
-            self._calibrator,
+            self._needs_restart,
             PrefillQueue(
                 launch.prompts,
                 on_prefill,
@@ -412,7 +407,7 @@ class Instance:
         self._begin_task()
         return self._context.run
 
-    def _exited(self, number: int, end: Exit) -> None:
+    def _note_exit(self, number: int, end: Exit) -> None:
         self._emit(
             "instance.exited",
             run=number,
@@ -422,15 +417,17 @@ class Instance:
             fault=self._lifecycle.exit_outcome is ExitOutcome.FAILURE,
         )
         found = self._find_cause(end)
-        is_lost = found.code in exit_cause.EXTERNAL and self._uses_workers()
+        # The log may quote a client's text, so it alone does not prove that a worker was lost.
+        uses_workers = self._run is not None and "--rpc" in self._run.launch.argv
+        is_lost = found.code in exit_cause.EXTERNAL and uses_workers
         process_exit = self._process_exit(end, found, is_lost=is_lost)
         reason = found.sentence if is_lost else ""
         computed = self._traffic.ended(self.name, process_exit, reason=reason)
         if process_exit is ProcessExit.CRASHED and computed:
-            self._ended(number, exit_cause.crash_cause(end.returncode, computed), is_own=False)
+            self._apply_exit(number, exit_cause.crash_cause(end.returncode, computed), is_own=False)
         else:
             is_own = not is_lost and process_exit is not ProcessExit.KILLED
-            self._ended(number, found, is_own=is_own)
+            self._apply_exit(number, found, is_own=is_own)
 
     def _process_exit(self, end: Exit, found: FailureCause, *, is_lost: bool) -> ProcessExit:
         if found is exit_cause.KILLED_FROM_OUTSIDE:
@@ -441,10 +438,6 @@ class Instance:
             case None if end.is_crash and not is_lost:
                 return ProcessExit.CRASHED
         return ProcessExit.FAILED
-
-    def _uses_workers(self) -> bool:
-        """Whether workers compute for the latest run: a client's text in its log proves nothing."""
-        return self._run is not None and "--rpc" in self._run.launch.argv
 
     def _find_cause(self, end: Exit) -> FailureCause:
         match self._lifecycle.stop_reason:
@@ -459,8 +452,8 @@ class Instance:
                     return exit_cause.KILLED_FROM_OUTSIDE
                 return exit_cause.diagnose(end.returncode, lines)
 
-    def _ended(self, number: int, cause: FailureCause, *, is_own: bool) -> None:
-        """Apply EXITED, and count it if it is a failure; `is_own`: the engine may be to blame."""
+    def _apply_exit(self, number: int, cause: FailureCause, *, is_own: bool) -> None:
+        """Apply EXITED; count it if it is a failure. `is_own` if the engine may have caused it."""
         if self._lifecycle.exit_outcome is not ExitOutcome.FAILURE:
             self._apply(Event.EXITED, number)
             return

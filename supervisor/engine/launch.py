@@ -1,13 +1,13 @@
-"""What one run of an engine needs, its environment, and the progress that it reports on stdout.
+"""The launch of one run of an engine, its environment, and its progress reports on stdout.
 
-The reports that llama-server writes to stdout as a child of its own router mode. With
-`LLAMA_SERVER_ROUTER_PORT` set and stdin a pipe it writes lines
+As a child of its own router mode (`LLAMA_SERVER_ROUTER_PORT` is set and stdin is a pipe)
+llama-server writes lines to stdout such as
 
     cmd_child_to_router:state:{"state":"loading","payload":{"stages":["text_model"],
                                "current":"text_model","value":0.47}}
 
-and one of state `ready` when it starts to listen. All other output is log. This is an internal
-interface of llama.cpp: it is used where a build has it, and nothing depends on it.
+and a line of state `ready` when it starts to listen. All other output is log. This is an internal
+interface of llama.cpp: it is used if the build has it, and nothing depends on it.
 
 Source: tools/server/server-models.cpp of llama.cpp; seen on builds 10434 and 11434.
 """
@@ -39,7 +39,7 @@ class Progress:
 
     Attributes:
         stage: In llama.cpp's words, such as `text_model`.
-        value: The share of all stages that is done, 0 to 1.
+        value: The finished share of all stages, 0 to 1.
     """
 
     stage: str
@@ -48,7 +48,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report; its state is `loading`, `ready`, `sleeping`, or one of a later build."""
+    """A progress report; its state is `loading`, `ready`, `sleeping`, or that of a later build."""
 
     state: str
     progress: Progress | None = None
@@ -94,8 +94,9 @@ def _read_progress(payload: object) -> Progress | None:
 PROCESS_TAG_ENV: Final = "LLAMA_CORRAL_ENGINE"
 KEY_ENV: Final = "LLAMA_API_KEY"
 
-# Every option of llama-server is also an LLAMA_ARG_* variable, and others change its behaviour too:
-# only these names are passed on. The prefixes configure drivers, GPU runtimes and thread libraries.
+# Every option of llama-server is also an LLAMA_ARG_* variable, and other variables change its
+# behaviour too, so only these are passed on. The prefixes configure drivers, GPU runtimes and
+# thread libraries.
 _NAMES: Final = frozenset(
     {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", *LIBRARY_PATHS}
 )
@@ -107,7 +108,7 @@ _PREFIXES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessTag:
-    """A variable in the environment of each engine, by which an orphan is recognised."""
+    """A variable in the environment of each engine that identifies orphans."""
 
     runtime: Path  # the runtime directory of its daemon
     instance: str
@@ -129,14 +130,14 @@ class ProcessTag:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one run needs.
+    """The arguments of one run.
 
     Attributes:
         argv: The command line; starts with the engine's absolute path.
         env: The complete environment.
-        prompts: To prefill, in this order.
+        prompts: Prompts to prefill, in this order.
         has_prompt_cache: Whether the engine keeps a prompt in main memory when its slot is reused.
-        surroundings: What is open from before the spawn until after the exit.
+        surroundings: A context that is open from before the spawn until after the exit.
     """
 
     argv: tuple[str, ...]
@@ -162,7 +163,11 @@ def clean_environment(
 
     The key is passed here because other users can read a command line, but not an environment.
     """
-    env = {name: value for name, value in environ.items() if _is_harmless(name)}
+    env = {
+        name: value
+        for name, value in environ.items()
+        if name in _NAMES or name.startswith(_PREFIXES)
+    }
     return env | {
         **library_path(env, program, library_dirs),
         KEY_ENV: api_key,
@@ -171,7 +176,3 @@ def clean_environment(
         # Otherwise an abort starts a debugger for its backtrace, which takes a second.
         "GGML_NO_BACKTRACE": "1",
     }
-
-
-def _is_harmless(name: str) -> bool:
-    return name in _NAMES or name.startswith(_PREFIXES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
@@ -28,7 +28,7 @@ _FLAGS: Final = (
 
 
 class LineSplitter:
-    """Splits a stream of bytes into lines; the rest of a line beyond `limit_bytes` is dropped."""
+    """Splits a stream of bytes into lines; cuts each line after `limit_bytes`."""
 
     def __init__(self, limit_bytes: int = LINE_MAX_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -46,7 +46,7 @@ class LineSplitter:
 
 
 class LogRing:
-    """The last bytes of a stream; long lines are cut, and up to 2 * `size_bytes` are held."""
+    """The last bytes of a stream; cuts long lines, and holds up to 2 * `size_bytes`."""
 
     def __init__(self, size_bytes: int = _RING_BYTES) -> None:
         self._size_bytes = size_bytes
@@ -72,8 +72,8 @@ class LogRing:
 class LogFile:
     """A file that is renamed to NAME.1, NAME.2 … when it is full.
 
-    `streams` are descriptors of this process that write to the same file; they follow it when it is
-    renamed, otherwise what a library prints would go to the old one.
+    `streams` are descriptors of this process that write to the same file. After a rename they are
+    redirected to the new file, because libraries print to them.
 
     Raises:
         AccessDenied: The file cannot be opened for writing.
@@ -96,23 +96,29 @@ class LogFile:
         self._written_bytes = os.fstat(self._fd).st_size
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes; what the disk refuses is dropped and counted."""
+        """Append bytes; drop and count those that the disk refuses."""
+        lost = self._lost_bytes
+        notice = f"\n[llama-corral: the disk refused {lost} bytes here]\n".encode() if lost else b""
+        left = memoryview(notice + chunk)
         try:
-            for piece in _pieces(self._loss_notice() + chunk, self._size_bytes):
-                more_bytes = len(piece)
-                if self._streams:
-                    self._written_bytes = os.fstat(self._fd).st_size
-                if self._written_bytes + more_bytes > self._size_bytes and self._written_bytes:
-                    self._rotate()
-                view = piece
-                while view:
-                    taken = os.write(self._fd, view)
-                    self._written_bytes += taken
-                    view = view[taken:]
+            while left:
+                self._write_piece(left[: self._size_bytes])
+                left = left[self._size_bytes :]
         except OSError:
             self._lost_bytes += len(chunk)
         else:
             self._lost_bytes = 0
+
+    def _write_piece(self, piece: memoryview) -> None:
+        """Write at most `size_bytes`, into a new file if the present one has no room."""
+        if self._streams:
+            self._written_bytes = os.fstat(self._fd).st_size
+        if self._written_bytes + len(piece) > self._size_bytes and self._written_bytes:
+            self._rotate()
+        while piece:
+            taken = os.write(self._fd, piece)
+            self._written_bytes += taken
+            piece = piece[taken:]
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -125,12 +131,9 @@ class LogFile:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _loss_notice(self) -> bytes:
-        lost = self._lost_bytes
-        return f"\n[llama-corral: the disk refused {lost} bytes here]\n".encode() if lost else b""
-
     def _rotate(self) -> None:
-        names = [self._path, *(_rotated_path(self._path, n) for n in range(1, self._kept + 1))]
+        old = (f"{self._path.name}.{number}" for number in range(1, self._kept + 1))
+        names = [self._path, *map(self._path.with_name, old)]
         for older, newer in reversed(list(zip(names[1:], names, strict=False))):
             if newer.exists():
                 newer.replace(older)
@@ -141,21 +144,11 @@ class LogFile:
         self._fd, self._written_bytes = fresh, 0
 
 
-def _pieces(chunk: bytes, size_bytes: int) -> Iterator[memoryview]:
-    view = memoryview(chunk)
-    for start in range(0, len(view), size_bytes):
-        yield view[start : start + size_bytes]
-
-
-def _rotated_path(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
-
-
 def open_log(path: Path) -> int:
     """Open a log for appending, mode 0600, and return the descriptor.
 
     Raises:
-        AccessDenied: It cannot be opened, is a link, is not a regular file, or is another user's.
+        AccessDenied: It cannot be opened, is a link, is no regular file, or is another user's.
     """
     try:
         descriptor = os.open(path, _FLAGS, 0o600)
@@ -202,9 +195,9 @@ def tail(path: Path, count: int) -> tuple[str, ...]:
 async def follow(
     path: Path, count: int = 0, *, interval_s: float = 0.1
 ) -> AsyncGenerator[str, None]:
-    """Yield up to `count` last lines, then each new line, without end.
+    """Yield up to `count` last lines, then each new line, until cancelled.
 
-    Waits for a file that does not exist yet, and reads a renamed file to its end before the next.
+    Waits for a file that does not exist yet. Reads a renamed file to its end before the new one.
     """
     file = await _await_and_open(path, interval_s)
     try:

@@ -1,19 +1,19 @@
-"""Kills engines that a dead daemon left behind; runtime directories of processes of a command.
+"""Kills engines that a dead daemon left behind; runtime directories for the engines of commands.
 
-Kills engines that a dead daemon left behind, and no other process. Engines die with their daemon
-(see `child.py`), so there is rarely one: an engine in a set-user-ID wrapper, on a system without
-the parent-death signal, or one that was loading there. It holds memory and the socket.
+Engines die with their daemon (see `child.py`), so orphans are rare: an engine in a set-user-ID
+wrapper, or one that was loading on a system without the parent-death signal. They hold memory and
+the socket.
 
 A process is killed only if it is our user's, leads its own session, is not our child, carries this
 runtime directory (whose lock we hold, so its daemon is dead) in its environment, and runs the
 program named there. It is held from the check to the signal, so that a reused process number is
 never signalled.
 
-Source: proc(5) /proc/PID/environ, setsid(2).
+Engines of a command, not of the daemon, have a runtime directory of their own with a lock, which a
+killed process loses. The next command that makes such a directory removes those without a lock, and
+kills their engines.
 
-Runtime directories of processes that belong to a command and not to the daemon. Each has a lock,
-which a killed process loses. The next process that makes a directory removes those without a lock,
-with their engines.
+Source: proc(5) /proc/PID/environ, setsid(2).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class OrphanEngine:
 
 
 def kill_orphans(runtime: Path, emit: Emit) -> tuple[OrphanEngine, ...]:
-    """Kill every engine that a dead daemon of this runtime directory left; return them.
+    """Kill and return every engine that a dead daemon of this runtime directory left.
 
-    Call it while holding the directory's lock, before anything is spawned. Blocks for up to 2 s for
-    each engine.
+    Call it while holding the directory's lock, before anything is spawned. Blocks for up to 2 s per
+    engine.
     """
     return tuple(
         orphan for pid in psutil.pids() if (orphan := _kill_orphan(pid, runtime, emit)) is not None
@@ -66,12 +66,12 @@ def _kill_orphan(pid: int, runtime: Path, emit: Emit) -> OrphanEngine | None:
     if prove(pid, runtime) is None:
         return None
     with hold_process(pid) as kill:
-        # Checked again: only now its number cannot be reused.
+        # Checked again, because only now its number cannot be reused.
         orphan = prove(pid, runtime) if kill else None
         if orphan is None or kill is None:
             return None
         with suppress(ProcessLookupError):
-            # Its group first: while the leader lives, the group's number is not reused.
+            # The group first: while the leader lives, the group's number is not reused.
             os.killpg(pid, signal.SIGKILL)
         kill(_END_TIMEOUT_S)
     emit(
@@ -84,7 +84,7 @@ def _kill_orphan(pid: int, runtime: Path, emit: Emit) -> OrphanEngine | None:
 
 
 def prove(pid: int, runtime: Path) -> OrphanEngine | None:
-    """Return the orphan that a process certainly is, or None."""
+    """Return the process as an orphan, or None if it may be anything else."""
     try:
         process = psutil.Process(pid)
         if process.uids().real != os.getuid() or process.ppid() == os.getpid():
@@ -99,30 +99,30 @@ def prove(pid: int, runtime: Path) -> OrphanEngine | None:
         return None  # gone or inaccessible
 
 
-# Short, because the path of a socket is.
+# Short, because the path of a socket has a short limit.
 _PARENT: Final = "own"
 WORKERS: Final = "workers"
 _LOCK: Final = "lock"
-# Others hold the lock of all directories for as long as they end engines of killed processes.
+# Another command holds the lock of all directories while it ends engines of killed commands.
 _TIMEOUT_S: Final = 20.0
 
 
 @contextmanager
 def private_runtime(directories: Directories, kind: str = _PARENT) -> Iterator[Path]:
-    """Make a directory for the block, mode 0700, after removing what killed processes left.
+    """Make a directory of mode 0700 for the block, after removing those of killed processes.
 
     Args:
-        kind: The directory that it lies in: of engines that are measured, or WORKERS.
+        kind: The parent directory: that of measured engines, or WORKERS.
 
     Raises:
-        AccessDenied: It cannot be made.
+        AccessDenied: The directory cannot be made.
     """
     parent = make_private(make_private(directories.runtime) / kind)
     with _lock_runtime(parent):
         for old in sorted(parent.iterdir()):
             _remove_stale(old)
         own = make_private(parent / secrets.token_hex(4))
-        # A process that looks whether it is in use holds it for a moment.
+        # A process that checks whether the directory is in use holds the lock for a moment.
         lock = _lock(own, _TIMEOUT_S)
         lock.acquire()
     try:
@@ -133,7 +133,7 @@ def private_runtime(directories: Directories, kind: str = _PARENT) -> Iterator[P
 
 
 def is_in_use(directories: Directories) -> bool:
-    """Whether a process measures an engine now."""
+    """Return whether a process measures an engine now."""
     parent = directories.runtime / _PARENT
     if not parent.is_dir():
         return False

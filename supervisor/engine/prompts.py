@@ -1,8 +1,8 @@
 """Prompts to prefill: those of the settings, and prefixes learned from clients' conversations.
 
-Prompts to prefill, so that the first request that uses them is fast. A `.json` file is a chat
-request as a client would send it, of which the parts that form the prompt are used; any other file
-is the text of a system prompt.
+The first request with such a prompt is then fast. A `.json` file is a chat request as a client
+would send it; members that do not form the prompt are dropped. Any other file is the text of a
+system prompt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read(path: Path) -> WarmPrompt:
     """Read a prompt file.
 
     Raises:
-        SettingsInvalid: Missing, too large, or not a prompt.
+        SettingsInvalid: The file is missing, too large, or not a prompt.
     """
     try:
         with open_regular(path) as file:
@@ -74,7 +74,7 @@ def of_text(name: str, text: str) -> WarmPrompt:
 
 
 def of_request(name: str, body: object) -> WarmPrompt:
-    """The prompt of a chat request."""
+    """Return the prompt of a chat request; raises SettingsInvalid."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise SettingsInvalid(
             f"the prompt {name} is not a chat request", hint='it needs {"messages": [...]}'
@@ -88,8 +88,8 @@ def of_request(name: str, body: object) -> WarmPrompt:
 
 #     prompts/MODEL/HASH.json    a chat request: the system prompt and tools of many conversations
 #
-# Only for models with `learn_prompts`, a few for each: the least recently used is replaced. Names
-# are hashes of the content. Nothing is kept in memory, so commands may work on the directory of a
+# Only for models with `learn_prompts`, a few per model: the least recently used is replaced. Names
+# are hashes of the content. Nothing is held in memory, so commands may change the directory of a
 # running daemon. All methods block; call them in a thread.
 
 # The default number of slots of an instance.
@@ -98,14 +98,14 @@ _HASH_BYTES: Final = 8
 
 
 class LearnedPrompts:
-    """The learned prompts of one data directory, created with mode 0700 when first written to."""
+    """The learned prompts in a data directory, which the first write makes, with mode 0700."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock = threading.Lock()
 
     def save(self, model: str, body: Mapping[str, Any]) -> str:
-        """Save a prompt as the latest used one, and return its name.
+        """Save a prompt as the latest used, and return its name.
 
         Raises:
             AccessDenied: The directory cannot be used.
@@ -124,7 +124,7 @@ class LearnedPrompts:
         return name
 
     def prompts(self, model: str) -> list[WarmPrompt]:
-        """A model's prompts, the latest used first, without unreadable ones."""
+        """Return a model's readable prompts, the latest used first."""
         found: list[WarmPrompt] = []
         directory = self._directory(model)
         if not is_ours(directory):
@@ -135,7 +135,7 @@ class LearnedPrompts:
         return found
 
     def counts(self) -> dict[str, int]:
-        """The number of prompts of each model that has any."""
+        """Return the number of prompts of each model that has any."""
         found = {
             name_of_file(path.name): len(_latest_first_paths(path)) for path in self._directories()
         }

@@ -1,8 +1,8 @@
-"""One run of an engine: its process, its log, and what its output reports. It decides nothing.
+"""One run of an engine: its process, its log, and the reports in its output. Decides nothing.
 
-Leaves out of an engine's log what it quotes of requests that it refuses. At its usual verbosity an
-engine logs no prompt and no answer, but it quotes what it cannot read: a tool, a schema, the name
-of a sampler, a grammar as a whole.
+Quotes of refused requests are left out of an engine's log. At its usual verbosity an engine logs no
+prompt and no answer, but it quotes the parts of a request that it cannot read: a tool, a schema,
+the name of a sampler, a whole grammar.
 
 Source: llama-server, build 10434: server-http.cpp, "got exception"; sampling.cpp, "unable to match
 sampler by name"; llama-grammar.cpp, "error parsing grammar", then an empty line and the grammar.
@@ -33,41 +33,37 @@ _QUOTING: Final = re.compile(
     rb"got exception: |unable to match sampler by name |parse: error parsing grammar: "
 )
 _GRAMMAR: Final = b"parse: error parsing grammar: "
-# What follows the grammar: a line with a time, or of a build that prints none.
+# The line after the grammar: it begins with a time, or with a name in builds that print no time.
 _BEHIND: Final = re.compile(rb"\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(srv|slot|que|res|llama_\w+): ? ")
 _FAILED: Final = b"failed to parse grammar"
 _GRAMMAR_LINES_MAX: Final = 10_000
-# A longer line is decided by its beginning.
+# The beginning of a longer line decides about all of it.
 _HELD_MAX_BYTES: Final = 4096
 
 
 class QuotedRequests:
-    """Reads one stream, and holds a line until it has ended or is long."""
+    """Removes the quotes from a stream; holds a line until it has ended or is long."""
 
     def __init__(self) -> None:
         self._held = b""
-        self._grammar_lines = 0  # that may follow
-        self._is_decided = False  # what to do with the rest of a long line
+        self._grammar_lines = 0  # how many lines of a grammar may still follow
+        self._is_decided = False  # whether `_drops_rest` applies to the rest of a long line
         self._drops_rest = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what of the stream may be written now."""
-        if self._is_usual and chunk.endswith(b"\n") and not _QUOTING.search(chunk):
+        """Take bytes of the stream; return those that may be written now."""
+        is_at_line_start = not (self._held or self._grammar_lines or self._is_decided)
+        if is_at_line_start and chunk.endswith(b"\n") and not _QUOTING.search(chunk):
             return chunk
         *lines, last = chunk.split(b"\n")
-        passed = [self._ended(line) for line in lines]
-        return b"".join([*passed, self._begun(last)])
+        passed = [self._take_line_end(line) for line in lines]
+        return b"".join([*passed, self._take_line_part(last)])
 
     def flush(self) -> bytes:
-        """Return what is held, at the end of the stream."""
-        return self._ended(b"").removesuffix(b"\n") if self._held else b""
+        """Return the held bytes, at the end of the stream."""
+        return self._take_line_end(b"").removesuffix(b"\n") if self._held else b""
 
-    @property
-    def _is_usual(self) -> bool:
-        return not (self._held or self._grammar_lines or self._is_decided)
-
-    def _ended(self, rest: bytes) -> bytes:
-        """Take the end of a line."""
+    def _take_line_end(self, rest: bytes) -> bytes:
         if self._is_decided:
             self._is_decided = False
             return b"\n" if self._drops_rest else rest + b"\n"
@@ -75,8 +71,7 @@ class QuotedRequests:
         kept = self._without_quote(line)
         return b"" if kept is None else kept + b"\n"
 
-    def _begun(self, part: bytes) -> bytes:
-        """Take a part of a line that has not ended."""
+    def _take_line_part(self, part: bytes) -> bytes:
         if self._is_decided:
             return b"" if self._drops_rest else part
         self._held += part
@@ -88,7 +83,7 @@ class QuotedRequests:
         return kept or b""
 
     def _without_quote(self, line: bytes) -> bytes | None:
-        """Return a line without what it quotes; None for a line of a grammar."""
+        """Return a line without its quote; None for a line of a grammar."""
         if self._grammar_lines:
             if not (_BEHIND.match(line) or _FAILED in line):
                 self._grammar_lines -= 1
@@ -100,7 +95,7 @@ class QuotedRequests:
         return line
 
 
-# Builds differ in the words before it; the last ones are "listening on unix:///path.sock".
+# Builds differ in the words before "listening on unix:///path.sock".
 _LISTENING: Final = re.compile(rb"listening on (?:(?P<scheme>\w+)://)?(?P<where>\S+)")
 
 _OOM_KILLS: Final = OomKillWatch()
@@ -123,7 +118,7 @@ class ProcessRun:
         self.number = number
         self.launch = launch
         self.endpoint: Endpoint = launch.endpoint  # port 0 until the engine reports it
-        self.progress: Progress | None = None  # None where the build does not report it
+        self.progress: Progress | None = None  # None if the build does not report it
         self.ready_hint = asyncio.Event()  # set when the engine reports that it listens
         self.alive_at_s = clock()  # when it last wrote anything
         self._clock = clock
@@ -165,7 +160,9 @@ class ProcessRun:
                 return await self._run_child(self._log)
 
     async def _run_child(self, log: LogFile) -> Exit:
-        log.write(self._header())
+        now = datetime.now(tz=UTC).isoformat(timespec="seconds")
+        header = f"[llama-corral: run {self.number}, {now}] {' '.join(self.launch.argv)}\n"
+        log.write(header.encode(errors="replace"))
         self._remove_socket()
         try:
             self._child = Child.spawn(self.launch)
@@ -177,10 +174,10 @@ class ProcessRun:
             self._remove_socket()
 
     def request_exit(self) -> str | None:
-        """Ask the engine to exit; return by which means, or None if there is no process."""
-        # In child mode, once it listens, it obeys the exit line at once, while SIGTERM hangs as
-        # long as stdin is open and aborts when that closes. While it loads it ignores the line, and
-        # SIGTERM ends it. Builds without child mode only know SIGTERM.
+        """Ask the engine to exit; return the means, or None if there is no process."""
+        # In child mode, once it listens, the engine obeys the exit line at once, while SIGTERM
+        # hangs as long as stdin is open and aborts when stdin closes. While it loads, it ignores
+        # the line, and SIGTERM ends it. Builds without child mode only know SIGTERM.
         if self._child is None:
             return None
         obeys_lines = self._is_child_mode and self._is_listening
@@ -192,7 +189,7 @@ class ProcessRun:
         return "exit line" if obeys_lines else "SIGTERM"
 
     def terminate(self) -> None:
-        """Send SIGTERM; an engine that hangs in its first one exits at once on the second."""
+        """Send SIGTERM; an engine that hangs in its first SIGTERM exits at once on the second."""
         if self._child:
             self._child.signal(signal.SIGTERM)
 
@@ -242,11 +239,6 @@ class ProcessRun:
         self._ring.feed(chunk)
         if self._log:
             self._log.write(chunk)
-
-    def _header(self) -> bytes:
-        now = datetime.now(tz=UTC).isoformat(timespec="seconds")
-        line = f"[llama-corral: run {self.number}, {now}] {' '.join(self.launch.argv)}\n"
-        return line.encode(errors="replace")
 
     def _remove_socket(self) -> None:
         # A build refuses to listen on a socket that a dead engine left behind.

@@ -1,8 +1,7 @@
 """The work of each state of an instance, as one task: readiness, warm-up, monitoring, drain, stop.
 
-The work of each state of an instance, as one task. A task returns the event it found, which
-`instance.py` applies, or None. It is cancelled when the state is left, and has no deadline: the
-state has one.
+A task returns an event, which `instance.py` applies, or None. It is cancelled when the instance
+leaves the state, and has no deadline: the state has one.
 """
 
 from __future__ import annotations
@@ -64,29 +63,18 @@ class SlotPersister(Protocol):
         """Restore slots of an engine that serves no requests yet; return how many."""
 
     def has_prompt(self, prompt: WarmPrompt, /) -> bool:
-        """Return whether requests that begin with a prompt go on from a file of it."""
+        """Return whether requests that begin with this prompt can continue from a slot file."""
 
     async def save(self, client: EngineClient, run: int, /) -> None:
         """Save the idle slots that are not saved yet, within a time limit of its own."""
 
 
-class Calibrator(Protocol):
-    """Measures how fast a run is, before it serves."""
-
-    async def needs_restart(self, client: EngineClient, run: int, /) -> bool:
-        """Measure a run; return whether another one with other flags must follow."""
-
-
-class NoCalibrator:
-    """Measures nothing."""
-
-    async def needs_restart(self, _client: EngineClient, _run: int, /) -> bool:
-        return False
+# Measures a run, by its number, before it serves; returns whether another one with other flags must
+# follow.
+NeedsRestart = Callable[[EngineClient, int], Awaitable[bool]]
 
 
 class NoSlotPersister:
-    """Persists nothing."""
-
     async def restore(self, _client: EngineClient, _run: int, /) -> int:
         return 0
 
@@ -103,7 +91,10 @@ _EAGER_PROBE_S: Final = 0.005
 
 
 async def wait_healthy(run: ProcessRun) -> None:
-    """Probe, less and less often; at once when the engine reports that it listens. No deadline."""
+    """Probe at growing intervals, and at once when the engine reports that it listens.
+
+    No deadline.
+    """
     pause_s = _FIRST_PROBE_S
     while True:
         is_hinted = await _ready_hint_within(run, pause_s)
@@ -113,7 +104,7 @@ async def wait_healthy(run: ProcessRun) -> None:
 
 
 async def is_healthy(run: ProcessRun) -> bool:
-    """Whether the engine answers, and is the one of this run."""
+    """Return whether the engine answers, and is that of this run."""
     if not run.endpoint.is_known:
         return False
     async with run.client() as client:
@@ -143,7 +134,7 @@ class HealthMonitor:
 
     Args:
         name: The instance.
-        persister: Saves the slots before a probe overwrites one.
+        persister: Saves the slots before a probe overwrites one of them.
     """
 
     def __init__(
@@ -190,14 +181,17 @@ class HealthMonitor:
     async def _counters(self) -> CounterSample:
         try:
             async with asyncio.timeout(2 * self._settings.tick_s), self._run.client() as client:
-                metrics = await client.metrics()
+                metrics = await client.read_metrics()
         except (TimeoutError, EngineUnreachable):
             return CounterSample(None, self._run.cpu_s())
-        return CounterSample(_progress_counters(metrics), self._run.cpu_s())
+        if isinstance(metrics, ErrorResponse):
+            return CounterSample(None, self._run.cpu_s())
+        counters = tuple(metrics.get(name, 0.0) for name in _COUNTERS)
+        return CounterSample(counters, self._run.cpu_s())
 
     def _sample(self, counters: CounterSample | None = None) -> HealthSample:
-        # A probe counts as a request, so that one slow token on a busy machine is judged by the
-        # same rules as any other.
+        # A probe counts as a request, so that its slow token on a busy machine is judged by the
+        # same rules as a client's.
         activity = self._traffic.activity(self._name)
         return HealthSample(
             asyncio.get_running_loop().time(),
@@ -209,8 +203,8 @@ class HealthMonitor:
 
     async def _generate_token(self) -> None:
         async with self._run.client() as client:
-            # An engine that does not match prompts gives the probe the least recently used slot:
-            # as many probes as there are slots would overwrite all of them.
+            # An engine that does not match prompts gives the probe the least recently used slot, so
+            # probes would overwrite all slots one after another.
             await self._persister.save(client, self._run.number)
             self._is_probing = True
             self._is_refused = await warm(client) is Warmup.FAILED
@@ -218,24 +212,18 @@ class HealthMonitor:
         self._probes_answered += 1
 
 
-def _progress_counters(metrics: Mapping[str, float] | ErrorResponse) -> tuple[float, ...] | None:
-    if isinstance(metrics, ErrorResponse):
-        return None
-    return tuple(metrics.get(name, 0.0) for name in _COUNTERS)
-
-
 _TICK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class StateContext:
-    """What the tasks of one run work with.
+    """Arguments of the tasks of one run.
 
     Attributes:
         name: The instance.
         prefills: The prompts to prefill in this run.
-        was_healthy: Whether it was healthy when it was last in service.
-        is_overdue: Whether it is to exit because it computes for a client that disconnected.
+        was_healthy: Whether the instance was healthy when it was last in service.
+        is_overdue: Whether it must exit because it computes for a client that disconnected.
     """
 
     name: str
@@ -244,7 +232,7 @@ class StateContext:
     limits: InstanceLimits
     emit: Emit
     persister: SlotPersister
-    calibrator: Calibrator
+    needs_restart: NeedsRestart | None
     prefills: PrefillQueue
     was_healthy: bool = True
     is_overdue: bool = False
@@ -268,7 +256,8 @@ async def warm_up(context: StateContext) -> Event:
             case Warmup.FAILED:
                 return Event.UNHEALTHY
             case Warmup.WARM:
-                if await context.calibrator.needs_restart(client, context.run.number):
+                measure = context.needs_restart
+                if measure and await measure(client, context.run.number):
                     return Event.MEASURED
                 restored = await context.persister.restore(client, context.run.number)
                 await context.prefills.begin(client, restored)
@@ -280,17 +269,17 @@ async def warm_up(context: StateContext) -> Event:
 async def monitor(context: StateContext) -> Event:
     """Watch the engine; while it is idle, prefill the remaining prompts."""
     async with asyncio.TaskGroup() as group:
-        background = group.create_task(_use_idle_time(context))
+        background = group.create_task(_prefill_while_idle(context))
         await context.monitor().watch()
         background.cancel()
     return Event.UNHEALTHY
 
 
 async def wait_recovered(context: StateContext) -> Event:
-    """Probe, less and less often, until the engine is healthy again.
+    """Probe at growing intervals until the engine is healthy again.
 
-    An engine with requests must make progress with them; any other must generate a token. `/health`
-    proves nothing: it is 200 while decoding hangs.
+    An engine with requests must make progress with them; an idle one must generate a token.
+    `/health` proves nothing: it is 200 while decoding hangs.
     """
     health = context.monitor()
     before = await health.sample()
@@ -298,7 +287,7 @@ async def wait_recovered(context: StateContext) -> Event:
     while True:
         await asyncio.sleep(pause_s)
         now = await health.sample()
-        if has_moved(before, now) if now.awaited else await _generates(context.run):
+        if has_moved(before, now) if now.awaited else await _can_generate(context.run):
             return Event.HEALTHY
         before, pause_s = now, min(2 * pause_s, _LAST_PROBE_S)
 
@@ -322,8 +311,8 @@ async def drain(context: StateContext) -> Event:
 async def _save_as_requests_end(context: StateContext) -> None:
     """Save the idle slots now, and again when requests have ended, until none is in flight.
 
-    So that other instances go on from them while this one still answers. An unhealthy or overdue
-    engine may not answer, so nothing of it is saved.
+    Other instances can then continue from them while this one still answers. An unhealthy or
+    overdue engine may not answer, so its slots are not saved.
     """
     if not context.was_healthy or context.is_overdue:
         return
@@ -339,13 +328,13 @@ async def _save_as_requests_end(context: StateContext) -> None:
 
 
 async def stop(context: StateContext) -> None:
-    """Abort what is in flight, request the exit, and repeat it after half of the limit."""
+    """Abort requests in flight and request the exit; repeat that after half of the limit."""
     run, emit = context.run, context.emit
     if in_flight := context.traffic.activity(context.name).in_flight:
         emit("instance.requests_aborted", run=run.number, in_flight=in_flight)
     # First, because an engine does not exit while a connection is open.
     await context.traffic.close(context.name)
-    if run.is_suspended():  # it obeys nothing else
+    if run.is_suspended():  # it obeys no other signal
         await kill(context)
         return
     if how := run.request_exit():
@@ -360,12 +349,12 @@ async def kill(context: StateContext) -> None:
     context.emit("instance.exit_requested", run=context.run.number, how="SIGKILL")
 
 
-async def _use_idle_time(context: StateContext) -> None:
+async def _prefill_while_idle(context: StateContext) -> None:
     async with context.run.client() as client:
         await context.prefills.resume(client, context.traffic, context.name)
 
 
-async def _generates(run: ProcessRun) -> bool:
+async def _can_generate(run: ProcessRun) -> bool:
     if not await is_healthy(run):
         return False
     async with run.client() as client:

@@ -1,8 +1,7 @@
-"""The lifecycle of one instance as a state table, and the public view of an instance. No I/O.
+"""The lifecycle of one instance as a state table, and the public view of an instance.
 
-The lifecycle of one instance as a state table. No I/O, no clock. `step` takes a lifecycle and an
-event and returns the next lifecycle; `instance.py` acts on it. A rule is a row of a table here,
-never an `if` on a particular state.
+No I/O, no clock. `step` takes a lifecycle and an event and returns the next lifecycle;
+`instance.py` acts on it. A rule is a row of a table here, never an `if` on a particular state.
 
 Each row has a test that fails without it (`scripts/mutate_table`). `scripts/docs --write` draws
 the diagram in `supervisor/DESIGN.md` from these tables.
@@ -22,8 +21,6 @@ from supervisor.engine.exit_cause import FailureCause, StartWarning
 
 
 class State(StrEnum):
-    """The state of an instance."""
-
     STOPPED = "stopped"
     STARTING = "starting"  # loading the model
     WARMING = "warming"  # healthy; slots and prompts are being restored
@@ -37,8 +34,6 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to an instance."""
-
     START = "start"
     STOP = "stop"
     RESTART = "restart"
@@ -73,8 +68,6 @@ class ExitOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """Properties of a state."""
-
     deadline: str | None = None  # an attribute of InstanceLimits, or backoff_s
     process: bool = True  # whether an engine may be running
 
@@ -209,7 +202,7 @@ FACTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """What decisions about an instance depend on."""
+    """The state of an instance, and all else that `step` decides on."""
 
     state: State = State.STOPPED
     wanted: bool = False  # whether the last command was to run it
@@ -235,15 +228,11 @@ def step(
         return lifecycle
     if event is Event.EXITED:
         return _after_exit(lifecycle, give_up=give_up)
-    return _transition(_command(lifecycle, event), event, was_wanted=lifecycle.wanted)
-
-
-def _command(lifecycle: Lifecycle, event: Event) -> Lifecycle:
-    # What a command means even in a state that has no row for it.
-    lifecycle = replace(lifecycle, wanted=WANTED.get(event, lifecycle.wanted))
+    # These apply even in a state that has no row for the command.
+    commanded = replace(lifecycle, wanted=WANTED.get(event, lifecycle.wanted))
     if event in STOP_COMMANDS and STATES[lifecycle.state].process:
-        return replace(lifecycle, stop_reason=StopReason.REQUESTED)
-    return lifecycle
+        commanded = replace(commanded, stop_reason=StopReason.REQUESTED)
+    return _transition(commanded, event, was_wanted=lifecycle.wanted)
 
 
 def _transition(lifecycle: Lifecycle, event: Event, *, was_wanted: bool) -> Lifecycle:
@@ -273,8 +262,6 @@ def _enter(lifecycle: Lifecycle, state: State) -> Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSnapshot:
-    """One instance at one moment."""
-
     name: str  # such as chat.0
     model: str
     state: State
@@ -288,7 +275,7 @@ class InstanceSnapshot:
     retry_in_s: float | None  # until the next start; None unless in BACKOFF
     cause: FailureCause | None  # the latest failure; None once it serves again
     warnings: tuple[StartWarning, ...]  # known once it is ready
-    load_progress: float | None  # 0 to 1; None where the build does not report it
+    load_progress: float | None  # 0 to 1; None if the build does not report it
     endpoint: Endpoint
     api_key: str = field(repr=False)
     log_path: Path | None

@@ -1,12 +1,11 @@
 """Warm-up requests before an engine serves, and prompts prefilled ahead of clients.
 
-Warm-up requests before an engine serves, and the prefill of one prompt. The first token after
-loading is slow: pages of the model are read in, threads and kernels are created. A token of a
-prompt of our own takes that time instead of a client's.
+The first token after loading is slow: pages of the model are read in, threads and kernels are
+created. So a prompt of our own computes it, not a client's.
 
-Prefills prompts one after another, each once per run of an engine. Prompts that are not prefilled
-before the engine serves follow while it is idle. A client's request cancels the prefill of a
-prompt, which is retried later, a few times at most.
+Prompts are prefilled one after another, each once per run of an engine: as many as fit before the
+engine serves, the others while it is idle. A client's request cancels the prefill of a prompt,
+which is retried later, a few times at most.
 """
 
 from __future__ import annotations
@@ -38,14 +37,13 @@ _ONE_TOKEN: Final[Mapping[str, Any]] = {
     "cache_prompt": True,
 }
 
-
-# The last token of an answer is not in the cache, nor is the one that ends it.
+# The cache lacks the last token of an answer, and the one that ends it.
 _TOKENS_AWAY_MAX: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FilledSlot:
-    """A slot that holds a prompt; `tokens` with one that was generated."""
+    """A slot that holds a prompt; `tokens` include the one that was generated."""
 
     id_slot: int
     tokens: int
@@ -53,40 +51,39 @@ class FilledSlot:
 
 
 class Warmup(StrEnum):
-    """The result of a warm-up."""
-
     WARM = "warm"
     NOTHING_TO_WARM = "nothing to warm"
     FAILED = "failed"
 
 
 async def warm(client: EngineClient) -> Warmup:
-    """Generate one token, or one embedding if that is rejected.
+    """Generate a token; if the engine rejects that, compute an embedding.
 
-    An engine that rejects both with 4xx or 501 is as ready as it gets. Any other error, or no
-    response, means it is unhealthy. A model that generates no text answers 500 to a completion
+    An engine that rejects both with 4xx or 501 is as ready as it can be. Any other error, or no
+    response, means that it is unhealthy. A model that generates no text answers 500 to a completion
     (build 10434).
     """
     try:
-        refusal = await client.one_token()
+        refusal = await client.generate_token()
         if refusal is None:
             return Warmup.WARM
-        vector = await client.one_vector()
+        embedding_refusal = await client.make_embedding()
     except EngineUnreachable:
         return Warmup.FAILED
-    can_serve = vector is None or all(map(_is_unsupported, (refusal, vector)))
+    can_serve = embedding_refusal is None or all(
+        400 <= response.status < 500 or response.status == 501
+        for response in (refusal, embedding_refusal)
+    )
     return Warmup.NOTHING_TO_WARM if can_serve else Warmup.FAILED
 
 
-def _is_unsupported(refusal: ErrorResponse) -> bool:
-    return 400 <= refusal.status < 500 or refusal.status == 501
-
-
 async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorResponse:
-    """Process a prompt and generate one token; cancelled, it ends with the present batch.
+    """Process a prompt and generate one token. No deadline: a long prompt takes long.
+
+    If this is cancelled, the engine stops after its present batch.
 
     Raises:
-        EngineUnreachable: No response. No deadline: a long prompt takes long.
+        EngineUnreachable: No response.
     """
     timings = None
     async with client.stream("/v1/chat/completions", {**prompt.body, **_ONE_TOKEN}) as events:
@@ -98,9 +95,10 @@ async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorRe
 
 
 async def prefill_slot(client: EngineClient, prompt: WarmPrompt) -> FilledSlot | None:
-    """Prefill a prompt in a slot that the engine chooses; None if it refused or does not say where.
+    """Prefill a prompt in a slot of the engine's choice; None if it refused or the slot is unknown.
 
-    The slot is that of the latest task, as long as nobody else sends requests.
+    The slot is taken to be the one with the latest task, so no other requests may be sent
+    meanwhile.
 
     Raises:
         EngineUnreachable: No response.
@@ -144,10 +142,12 @@ class BackgroundLeases(Protocol):
 
 
 class PrefillQueue:
-    """The prompts that one run of an engine has to prefill, in order; `on_result` gets each result.
+    """The prompts that one run of an engine has to prefill, in order.
 
-    With `has_prompt_cache` the engine keeps the content of a slot that a prompt replaces. What
-    `is_saved` needs no prefill: requests go on from its slot file.
+    Args:
+        on_result: Gets each prompt and its result.
+        has_prompt_cache: Whether the engine keeps the content of a slot that a prompt replaces.
+        is_saved: Whether a prompt needs no prefill, because requests continue from its slot file.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ class PrefillQueue:
         self._is_unsaved = False  # a prefilled prompt is not in cache-ram yet
 
     async def begin(self, client: EngineClient, restored: int) -> None:
-        """Prefill as many prompts as slots are free, before the engine serves; can be cancelled.
+        """Before the engine serves, prefill as many prompts as slots are free; can be cancelled.
 
-        `restored` slots hold a conversation.
+        `restored` is the number of slots that hold a conversation.
         """
-        await self._bound(client, restored)
+        await self._drop_surplus(client, restored)
         while self._has_more:
             await self._process_next(client)
 
@@ -184,7 +184,7 @@ class PrefillQueue:
         timeout_s: float = math.inf,
     ) -> None:
         """Prefill the remaining prompts whenever the engine is idle, for `timeout_s` at most."""
-        await self._bound(client, 0)
+        await self._drop_surplus(client, 0)
         until_s = time.monotonic() + timeout_s
         while self._has_more and self._tries < _TRIES_MAX and time.monotonic() < until_s:
             if traffic.activity(name).in_flight == 0:
@@ -198,8 +198,8 @@ class PrefillQueue:
     def _has_more(self) -> bool:
         return bool(self._pending) or self._is_unsaved
 
-    async def _bound(self, client: EngineClient, restored: int) -> None:
-        """Drop prompts that are saved, and the last ones, for which no slot is left."""
+    async def _drop_surplus(self, client: EngineClient, restored: int) -> None:
+        """Drop prompts that are saved, and the last ones if there are more prompts than slots."""
         if not self._pending or self._is_bounded:
             return
         self._pending = deque(prompt for prompt in self._pending if not self._is_saved(prompt))
@@ -215,18 +215,18 @@ class PrefillQueue:
             self._pending.pop()
 
     async def _process_next(self, client: EngineClient) -> None:
-        """Prefill the first prompt; after the last, make sure that the next request finds them.
+        """Prefill the first prompt; after the last one, run a task that makes them findable.
 
-        An engine that does not match prompts searches its cache-ram, as it was when its last task
-        started, and saves idle slots there whenever a task starts. Without a task in between, the
-        first request would not find the prefilled prompt; nor would the retry of a prompt find its
-        processed part, which would later be taken for the whole.
+        An engine that does not match prompts saves idle slots in its cache-ram whenever a task
+        starts, and then searches cache-ram without these. So without a task in between, the first
+        request would not find the prefilled prompt; nor would the retry of a prompt find its
+        processed part, which would later be taken for the whole prompt.
         """
         try:
             if self._pending and not self._is_interrupted:
                 await self._prefill(client, self._pending[0])
             else:
-                await client.one_token()
+                await client.generate_token()
                 self._is_interrupted = self._is_unsaved = False
         except EngineUnreachable:  # the health monitor reports it
             self._pending.clear()
@@ -249,8 +249,8 @@ async def run_until_preempted(
     """Run `work`, and cancel it as soon as a client needs the slot.
 
     Raises:
-        Preempted: A client needs the slot; the engine continues to the end of its batch.
-        ExceptionGroup: Raised by the work.
+        Preempted: A client needs the slot; the engine still finishes its batch.
+        ExceptionGroup: The work failed.
     """
     async with asyncio.TaskGroup() as group:
         task = group.create_task(work)

@@ -221,15 +221,15 @@ class Fleet:
 
     # What the proxy reports; an instance may be gone by then.
 
-    def overdue(self, instance: str, reason: str) -> None:
+    def mark_overdue(self, instance: str, reason: str) -> None:
         if replica := self._find(instance):
-            replica.instance.overdue(replica.instance.snapshot().run, reason)
+            replica.instance.mark_overdue(replica.instance.snapshot().run, reason)
 
     def worker_ended(self, name: str) -> None:
         """Replace the processes that a worker computed for: they fail with their next request."""
         for replica in self.all_replicas():
             if replica.plan and name in {worker.name for worker in replica.plan.workers}:
-                self.overdue(replica.name, f"worker {name} has ended")
+                self.mark_overdue(replica.name, f"worker {name} has ended")
 
     def restore_verified(self, instance: str, tokens: int, timings: Timings) -> None:
         """Stop saving and restoring where the engine uses nothing of what it restored."""
@@ -318,7 +318,9 @@ class Fleet:
             admit=lambda snapshot: self._admit(replica, snapshot),
             emit=self._emit_change,
             persister=replica.slots,
-            calibrator=calibrator(replica, self.all_replicas, self._traffic, self._emit),
+            needs_restart=calibrator(
+                replica, self.all_replicas, self._traffic, self._emit
+            ).needs_restart,
             prepare=lambda: self._prepare(replica),
             reduce=lambda cause: self._reduce(replica, cause),
         )

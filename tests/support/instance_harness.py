@@ -19,7 +19,7 @@ from supervisor.engine.client import Endpoint
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance
 from supervisor.engine.launch import Launch, clean_environment
-from supervisor.engine.state_tasks import Calibrator
+from supervisor.engine.state_tasks import NeedsRestart
 from supervisor.engine.states import Event
 from supervisor.events import EventStream
 from supervisor.settings.tables import InstanceLimits, RestartPolicy
@@ -117,7 +117,7 @@ class InstanceHarness:
         *,
         limits: InstanceLimits = QUICK,
         policy: RestartPolicy = PATIENT,
-        calibrator: Calibrator | None = None,
+        needs_restart: NeedsRestart | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
         reduce: Callable[[FailureCause], bool] = lambda _: False,
     ) -> None:
@@ -134,7 +134,7 @@ class InstanceHarness:
             traffic=self.traffic,
             admit=self.traffic.admit,
             emit=stream.emit,
-            calibrator=calibrator,
+            needs_restart=needs_restart,
             prepare=prepare,
             reduce=reduce,
         )

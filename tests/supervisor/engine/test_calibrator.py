@@ -145,11 +145,10 @@ async def test_a_disturbed_measurement_ends_in_all_cores_until_the_next_daemon(
 async def test_an_instance_that_is_measured_starts_again_and_counts_no_restart(
     runtime: Path,
 ) -> None:
-    class Once:
-        async def needs_restart(self, _client: EngineClient, run: int, /) -> bool:
-            return run == 1
+    async def needs_restart(_client: EngineClient, run: int) -> bool:
+        return run == 1
 
-    harness = InstanceHarness(fake_launch(runtime), calibrator=Once())
+    harness = InstanceHarness(fake_launch(runtime), needs_restart=needs_restart)
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(frozenset({State.READY}))

@@ -27,13 +27,13 @@ async def test_health_identity_and_metrics_are_parsed(runtime: Path) -> None:
     async with engine(runtime) as client:
         assert await client.is_healthy()
         assert await client.is_ours()
-        assert await client.metrics() == {"n_decode_total": 7}
+        assert await client.read_metrics() == {"n_decode_total": 7}
 
 
 async def test_an_engine_with_another_key_is_not_ours(runtime: Path) -> None:
     async with engine(runtime, api_key="wrong") as client:
         assert not await client.is_ours()
-        assert await client.metrics() == ErrorResponse(401, "Invalid API Key")
+        assert await client.read_metrics() == ErrorResponse(401, "Invalid API Key")
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint(Path("/nowhere/a.sock")), Endpoint(port=1)])
@@ -43,7 +43,7 @@ async def test_an_unreachable_engine_is_unhealthy(endpoint: Endpoint) -> None:
         assert not await client.is_ours()
         assert await warm(client) is Warmup.FAILED
         with pytest.raises(EngineUnreachable, match="/metrics"):
-            await client.metrics()
+            await client.read_metrics()
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ async def test_an_error_of_another_shape_is_an_error(
     runtime: Path, answer: bytes, message: str
 ) -> None:
     async with answering(runtime, answer) as client:
-        assert await client.metrics() == ErrorResponse(500, message)
+        assert await client.read_metrics() == ErrorResponse(500, message)

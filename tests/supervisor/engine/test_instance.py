@@ -306,9 +306,9 @@ async def test_an_overdue_instance_is_replaced_without_a_failure(
         instance.start()
         facts = await instance.wait(UP)
         harness.traffic.busy.clear()
-        instance.overdue(facts.run - 1, "still computes")
+        instance.mark_overdue(facts.run - 1, "still computes")
         assert instance.snapshot().state is State.READY
-        instance.overdue(facts.run, "still computes")
+        instance.mark_overdue(facts.run, "still computes")
         assert instance.snapshot().state is State.DRAINING  # what it holds goes on
         harness.traffic.busy.set()
         again = await instance.wait(UP)
@@ -327,7 +327,7 @@ async def test_requests_of_an_overdue_engine_are_aborted_when_only_its_cpu_time_
         facts = await instance.wait(UP)
         harness.traffic.busy.clear()
         harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1)
-        instance.overdue(facts.run, "still computes")
+        instance.mark_overdue(facts.run, "still computes")
         assert (await instance.wait(UP)).run == 2
     assert harness.steps[:2] == ["withdrawn 1", "requests_aborted 1"]
 
