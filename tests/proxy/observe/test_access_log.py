@@ -47,6 +47,19 @@ def test_a_retried_request_is_one_record() -> None:
     assert (event["drafted_tokens"], event["accepted_tokens"]) == (8, 6)
 
 
+def test_the_first_byte_is_never_later_than_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter((100.0, 100.00049, 100.00049))
+    monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
+    emitted: Told = {}
+    record = AccessRecord("r", Timeline())
+    record.model = "chat"
+    record.set_instance("chat.1")
+    record.count(b"x")
+    record.emit(hear(emitted), None)
+    event = emitted["request.finished"]
+    assert event["first_byte_ms"] == event["duration_ms"] == 0.4
+
+
 def test_only_the_first_token_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     times_s = iter((100.0, 100.5, 101.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
