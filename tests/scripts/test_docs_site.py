@@ -29,7 +29,7 @@ GENERATED = runpy.run_path(str(ROOT / "scripts/docs_site/generated.py"))
         ),
         ("docs/troubleshooting.md", [f"| `{cause.code}` |" for cause in FAILURE_PATTERNS]),
         ("docs/http-api.md", [f"| `POST {path}` |" for path in ENDPOINTS["POST"]]),
-        ("supervisor/DESIGN.md", [f"| {event} |" for event in EVENTS]),
+        ("docs/events.md", [f"| {event} |" for event in EVENTS]),
     ],
 )
 def test_a_page_has_everything(page: str, words: list[str]) -> None:
