@@ -341,7 +341,7 @@ class Forward:
         )
         if node := lease.upstream.node:
             upstream_request = await _readdress(upstream_request, node, lease.request)
-        lease.sent()
+        lease.note_sent()
         async with send(lease.upstream, upstream_request, self._settings) as response:
             lease.note_header()
             relay = ResponseRelay(self._router, plan, lease, response, client_response)

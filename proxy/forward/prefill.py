@@ -104,7 +104,7 @@ class PrefillFilter:
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes, return those for the client; raises InvalidEvent."""
         kept = b"".join([self._kept(event) for event in self._splitter.feed(chunk)])
-        return kept + self._splitter.rest() if self.is_over else kept
+        return kept + self._splitter.take_rest() if self.is_over else kept
 
     def _kept(self, event: bytes) -> bytes:
         if self.is_over:

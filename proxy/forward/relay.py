@@ -138,7 +138,7 @@ class CompletedResponse:
         None if it is not plain text, is too long, or ends within an event.
         """
         self._read_batch()
-        is_whole = self._total_bytes <= _TOTAL_MAX_BYTES and not self._splitter.rest()
+        is_whole = self._total_bytes <= _TOTAL_MAX_BYTES and not self._splitter.take_rest()
         if is_whole and isinstance(self._reader, ChatAssembler):
             return self._reader.unfinished()
         return None

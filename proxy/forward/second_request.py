@@ -292,7 +292,7 @@ class ContinuedResponse(PassedResponse[ResponseWriter]):
 
     async def finish(self, last: bytes = b"") -> None:
         events = self._continued(self._splitter.feed(last))
-        await self._writer.finish(events + self._splitter.rest())
+        await self._writer.finish(events + self._splitter.take_rest())
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:  # noqa: ARG002
         raise UpstreamFailed(f"{self.record.instance} could not continue the answer: {status}")

@@ -219,7 +219,7 @@ class RemoteLoading:
         return sorted(found, key=lambda loadable: self._in_flight(loadable.monitor))
 
     def _in_flight(self, monitor: NodeMonitor) -> int:
-        return sum(self._router.in_flight(name) for name in monitor.upstreams())
+        return sum(self._router.count_in_flight(name) for name in monitor.upstreams())
 
     def _waited_for(self) -> set[str]:
         """Return the models for which requests wait although an instance serves them."""
@@ -228,7 +228,7 @@ class RemoteLoading:
         return {
             model
             for model, demand in demands.items()
-            if demand.waiting > demand.held and self._router.serves(model)
+            if demand.waiting > demand.held_back and self._router.serves(model)
         }
 
 

@@ -203,7 +203,7 @@ def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
         problem=None if monitor.is_up else monitor.problem,
         models=models,
         slots=sum(upstream.slots for upstream in monitor.upstreams().values()),
-        slots_busy=sum(router.in_flight(f"{name}/{model}") for model in models),
+        slots_busy=sum(router.count_in_flight(f"{name}/{model}") for model in models),
     )
 
 

@@ -30,7 +30,7 @@ from proxy.router.cache_use import CacheFindings, CacheUse
 from proxy.router.choose_slot import SlotSelector
 from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte import FirstByteMonitor
-from proxy.router.lease import Completion, Instance, Lease, ProcessExit
+from proxy.router.lease import Completion, Lease, ProcessExit, RoutingTarget
 from proxy.router.model_queue import ModelQueue, ModelQueues
 from proxy.router.queue import QueuedRequest, queued
 from proxy.router.release import SlotReleaser
@@ -149,7 +149,7 @@ class Leases:
         slot_releaser: SlotReleaser,
         first_byte_monitor: FirstByteMonitor,
         slot_selector: SlotSelector,
-        on_free: Callable[[Instance], None],
+        on_free: Callable[[RoutingTarget], None],
     ) -> None:
         self._queues = queues
         self._instances = queues.instances
@@ -341,7 +341,7 @@ def _crash_error(upstream: Upstream) -> UpstreamCrashed:
     )
 
 
-def _load_order(instance: Instance) -> tuple[bool, bool, float, float]:
+def _load_order(instance: RoutingTarget) -> tuple[bool, bool, float, float]:
     return (
         instance.is_spare,
         instance.upstream.is_on_trial,

@@ -30,7 +30,7 @@ from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, shared_blocks
 from proxy.request.request import ProxyRequest
 from proxy.router.candidates import Candidates, ManyCandidates
-from proxy.router.lease import FEW_TOKENS, Clock, Instance, InstanceWork, Lease
+from proxy.router.lease import FEW_TOKENS, Clock, InstanceWork, Lease, RoutingTarget
 from proxy.router.queue import LeaseTimes, QueuedRequest, QueueEntry, RequestQueue
 from proxy.router.registry import Instances, ModelInstances
 
@@ -90,7 +90,11 @@ class PromptTurns:
         return shortest_first(tuple(entries), lambda queued: queued.new_tokens)
 
     def waits(
-        self, instances: Sequence[Instance], queued: QueuedRequest, hint: CacheHint, now_s: float
+        self,
+        instances: Sequence[RoutingTarget],
+        queued: QueuedRequest,
+        hint: CacheHint,
+        now_s: float,
     ) -> dict[str, float]:
         """Return those where another prompt comes first, and for how long at most."""
         prompt = queued.request.prompt
@@ -115,7 +119,7 @@ class PromptTurns:
         """Return whether requests may wait although a slot is free."""
         return any(instance.has_free_slot for instance in self._in_service())
 
-    def _in_service(self) -> Sequence[Instance]:
+    def _in_service(self) -> Sequence[RoutingTarget]:
         return self._instances.of(self._model).pure
 
 
@@ -133,7 +137,7 @@ class PrefixTurns:
         self._times = times
 
     def waits(
-        self, instances: Iterable[Instance], queued: QueuedRequest, now_s: float
+        self, instances: Iterable[RoutingTarget], queued: QueuedRequest, now_s: float
     ) -> dict[str, float]:
         """Return those to leave for now, and for how long at most."""
         prompt = queued.request.prompt
@@ -146,7 +150,7 @@ class PrefixTurns:
         )
         return {instance.upstream.name: wait_s for instance, wait_s in found if wait_s > 0}
 
-    def _wait_s(self, instance: Instance, prompt: Prompt, now_s: float) -> float:
+    def _wait_s(self, instance: RoutingTarget, prompt: Prompt, now_s: float) -> float:
         """Return for how long a wait would be worth it; 0 where nothing is to be gained."""
         begun = (
             (_shared_blocks_of(lease, prompt), lease)
@@ -270,7 +274,7 @@ class SlotAssignment:
 
     def _awaited_owner(
         self, queued: QueuedRequest, of_model: ModelInstances, now_s: float
-    ) -> Instance | None:
+    ) -> RoutingTarget | None:
         """Return the owner for which a request waits that need not choose again yet."""
         owner, again_in_s = queued.awaited, queued.looks_again_at_s - now_s
         if owner is None or again_in_s <= 0:
@@ -332,7 +336,7 @@ class SlotAssignment:
         )
 
     def _lease(
-        self, queued: QueuedRequest, instance: Instance, hint: CacheHint, now_s: float
+        self, queued: QueuedRequest, instance: RoutingTarget, hint: CacheHint, now_s: float
     ) -> Lease:
         request, prompt = queued.request, queued.request.prompt
         on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
@@ -357,7 +361,7 @@ class SlotAssignment:
         queued.lease = lease
         return lease
 
-    def _count_turn(self, instance: Instance, weight: float) -> None:
+    def _count_turn(self, instance: RoutingTarget, weight: float) -> None:
         # One that was busy or new has missed turns, and does not get them all now.
         self._turn = max(self._turn, instance.turn)
         instance.set_turn(self._turn + 1 / weight)

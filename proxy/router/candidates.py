@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from proxy.cache.index import CacheHint
 from proxy.cache.prompt import session_hash
 from proxy.request.request import ProxyRequest
-from proxy.router.lease import Instance
+from proxy.router.lease import RoutingTarget
 from proxy.router.policy import WORTH_TOKENS, Candidate, Choice, Weight, choose, conversations_max
 from proxy.router.queue import LeaseTimes
 from proxy.router.registry import InstanceSets, least
@@ -40,7 +40,7 @@ class Candidates:
 
     def __init__(
         self,
-        instances: Sequence[Instance],
+        instances: Sequence[RoutingTarget],
         owners: Mapping[int, int],
         policy: Policy,
         weights: Mapping[str, Weight],
@@ -54,7 +54,7 @@ class Candidates:
         self._times = times
         self._trial_share = trial_share
         self._bound_for: Counter[str] = Counter()
-        self._kept: set[Instance] = set()
+        self._kept: set[RoutingTarget] = set()
 
     def choice(
         self,
@@ -99,7 +99,7 @@ class Candidates:
         held: Collection[str],
         *,
         on_trial: bool,
-    ) -> tuple[list[Instance], float | None]:
+    ) -> tuple[list[RoutingTarget], float | None]:
         """Return those that the request could get, and their `share` where that is not all."""
         del hint, held, on_trial
         instances = self._admitted(request)
@@ -107,29 +107,29 @@ class Candidates:
             instance for instance in instances if instance.upstream.name not in avoid
         ] or instances, None
 
-    def _admitted(self, request: ProxyRequest) -> list[Instance]:
+    def _admitted(self, request: ProxyRequest) -> list[RoutingTarget]:
         return [
             instance
             for instance in self._instances
             if instance.may_take(request) and instance not in self._kept
         ]
 
-    def bind(self, owner: Instance) -> None:
+    def bind(self, owner: RoutingTarget) -> None:
         """Note that one more request waits for an instance."""
         self._bound_for[owner.upstream.name] += 1
 
-    def find(self, name: str | None) -> Instance | None:
+    def find(self, name: str | None) -> RoutingTarget | None:
         return next(
             (instance for instance in self._instances if instance.upstream.name == name), None
         )
 
-    def get(self, name: str) -> Instance:
+    def get(self, name: str) -> RoutingTarget:
         return next(instance for instance in self._instances if instance.upstream.name == name)
 
     def weight(self, name: str) -> float:
         return self._weights[name].value
 
-    def _owned(self, instance: Instance) -> int:
+    def _owned(self, instance: RoutingTarget) -> int:
         return next((count for count, some in self._owners.items() if some & instance.bit), 0)
 
     def _is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
@@ -159,7 +159,7 @@ class Candidates:
 
     def _candidate(
         self,
-        instance: Instance,
+        instance: RoutingTarget,
         request: ProxyRequest,
         hint: CacheHint,
         held: Collection[str],
@@ -224,7 +224,7 @@ class Shortlist:
 
     def find(
         self, policy: Policy, candidates: int, free: int, *, on_trial: bool
-    ) -> tuple[list[Instance], float]:
+    ) -> tuple[list[RoutingTarget], float]:
         """Return them in the order of their admission, and the `share` of `policy.choose`.
 
         Args:
@@ -250,7 +250,7 @@ class Shortlist:
             found = [owner, self._soonest(free_here, by_turn=True)]
         return sorted({*found}, key=sets.number), share
 
-    def _has_useful_cache(self, instance: Instance) -> bool:
+    def _has_useful_cache(self, instance: RoutingTarget) -> bool:
         return self.hint.cached_tokens(instance.bit) >= WORTH_TOKENS
 
     def _share(self, peers: int) -> float:
@@ -268,7 +268,7 @@ class Shortlist:
                     found |= free & some & weighted
         return found
 
-    def _for_new_conversation(self, allowed: int) -> list[Instance]:
+    def _for_new_conversation(self, allowed: int) -> list[RoutingTarget]:
         most_cached = self._most_cached(allowed)
         best = self.sets.first_turn(self.sets.least_loaded(self._fewest_owned(most_cached)))
         return [best, *(self._faster(best, allowed) if self._has_useful_cache(best) else ())]
@@ -291,17 +291,17 @@ class Shortlist:
             if (found := some & owners & weighted)
         )
 
-    def _faster(self, than: Instance, some: int) -> Iterator[Instance]:
+    def _faster(self, than: RoutingTarget, some: int) -> Iterator[RoutingTarget]:
         """Yield the one of a higher weight that would answer first, if there is one."""
         limit = self.sets.weight(than)
         faster = sum(members for weight, members in self.sets.by_weight.items() if weight > limit)
         if some & faster:
             yield self._soonest(some & faster, by_turn=False)
 
-    def _soonest(self, some: int, *, by_turn: bool) -> Instance:
+    def _soonest(self, some: int, *, by_turn: bool) -> RoutingTarget:
         """Return the one that would answer first with a slot free now."""
         least_decode_s = self.decode_s / max(self.sets.by_weight)
-        found: tuple[float, float, int, Instance] | None = None
+        found: tuple[float, float, int, RoutingTarget] | None = None
         for tokens, holders in (*self.hint.cached, (0, self._without_cache(some))):
             new_tokens = max(0, self.tokens - tokens)
             for instance in self.sets.by_prefill_rate(some & holders):
@@ -340,10 +340,10 @@ class ManyCandidates(Candidates):
             without &= ~some
         self._all_owners = {0: without, **owners}
 
-    def find(self, name: str | None) -> Instance | None:
+    def find(self, name: str | None) -> RoutingTarget | None:
         return self._sets.get(name)
 
-    def get(self, name: str) -> Instance:
+    def get(self, name: str) -> RoutingTarget:
         return self._sets.get(name) or super().get(name)
 
     def _instances_for(
@@ -354,7 +354,7 @@ class ManyCandidates(Candidates):
         held: Collection[str],
         *,
         on_trial: bool,
-    ) -> tuple[list[Instance], float | None]:
+    ) -> tuple[list[RoutingTarget], float | None]:
         if request.slots > 1 or request.remote_variant or self._kept:
             return super()._instances_for(request, avoid, hint, held, on_trial=on_trial)
         sets, prompt = self._sets, request.prompt

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from proxy.errors import ProxyError, UpstreamConnectFailed, UpstreamSilent
-from proxy.router.lease import Instance, Lease
+from proxy.router.lease import Lease, RoutingTarget
 from proxy.router.registry import Instances
 from proxy.settings import ProxySettings
 from proxy.upstream.client import ConnectionBroken, fetch, get_request
@@ -51,7 +51,7 @@ class FirstByteMonitor:
         self._group: asyncio.TaskGroup | None = None
         self._waiting: dict[Lease, float] = {}  # in the order of the times at which each is due
         self._timer: asyncio.TimerHandle | None = None  # one for all: each costs microseconds
-        self._queried: set[Instance] = set()
+        self._queried: set[RoutingTarget] = set()
 
     async def serve(self) -> None:
         try:
@@ -97,7 +97,7 @@ class FirstByteMonitor:
             self._queried.add(instance)
             self._group.create_task(self._examine(instance))
 
-    async def _examine(self, instance: Instance) -> None:
+    async def _examine(self, instance: RoutingTarget) -> None:
         """Query an instance until it responds; it gets no requests meanwhile."""
         try:
             while await self._is_gone(instance) and instance.in_service:
@@ -112,14 +112,14 @@ class FirstByteMonitor:
                 self._instances.set_silent(instance, is_silent=False)
                 self._changed(instance.upstream.model)
 
-    async def _is_gone(self, instance: Instance) -> bool:
+    async def _is_gone(self, instance: RoutingTarget) -> bool:
         loop = asyncio.get_running_loop()
         began_at_s = loop.time()
         responds = await self._responds(instance.upstream)
         is_late = loop.time() - began_at_s > _HEALTH_S + _LATE_S
         return not responds and (instance.is_silent or not is_late)
 
-    def _move(self, instance: Instance) -> None:
+    def _move(self, instance: RoutingTarget) -> None:
         """Abort requests without a first byte that find a free slot elsewhere."""
         others = self._others(instance)
         free = sum(other.free for other in others)
@@ -132,7 +132,7 @@ class FirstByteMonitor:
                 reason = "sent no first byte and does not answer /health"
                 lease.abort(UpstreamSilent(instance.upstream.name, reason))
 
-    def _others(self, instance: Instance) -> list[Instance]:
+    def _others(self, instance: RoutingTarget) -> list[RoutingTarget]:
         """Return the other instances of the same model that respond, as far as known."""
         admitted = self._instances.in_service(instance.upstream.model)
         return [other for other in admitted if other is not instance and not other.is_silent]

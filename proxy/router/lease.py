@@ -188,7 +188,7 @@ class InstanceStats:
 
 
 @dataclass(slots=True, eq=False)
-class Instance:
+class RoutingTarget:
     """An instance, its requests, and its slots in use.
 
     A slot may be in use longer than its request lasts (the engine has yet to stop), or shorter (the
@@ -213,7 +213,7 @@ class Instance:
     is_silent: bool = False
     turn: float = 0.0
     bit: int = 0
-    changed: set[Instance] = field(default_factory=set)
+    changed: set[RoutingTarget] = field(default_factory=set)
     bytes_received: int = 0
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
@@ -490,7 +490,7 @@ class Lease(InFlightRequest):
     def __init__(
         self,
         request: ProxyRequest,
-        instance: Instance,
+        instance: RoutingTarget,
         clock: Clock,
         first: Lease | None = None,
         on_first_token: Callable[[], None] | None = None,
@@ -591,7 +591,7 @@ class Lease(InFlightRequest):
             self.owners.released(self)
             self.instance.note_placed()
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         """Note that the request is sent now."""
         self.is_reported = False
 

@@ -19,7 +19,7 @@ from proxy.errors import QueueFull
 from proxy.request.request import ProxyRequest
 from proxy.router.assignment import SlotAssignment
 from proxy.router.forecast import EngineWork
-from proxy.router.lease import Clock, Instance, Lease
+from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.measures import ModelMeasures
 from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, retry_after_s
 from proxy.router.registry import Instances
@@ -140,7 +140,7 @@ class ModelQueue:
         self.admissions += 1
         self.assign_slots()
 
-    def withdrawn(self, instance: Instance) -> None:
+    def withdrawn(self, instance: RoutingTarget) -> None:
         """Put requests that were granted a slot of an instance back into the queue."""
         self._reader.learn(instance)
         for lease in tuple(instance.leases):
@@ -272,14 +272,14 @@ class ModelDemand:
         working: Requests that its instances hold.
         idle_since_s: When the last of them ended; minus infinity before the first.
         cached_tokens: Tokens of conversations in its slots, as far as known.
-        held: Those of the waiting that more slots would not help: another prompt comes first.
+        held_back: Waiting requests that more slots would not help: another prompt comes first.
     """
 
     waiting: int
     working: int
     idle_since_s: float
     cached_tokens: int
-    held: int = 0
+    held_back: int = 0
 
 
 def demand_of(queue: ModelQueue, instances: Instances, prefix_index: PrefixIndex) -> ModelDemand:

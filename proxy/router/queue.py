@@ -24,7 +24,7 @@ from typing import Final, Generic, TypeVar
 
 from proxy.cache.prompt import session_hash
 from proxy.request.request import Priority, ProxyRequest
-from proxy.router.lease import Instance, Lease
+from proxy.router.lease import Lease, RoutingTarget
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings, average
 
@@ -223,7 +223,7 @@ class QueuedRequest(QueueEntry):
     lease: Lease | None = None
     new_tokens: int = 0
     position: int = 0
-    awaited: Instance | None = None
+    awaited: RoutingTarget | None = None
     looks_again_at_s: float = 0.0
     _wake: asyncio.Event | None = field(default=None, init=False)
 

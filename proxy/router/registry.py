@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from proxy.router.lease import Clock, Instance
+from proxy.router.lease import Clock, RoutingTarget
 from proxy.router.policy import Weight, weights_of
 from proxy.upstream.timings import Rates
 from proxy.upstream.upstream import Upstream
@@ -22,7 +22,7 @@ from proxy.upstream.upstream import Upstream
 _FEW: Final = 16
 
 # An instance in an order, by what it is ordered by and by its admission.
-_Place = tuple[float, int, Instance]
+_Place = tuple[float, int, RoutingTarget]
 
 
 class InstanceSets:
@@ -41,7 +41,7 @@ class InstanceSets:
         by_weight: Those of each weight.
     """
 
-    def __init__(self, instances: Sequence[Instance], weights: Mapping[str, Weight]) -> None:
+    def __init__(self, instances: Sequence[RoutingTarget], weights: Mapping[str, Weight]) -> None:
         self.instances = instances
         self._by_bit = {instance.bit: instance for instance in instances}
         self._by_name = {instance.upstream.name: instance for instance in instances}
@@ -52,7 +52,7 @@ class InstanceSets:
         self.on_trial = sum(instance.bit for instance in instances if instance.upstream.is_on_trial)
         self.free = 0
         self._by_use: dict[tuple[int, int], int] = {}
-        self._states: dict[Instance, tuple[int, float, float]] = {}
+        self._states: dict[RoutingTarget, tuple[int, float, float]] = {}
         self._turns: list[_Place] = []
         self._rates: list[_Place] = []
         self.set_weights(weights)
@@ -65,7 +65,7 @@ class InstanceSets:
             weight = weights[name].value
             self.by_weight[weight] = self.by_weight.get(weight, 0) | instance.bit
 
-    def update(self, changed: Iterable[Instance]) -> None:
+    def update(self, changed: Iterable[RoutingTarget]) -> None:
         """Take what instances have become."""
         for instance in changed:
             if instance in self._numbers:
@@ -73,10 +73,10 @@ class InstanceSets:
 
     # One instance.
 
-    def weight(self, instance: Instance) -> float:
+    def weight(self, instance: RoutingTarget) -> float:
         return self.weights[instance.upstream.name].value
 
-    def get(self, name: str | None) -> Instance | None:
+    def get(self, name: str | None) -> RoutingTarget | None:
         return self._by_name.get(name) if name else None
 
     def named(self, names: Iterable[str]) -> int:
@@ -112,7 +112,7 @@ class InstanceSets:
             if (found := some & members & weighted)
         )
 
-    def first_turn(self, some: int) -> Instance:
+    def first_turn(self, some: int) -> RoutingTarget:
         """Return the one that is next in turn."""
         if some.bit_count() > _FEW:
             return next(instance for _, _, instance in self._turns if instance.bit & some)
@@ -120,23 +120,23 @@ class InstanceSets:
             self.members(some), key=lambda instance: (instance.turn, self._numbers[instance])
         )
 
-    def by_prefill_rate(self, some: int) -> Iterator[Instance]:
+    def by_prefill_rate(self, some: int) -> Iterator[RoutingTarget]:
         """Yield those that compute prompts faster first."""
         if some.bit_count() > _FEW:
             return (instance for _, _, instance in self._rates if instance.bit & some)
         return iter(sorted(self.members(some), key=lambda instance: -instance.rates.prefill_tps))
 
-    def members(self, some: int) -> Iterator[Instance]:
+    def members(self, some: int) -> Iterator[RoutingTarget]:
         while some:
             bit = some & -some
             some ^= bit
             yield self._by_bit[bit]
 
-    def number(self, instance: Instance) -> int:
+    def number(self, instance: RoutingTarget) -> int:
         """Return its place in the order of admission."""
         return self._numbers[instance]
 
-    def _update(self, instance: Instance) -> None:
+    def _update(self, instance: RoutingTarget) -> None:
         now = (len(instance.leases), instance.turn, -instance.rates.prefill_tps)
         before, number, slots = (
             self._states.get(instance),
@@ -188,7 +188,7 @@ class ModelInstances:
     """
 
     def __init__(
-        self, in_service: Sequence[Instance], clock: Clock, *, route_by_speed: bool
+        self, in_service: Sequence[RoutingTarget], clock: Clock, *, route_by_speed: bool
     ) -> None:
         self.in_service = in_service
         self.answering = [
@@ -204,7 +204,7 @@ class ModelInstances:
         self.own_slots = sum(instance.upstream.slots for instance in self.own)
         self._clock = clock
         self._route_by_speed = route_by_speed
-        self._changed: set[Instance] = set()
+        self._changed: set[RoutingTarget] = set()
         for instance in in_service:
             instance.changed = self._changed
         self._weights: Mapping[str, Weight] = {}
@@ -283,16 +283,16 @@ class Instances:
     def __init__(self, clock: Clock, *, route_by_speed: bool) -> None:
         self._clock = clock
         self._route_by_speed = route_by_speed
-        self._instances: dict[str, Instance] = {}
-        self.local: list[Instance] = []
-        self._by_model: dict[str, dict[str, Instance]] = {}
+        self._instances: dict[str, RoutingTarget] = {}
+        self.local: list[RoutingTarget] = []
+        self._by_model: dict[str, dict[str, RoutingTarget]] = {}
         self._of_model: dict[str, ModelInstances] = {}
         self._rates: dict[str, Rates] = {}  # of those that are out of service
 
-    def __iter__(self) -> Iterator[Instance]:
+    def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(self._instances.values())
 
-    def get(self, name: str) -> Instance | None:
+    def get(self, name: str) -> RoutingTarget | None:
         return self._instances.get(name)
 
     def of(self, model: str) -> ModelInstances:
@@ -303,16 +303,16 @@ class Instances:
             self._of_model[model] = found
         return found
 
-    def in_service(self, model: str) -> Sequence[Instance]:
+    def in_service(self, model: str) -> Sequence[RoutingTarget]:
         return self.of(model).in_service
 
-    def admit(self, upstream: Upstream, bit: int) -> Instance:
+    def admit(self, upstream: Upstream, bit: int) -> RoutingTarget:
         """Take an instance into service; facts of an earlier admission are replaced.
 
         `bit` is that of the prefix index for its process.
         """
         rates = self._rates.get(upstream.name, Rates())
-        instance = self._instances.setdefault(upstream.name, Instance(upstream, rates))
+        instance = self._instances.setdefault(upstream.name, RoutingTarget(upstream, rates))
         before, instance.upstream = instance.upstream, upstream
         instance.in_service, instance.bit = True, bit
         self._by_model.get(before.model, {}).pop(upstream.name, None)
@@ -323,15 +323,15 @@ class Instances:
             self._collect(model)
         return instance
 
-    def withdraw(self, instance: Instance) -> None:
+    def withdraw(self, instance: RoutingTarget) -> None:
         instance.in_service = False
         self._collect(instance.upstream.model)
 
-    def set_silent(self, instance: Instance, *, is_silent: bool) -> None:
+    def set_silent(self, instance: RoutingTarget, *, is_silent: bool) -> None:
         instance.is_silent = is_silent
         self._collect(instance.upstream.model)
 
-    def discard_if_unused(self, instance: Instance) -> None:
+    def discard_if_unused(self, instance: RoutingTarget) -> None:
         """Forget an instance that is withdrawn and holds nothing; else do nothing."""
         if not (instance.in_service or instance.in_flight or instance.leases):
             self._rates[instance.upstream.name] = instance.rates

@@ -22,7 +22,7 @@ from typing import Final
 
 from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamTimeout
-from proxy.router.lease import Clock, Instance, Lease
+from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.settings import ProxySettings
 from proxy.upstream.engine_state import SlotState, get_slots
 from proxy.upstream.upstream import Upstream
@@ -78,7 +78,7 @@ class SlotReleaser:
         self._overdue = overdue
         self._contents = contents
         self._group: asyncio.TaskGroup | None = None
-        self._watched: dict[Instance, asyncio.Event] = {}
+        self._watched: dict[RoutingTarget, asyncio.Event] = {}
 
     async def run(self) -> None:
         try:
@@ -107,13 +107,13 @@ class SlotReleaser:
         """Tokens in each idle slot, as a request is freed that was cut off."""
         return self._contents.of(lease) if self._contents else ()
 
-    async def _tend(self, instance: Instance, free: Callable[[Lease], None]) -> None:
+    async def _tend(self, instance: RoutingTarget, free: Callable[[Lease], None]) -> None:
         try:
             await persist("slots", lambda: self._look_after(instance, free))
         finally:
             self._watched.pop(instance, None)
 
-    async def _look_after(self, instance: Instance, free: Callable[[Lease], None]) -> None:
+    async def _look_after(self, instance: RoutingTarget, free: Callable[[Lease], None]) -> None:
         pause_s = _FIRST_PAUSE_S
         while instance.ending:
             is_fresh = await self._pause(instance, pause_s)
@@ -121,7 +121,7 @@ class SlotReleaser:
             if not is_fresh:
                 self._give_back(instance, await self._count(instance.upstream), free)
 
-    async def _pause(self, instance: Instance, pause_s: float) -> bool:
+    async def _pause(self, instance: RoutingTarget, pause_s: float) -> bool:
         """Wait; return whether another request ended meanwhile, whose slot may be idle soon."""
         another = self._watched[instance]
         with suppress(TimeoutError):
@@ -132,7 +132,7 @@ class SlotReleaser:
         return is_fresh
 
     def _give_back(
-        self, instance: Instance, busy: int | None, free: Callable[[Lease], None]
+        self, instance: RoutingTarget, busy: int | None, free: Callable[[Lease], None]
     ) -> None:
         ending = instance.ending
         live = sum(not (lease.is_ending or lease.is_paused) for lease in instance.leases)

@@ -50,10 +50,10 @@ from proxy.router.lease import (
     Activity,
     Clock,
     Completion,
-    Instance,
     InstanceStats,
     Lease,
     ProcessExit,
+    RoutingTarget,
 )
 from proxy.router.measures import ModelMeasures
 from proxy.router.model_queue import ModelDemand, ModelQueues, demand_of
@@ -97,7 +97,7 @@ async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempt
 def _is_wanted(router: Router, lease: Lease) -> bool:
     name, model = lease.upstream.name, lease.upstream.model
     waiting = router.demand(model).waiting
-    return waiting > 0 or router.in_flight(name) > 1 or not lease.instance.in_service
+    return waiting > 0 or router.count_in_flight(name) > 1 or not lease.instance.in_service
 
 
 def _request(upstream: Upstream) -> ProxyRequest:
@@ -122,6 +122,8 @@ def _request(upstream: Upstream) -> ProxyRequest:
 
 class Router:
     """The instances, and the requests that they answer or that wait for them.
+
+    The name of an unknown instance or model is not an error.
 
     Args:
         emit: Takes `upstream.failed` where an engine does not free a slot.
@@ -201,20 +203,21 @@ class Router:
         """Return whether an instance of the model is in service."""
         return bool(self._instances.in_service(model))
 
-    def in_flight(self, name: str) -> int:
+    def count_in_flight(self, name: str) -> int:
         return self.activity(name).in_flight
 
     def activity(self, name: str) -> Activity:
+        """Return the requests of an instance; cheap enough for several calls a second."""
         instance = self._instances.get(name)
         return instance.activity if instance else Activity()
 
-    def ended(self, name: str, process_exit: ProcessExit, *, reason: str = "") -> int:
+    def note_end(self, name: str, process_exit: ProcessExit, *, reason: str = "") -> int:
         """Note that a process ended that was admitted with `reports_exit`, before it is withdrawn.
 
         Args:
             name: The instance.
             process_exit: How it ended.
-            reason: Why it ended, where clients should be told.
+            reason: Why it ended, for clients whose answers it cuts; empty: they are not told.
 
         Returns:
             How many requests of clients it computed, including those whose clients have left.
@@ -294,7 +297,7 @@ class Router:
         """Return whether instances of a model can go on from a file of a shared prefix."""
         return any(True for _ in self._storing_prefixes(model))
 
-    def that_store_prefixes(self, model: str, blocks: Sequence[int]) -> list[Upstream]:
+    def prefix_storing_instances(self, model: str, blocks: Sequence[int]) -> list[Upstream]:
         """Return those instances, the ones first that were given a prompt with these blocks."""
         holders = self._prefix_index.holders(blocks)
         found = sorted(
@@ -302,7 +305,7 @@ class Router:
         )
         return [instance.upstream for instance in found]
 
-    def _storing_prefixes(self, model: str) -> Iterator[Instance]:
+    def _storing_prefixes(self, model: str) -> Iterator[RoutingTarget]:
         runs = self._prefix_index.runs_with_files()
         found = filter(None, (self._instances.get(run.name) for run in runs))
         # A recurrent state serves only a prompt that continues all of it.

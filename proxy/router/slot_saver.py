@@ -37,7 +37,7 @@ from proxy.cache.slot_map import SlotContent, SlotMap, TrackedSlot
 from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import NoFile
-from proxy.router.lease import Clock, Instance, Lease
+from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.settings import ProxySettings
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.timings import Timings
@@ -69,7 +69,7 @@ class SlotSaver:
     def measures(self, model: str) -> SlotFileMeasures:
         return self._measures[model]
 
-    def pays(self, instance: Instance, content: SlotContent) -> bool:
+    def pays(self, instance: RoutingTarget, content: SlotContent) -> bool:
         """Return whether to save what a slot holds that a request is about to use."""
         case = self.case(instance, content, is_taken_next=True)
         if case is None:
@@ -84,7 +84,7 @@ class SlotSaver:
         return is_worth_saving(case, self._pause_max_s)
 
     async def save(
-        self, instance: Instance, slot: TrackedSlot, content: SlotContent
+        self, instance: RoutingTarget, slot: TrackedSlot, content: SlotContent
     ) -> Transfer | None:
         """Save what a slot of known number holds; None where that failed."""
         upstream, sent = instance.upstream, slot.started
@@ -101,7 +101,7 @@ class SlotSaver:
                 slot.note_saved(content)
         return transfer
 
-    def note_restored(self, instance: Instance, transfer: Transfer) -> None:
+    def note_restored(self, instance: RoutingTarget, transfer: Transfer) -> None:
         """Learn how long restores take."""
         upstream = instance.upstream
         self.measures(upstream.model).note_restore(transfer)
@@ -121,7 +121,7 @@ class SlotSaver:
             if lease.restored:
                 measures.note_use(min(lease.restored_tokens, prompt), timings.cached_tokens)
 
-    def _skip(self, instance: Instance, content: SlotContent, reason: NoFile) -> None:
+    def _skip(self, instance: RoutingTarget, content: SlotContent, reason: NoFile) -> None:
         """Note why a conversation is not saved; counted once until that changes."""
         conversation = content.conversation
         if isinstance(conversation, Conversation) and conversation.no_file is not reason:
@@ -136,7 +136,7 @@ class SlotSaver:
         return run.host_cache.absence_probability(content.tokens)
 
     def case(
-        self, instance: Instance, content: SlotContent, *, is_taken_next: bool = False
+        self, instance: RoutingTarget, content: SlotContent, *, is_taken_next: bool = False
     ) -> SaveCase | None:
         """Return what is expected of saving a slot; None where nothing can be saved of it."""
         upstream, conversation = instance.upstream, content.conversation
@@ -275,7 +275,7 @@ class SlotWriter:
         self._list_slots = list_slots
         self._clock = clock
         self._group: asyncio.TaskGroup | None = None
-        self._works: dict[Instance, _Work] = {}
+        self._works: dict[RoutingTarget, _Work] = {}
 
     async def run(self) -> None:
         try:
@@ -285,7 +285,7 @@ class SlotWriter:
             self._group = None
             self._works.clear()
 
-    def request_ended(self, instance: Instance) -> None:
+    def request_ended(self, instance: RoutingTarget) -> None:
         """Note that a request on an instance with slot files has ended."""
         if self._group is None:
             return
@@ -298,13 +298,13 @@ class SlotWriter:
         if not instance.leases:
             work.failed.clear()
 
-    async def _tend(self, instance: Instance, work: _Work) -> None:
+    async def _tend(self, instance: RoutingTarget, work: _Work) -> None:
         try:
             await persist("slot_writer", lambda: self._write(instance, work))
         finally:
             self._works.pop(instance, None)
 
-    async def _write(self, instance: Instance, work: _Work) -> None:
+    async def _write(self, instance: RoutingTarget, work: _Work) -> None:
         """Save until the instance is idle and nothing is left that pays."""
         while instance.in_service and (run := self._prefix_index.run(instance.upstream.name)):
             work.ended.clear()
@@ -320,14 +320,14 @@ class SlotWriter:
                     async with asyncio.timeout(max(wait_s, _SHORTEST_S)):
                         await work.ended.wait()
 
-    def _worth_saving(self, instance: Instance, work: _Work, slot_map: SlotMap) -> _Worth:
+    def _worth_saving(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> _Worth:
         """Return the slots to save, in the order in which the engine takes them."""
         new = (slot for slot in slot_map.unsaved_idle if work.failed.get(slot) != slot.freed)
         cases = ((slot, self._saver.case(instance, slot.content)) for slot in new)
         return [(slot, case) for slot, case in cases if case and self._saver.is_worth(case)]
 
     async def _step_idle(
-        self, instance: Instance, work: _Work, slot_map: SlotMap, worth: _Worth
+        self, instance: RoutingTarget, work: _Work, slot_map: SlotMap, worth: _Worth
     ) -> float:
         """Save one slot at most; return after how long to look again."""
         idle_s = self._clock() - work.ended_at_s
@@ -339,7 +339,7 @@ class SlotWriter:
         return 0.0
 
     async def _step_busy(
-        self, instance: Instance, work: _Work, slot_map: SlotMap, worth: _Worth
+        self, instance: RoutingTarget, work: _Work, slot_map: SlotMap, worth: _Worth
     ) -> float:
         """As `_step_idle`, of the slot that the engine takes next."""
         if not worth:
@@ -357,7 +357,7 @@ class SlotWriter:
 
     async def _save(
         self,
-        instance: Instance,
+        instance: RoutingTarget,
         work: _Work,
         slot_map: SlotMap,
         slot: TrackedSlot,
@@ -374,7 +374,7 @@ class SlotWriter:
         if not (is_known and await self._saver.save(instance, slot, slot.content)):
             work.failed[slot] = slot.freed
 
-    async def _list(self, instance: Instance, work: _Work, slot_map: SlotMap) -> None:
+    async def _list(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> None:
         """Find the slots' numbers.
 
         Not while a request gets a slot: the engine's order would be another than ours.

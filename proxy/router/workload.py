@@ -15,7 +15,7 @@ from proxy.cache.prompt import Prompt
 from proxy.request.request import ProxyRequest
 from proxy.router.assignment import SlotAssignment
 from proxy.router.forecast import EngineWork, ModelWork, RunningRequest, WaitingRequest
-from proxy.router.lease import Clock, Instance, Lease
+from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.measures import Finished, ModelMeasures, PromptLength, Span
 from proxy.router.policy import EQUAL
 from proxy.router.queue import QueuedRequest, RequestQueue, queued
@@ -64,7 +64,7 @@ def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:
     return replace(timings, prompt_ms=prompt_ms, decode_ms=decode_ms)
 
 
-def learn(measures: ModelMeasures, instance: Instance, weight: float) -> None:
+def learn(measures: ModelMeasures, instance: RoutingTarget, weight: float) -> None:
     """Learn from the requests of an instance that ended since the last time."""
     if not (new := instance.finished.take_unlearned()):
         return
@@ -153,12 +153,12 @@ class WorkReader:
             lengths = {instance.name: PromptLength(request.prompt.tokens) for instance in idle}
         return EstimatedWork(ModelWork(engines, tuple(waiting), place), waiting[place], lengths)
 
-    def learn(self, instance: Instance) -> None:
+    def learn(self, instance: RoutingTarget) -> None:
         """Learn from the requests of an instance that ended since the last time."""
         weights = self._instances.of(self._queue.model).weights
         learn(self._measures, instance, weights.get(instance.upstream.name, EQUAL).value)
 
-    def _considered(self, request: ProxyRequest) -> list[Instance]:
+    def _considered(self, request: ProxyRequest) -> list[RoutingTarget]:
         found = [
             instance
             for instance in self._instances.of(self._queue.model).answering
@@ -176,7 +176,7 @@ class WorkReader:
             ),
         )[:_INSTANCES_MAX]
 
-    def _engine(self, instance: Instance) -> EngineWork:
+    def _engine(self, instance: RoutingTarget) -> EngineWork:
         upstream = instance.upstream
         weights = self._instances.of(upstream.model).weights
         idle = self._prefix_index.slot_map(upstream.name).idle_slots
@@ -218,7 +218,7 @@ class WorkReader:
             done = total - self._measures.tokens.new(length)
         return RunningRequest(slot, max(1, total - done), done, answer_tokens)
 
-    def _waiting(self, entry: QueuedRequest, instances: Sequence[Instance]) -> WaitingRequest:
+    def _waiting(self, entry: QueuedRequest, instances: Sequence[RoutingTarget]) -> WaitingRequest:
         prompt, tokens = entry.request.prompt, self._measures.tokens
         whole = PromptLength(prompt.tokens if prompt else 1)
         lengths = self._lengths(entry, instances)
@@ -232,7 +232,7 @@ class WorkReader:
         )
 
     def _lengths(
-        self, entry: QueuedRequest, instances: Iterable[Instance]
+        self, entry: QueuedRequest, instances: Iterable[RoutingTarget]
     ) -> dict[str, PromptLength]:
         """Return what each instance is believed to hold of a prompt."""
         if (prompt := entry.request.prompt) is None:
@@ -247,7 +247,11 @@ class WorkReader:
         }
 
     def _cached(
-        self, prompt: Prompt, hint: CacheHint, held: Iterable[tuple[int, int]], instance: Instance
+        self,
+        prompt: Prompt,
+        hint: CacheHint,
+        held: Iterable[tuple[int, int]],
+        instance: RoutingTarget,
     ) -> int:
         cached = max((tokens for tokens, holders in held if holders & instance.bit), default=0)
         if instance.upstream.node:
@@ -256,14 +260,14 @@ class WorkReader:
             cached = max(cached, _continued_tokens(prompt, hint.conversation))
         return cached
 
-    def _slots(self, entry: QueuedRequest, instances: Iterable[Instance]) -> dict[str, int]:
+    def _slots(self, entry: QueuedRequest, instances: Iterable[RoutingTarget]) -> dict[str, int]:
         hint = self._prefix_index.look_up(entry.request.prompt, entry.session)
         if hint.conversation is None:
             return {}
         slots = ((instance.upstream.name, self._slot(hint, instance)) for instance in instances)
         return {name: slot for name, slot in slots if slot is not None}
 
-    def _slot(self, hint: CacheHint, instance: Instance) -> int | None:
+    def _slot(self, hint: CacheHint, instance: RoutingTarget) -> int | None:
         """Return the slot of an instance that holds the conversation of a prompt."""
         if hint.conversation is None or not instance.upstream.can_name_slots:
             return None

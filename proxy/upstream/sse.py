@@ -54,7 +54,7 @@ class Splitter:
             raise InvalidEvent(f"an event is longer than {self._max_bytes} bytes")
         return events
 
-    def rest(self) -> bytes:
+    def take_rest(self) -> bytes:
         """Remove and return the bytes of the incomplete event."""
         rest, self._rest = self._rest, b""
         return rest

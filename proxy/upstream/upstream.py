@@ -52,7 +52,7 @@ class Upstream:
         can_name_slots: Whether a request may name a slot: the engine does not match prompts, and
             each slot has its own cache.
         is_speculative: Whether it drafts tokens.
-        reports_exit: Whether `Router.ended` reports how its process ended.
+        reports_exit: Whether `Router.note_end` reports how its process ended.
         gpu_layers: Layers on a GPU, the output among them; 0 where that is not known.
         node: None for an instance of this machine.
         trial_share: Share of new conversations that it gets because it is on trial; 0 if it is not.

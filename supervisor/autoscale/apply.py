@@ -16,10 +16,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from proxy.common.background_tasks import FAILURES
-from proxy.router.model_queue import ModelDemand
 from supervisor.autoscale.slots import AdaptedValues, Change, Decider, ModelView
 from supervisor.engine.states import State
 from supervisor.errors import CorralError
@@ -32,6 +31,9 @@ from supervisor.fleet.replace import Replacer, serves, successor_bytes
 from supervisor.loading.memory_usage import HOST, MemoryUsage, fits
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import SettingsByFlag, values
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 
 class BasePlans:
@@ -176,12 +178,6 @@ _RETRY_MAX_S: Final = 3600.0
 _ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 
-class DemandSource(Protocol):
-    """The part of proxy.router.router.Router that adapting needs."""
-
-    def demand(self, model: str, /) -> ModelDemand: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Retry:
     """When a model is changed again, at the earliest."""
@@ -200,7 +196,7 @@ class AdaptiveController:
     def __init__(  # noqa: PLR0913 (independent collaborators)
         self,
         fleet: Fleet,
-        router: DemandSource,
+        router: Router,
         applier: ChangeApplier,
         adapted: AdaptedValues,
         emit: Emit,
@@ -312,7 +308,7 @@ class AdaptiveController:
         return ModelView(
             name=name,
             at_s=self._clock(),
-            waiting=demand.waiting - demand.held,
+            waiting=demand.waiting - demand.held_back,
             busy=demand.working,
             instances={replica.name: replica.instance.snapshot().pid or 0 for replica in replicas},
             plan=plan,

@@ -101,7 +101,7 @@ class PrefixFiles:
     async def _is_done(self, key: _Key, wanted: _Wanted) -> bool:
         """Make a file where an engine is idle; return whether there is no more to do."""
         model, blocks = key
-        found = self._router.that_store_prefixes(model, blocks)
+        found = self._router.prefix_storing_instances(model, blocks)
         if time.monotonic() > wanted.until_s or self._has_file(found, blocks):
             return True
         for upstream in found:

@@ -253,7 +253,7 @@ class DaemonService:
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
-        busy, stats = self._parts.router.in_flight(facts.name), self._parts.stats.of(facts)
+        busy, stats = self._parts.router.count_in_flight(facts.name), self._parts.stats.of(facts)
         return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
 
     @property

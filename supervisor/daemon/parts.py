@@ -139,7 +139,9 @@ class DaemonParts:
             HistoryDatabase(directories.history), events.emit, lambda: self.settings.history
         )
         events.add_sink(self.history.observe)
-        self.trials = Trials(self.fleet, self.router.in_flight, TrialStore(directories.trials))
+        self.trials = Trials(
+            self.fleet, self.router.count_in_flight, TrialStore(directories.trials)
+        )
         events.add_sink(self.trials.observe)
         self.canaries = self._make_canaries()
         events.add_sink(self.canaries.observe)

@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from proxy.common.background_tasks import FAILURES, persist
 from proxy.router.lease import ProcessExit
@@ -32,7 +33,6 @@ from supervisor.engine.state_tasks import (
     SlotPersister,
     StateContext,
     StateTask,
-    Traffic,
 )
 from supervisor.engine.states import (
     STATES,
@@ -47,6 +47,9 @@ from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError
 from supervisor.events import Emit
 from supervisor.settings.tables import InstanceLimits, RestartPolicy
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 
 def emit_prefill(emit: Emit, run: int, prompt: WarmPrompt, found: Timings | ErrorResponse) -> None:
@@ -91,7 +94,7 @@ class Instance:
         *,
         limits: InstanceLimits,
         policy: RestartPolicy,
-        traffic: Traffic,
+        traffic: Router,
         admit: Callable[[InstanceSnapshot], None],
         emit: Emit,
         persister: SlotPersister | None = None,
@@ -422,7 +425,7 @@ class Instance:
         is_lost = found.code in exit_cause.EXTERNAL and uses_workers
         process_exit = self._process_exit(end, found, is_lost=is_lost)
         reason = found.sentence if is_lost else ""
-        computed = self._traffic.ended(self.name, process_exit, reason=reason)
+        computed = self._traffic.note_end(self.name, process_exit, reason=reason)
         if process_exit is ProcessExit.CRASHED and computed:
             self._apply_exit(number, exit_cause.crash_cause(end.returncode, computed), is_own=False)
         else:

@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from proxy.router.lease import ProcessExit
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.health import (
     CounterSample,
@@ -26,34 +25,12 @@ from supervisor.engine.health import (
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.run import ProcessRun
 from supervisor.engine.states import Event, State
-from supervisor.engine.warmup import BackgroundLeases, PrefillQueue, Warmup, warm
+from supervisor.engine.warmup import PrefillQueue, Warmup, warm
 from supervisor.events import Emit
 from supervisor.settings.tables import HealthSettings, InstanceLimits
 
-
-class Traffic(BackgroundLeases, Protocol):
-    """The part of proxy.router.router.Router that an instance needs.
-
-    An unknown instance name is not an error.
-    """
-
-    def withdraw(self, name: str, /) -> None:
-        """Send no new requests; those in flight continue."""
-
-    def ended(self, name: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:
-        """Note that the process has exited; called before `withdraw`.
-
-        `reason` is for clients whose answers it cuts.
-
-        Returns:
-            The number of client requests it was computing.
-        """
-
-    async def wait_idle(self, name: str, /) -> None:
-        """Wait until the instance has no request in flight."""
-
-    async def close(self, name: str, /) -> None:
-        """Close every connection to the instance."""
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 
 class SlotPersister(Protocol):
@@ -141,7 +118,7 @@ class HealthMonitor:
         self,
         name: str,
         run: ProcessRun,
-        traffic: Traffic,
+        traffic: Router,
         settings: HealthSettings,
         persister: SlotPersister,
     ) -> None:
@@ -228,7 +205,7 @@ class StateContext:
 
     name: str
     run: ProcessRun
-    traffic: Traffic
+    traffic: Router
     limits: InstanceLimits
     emit: Emit
     persister: SlotPersister

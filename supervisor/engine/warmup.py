@@ -15,18 +15,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from proxy.errors import ProxyError
-from proxy.router.lease import Activity
 from proxy.upstream.timings import Timings
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.prompts import WarmPrompt
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 # Streamed, so that the engine notices a cancelled request.
 _ONE_TOKEN: Final[Mapping[str, Any]] = {
@@ -124,23 +126,6 @@ class Preempted(Exception):
     """A client needs the leased slot, or the instance is stopping."""
 
 
-class BackgroundLeases(Protocol):
-    """Grants a slot of a serving instance to our own requests, until a client needs it."""
-
-    def activity(self, name: str, /) -> Activity:
-        """Cheap enough to be called several times a second."""
-
-    def background_lease(self, name: str, /) -> AbstractAsyncContextManager[Callable[[], bool]]:
-        """Hold one slot of an instance for the length of the block.
-
-        The block gets a function that returns whether a client needs the slot; it must then raise
-        Preempted soon.
-
-        Raises:
-            ProxyError: No slot was free, or the instance is stopping.
-        """
-
-
 class PrefillQueue:
     """The prompts that one run of an engine has to prefill, in order.
 
@@ -179,7 +164,7 @@ class PrefillQueue:
     async def resume(
         self,
         client: EngineClient,
-        traffic: BackgroundLeases,
+        traffic: Router,
         name: str,
         timeout_s: float = math.inf,
     ) -> None:

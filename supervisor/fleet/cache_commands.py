@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from proxy.request.models import PrefillResult
 from proxy.upstream.timings import Timings
 from supervisor.engine.client import EngineClient, ErrorResponse
 from supervisor.engine.prompts import WarmPrompt
-from supervisor.engine.state_tasks import Traffic
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
@@ -18,6 +17,9 @@ from supervisor.fleet.model import Model, Replica
 from supervisor.slot_store.manifest import Manifest, cache_key
 from supervisor.slot_store.slot_files import ReplicaRef
 from supervisor.slot_store.store_config import SlotPersistence
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 # How long a prefill waits for an instance to be idle.
 _IDLE_TIMEOUT_S: Final = 60.0
@@ -56,7 +58,7 @@ async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> lis
 
 
 async def warm(
-    replicas: Sequence[Replica], prompt: WarmPrompt, traffic: Traffic
+    replicas: Sequence[Replica], prompt: WarmPrompt, traffic: Router
 ) -> list[PrefillResult] | CorralError:
     """Prefill a prompt on each serving instance, when it is idle within a minute."""
     serving = [replica for replica in replicas if _serving_snapshot(replica)]
@@ -79,7 +81,7 @@ async def warm(
 
 
 async def _prefill(
-    replica: Replica, prompt: WarmPrompt, traffic: Traffic
+    replica: Replica, prompt: WarmPrompt, traffic: Router
 ) -> Timings | ErrorResponse | None:
     """Prefill a prompt on one instance; None if it was not idle or stopped."""
     snapshot = _serving_snapshot(replica)

@@ -9,19 +9,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.common.background_tasks import FAILURES, persist
-from proxy.router.lease import Activity
-from proxy.upstream.engine_state import SlotState
 from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
 from supervisor.engine.calibration import ThreadCalibrator
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance
-from supervisor.engine.state_tasks import Traffic
 from supervisor.engine.states import STATES, InstanceSnapshot, State
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
@@ -30,20 +26,18 @@ from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.model import Model, Replica, name_for
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.start_memory import DeviceMemory, StartMemory
-from supervisor.slot_store.file_index import SlotFileListener
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.system.processor_load import ProcessorReading, read_this_processor
 
+if TYPE_CHECKING:
+    from proxy.router.router import Router
+
 Replicas = Callable[[], Iterable[Replica]]
 
 
-class InstanceActivity(Protocol):
-    def activity(self, name: str, /) -> Activity: ...
-
-
 def calibrator(
-    replica: Replica, replicas: Replicas, traffic: InstanceActivity, emit: Emit
+    replica: Replica, replicas: Replicas, traffic: Router, emit: Emit
 ) -> ThreadCalibrator:
     """Make the calibrator of a replica, one of `replicas`."""
     return ThreadCalibrator(
@@ -58,7 +52,7 @@ def calibrator(
     )
 
 
-def _rests(replica: Replica, traffic: InstanceActivity) -> bool:
+def _rests(replica: Replica, traffic: Router) -> bool:
     """Whether an instance neither computes nor loads."""
     state = replica.instance.snapshot().state
     is_idle = state is State.READY and not traffic.activity(replica.name).in_flight
@@ -78,21 +72,6 @@ _DOWN: Final = frozenset({State.STOPPED})
 Result = TypeVar("Result")
 
 
-class FleetTraffic(Traffic, SlotFileListener, Protocol):
-    """The part of proxy.router.router.Router that a fleet needs."""
-
-    def conversation_owner(self, fingerprint: ConversationFingerprint, /) -> str | None:
-        """Return the instance that has a conversation now."""
-
-    def admit(self, upstream: Upstream, restored: Iterable[RestoredSlot], /) -> None:
-        """Send requests to an instance, which began with these slots."""
-
-    def conversation_fingerprints(
-        self, name: str, slots: Sequence[SlotState], /
-    ) -> Mapping[int, ConversationFingerprint]:
-        """Return the conversations in an instance's idle slots, by slot."""
-
-
 class Fleet:
     """All instances of all models.
 
@@ -108,7 +87,7 @@ class Fleet:
     def __init__(
         self,
         planner: LaunchPlanner,
-        traffic: FleetTraffic,
+        traffic: Router,
         emit: Emit,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:

@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from statistics import median_low
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from proxy.router.model_queue import ModelDemand
 from supervisor.events import Emit
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model, Phase, phase_of, snapshots_of
@@ -30,6 +29,9 @@ from supervisor.loading.decide import (
     queue,
 )
 from supervisor.loading.memory_usage import HOST, Bytes, MemoryUsage
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 _LOADS_MAX: Final = 5
 # Less of a load says too little of the rest.
@@ -78,24 +80,13 @@ _ANSWER_S: Final = 10.0
 _BYTES_PER_SECOND: Final = 1e9
 
 
-class DemandSource(Protocol):
-    """The part of proxy.router.router.Router that admission needs."""
-
-    def demand(self, model: str, /) -> ModelDemand: ...
-
-    def pause(self, model: str, /) -> None:
-        """Keep a model's new requests in its queue, even where a slot is free."""
-
-    def resume(self, model: str, /) -> None: ...
-
-
 class AdmissionController:
     """Keeps the requested models loaded, as far as memory allows."""
 
     def __init__(
         self,
         fleet: Fleet,
-        router: DemandSource,
+        router: Router,
         emit: Emit,
         memory_usage: MemoryUsage,
         clock: Callable[[], float] = time.monotonic,

@@ -21,11 +21,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile, decode_fingerprint
 from proxy.cache.prompt import BLOCK_TOKENS
 from supervisor.slot_store.manifest import CacheKey, Manifest
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 _Key = tuple[str, int]
 
@@ -104,16 +107,6 @@ _COMPARED_MAX: Final = 16
 _PREFIXES_MAX: Final = 16
 
 
-class SlotFileListener(Protocol):
-    """The part of proxy.router.router.Router that learns of slot files."""
-
-    def add_slot_file(self, file: SlotFile, /) -> None:
-        """Note that a KV cache is on disk."""
-
-    def remove_slot_files(self, names: Iterable[str], /) -> None:
-        """Note that slot files are gone."""
-
-
 @dataclass(frozen=True, slots=True)
 class CataloguedFile:
     """A slot file.
@@ -131,7 +124,7 @@ class CataloguedFile:
 class Catalogue:
     """The files of all models; only for the event loop."""
 
-    def __init__(self, listener: SlotFileListener) -> None:
+    def __init__(self, listener: Router) -> None:
         self._listener = listener
         self._files: dict[str, CataloguedFile] = {}
         self._by_turn = NameIndex()

@@ -13,20 +13,23 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.upstream.engine_state import SlotState
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.plan.plan import Plan
-from supervisor.slot_store.file_index import Catalogue, SlotFileListener, key_digest
+from supervisor.slot_store.file_index import Catalogue, key_digest
 from supervisor.slot_store.manifest import CacheKey, Manifest, Turns, of_conversation, turns_of
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.save_limits import Pause, PendingFiles, SaveLimits, SpooledFile, to_evict
 from supervisor.slot_store.slot_file import InvalidSlotFile
 from supervisor.slot_store.store import QuarantinedFile, SlotStore
 from supervisor.slot_store.store_config import SlotPersistence
+
+if TYPE_CHECKING:
+    from proxy.router.router import Router
 
 # So many manifests are taken in at once, within milliseconds.
 _READ_AT_ONCE: Final = 32
@@ -42,7 +45,7 @@ class SlotFiles:
     def __init__(
         self,
         persistence: Callable[[], SlotPersistence],
-        listener: SlotFileListener,
+        listener: Router,
         emit: Emit,
     ) -> None:
         self.catalogue = Catalogue(listener)

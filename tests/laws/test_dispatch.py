@@ -146,7 +146,7 @@ class World:
         assert all(not instance.leases for instance in self.router.instances())
         for line in self.router.queues().values():
             assert (line.interactive, line.batch) == (0, 0)
-        assert not any(self.router.in_flight(name) for name in NAMES)
+        assert not any(self.router.count_in_flight(name) for name in NAMES)
 
 
 class NoLoader:

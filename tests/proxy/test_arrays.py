@@ -171,7 +171,7 @@ async def test_an_error_of_one_prompt_is_the_answer(
     assert theirs[0] == 400 or stream
     assert b"exceed" in ours[1]
     assert stream or ours[0] == 400
-    await until(lambda: not proxy.router.in_flight("chat.1"))
+    await until(lambda: not proxy.router.count_in_flight("chat.1"))
 
 
 async def test_prompts_the_engine_refuses_are_refused_in_its_words(
@@ -199,7 +199,7 @@ async def test_a_client_that_leaves_cancels_all_prompts(
 
     async with asyncio.timeout(PATIENCE_S):
         asking = asyncio.get_running_loop().create_task(ask())
-        await until(lambda: proxy.router.in_flight("chat.1") == 2)
+        await until(lambda: proxy.router.count_in_flight("chat.1") == 2)
         asking.cancel()
         await until(lambda: not proxy.router.instances()[0].leases)
     (event,) = proxy.events("request.finished")

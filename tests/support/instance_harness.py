@@ -14,6 +14,7 @@ import psutil
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.router.lease import Activity, ProcessExit
+from proxy.router.router import Router
 from proxy.upstream.engine_state import SlotState
 from supervisor.engine.client import Endpoint
 from supervisor.engine.exit_cause import FailureCause
@@ -40,13 +41,14 @@ def quick(**changes: float) -> InstanceLimits:
     return QUICK.model_copy(update=changes)
 
 
-class RecordingTraffic:
+class RecordingTraffic(Router):
     """Writes down what an instance requests of it; `busy` holds its drains, `now` is its pulse.
 
     `ends` tells of each process how it ended; each computed `computed` requests at its end.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[str] = []
         self.now = Activity()
         self.computed = 0
@@ -89,7 +91,7 @@ class RecordingTraffic:
         assert name == "chat.0"
         yield lambda: self.now.in_flight > 0
 
-    def ended(self, name: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:
+    def note_end(self, name: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:
         assert name == "chat.0"
         self.ends.append(process_exit)
         self.end_reasons.append(reason)

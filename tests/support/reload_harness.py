@@ -14,6 +14,7 @@ from support.samples import engine, machine, model
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.router.lease import Activity, ProcessExit
+from proxy.router.router import Router
 from proxy.upstream.upstream import Upstream
 from supervisor.autoscale.slots import AdaptedValues
 from supervisor.builds.discover import Engine
@@ -122,16 +123,17 @@ class FakePlanner(LaunchPlanner):
         return LaunchFingerprint(file, (), file, None, {}, self.entry(place.model).args)
 
 
-class FakeTraffic:
+class FakeTraffic(Router):
     """Knows who is in service; `may_drain` holds every drain."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.admitted: set[str] = set()
         self.drains = asyncio.Event()
         self.may_drain = asyncio.Event()
         self.may_drain.set()
 
-    def admit(self, upstream: Upstream, _: object, /) -> None:
+    def admit(self, upstream: Upstream, _: object = (), /) -> None:
         self.admitted.add(upstream.name)
 
     def withdraw(self, name: str, /) -> None:
@@ -144,7 +146,7 @@ class FakeTraffic:
     async def background_lease(self, _: str, /) -> AsyncIterator[Callable[[], bool]]:
         yield lambda: False
 
-    def ended(self, _: str, process_exit: ProcessExit, /, **_more: object) -> int:
+    def note_end(self, _: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:  # noqa: ARG002 (the name is the Router's)
         assert process_exit is not ProcessExit.CRASHED
         return 0
 

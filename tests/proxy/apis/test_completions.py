@@ -162,7 +162,7 @@ async def test_more_than_may_wait_are_refused(proxy: ProxyHarness, path: str) ->
     waiting = asyncio.get_running_loop().create_task(post(proxy, prompts=["a"] * 5))
     await until(lambda: "chat" in proxy.router.queues())
     await until(lambda: proxy.router.queues()["chat"].batch == 1)
-    assert proxy.router.in_flight("chat.1") == 2  # the others are in no queue yet
+    assert proxy.router.count_in_flight("chat.1") == 2  # the others are in no queue yet
     async with proxy.http.post(path, json={"prompts": ["a"] * 5}) as response:
         assert (response.status, response.headers["Retry-After"]) == (429, "1")
         assert (await response.json())["error"]["code"] == "queue_full"
@@ -174,7 +174,7 @@ async def test_a_client_that_leaves_cancels_all(proxy: ProxyHarness, socket: Pat
     proxy.router.admit(engines.upstream(socket, 2))
     members = {"prompts": PROMPTS * 10, "max_tokens": 2000, "ignore_eos": True}
     waiting = asyncio.get_running_loop().create_task(post(proxy, **members))
-    await until(lambda: proxy.router.in_flight("chat.1") == 2)
+    await until(lambda: proxy.router.count_in_flight("chat.1") == 2)
     waiting.cancel()
     await until(lambda: not proxy.router.instances()[0].leases)  # the engine says so
     await until(lambda: len(proxy.events("request.finished")) == 3)  # one waited for a slot
@@ -189,7 +189,7 @@ async def test_a_drain_breaks_a_batch_off(proxy: ProxyHarness) -> None:
 
     await proxy.fake(hold)
     waiting = asyncio.get_running_loop().create_task(post(proxy, prompts=["a", "b"]))
-    await until(lambda: proxy.router.in_flight("chat.1") >= 1)
+    await until(lambda: proxy.router.count_in_flight("chat.1") >= 1)
     await proxy.server.drain(0)
     status, found = await waiting
     assert (status, found["error"]["code"]) == (503, "draining")

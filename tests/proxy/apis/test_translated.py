@@ -213,8 +213,8 @@ async def test_a_client_that_leaves_a_stream_frees_the_slot(real: ProxyHarness) 
     body = {"prompt": "a", "max_tokens": 4000}
     async with real.http.post("/stream/generate", json=body) as response:
         await response.content.readuntil(b"token_id")
-        assert real.router.in_flight("chat.1") == 1
-    await until(lambda: real.router.in_flight("chat.1") == 0)
+        assert real.router.count_in_flight("chat.1") == 1
+    await until(lambda: real.router.count_in_flight("chat.1") == 0)
     await until(lambda: any(one["status"] == 499 for one in real.events("request.finished")))
 
 

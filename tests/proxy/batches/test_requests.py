@@ -105,7 +105,7 @@ async def test_cancelled_it_ends_in_the_engine(
     asking = asyncio.get_running_loop().create_task(
         answer(own, proxy, "/completion", prompt="a", n_predict=-1, ignore_eos=True)
     )
-    await until(lambda: proxy.router.in_flight("chat.1") == 1)
+    await until(lambda: proxy.router.count_in_flight("chat.1") == 1)
     asking.cancel()
     await asyncio.wait([asking])
     await until(lambda: not proxy.router.instances()[0].leases)
@@ -121,7 +121,7 @@ async def test_a_drain_aborts_it(own: OwnRequests, proxy: ProxyHarness) -> None:
     asking = asyncio.get_running_loop().create_task(
         answer(own, proxy, "/v1/completions", prompt="a")
     )
-    await until(lambda: proxy.router.in_flight("chat.1") == 1)
+    await until(lambda: proxy.router.count_in_flight("chat.1") == 1)
     await proxy.server.drain(0)
     said = await asking
     assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "draining")

@@ -54,7 +54,7 @@ async def broken(
         await call.chunk(sent)
         call.drop()
         await asyncio.sleep(0)
-        proxy.router.ended("chat.1", process_exit)
+        proxy.router.note_end("chat.1", process_exit)
         proxy.router.withdraw("chat.1")
 
     fake = await proxy.fake(speak, "chat.1", is_admitted=False)

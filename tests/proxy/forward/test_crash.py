@@ -36,7 +36,7 @@ def crashing(
 
 def end(proxy: ProxyHarness, name: str, process_exit: ProcessExit) -> int:
     """Tell that a process is gone, as whoever runs it does."""
-    computed = proxy.router.ended(name, process_exit)
+    computed = proxy.router.note_end(name, process_exit)
     proxy.router.withdraw(name)
     return computed
 
@@ -150,7 +150,7 @@ async def test_one_that_waited_while_another_like_it_crashed_is_refused_too(
     proxy.router.admit(replace(fake.upstream(slots=2), reports_exit=True))
     async with asyncio.TaskGroup() as group:
         sent = [group.create_task(proxy.send()) for _ in range(2)]
-        await until(lambda: proxy.router.in_flight("chat.1") == 2)
+        await until(lambda: proxy.router.count_in_flight("chat.1") == 2)
         last = group.create_task(status(proxy))
         await until(lambda: proxy.router.demand("chat").waiting == 1)
         may_crash.set()
@@ -184,7 +184,7 @@ async def test_a_stream_whose_engine_lost_a_worker_ends_with_that_and_is_no_susp
         await call.begin_stream()
         await call.chunk(EVENT)
         call.drop()
-        proxy.router.ended("chat.1", ProcessExit.FAILED, reason="an RPC worker was lost")
+        proxy.router.note_end("chat.1", ProcessExit.FAILED, reason="an RPC worker was lost")
         proxy.router.withdraw("chat.1")
 
     for _ in range(3):
@@ -220,8 +220,8 @@ async def test_one_whose_client_has_left_counts_as_well(
             asking = group.create_task(proxy.send())
             await called.wait()
             asking.cancel()
-        await until(lambda: proxy.router.in_flight("chat.1") == 0)
-        assert proxy.router.ended("chat.1", process_exit) == 1
+        await until(lambda: proxy.router.count_in_flight("chat.1") == 0)
+        assert proxy.router.note_end("chat.1", process_exit) == 1
         proxy.router.withdraw("chat.1")
         await watched(proxy, speak, "chat.1~2")
         proxy.router.withdraw("chat.1~2")

@@ -231,7 +231,7 @@ async def test_a_client_that_leaves_before_the_first_byte_closes_it_too(
         await fake.calls.get()
         asking.cancel()
     await proxy.router.wait_idle("chat.1")
-    assert proxy.router.in_flight("chat.1") == 0
+    assert proxy.router.count_in_flight("chat.1") == 0
 
 
 async def test_a_slow_reader_holds_up_the_instance_and_not_our_memory(proxy: ProxyHarness) -> None:
@@ -437,7 +437,7 @@ async def test_closing_an_instance_breaks_its_streams_off_and_frees_it(proxy: Pr
     await proxy.fake(speak)
     async with proxy.stream(EVENT % 0) as reader:
         await proxy.router.close("chat.1")
-        assert proxy.router.in_flight("chat.1") == 0
+        assert proxy.router.count_in_flight("chat.1") == 0
         await left.wait()
         assert b"chat.1 was stopped" in await reader.read()
     assert not proxy.events("upstream.failed")

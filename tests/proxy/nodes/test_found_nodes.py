@@ -134,7 +134,7 @@ async def test_a_machine_whose_record_is_removed_finishes_its_requests(network: 
     await until(lambda: front.router.serves("chat"))
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(front.ask())
-        await until(lambda: front.router.in_flight(f"pods@{FIRST}/chat") == 1)
+        await until(lambda: front.router.count_in_flight(f"pods@{FIRST}/chat") == 1)
         network.names.records = {NAME: [SECOND]}
         await until(lambda: states(front).get(f"pods@{SECOND}") == "up")
         assert problem(front, f"pods@{FIRST}") == "its record was removed"
@@ -218,7 +218,7 @@ async def test_a_draining_machine_gets_no_turns(network: Network) -> None:
     await until(lambda: front.router.serves("chat"))
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(front.ask())
-        await until(lambda: front.router.in_flight(f"pods@{FIRST}/chat") == 1)
+        await until(lambda: front.router.count_in_flight(f"pods@{FIRST}/chat") == 1)
         network.names.records = {NAME: [FIRST, SECOND]}
         await until(lambda: len(front.router.instances()) == 2)
         first.is_draining = True

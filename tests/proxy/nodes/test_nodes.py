@@ -192,7 +192,7 @@ async def test_a_node_gets_requests_when_no_local_slot_is_free(place: Place) -> 
     await until(lambda: len(near.router.instances()) == 2)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(near.ask())
-        await until(lambda: bool(near.router.in_flight("chat.0")))
+        await until(lambda: bool(near.router.count_in_flight("chat.0")))
         assert (await near.ask())[1] == "one/chat"
         stuck.may_go_on.set()
     assert first.result()[1] == "chat.0"
@@ -213,7 +213,7 @@ async def test_requests_at_a_node_are_not_demand_for_the_local_model(place: Plac
     near.here.model_infos = [model_info("chat", "unloaded")]
     async with asyncio.TaskGroup() as group:
         group.create_task(near.ask())
-        await until(lambda: bool(near.router.in_flight("one/chat")))
+        await until(lambda: bool(near.router.count_in_flight("one/chat")))
         assert near.router.demand("chat").working == 0
         stuck.may_go_on.set()
     assert near.router.demand("chat").idle_since_s < 0
@@ -277,7 +277,7 @@ async def test_a_client_disconnect_causes_no_poll(place: Place) -> None:
     await (await node.calls.get()).reader.read(0)
     asked.cancel()
     await asyncio.wait([asked])
-    await until(lambda: not near.router.in_flight("one/chat"))
+    await until(lambda: not near.router.count_in_flight("one/chat"))
     assert not near.router.instances()[0].leases
     assert len(node.looks) == looks
 
@@ -352,7 +352,7 @@ async def test_a_removed_node_finishes_its_requests(place: Place) -> None:
     near = await place.near(await place.node(LOADED, script=stuck))
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(near.ask())
-        await until(lambda: near.router.in_flight("one/chat") == 1)
+        await until(lambda: near.router.count_in_flight("one/chat") == 1)
         near.nodes.set_nodes([])
         assert not near.router.serves("chat")
         stuck.may_go_on.set()

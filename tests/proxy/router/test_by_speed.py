@@ -11,7 +11,7 @@ from support.requests import ask, upstream
 
 from proxy.cache.index import CacheHint
 from proxy.router.candidates import Candidates
-from proxy.router.lease import Completion, Instance, Lease
+from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
 from proxy.router.queue import LeaseTimes
 from proxy.router.router import Router
@@ -110,7 +110,7 @@ async def test_a_conversation_leaves_a_slow_instance_for_a_faster_one() -> None:
 def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | None) -> None:
     request = ask("tell me of the sea " * 200)
     assert request.prompt
-    owner, other = (Instance(upstream(one), Rates()) for one in "ab")
+    owner, other = (RoutingTarget(upstream(one), Rates()) for one in "ab")
     owner.bit, other.bit = 1, 2
     owner.hold([Lease(request, owner, float)])
     weights = {"a": Weight(weight), "b": Weight(weight)}

@@ -319,7 +319,7 @@ async def test_an_engine_that_reads_a_long_prompt_answers_and_a_stopped_one_does
             await response.read()
 
     reading = asyncio.get_running_loop().create_task(read_it())
-    await until(lambda: proxy.router.in_flight("chat.1") == 1)
+    await until(lambda: proxy.router.count_in_flight("chat.1") == 1)
     assert await responds(one)
     reading.cancel()
     await asyncio.wait([reading])

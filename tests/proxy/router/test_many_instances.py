@@ -17,7 +17,7 @@ from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.request.request import ProxyRequest
 from proxy.router import registry
 from proxy.router.candidates import Candidates, ManyCandidates
-from proxy.router.lease import Completion, Instance, Lease
+from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
 from proxy.router.queue import LeaseTimes
 from proxy.router.registry import InstanceSets
@@ -69,10 +69,10 @@ asked = st.tuples(
 )
 
 
-def instance(number: int, one: Drawn) -> Instance:
+def instance(number: int, one: Drawn) -> RoutingTarget:
     node = Node("n", "chat", is_spare=one.is_spare) if one.is_node else None
     trial_share = 0.5 if one.on_trial else 0.0
-    made = Instance(
+    made = RoutingTarget(
         replace(upstream(f"{number}", one.slots), node=node, trial_share=trial_share),
         Rates(prefill_tps=one.prefill_tps),
         turn=one.turn,

@@ -144,11 +144,11 @@ def test_a_second_prompt_waits_for_the_first_token_of_the_first() -> None:
         held.begin("second", "2 " + LONG)
         await settle()
         assert held.names == ["first"]
-        assert router.demand("chat").held == router.demand("chat").waiting == 1
+        assert router.demand("chat").held_back == router.demand("chat").waiting == 1
         first.result().progress.count_token()
         await settle()
         assert held.names == ["first", "second"]
-        assert router.demand("chat").held == 0
+        assert router.demand("chat").held_back == 0
 
     in_queue(main)
 

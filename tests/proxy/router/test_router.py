@@ -360,11 +360,11 @@ async def test_the_withdrawn_keep_what_they_hold_until_it_is_over() -> None:
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
         await hold(stack, router)
         router.withdraw("a")
-        assert router.in_flight("a") == 1
+        assert router.count_in_flight("a") == 1
         waiting = group.create_task(router.wait_idle("a"))
         await asyncio.sleep(0)
         assert not waiting.done()
-    assert router.in_flight("a") == 0
+    assert router.count_in_flight("a") == 0
 
 
 async def test_one_admitted_again_still_counts_what_it_holds() -> None:
@@ -374,7 +374,7 @@ async def test_one_admitted_again_still_counts_what_it_holds() -> None:
         await hold(stack, router)
         router.withdraw("a")
         router.admit(upstream("a", slots=4))
-        assert router.in_flight("a") == 1
+        assert router.count_in_flight("a") == 1
         assert router.serves("chat")
 
 
@@ -394,7 +394,7 @@ async def test_closing_cuts_every_lease_and_returns_when_all_are_over() -> None:
             group.create_task(be_cut())
         await settle()
         await router.close("a")
-        assert router.in_flight("a") == 0
+        assert router.count_in_flight("a") == 0
     assert ends == ["cut"] * 3
 
 

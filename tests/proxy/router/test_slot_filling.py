@@ -116,7 +116,7 @@ async def answered(
 async def crashed(storage: Storage, request: ProxyRequest) -> None:
     """Have the engine crash while it computes a request."""
     async with storage.router.lease(request):
-        storage.router.ended("chat.0", ProcessExit.CRASHED)
+        storage.router.note_end("chat.0", ProcessExit.CRASHED)
         raise UpstreamFailed("it is gone")
 
 
@@ -209,7 +209,7 @@ async def test_a_turn_waits_for_the_file_of_an_instance_that_drains(
     storage.router.withdraw("chat.0")
     await answered(storage, OTHER)
     if is_over:
-        storage.router.ended("chat.0", ProcessExit.STOPPED)
+        storage.router.note_end("chat.0", ProcessExit.STOPPED)
     async with asyncio.TaskGroup() as group:
         turn = group.create_task(answered(storage, NEXT))
         for _ in range(20):  # without I/O it waits by then

@@ -239,5 +239,5 @@ async def test_the_slot_of_a_client_that_left_is_given_to_the_next(proxy: ProxyH
     proxy.router.admit(fake.upstream(slots=1))
     for _ in range(2):
         async with proxy.stream(EVENT):
-            assert proxy.router.in_flight("chat.1") == 1
+            assert proxy.router.count_in_flight("chat.1") == 1
     await proxy.router.wait_idle("chat.1")

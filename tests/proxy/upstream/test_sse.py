@@ -18,7 +18,7 @@ def test_wherever_the_bytes_are_cut_the_same_events_come_out(cuts: list[int]) ->
     splitter = Splitter()
     pieces = [stream[a:b] for a, b in pairwise(edges)]
     events = [event for piece in pieces for event in splitter.feed(piece)]
-    assert b"".join(events) + splitter.rest() == stream
+    assert b"".join(events) + splitter.take_rest() == stream
     assert [data_of(event) for event in events if data_of(event)] == [b"1", b"2", b"3", b"4"]
 
 
@@ -30,8 +30,8 @@ def test_half_an_event_is_kept_until_it_is_whole() -> None:
     splitter = Splitter()
     assert splitter.feed(b"data: 1\n") == []
     assert splitter.feed(b"\ndata: 2") == [b"data: 1\n\n"]
-    assert splitter.rest() == b"data: 2"
-    assert splitter.rest() == b""
+    assert splitter.take_rest() == b"data: 2"
+    assert splitter.take_rest() == b""
 
 
 def test_an_event_without_end_is_given_up() -> None:

@@ -11,6 +11,7 @@ from support.reload_harness import BROKEN, GOOD, ReloadHarness, settings
 from support.samples import machine
 
 from proxy.router.model_queue import ModelDemand
+from proxy.router.router import Router
 from supervisor.autoscale.apply import AdaptiveController, ChangeApplier
 from supervisor.autoscale.slots import Change, ModelView, SlotDecider
 from supervisor.engine.states import State
@@ -39,10 +40,11 @@ class Wants:
         return [one for one in self.wanted if one.to is None or one.to.value != chosen[one.key]]
 
 
-class Adaptive:
+class Adaptive(Router):
     """A fleet of the model `chat`, and what adapts it, at a time of our own."""
 
     def __init__(self, harness: ReloadHarness) -> None:
+        super().__init__()
         self.harness = harness
         self.wants = Wants()
         self.demand_now = ModelDemand(waiting=0, working=0, idle_since_s=0, cached_tokens=0)
