@@ -1,7 +1,6 @@
-"""Conversations by the hashes of their last turns. Bounded: the least recently used go first.
+"""Conversations, found by the hashes of their last turns; bounded, least recently used go first.
 
-Also how many of the latest conversations of a model each process owns, and what was forgotten of
-conversations, for callers that delete their caches.
+Also counts how many of a model's latest conversations each process owns, for balance.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from proxy.observe.cache_finding import NoFile
 
 @dataclass(frozen=True, slots=True)
 class ForgottenConversations:
-    """Conversations that the router forgot.
+    """What was forgotten of conversations, for callers that delete their caches.
 
     Attributes:
-        turn_hashes: Of all their turns, as far as known.
-        slots: Idle slots that held them: instance and number.
-        numbers: Of the conversations that were known.
+        turn_hashes: Hashes of all their turns, as far as known.
+        slots: Idle slots that held them, as (instance, slot id).
+        numbers: Numbers of the conversations that were known.
     """
 
     turn_hashes: frozenset[int]
@@ -32,17 +31,17 @@ class ForgottenConversations:
 
 
 # Only the latest conversations of a model count for balance: older ones fill no slot, and a new
-# instance must not get all new ones until it owns as many. Of a thousand instances 128 would leave
-# most without any, and new conversations with those that were used first.
+# instance must not get all new ones until it owns as many. With a thousand instances, a limit of
+# 128 would leave most of them at zero, and new conversations would go to the same few.
 _LATEST_MIN: Final = 128
 _LATEST_PER_INSTANCE: Final = 8
 
 
 class LatestConversations:
-    """Those of one model; some may be of processes that have ended.
+    """The latest conversations of one model; the processes of some may have ended.
 
     Attributes:
-        counts: Conversations of each process.
+        counts: Number of conversations that each process owns.
     """
 
     def __init__(self) -> None:
@@ -52,13 +51,13 @@ class LatestConversations:
 
     @property
     def owners(self) -> Mapping[int, int]:
-        """The sets of processes, by how many conversations they own: 1 and more."""
+        """Sets of processes, by the number of conversations they own (1 and more)."""
         return self._owners
 
     def touch(self, conversation: Conversation, instances: int) -> None:
         """Count a conversation as the latest, for the process that owns it now.
 
-        More count where there are many instances.
+        The limit grows with the number of instances.
         """
         before, now = self._latest.pop(conversation, None), conversation.run
         self._latest[conversation] = now
@@ -71,7 +70,7 @@ class LatestConversations:
             self._count(owner, -1)
 
     def forget(self, ended: int) -> None:
-        """Forget those of a set of processes."""
+        """Forget the conversations of a set of processes."""
         for conversation, run in tuple(self._latest.items()):
             if run.bit & ended:
                 del self._latest[conversation]
@@ -90,7 +89,7 @@ class LatestConversations:
             del self._owners[before]
 
 
-# The ends of its last turns, and its own name if it has one.
+# A conversation keeps the hashes of its last turns, and that of its session if it has one.
 _TURNS_MAX: Final = 6
 
 
@@ -99,11 +98,10 @@ class Conversation:
     """A conversation and its owner.
 
     Attributes:
-        run: The process of its owner, whose cache holds it.
-        turn_hashes: Which identify its next turn, the oldest first, at hashes_max 6.
-        number: Of this process; says nothing of the text.
-        no_file: Why its latest turn was not saved when it could have been; None: it was, or never
-            could.
+        run: The owning process, whose cache holds it.
+        turn_hashes: Hashes that identify its next turn, oldest first, at most 6.
+        number: Counted in this proxy process; reveals nothing of the text.
+        no_file: Why its latest turn was not saved; None if it was, or if nothing could be saved.
     """
 
     model: str
@@ -114,12 +112,12 @@ class Conversation:
 
     @property
     def owner(self) -> str:
-        """The instance."""
+        """Name of the owning instance."""
         return self.run.name
 
 
 class Conversations:
-    """Conversations of all models, with at hashes_max `hashes_max` hashes.
+    """The conversations of all models, with at most `hashes_max` hashes.
 
     `is_alive` returns whether a process still runs.
     """
@@ -157,12 +155,12 @@ class Conversations:
         return latest
 
     def forget(self, ended: int) -> None:
-        """Count those of a set of processes no longer."""
+        """Stop counting the conversations of a set of processes."""
         for latest in self._latest.values():
             latest.forget(ended)
 
     def add_turn(self, conversation: Conversation, turn_hash: int) -> None:
-        """Identify a conversation by one more hash, and no longer by its oldest."""
+        """Add a hash that identifies a conversation, and drop its oldest above 6."""
         if self._conversations.get(turn_hash) is not conversation:
             conversation.turn_hashes.append(turn_hash)
             self._conversations[turn_hash] = conversation

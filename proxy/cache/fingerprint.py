@@ -1,7 +1,4 @@
-"""What identifies a saved conversation, as ASCII to keep with it, and its slot file.
-
-It reveals nothing of the text.
-"""
+"""Fingerprint of a saved conversation: ASCII that is kept with it and reveals none of its text."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 from typing import Final
 
-# Another way of hashing prompts is another format: words of the one before say nothing then.
+# Change this when prompt hashing changes; older fingerprints are then ignored.
 _FORMAT: Final = "2"
 _NUMBER_BYTES: Final = 8
 
@@ -21,17 +18,16 @@ class ConversationFingerprint:
     """Identifies a conversation.
 
     Attributes:
-        turn_hashes: Which identify its next turn, the oldest first; none where another instance has
-            it, or it is not known.
-        blocks: Of its last prompt.
+        turn_hashes: Hashes that identify its next turn, oldest first; empty if another instance has
+            the conversation or it is unknown.
+        blocks: Block hashes of its last prompt.
     """
 
     turn_hashes: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
 
-    @property
-    def encoded(self) -> str:
-        """As ASCII; empty where nothing is known."""
+    def to_ascii(self) -> str:
+        """Return ASCII text, empty if nothing is known."""
         numbers = (*self.turn_hashes, *self.blocks)
         if not numbers:
             return ""
@@ -41,11 +37,11 @@ class ConversationFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class RestoredSlot:
-    """A slot as a process began with it.
+    """A slot that was filled from a file before its process took requests.
 
     Attributes:
-        task: The number of its last task, -1 for none: while that stays so, it holds the same.
-        tokens: That it holds.
+        task: Number of its last task, -1 for none; while it is unchanged, so is the content.
+        tokens: Tokens in the slot.
     """
 
     id_slot: int
@@ -55,7 +51,7 @@ class RestoredSlot:
 
 
 def decode_fingerprint(word: str) -> ConversationFingerprint:
-    """Return an empty fingerprint where the text is not ours or was altered."""
+    """Return an empty fingerprint if the text is foreign or altered."""
     try:
         known, marks, packed = word.split(" ")
         raw = b64decode(packed, validate=True)
@@ -74,12 +70,12 @@ class SlotFile:
 
     Attributes:
         name: Unique among all files; opaque.
-        cache_key: Which engines can restore it: those whose upstream has the same.
-        tokens: That it holds, at least 1.
-        fingerprint: Of its conversation; without turn hashes it is a prefix or a prompt that no
+        cache_key: Engines whose upstream has the same key can restore the file.
+        tokens: Tokens in the file, at least 1.
+        fingerprint: Fingerprint of its conversation; no turn hashes: a prefix, or a prompt that no
             conversation continues.
-        is_recurrent: Only a prompt that continues all of it finds anything in it. So it is for a
-            full sliding window, too.
+        is_recurrent: Only a prompt that continues the whole file can use it; also True for a full
+            sliding window.
     """
 
     name: str

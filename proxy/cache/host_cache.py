@@ -1,28 +1,27 @@
-"""What an engine's host cache (`--cache-ram`) holds, by bytes and order. Pure.
+"""A model of an engine's host cache (`--cache-ram`): its copies by order and bytes. Pure.
 
-Such an engine matches no prompts (`--slot-prompt-similarity 0`) and has a cache for each slot
-(`--no-kv-unified`). It has one list of copies, the oldest first:
+It holds for engines that match no prompts (`--slot-prompt-similarity 0`) and have a cache for each
+slot (`--no-kv-unified`). They keep one list of copies, oldest first:
 
-- When a task begins, each idle slot is copied to the end of the list, in the order of their
-  numbers, after the task has got its own slot. A copy that is there already stays where it is. One
-  that another contains (the turn before) is removed.
-- A task that names no slot gets the one used longest ago, which is copied first. Then the copies
-  are read, the oldest first: one is better than the slot, or than the best so far, if the prompt
-  shares more with it and more of it is kept, at least a quarter. The best one is moved into the
-  slot: it is in the list no more. So a new conversation that begins like an old one takes its copy.
-- A task that names its slot, also one of no tokens, copies and moves nothing for it: what that slot
-  held since the last task is lost.
-- The oldest copies go until the new one fits; one above the limit is not made, and removes nothing.
-  With `--cache-ram -1` all of them have as many tokens as all slots together.
+- After a task has got its slot, each idle slot is copied to the end of the list, in order of slot
+  ids. An existing copy keeps its place. A copy that the new one contains (the turn before) is
+  removed.
+- A task that names no slot gets the least recently used slot, which is copied first. Then the
+  copies are compared, oldest first: a copy is better than the slot, or than the best copy so far,
+  if the prompt shares more tokens with it and a larger share of it is kept, at least a quarter. The
+  best copy is moved into the slot and leaves the list. So a new conversation that begins like an
+  old one takes its copy.
+- A task that names its slot, even with no tokens, copies and moves nothing for that slot: its
+  content since the last task is lost.
+- The oldest copies are dropped until the new one fits; a copy above the limit is not made and drops
+  nothing. With `--cache-ram -1` the limit is the tokens of all slots together.
 
-A copy takes 12 to 16 bytes for each token beside the KV cache, which is neglected. That of a
-recurrent model has checkpoints with a state each: two after a prompt, and one more for each turn.
+The 12 to 16 bytes per token that a copy takes beside the KV cache are neglected. A copy of a
+recurrent model has checkpoints with a state each: two after a prompt, and one more per turn.
 
-The router calls, in the order in which requests are sent: `taken` for one that names no slot, then
-`slots_copied` with what all other idle slots hold; `found` when a response tells what was cached;
-`returned` when a conversation comes that is in none of its slots. `SlotMap` does the first two.
-`EvictedConversations` counts how many of the conversations that returned were gone; `PromptMatcher`
-compares what is held with the beginning of a prompt.
+The caller notes events in the order in which requests are sent: `note_slot_taken` for a request
+that names no slot, then `note_copies` with the content of all other idle slots; `note_found` when a
+response reports its cached tokens; `note_return` when a conversation comes that is in no slot.
 
 Source: llama.cpp, tools/server: server-task.cpp, server_prompt_cache (`alloc`, `load`, `update`);
 server-context.cpp, get_available_slot and process_single_task. Measured on build 10434 with its log
@@ -42,18 +41,19 @@ from typing import Final, NamedTuple, Protocol
 from proxy.cache.prompt import BLOCK_TOKENS
 from proxy.upstream.timings import average
 
-# Conversations return after minutes or hours: the last ten or so count.
+# Conversations return after minutes or hours, so about the last ten count.
 _WEIGHT: Final = 0.1
-# Beyond that the oldest are forgotten.
+# Above this the oldest are forgotten.
 _EVICTED_MAX: Final = 4096
 
 
 class EvictedConversations:
-    """Those of one cache that have not returned yet.
+    """Conversations that one cache evicted and that have not returned yet.
 
     Attributes:
-        size_bytes: That they had in all.
-        absent_share: Of those that returned lately, the share that was gone; None before any has.
+        size_bytes: Their total size.
+        absent_share: Share of recently returned conversations that were gone; None before any has
+            returned.
     """
 
     def __init__(self) -> None:
@@ -72,18 +72,18 @@ class EvictedConversations:
             self.remove(next(iter(self._sizes_bytes)))
 
     def remove(self, conversation: object) -> None:
-        """Nothing where it is not known."""
+        """Remove a conversation, if it is known."""
         self.size_bytes -= self._sizes_bytes.pop(conversation, 0.0)
 
-    def returned(self, conversation: object, expected_share: float, *, is_absent: bool) -> None:
-        """Note whether one that returns is gone; `expected_share` is believed before any has."""
+    def note_return(self, conversation: object, expected_share: float, *, is_absent: bool) -> None:
+        """Note whether a returning conversation is gone; `expected_share` is the first estimate."""
         before = expected_share if self.absent_share is None else self.absent_share
         self.absent_share = before + _WEIGHT * (is_absent - before)
         self.remove(conversation)
 
 
 class Held(Protocol):
-    """What a slot holds: `TrackedSlot` or `SlotContent`."""
+    """The content of a slot or copy."""
 
     @property
     def conversation(self) -> object | None: ...
@@ -94,9 +94,9 @@ class Held(Protocol):
 
 
 class Match(NamedTuple):
-    """The share of what is held that a prompt begins with, and its tokens."""
+    """Share of a slot's or copy's content that a prompt begins with, and its tokens."""
 
-    kept: float
+    kept_share: float
     tokens: int
 
 
@@ -104,12 +104,12 @@ NONE: Final = Match(0.0, 0)
 
 
 class PromptMatcher:
-    """Compares one prompt with much that is held; its conversation is None for a new one."""
+    """Compares one prompt with many slots and copies; `conversation` is None for a new one."""
 
     def __init__(self, conversation: object | None, blocks: Sequence[int]) -> None:
         self._conversation = conversation
         self._blocks = blocks
-        self._shared = 0  # by most of what was compared last: they share a system prompt
+        self._shared = 0  # a guess from the last comparison: most share a system prompt
 
     def match(self, held: Held) -> Match:
         is_own = self._conversation is not None and held.conversation == self._conversation
@@ -117,14 +117,14 @@ class PromptMatcher:
             return Match(1.0, held.tokens)
         if not (shared_blocks := self._shared_blocks(held.blocks)):
             return NONE
-        # Half of the next block is shared on average; more by an edited conversation than by those
-        # that only begin like it.
+        # On average half of the next block is shared; nearly all of it if it is the same
+        # conversation, edited, rather than one with the same beginning.
         part = BLOCK_TOKENS - 1 if is_own else BLOCK_TOKENS // 2
         shared = min(held.tokens, shared_blocks * BLOCK_TOKENS + part)
         return Match(shared / max(1, held.tokens), shared)
 
     def _shared_blocks(self, others: Sequence[int]) -> int:
-        """Return how many blocks are shared: each hash includes all before it."""
+        """Return the number of shared blocks, by bisection: each hash includes all before it."""
         ours, shared = self._blocks, self._shared
         if not ours or not others or ours[0] != others[0]:
             return 0
@@ -138,7 +138,7 @@ class PromptMatcher:
 
 
 def continues(blocks: Sequence[int], before: Sequence[int]) -> bool:
-    """Return whether a prompt begins with all of another one."""
+    """Return whether a prompt begins with all of an earlier one."""
     return len(before) <= len(blocks) and (not before or blocks[len(before) - 1] == before[-1])
 
 
@@ -146,13 +146,13 @@ def continues(blocks: Sequence[int], before: Sequence[int]) -> bool:
 _KEPT_MIN: Final = 0.25
 # The last token of an answer is not in the cache, nor is the one that ends it.
 _TOKENS_AWAY_MAX: Final = 2
-# A state, and its checkpoints.
+# The state and its checkpoints.
 _STATES: Final = 4
-# With a smaller share found, nothing is believed.
+# Below this share of hits, nothing in the cache is believed.
 _TRUSTED: Final = 0.5
-# Beyond that the oldest go.
+# Above this the oldest are dropped.
 _COPIES_MAX: Final = 1024
-# Tasks whose responses are awaited: more than there are slots, as some are cut off.
+# Tasks that await their response; more than slots, because some are cut off.
 _MOVES_MAX: Final = 64
 
 
@@ -167,11 +167,11 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A copy that a task may have got.
+    """A copy that may have been moved into a task's slot.
 
     Attributes:
-        least_tokens: With more found, it was this copy.
-        is_believed: Whether it is removed already.
+        least_tokens: If the engine found more tokens than this, it used this copy.
+        is_believed: Whether the copy is already removed from our list.
     """
 
     copy: _Copy
@@ -187,8 +187,8 @@ class HostCache:
 
     Args:
         limit_bytes: Above 0; infinity: no limit.
-        token_bytes: Of a token in the KV cache, above 0.
-        state_bytes: Of the recurrent state of a sequence.
+        token_bytes: Bytes of a token in the KV cache, above 0.
+        state_bytes: Bytes of a sequence's recurrent state.
     """
 
     def __init__(self, limit_bytes: float, token_bytes: float, state_bytes: int = 0) -> None:
@@ -210,7 +210,7 @@ class HostCache:
 
     @property
     def conversations(self) -> int:
-        """How many it has a copy of."""
+        """Number of conversations with a copy."""
         return len(self._latest)
 
     @property
@@ -219,26 +219,26 @@ class HostCache:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether most conversations that were believed to be there lately were found."""
+        """Whether most conversations recently expected in the cache were found there."""
         return self._hit_share >= _TRUSTED
 
     def holds(self, conversation: object | None) -> int:
-        """Return how many tokens of a conversation are there."""
+        """Return the tokens of a conversation's copy, 0 without one."""
         found = self._latest.get(conversation)
         return found.tokens if found else 0
 
     def search(self, slot: Held, conversation: object | None, blocks: Sequence[int]) -> Held:
-        """Return the slot or the copy from which a task goes on that gets this slot unnamed."""
+        """Return the slot or copy that a task without a named slot continues from in this slot."""
         matcher = PromptMatcher(conversation, blocks)
         own = matcher.match(slot) if slot.tokens else Match(-1.0, 0)
         copy, fit = self._best(own, matcher)
-        return copy if copy and fit.kept >= _KEPT_MIN else slot
+        return copy if copy and fit.kept_share >= _KEPT_MIN else slot
 
     def absence_probability(self, tokens: int) -> float:
-        """Return how likely so many tokens are gone from here when their conversation returns.
+        """Return the probability that a conversation of this size is gone when it returns.
 
-        Before any has returned: as likely as one is in what was evicted, or will be when as much
-        again has come.
+        Before any conversation has returned, it is estimated from the bytes that were evicted, and
+        those that will be once as many bytes again have come.
         """
         size_bytes = self._size(tokens)
         if size_bytes > self._limit_bytes:
@@ -250,27 +250,29 @@ class HostCache:
 
     # What happens.
 
-    def slots_copied(self, idle: Iterable[Held]) -> None:
-        """Note that a task begins in another slot than these, which are idle."""
+    def note_copies(self, idle: Iterable[Held]) -> None:
+        """Note that a task begins in another slot, while these are idle."""
         for held in idle:
             if held.conversation is not None and held.tokens != self.holds(held.conversation):
                 self._add(held.conversation, held)
 
-    def taken(self, slot: Held, conversation: object | None, blocks: Sequence[int]) -> None:
-        """Note that a task names no slot and gets this one.
+    def note_slot_taken(
+        self, slot: Held, conversation: object | None, blocks: Sequence[int]
+    ) -> None:
+        """Note that a task without a named slot gets this one.
 
         Args:
-            slot: What it held before.
-            conversation: Of the task; None for one that is not known.
-            blocks: Of its prompt.
+            slot: Content of the slot before.
+            conversation: The task's conversation, None if unknown.
+            blocks: Blocks of the task's prompt.
         """
-        self.slots_copied((slot,))
+        self.note_copies((slot,))
         matcher = PromptMatcher(conversation, blocks)
         own = matcher.match(slot) if slot.tokens else Match(-1.0, 0)
         copy, fit = self._best(own, matcher)
         if copy is None:
             return
-        move = _Move(copy, (own.tokens + fit.tokens) / 2, fit.kept >= _KEPT_MIN)
+        move = _Move(copy, (own.tokens + fit.tokens) / 2, fit.kept_share >= _KEPT_MIN)
         if move.is_believed:
             self._remove(copy)
         if conversation is not None:
@@ -278,42 +280,43 @@ class HostCache:
             if len(self._moves) > _MOVES_MAX:
                 del self._moves[next(iter(self._moves))]
 
-    def found(self, conversation: object, cached_tokens: int) -> None:
-        """Note how many tokens of a task's prompt the engine found."""
+    def note_found(self, conversation: object, cached_tokens: int) -> None:
+        """Note how many tokens of a task's prompt the engine found in its cache."""
         if move := self._moves.pop(conversation, None):
             self._correct(move, cached_tokens)
             if move.copy.conversation == conversation and move.is_believed:
                 was_hit = cached_tokens > move.least_tokens
                 self._hit_share = average(self._hit_share, float(was_hit))
         copy = self._latest.get(conversation)
-        # Such as without the reasoning of the answer: the copy of this turn will not contain it.
+        # The client changed the prompt, for instance left out the answer's reasoning: this turn's
+        # copy will not contain the old one.
         if copy and cached_tokens < copy.tokens - _TOKENS_AWAY_MAX:
             del self._latest[conversation]
 
-    def returned(self, conversation: object) -> None:
-        """Note that a conversation comes that is in no slot, before it is sent."""
+    def note_return(self, conversation: object) -> None:
+        """Note a returning conversation that is in no slot, before it is sent."""
         is_held = conversation in self._latest
         if is_held or conversation in self._evicted:
             expected = self.absence_probability(0)
-            self._evicted.returned(conversation, expected, is_absent=not is_held)
-        if is_held and not self.is_trusted:  # or none would be looked for again
+            self._evicted.note_return(conversation, expected, is_absent=not is_held)
+        if is_held and not self.is_trusted:  # otherwise the cache would never be tried again
             self._hit_share = average(self._hit_share, 1.0)
 
     def _best(self, own: Match, matcher: PromptMatcher) -> tuple[_Copy | None, Match]:
-        """Return the copy that fits better than the slot, else the one that nearly does."""
+        """Return the copy that fits better than the slot, or else the closest to that."""
         best, near = own, NONE
         best_copy = near_copy = None
         for copy in self._copies:
             fit = matcher.match(copy)
-            if fit.kept < _KEPT_MIN:
-                if fit.kept > near.kept and fit.tokens > own.tokens:
+            if fit.kept_share < _KEPT_MIN:
+                if fit.kept_share > near.kept_share and fit.tokens > own.tokens:
                     near, near_copy = fit, copy
-            elif fit.kept > best.kept and fit.tokens > best.tokens:
+            elif fit.kept_share > best.kept_share and fit.tokens > best.tokens:
                 best, best_copy = fit, copy
         return (best_copy, best) if best_copy else (near_copy, near)
 
     def _correct(self, move: _Move, cached_tokens: int) -> None:
-        """Put right whether a copy was moved, which may be near the limit of a quarter."""
+        """Correct whether a copy was moved, which is uncertain near the limit of a quarter."""
         was_moved = cached_tokens > move.least_tokens
         if was_moved and not move.is_believed and move.copy in self._copies:
             self._remove(move.copy)

@@ -1,12 +1,12 @@
-"""What the instances' caches are believed to hold, and which instance owns which conversation.
+"""Beliefs about what the instances' caches hold, and which instance owns which conversation.
 
-Beliefs are hints: noted when a request is given to an instance, weighed by what responses report of
-its cache, and forgotten when its process is replaced. A withdrawn instance that is admitted again
-as the same process still has its cache. All of it is bounded: what was used least recently goes
-first, of a prompt its end before its prefix. What other machines say of theirs is believed less.
+Beliefs are hints: noted when a request is given to an instance, weighed by the cache hits that
+responses report, and forgotten when the process is replaced. A withdrawn instance that is admitted
+again as the same process still has its cache. Everything is bounded: the least recently used goes
+first, and the end of a prompt before its prefix. Reports of other machines are believed less.
 
-A question costs the same for one instance as for a thousand: they are bits of a number. The answer
-is a `CacheHint`: tokens with the instances that hold them, estimated as those of prompts are.
+Instances are bits of a number, so a question costs the same for one as for a thousand. The answer
+is a `CacheHint`: tokens with the instances that hold them, estimated like the tokens of prompts.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Levels = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class CacheHint:
-    """What is believed of the caches for one prompt at one moment.
+    """The beliefs about the caches for one prompt at one moment.
 
     Attributes:
         owner: The instance that has the conversation, or None.
-        cached: Tokens of the prompt, each number with the set of instances that hold so many, the
-            most first; an instance is in one set at most. A file counts for all that can restore
-            it, less what could be computed meanwhile.
-        held: The same without files.
-        saved: Of files alone.
+        cached: (tokens of the prompt, set of instances that hold as many), most tokens first; an
+            instance is in one set at most. A file counts for all instances that can restore it,
+            less the tokens that could be computed in the time of reading it.
+        held: The same, without files.
+        saved: The same, of files alone.
         conversation: None for a new one.
     """
 
@@ -54,15 +54,14 @@ class CacheHint:
     conversation: Conversation | None = None
 
     def cached_tokens(self, instances: int) -> int:
-        """Return the most tokens of the prompt that one of a set of instances holds."""
+        """Return the most tokens of the prompt that any of these instances has cached."""
         return most_tokens(self.cached, instances)
 
     def held_tokens(self, instances: int) -> int:
-        """Return the same without files."""
         return most_tokens(self.held, instances)
 
     def saved_tokens(self, instances: int) -> int:
-        """Return what a file is worth to one of a set of instances."""
+        """Return the most tokens that a file is worth to any of these instances."""
         return most_tokens(self.saved, instances)
 
 
@@ -74,7 +73,7 @@ def most_tokens(levels: Levels, instances: int) -> int:
 
 
 def at_most(levels: Levels, some: int, tokens_max: int) -> list[tuple[int, int]]:
-    """Return tokens with those that hold them, where some hold `tokens_max` at most."""
+    """Return the levels after limiting the instances in `some` to `tokens_max` tokens."""
     found = []
     for tokens, holders in levels:
         found.append((tokens, holders & ~some if tokens > tokens_max else holders))
@@ -86,7 +85,7 @@ def at_most(levels: Levels, some: int, tokens_max: int) -> list[tuple[int, int]]
 
 
 def best_of(levels: Levels, other: Levels) -> list[tuple[int, int]]:
-    """Return the more that each instance has by one of two lists."""
+    """Return for each instance the larger of its tokens in two levels."""
     found, seen = [], 0
     for tokens, holders in sorted((*levels, *other), reverse=True):
         if some := holders & ~seen:
@@ -103,9 +102,9 @@ class PrefixIndex:
     """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts.
 
     Attributes:
-        digests: What other machines are told of the instances of this one.
-        remote: What other machines tell of theirs.
-        recent: The latest prompts of conversations.
+        digests: Prefixes of this machine's instances, for other machines.
+        remote: Prefixes that other machines report.
+        recent: The latest prompt of each conversation.
         files: Slot files on disk.
     """
 
@@ -127,16 +126,18 @@ class PrefixIndex:
         return len(self._prompts) + len(self._ends) + len(self._conversations)
 
     def register(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
-        """Note that an instance is admitted; a new process holds what it was filled with."""
+        """Note that an instance is admitted; a new process holds the slots it was filled with."""
         if run := self._runs.register(upstream):
             self.digests.forget(upstream.name)
             filled = list(filled)
             run.slot_map.owners = SlotOwners(is_new=not filled)
             for slot in sorted(filled, key=attrgetter("task")):
-                run.slot_map.add_restored(slot, self._restored(upstream, run, slot.fingerprint))
+                run.slot_map.add_restored(
+                    slot, self._restored_conversation(upstream, run, slot.fingerprint)
+                )
 
     def bit(self, name: str) -> int:
-        """Return an instance as a set of one, until it is registered as another process."""
+        """Return the set of this instance alone, valid until its process changes."""
         return self._runs[name].bit
 
     def forget(self, name: str) -> None:
@@ -156,7 +157,7 @@ class PrefixIndex:
         return self._runs.with_files.values()
 
     def note_end(self, name: str, *, has_failed: bool) -> None:
-        """Note that the process of an instance ended; it failed if nobody had stopped it."""
+        """Note that the process of an instance ended; `has_failed`: without being stopped."""
         if run := self._runs.get(name):
             run.has_ended, run.has_failed = True, has_failed
 
@@ -178,23 +179,23 @@ class PrefixIndex:
         return self._with_remote(hint, prompt) if self.remote else hint
 
     def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
-        """Return how much of a prompt an instance has in an idle slot, its host cache or a file."""
+        """Return the blocks of a prompt in an instance's idle slots, host cache or files."""
         run, saved = self._runs.get(upstream.name), self.files.find(upstream.cache_key, prompt)
         held = run.slot_map.held_blocks_max(prompt.blocks) if run else 0
         return max(held, saved.blocks if saved else 0)
 
     def held_tokens(self, prompt: Prompt) -> list[tuple[int, int]]:
-        """Return tokens of a prompt, each with the instances that were given as many before."""
+        """Return (tokens of a prompt, instances that were given as many before)."""
         levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
         return [(min(BLOCK_TOKENS * blocks, prompt.tokens), holders) for blocks, holders in levels]
 
     def holders(self, blocks: Sequence[int]) -> int:
-        """Return the instances that were given a prompt with all these blocks before."""
+        """Return the instances that were given a prompt with all these blocks."""
         levels = self._prompts.levels(blocks)
         return next((holders for held, holders in levels if held == len(blocks)), 0)
 
     def ended_conversation(self, prompt: Prompt) -> Conversation | None:
-        """Return the conversation that a prompt continues whose process has ended, if any."""
+        """Return the conversation that a prompt continues, if its process has ended."""
         found = map(self._conversations.get, reversed(prompt.turn_hashes))
         return next(
             (
@@ -206,30 +207,30 @@ class PrefixIndex:
         )
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
-        """Return how many of the latest conversations of a model each instance owns."""
+        """Return the number of a model's latest conversations that each instance owns."""
         counts = self._conversations.latest(model).counts
         return {run.name: count for run, count in counts.items() if self._runs.is_latest(run)}
 
     def owners(self, model: str) -> Mapping[int, int]:
-        """Return the same as sets of instances, by how many they own: 1 and more."""
+        """Return sets of instances by the number of conversations they own (1 and more)."""
         return self._conversations.latest(model).owners
 
     def fingerprints(
         self, name: str, listed: Sequence[SlotState], now_s: float
     ) -> dict[int, ConversationFingerprint]:
-        """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
+        """Return the conversations in an instance's idle slots, given its current /slots."""
         if (run := self._runs.get(name)) is None:
             return {}
         held = run.slot_map.idle_conversations(listed, now_s)
         return {slot: _fingerprint(run, tracked.content) for slot, tracked in held.items()}
 
     def fingerprint(self, name: str, content: SlotContent) -> ConversationFingerprint:
-        """Return the conversation that a slot of an instance holds; empty where it holds none."""
+        """Return the fingerprint of a slot's content; empty if it holds no conversation."""
         run = self._runs.get(name)
         return _fingerprint(run, content) if run else ConversationFingerprint()
 
     def owner(self, fingerprint: ConversationFingerprint) -> str | None:
-        """Return the instance that has a conversation now."""
+        """Return the instance that owns a conversation now."""
         conversation = self._conversations.find(fingerprint.turn_hashes)
         return conversation.owner if conversation else None
 
@@ -238,9 +239,9 @@ class PrefixIndex:
     def assign(
         self, upstream: Upstream, prompt: Prompt, session: int | None, hint: CacheHint
     ) -> Conversation:
-        """Note that a prompt is given to an instance, which owns its conversation from now on.
+        """Note that a prompt is given to an instance, which now owns its conversation.
 
-        Returns the conversation: the same object for each of its turns.
+        Returns the conversation: the same object for each turn.
         """
         run = self._runs[upstream.name]
         conversation = hint.conversation or Conversation(upstream.model, run)
@@ -260,12 +261,13 @@ class PrefixIndex:
         timings: Timings | None,
         reply: Mapping[str, Any] | None,
     ) -> None:
-        """Note how an instance answered a prompt, of which `expected_cached` tokens were expected.
+        """Note an instance's response to a prompt with `expected_cached` expected cached tokens.
 
         `reply` is the assistant's message, which identifies the next turn.
         """
         if timings and (run := self._runs.get(name)):
-            # Its cache may have little room. With nothing expected, there is nothing to doubt.
+            # A low ratio means that its cache has little room; without expected tokens there is no
+            # doubt.
             found = timings.cached_tokens / expected_cached if expected_cached else 1.0
             self._runs.set_hit_ratio(run, average(run.hit_ratio, min(1.0, found)))
             self._add_prefix(run, prompt.blocks)
@@ -287,24 +289,24 @@ class PrefixIndex:
         return ForgottenConversations(frozenset(hashes), tuple(slots), numbers)
 
     def _add_prefix(self, run: Run, blocks: Sequence[int]) -> None:
-        """Note that a process holds a prompt, computed or restored."""
+        """Note that a process holds a prompt, either computed or restored."""
         if run.resumable_prompts:
             self._ends.add(blocks, run.bit, run.resumable_prompts)
         else:
             self._prompts.add(blocks, run.bit)
 
     def _forget(self, ended: int) -> None:
-        """Forget all of a set of processes that have ended."""
+        """Forget a set of ended processes."""
         self._prompts.remove(ended)
         self._ends.remove(ended)
         self._conversations.forget(ended)
 
-    def _restored(
+    def _restored_conversation(
         self, upstream: Upstream, run: Run, fingerprint: ConversationFingerprint
     ) -> Conversation | None:
-        """Return a conversation that a process begins with; None where it continued elsewhere.
+        """Return the conversation of a restored slot; None if it has continued elsewhere.
 
-        If it did not, it belongs to this process from now on: the one before will be replaced.
+        Otherwise this process now owns it: the process before will be replaced.
         """
         self._add_prefix(run, fingerprint.blocks)
         if not fingerprint.turn_hashes:
@@ -322,24 +324,24 @@ class PrefixIndex:
         return conversation
 
     def _with_files(self, hint: CacheHint, prompt: Prompt, session: int | None) -> CacheHint:
-        """Take out what is in no slot and no host cache any more, and add what files have."""
-        lost = self._lost(hint.conversation)
+        """Remove instances whose slots and host cache have lost the prompt; add files."""
+        lost = self._instances_without(hint.conversation)
         held = at_most(hint.held, lost, prompt.shared_tokens) if lost else hint.held
         owner = hint.owner
         if owner and lost & self._runs[owner].bit:
             owner = None
-        saved = self._saved(prompt, session) if len(self.files) else []
+        saved = self._saved_prefixes(prompt, session) if len(self.files) else []
         cached = best_of(held, saved) if saved else held
         return replace(hint, owner=owner, cached=cached, held=held, saved=saved)
 
-    def _lost(self, conversation: Conversation | None) -> int:
-        """Return the instances that can restore files and do not hold a conversation."""
+    def _instances_without(self, conversation: Conversation | None) -> int:
+        """Return the instances that can restore files but do not hold a conversation."""
         if conversation is None:
             return 0
         runs = self._runs.with_files.values()
         return sum(run.bit for run in runs if not run.holds(conversation))
 
-    def _saved(self, prompt: Prompt, session: int | None) -> list[tuple[int, int]]:
+    def _saved_prefixes(self, prompt: Prompt, session: int | None) -> list[tuple[int, int]]:
         by_key: dict[str, int] = {}
         for run in self._runs.with_files.values():
             by_key[run.cache_key] = by_key.get(run.cache_key, 0) | run.bit
@@ -354,7 +356,7 @@ class PrefixIndex:
         )
 
     def _with_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
-        """Add what other machines say; an owner only where it has a later turn than ours."""
+        """Add the reports of other machines; their owner counts only if its turn is later."""
         remote, more = self.remote.find(prompt, self._clock()), 0
         cached: dict[int, int] = {}
         for name, held in remote.tokens.items():
@@ -376,21 +378,18 @@ class PrefixIndex:
 
 def _fingerprint(run: Run, content: SlotContent) -> ConversationFingerprint:
     conversation = content.conversation
-    if isinstance(conversation, Conversation) and not _is_beyond(run, conversation):
-        return ConversationFingerprint(tuple(conversation.turn_hashes), content.blocks)
-    return ConversationFingerprint((), content.blocks)
-
-
-def _is_beyond(run: Run, conversation: Conversation) -> bool:
-    """Return whether another process holds a later turn of a conversation; not one to come."""
-    other = conversation.run
-    return other is not run and not other.has_ended and other.holds(conversation)
+    if not isinstance(conversation, Conversation):
+        return ConversationFingerprint((), content.blocks)
+    owner = conversation.run
+    has_later_turn = owner is not run and not owner.has_ended and owner.holds(conversation)
+    hashes = () if has_later_turn else tuple(conversation.turn_hashes)
+    return ConversationFingerprint(hashes, content.blocks)
 
 
 def _expected_tokens(
     levels: Levels, by_ratio: Mapping[int, int], tokens_max: int
 ) -> list[tuple[int, int]]:
-    """Return expected tokens of a prompt with those that hold them; less than one is none."""
+    """Return (expected tokens of a prompt, its holders), without levels below one token."""
     deeper, found = 0, []
     for blocks, holders in reversed(levels):
         held = min(blocks * BLOCK_TOKENS, tokens_max)

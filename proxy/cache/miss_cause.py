@@ -1,10 +1,11 @@
-"""Why a prompt was not found in the cache: decided from hashes and figures. Pure.
+"""Explains why a prompt was not found in the cache, from hashes and counts. Pure.
 
-It is compared with the latest prompt of its conversation, which is kept as hashes: where the two
-differ, and how. A conversation is found by the hashes of its turns (`conversations`). A client that
-changes its system prompt or its tools, or drops old messages, seems to begin another one: it is
-found by its last messages, which the next request repeats, or else by the client's latest prompts
-that begin the same way. Bounded: the conversations used least recently go first.
+A prompt is compared with the latest prompt of its conversation, which is kept as hashes: the first
+difference, and its kind. A conversation is found by the hashes of its turns (`conversations`). A
+client that changes its system prompt or its tools, or drops old messages, seems to begin another
+conversation: it is found by its last messages, which the next request repeats, or else by the
+client's latest prompts with the same beginning. Bounded: the least recently used conversations go
+first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from proxy.cache.processes import Run
 from proxy.cache.prompt import BLOCK_BYTES, COMMON, Hashes, Outline, Prompt, Role, shared_blocks
 from proxy.observe.cache_finding import PLAIN, CacheFinding, Cause, Tier
 
-# A client that drops old messages may put a few of its own in their place.
+# A client that drops old messages may insert a few messages of its own.
 _INSERTED_MAX: Final = 3
 
 
@@ -36,11 +37,11 @@ class Difference:
 
     Attributes:
         part: The first part that differs.
-        message: The client's number of its message; None where it is of none.
-        shared_bytes: Equal bytes from the start: at least so many, and less than a block more.
-        known_bytes: Of the prompt's parts, those that the earlier one had anywhere, and what took
-            the place of its system prompt or its tools.
-        dropped: Messages that were left out, for a truncated history.
+        message: Index of its message in the request, None if it belongs to none.
+        shared_bytes: Equal bytes from the start, exact to one block (a lower bound).
+        known_bytes: Size of the prompt's parts that the earlier prompt had anywhere, and of a
+            replaced system prompt or tools.
+        dropped: Number of messages left out, for a truncated history.
     """
 
     cause: Cause
@@ -53,7 +54,7 @@ class Difference:
 
 
 def difference(before: Hashes, now: Hashes) -> Difference | None:
-    """Return the first difference, or None where one prompt begins with the other."""
+    """Return the first difference, or None if one prompt begins with the other."""
     earlier, later = before.outline, now.outline
     pairs = enumerate(zip(earlier.hashes, later.hashes, strict=False))
     part = next((at for at, (a, b) in pairs if a != b), min(len(earlier.hashes), len(later.hashes)))
@@ -61,7 +62,7 @@ def difference(before: Hashes, now: Hashes) -> Difference | None:
         return None
     cause, dropped = _cause(earlier, later, part)
     role, message = later.role(part), later.messages[part]
-    if cause is Cause.TOOLS_CHANGED:  # also where it has none any more
+    if cause is Cause.TOOLS_CHANGED:  # even if it has none any more
         role, message = "tools", -1
     replaced = cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
     return Difference(
@@ -76,13 +77,13 @@ def difference(before: Hashes, now: Hashes) -> Difference | None:
 
 
 def shared_bytes(before: Hashes, now: Hashes, part: int) -> int:
-    """Return how many bytes are equal from the start, if the parts before `part` are."""
+    """Return the equal bytes from the start, if all parts before `part` are equal."""
     blocks = shared_blocks(before.blocks, now.blocks)
     return max(sum(now.outline.sizes_bytes[:part]), blocks * BLOCK_BYTES)
 
 
 def _cause(earlier: Outline, later: Outline, part: int) -> tuple[Cause, int]:
-    """Return the cause, and how many messages were left out."""
+    """Return the cause and the number of messages left out."""
     roles = {earlier.role(part), later.role(part)}
     if "tools" in roles:
         return Cause.TOOLS_CHANGED, 0
@@ -94,7 +95,7 @@ def _cause(earlier: Outline, later: Outline, part: int) -> tuple[Cause, int]:
 
 
 def _count_dropped(earlier: Outline, later: Outline, part: int) -> int:
-    """Return how many messages are missing where one of the next parts is a later one of before."""
+    """Return how many messages were dropped before a part that the earlier prompt also has."""
     places = {block_hash: at for at, block_hash in enumerate(earlier.hashes) if at > part}
     for at in range(part, min(part + _INSERTED_MAX, len(later.hashes))):
         place = places.get(later.hashes[at], at)
@@ -109,50 +110,50 @@ def _known_bytes(earlier: Outline, later: Outline) -> int:
     return sum(size for block_hash, size in pairs if block_hash in known)
 
 
-# An engine computes at least the last token again, and a template ends differently before an answer
-# than after it. Fewer tokens, or a smaller share of the prompt, are no miss.
+# An engine always recomputes the last token, and a template ends differently before an answer than
+# after it. Below both limits it is no miss.
 _MISS_MIN_TOKENS: Final = 32
 _MISS_MIN_SHARE: Final = 0.05
-# Shared beginnings of prompts that belong to no common conversation: less is a coincidence.
+# A shorter shared beginning of two conversations is a coincidence.
 _SHARED_MIN_BYTES: Final = 128
-# A position from hashes is one from the engine's own count if they differ by no more than this.
+# A position estimated from hashes equals the engine's count if they differ by at most this.
 _SAME_PLACE_TOKENS: Final = 24
 _SAME_PLACE_SHARE: Final = 0.15
 
 
-class Held(StrEnum):
-    """Where the earlier prompt's cache was when the request began."""
+class CachePlace(StrEnum):
+    """Place of the earlier prompt's cache when the request began."""
 
     SLOT = "slot"
-    """In the slot that the request got."""
+    """In the request's slot."""
     TAKEN = "taken"
-    """In no slot any more: another conversation had taken it."""
+    """In no slot any more: another conversation had taken its slot."""
     BUSY = "busy"
-    """In a slot that another request of the conversation used."""
+    """In a slot in use by another request of the conversation."""
     OTHER = "other"
     """In another instance."""
     UNLOADED = "unloaded"
     """In a process that was stopped."""
     CRASHED = "crashed"
-    """In a process that ended by itself."""
+    """In a process that ended without being stopped."""
     UNKNOWN = "unknown"
 
 
 class CacheKind(StrEnum):
-    """From where an engine can go on with a prompt that it holds."""
+    """Positions from which an engine can continue a cached prompt."""
 
     ANY = "any"
     WINDOW = "window"
-    """Of a sliding window, only from its end, or a checkpoint."""
+    """Sliding window: only from its end or a checkpoint."""
     RECURRENT = "recurrent"
 
 
 _LOST_WITH: Final = MappingProxyType(
     {
-        Held.BUSY: Cause.SLOT_BUSY,
-        Held.OTHER: Cause.OTHER_INSTANCE,
-        Held.CRASHED: Cause.ENGINE_RESTARTED,
-        Held.UNLOADED: Cause.MODEL_UNLOADED,
+        CachePlace.BUSY: Cause.SLOT_BUSY,
+        CachePlace.OTHER: Cause.OTHER_INSTANCE,
+        CachePlace.CRASHED: Cause.ENGINE_RESTARTED,
+        CachePlace.UNLOADED: Cause.MODEL_UNLOADED,
     }
 )
 _LIMITED_BY: Final = MappingProxyType(
@@ -168,10 +169,10 @@ class Earlier(NamedTuple):
     """An earlier prompt of the client.
 
     Attributes:
-        request: Its id.
-        prompt_tokens: As the engine counted them.
-        is_same_conversation: Whether this one continues it; else it is only the latest of the
-            client's that begins the same way.
+        request: Id of its request.
+        prompt_tokens: Prompt tokens, counted by the engine.
+        is_same_conversation: Whether the new prompt continues it; otherwise it is only the client's
+            latest prompt with the same beginning.
     """
 
     request: str
@@ -183,26 +184,26 @@ class Earlier(NamedTuple):
 
 
 class CacheFacts(NamedTuple):
-    """What is known of one prompt and of the caches, when its response ends.
+    """The facts about one prompt and the caches, at the end of its response.
 
     Attributes:
-        tokens: Of the prompt, as the engine counted them.
-        found: Of those, in the cache.
-        expected: Those that the router expected in the cache of the instance.
-        is_continued: Whether the prompt has an assistant's message: it is no first turn.
+        tokens: Prompt tokens, counted by the engine.
+        found_tokens: Prompt tokens found in the cache.
+        expected_tokens: Tokens that the router expected in the instance's cache.
+        is_continued: Whether the prompt has an assistant's message, so it is no first turn.
         is_known: Whether the router knew the conversation.
-        is_awaited: Whether the request waited for the instance that held the earlier prompt.
-        is_cache_off: The request said so.
-        tier: Where it was found; None where that is not known.
-        restore_ms: How long the restore of a slot file took, for `Tier.DISK`.
+        is_awaited: Whether the request waited for the instance with the earlier prompt.
+        is_cache_off: Whether the request turned the cache off.
+        tier: Place of the cached tokens, None if unknown.
+        restore_ms: Duration of restoring a slot file, for `Tier.DISK`.
     """
 
     hashes: Hashes
     tokens: int
-    found: int
-    expected: int
+    found_tokens: int
+    expected_tokens: int
     instance: str
-    held: Held
+    place: CachePlace
     kind: CacheKind = CacheKind.ANY
     earlier: Earlier | None = None
     is_continued: bool = False
@@ -214,8 +215,8 @@ class CacheFacts(NamedTuple):
 
 
 def find_cause(facts: CacheFacts) -> CacheFinding:
-    """Decide why not all of a prompt that could be in the cache was found there."""
-    earlier, found = facts.earlier, facts.found
+    """Return why less of a prompt was found in the cache than could have been there."""
+    earlier, found = facts.earlier, facts.found_tokens
     plain = CacheFinding(
         Cause.ALL_FOUND if earlier or facts.is_known else Cause.FIRST_REQUEST,
         facts.tokens,
@@ -249,22 +250,24 @@ def _compare_prompts(facts: CacheFacts, earlier: Earlier, plain: CacheFinding) -
 
 
 def _without_earlier(facts: CacheFacts, plain: CacheFinding) -> CacheFinding:
-    """Judge the first request of a conversation, by what the router expected to be shared."""
+    """Judge the first request of a conversation by the tokens that the router expected."""
     first = plain if facts.is_known else plain._replace(cause=Cause.FIRST_REQUEST)
-    if facts.expected >= 2 * max(facts.found, _MISS_MIN_TOKENS):
-        reusable = min(facts.expected, facts.tokens - 1)
-        return _judge_loss(facts._replace(held=Held.TAKEN), first._replace(reusable=reusable), None)
+    if facts.expected_tokens >= 2 * max(facts.found_tokens, _MISS_MIN_TOKENS):
+        reusable = min(facts.expected_tokens, facts.tokens - 1)
+        return _judge_loss(
+            facts._replace(place=CachePlace.TAKEN), first._replace(reusable=reusable), None
+        )
     return first
 
 
 def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> CacheFinding:
-    """Judge a prompt that the client changed: what that cost, and what was lost besides."""
+    """Judge a prompt that the client changed: the tokens that it cost, and other losses."""
     total_bytes = max(1, facts.hashes.outline.size_bytes)
     estimate = round(found.shared_bytes * facts.tokens / total_bytes)
     is_exact = facts.kind is CacheKind.ANY and _is_same_place(estimate, facts)
-    if facts.held is Held.SLOT and facts.kind is CacheKind.ANY and found.role == "tools":
-        is_exact = True  # a template may put them elsewhere than before all else
-    shared = facts.found if is_exact else max(estimate, facts.found)
+    if facts.place is CachePlace.SLOT and facts.kind is CacheKind.ANY and found.role == "tools":
+        is_exact = True  # a template may put tools elsewhere than at the start
+    shared = facts.found_tokens if is_exact else max(estimate, facts.found_tokens)
     known = round(found.known_bytes * facts.tokens / total_bytes)
     reusable = min(max(known, shared), facts.tokens - 1)
     told = plain._replace(
@@ -279,8 +282,8 @@ def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> 
     )
     if not _is_miss(reusable, facts):
         return told._replace(cause=Cause.ALL_FOUND)
-    is_seen = facts.held is not Held.UNKNOWN or facts.kind is not CacheKind.ANY
-    if is_seen and shared - facts.found > reusable - shared:
+    is_seen = facts.place is not CachePlace.UNKNOWN or facts.kind is not CacheKind.ANY
+    if is_seen and shared - facts.found_tokens > reusable - shared:
         return _judge_loss(facts, told, shared)
     return told
 
@@ -297,27 +300,27 @@ def _judge_loss(facts: CacheFacts, told: CacheFinding, shared: int | None) -> Ca
 def _cause_of_loss(facts: CacheFacts, *, is_extension: bool) -> Cause:
     if facts.is_cache_off:
         return Cause.CACHE_OFF
-    if facts.held in _LOST_WITH:
-        return _LOST_WITH[facts.held]
-    if facts.held is Held.TAKEN and (is_extension or facts.kind is CacheKind.ANY):
+    if facts.place in _LOST_WITH:
+        return _LOST_WITH[facts.place]
+    if facts.place is CachePlace.TAKEN and (is_extension or facts.kind is CacheKind.ANY):
         return Cause.SLOT_EVICTED
     return _LIMITED_BY[facts.kind]
 
 
 def _is_miss(reusable: int, facts: CacheFacts) -> bool:
     least = max(_MISS_MIN_TOKENS, _MISS_MIN_SHARE * facts.tokens)
-    return reusable - facts.found > least
+    return reusable - facts.found_tokens > least
 
 
 def _is_of_client(found: Difference) -> bool:
-    """Whether two conversations differ in what a client's conversations have in common."""
+    """Return whether two conversations differ only in parts that a client's conversations share."""
     is_common = found.cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
     return is_common and found.shared_bytes >= _SHARED_MIN_BYTES
 
 
 def _is_same_place(estimate: int, facts: CacheFacts) -> bool:
     least = max(_SAME_PLACE_TOKENS, _SAME_PLACE_SHARE * estimate)
-    return facts.found > 0 and abs(estimate - facts.found) <= least
+    return facts.found_tokens > 0 and abs(estimate - facts.found_tokens) <= least
 
 
 # Hashes in all: 8 bytes each, 2 MB.
@@ -325,10 +328,10 @@ _HASHES_MAX: Final = 256 * 1024
 _CONVERSATIONS_MAX: Final = 1024
 _CLIENTS_MAX: Final = 256
 _LATEST_OF_CLIENT: Final = 4
-# By its last parts a conversation is found again; a new prompt is looked through from its end.
+# A conversation is found again by its last long parts; a new prompt is searched from its end.
 _LANDMARKS: Final = 3
 _LOOKED_AT_MAX: Final = 64
-# A shorter part ("go on") is that of many conversations.
+# A shorter part ("go on") occurs in many conversations.
 _LANDMARK_MIN_BYTES: Final = 24
 _CANDIDATES_MAX: Final = 4
 _KNOWN_MIN_SHARE: Final = 0.5
@@ -337,14 +340,14 @@ _SHARED_MIN_BLOCKS: Final = 2
 
 @dataclass(slots=True, eq=False)
 class RecentPrompt:
-    """A prompt and the answer to it.
+    """A prompt and its answer.
 
     Attributes:
-        client: As of `client_hash`.
+        client: See `client_hash`.
         run: The process that computed it.
-        ended_at_s: Monotonic.
-        prompt_tokens: As the engine counted them, without the answer.
-        hashes: The outline includes the answer.
+        ended_at_s: Monotonic time.
+        prompt_tokens: Tokens without the answer, counted by the engine.
+        hashes: Hashes of the prompt; the outline includes the answer.
     """
 
     request_id: str
@@ -357,7 +360,7 @@ class RecentPrompt:
 
     @property
     def size(self) -> int:
-        """Hashes, at least 1."""
+        """Number of hashes, at least 1."""
         return len(self.hashes.blocks) + 2 * len(self.hashes.outline.hashes) + 1
 
 
@@ -384,7 +387,7 @@ class RecentPrompts:
     def find(
         self, client: int, prompt: Prompt, conversation: Conversation | None
     ) -> tuple[RecentPrompt | None, bool]:
-        """Return the prompt before, and whether it is of the same conversation.
+        """Return the prompt before, and whether it belongs to the same conversation.
 
         `conversation` is the one that the prompt is known to continue, if any.
         """
@@ -400,7 +403,7 @@ class RecentPrompts:
         conversation: Conversation,
         recent: RecentPrompt,
     ) -> None:
-        """Note the latest prompt of a conversation, in place of the one before."""
+        """Replace the latest prompt of a conversation."""
         self._remove(conversation)
         self._prompts[conversation] = recent
         self._size += recent.size
@@ -413,12 +416,12 @@ class RecentPrompts:
             self._remove(next(iter(self._prompts)))
 
     def own_blocks(self, client: int, prompt: Prompt) -> int:
-        """Return how many blocks of a prompt a client's own recent prompts begin with."""
+        """Return how many blocks of a prompt the client's own recent prompts share with it."""
         own = (recent.hashes.blocks for recent in self._prompts.values() if recent.client == client)
         return max((shared_blocks(blocks, prompt.blocks) for blocks in own), default=0)
 
     def conversation_of(self, request_id: str) -> Conversation | None:
-        """Return the conversation whose latest request this was."""
+        """Return the conversation that has this latest request."""
         found = (
             conversation
             for conversation, recent in self._prompts.items()
@@ -426,8 +429,8 @@ class RecentPrompts:
         )
         return next(found, None)
 
-    def numbered(self, number: int) -> Conversation | None:
-        """Return the conversation of a number."""
+    def find_conversation(self, number: int) -> Conversation | None:
+        """Return the conversation with a number."""
         return next(
             (conversation for conversation in self._prompts if conversation.number == number), None
         )
@@ -435,8 +438,8 @@ class RecentPrompts:
     def forget(self, conversation: Conversation) -> None:
         self._remove(conversation)
 
-    def repeated(self, client: int, cause: str) -> int:
-        """Count how many requests of a client, one after the other, had the same cause."""
+    def count_repetitions(self, client: int, cause: str) -> int:
+        """Count a miss; return how many successive requests of the client had the same cause."""
         found = self._client(client)
         found.repeated = found.repeated + 1 if found.cause == cause else 1
         found.cause = cause
@@ -464,7 +467,7 @@ class RecentPrompts:
                 del self._landmarks[landmark]
 
     def _by_landmarks(self, client: int, outline: Outline) -> RecentPrompt | None:
-        """Return the prompt that has most of the messages before the last, and at least half."""
+        """Return the prompt with the most known messages before the last; at least half of them."""
         keys = _landmarks(client, outline, _LOOKED_AT_MAX)
         found = dict.fromkeys(filter(None, map(self._landmarks.get, keys)))
         candidates = [
@@ -477,7 +480,7 @@ class RecentPrompts:
         return best if share >= _KNOWN_MIN_SHARE else None
 
     def _with_same_beginning(self, client: int, prompt: Prompt) -> RecentPrompt | None:
-        """Return the client's prompt with the longest beginning in common; the latest of equals."""
+        """Return the client's prompt with the longest shared beginning; the latest of equals."""
         best, most = None, _SHARED_MIN_BLOCKS - 1
         known = self._clients.get(client)
         for conversation in reversed(known.latest) if known else ():
@@ -500,7 +503,7 @@ def recent_prompt(
     figures: tuple[float, int],
     client: int,
 ) -> RecentPrompt:
-    """Return what is kept of a prompt; `answer` has hash and size of each part of the answer."""
+    """Return a prompt's record; `answer` has hash and size of each part of the answer."""
     outline = _with_answer(prompt.outline, answer)
     ended_at_s, tokens = figures
     hashes = Hashes(outline, array("Q", prompt.blocks))
@@ -521,7 +524,7 @@ def _with_answer(outline: Outline, answer: Iterable[tuple[int, int]]) -> Outline
 
 
 def _landmarks(client: int, outline: Outline, most: int) -> Iterator[int]:
-    """Return the keys of the last parts that tell a conversation from others, the last first."""
+    """Yield the keys of the last parts that distinguish a conversation, the last first."""
     found = 0
     for at in range(len(outline.hashes) - 1, -1, -1):
         is_long = outline.sizes_bytes[at] >= _LANDMARK_MIN_BYTES
@@ -537,7 +540,7 @@ def _is_common(outline: Outline, part: int) -> bool:
 
 
 def _known_share(earlier: Outline, outline: Outline) -> float:
-    """Return what share of a prompt's messages before the last one another has, 0 to 1, by size."""
+    """Return the share by size of a prompt's messages before the last that `earlier` has."""
     known, parts = set(earlier.hashes), range(len(outline.hashes))
     own = [at for at in parts if not _is_common(outline, at)]
     looked_at = own[:-1] or own

@@ -1,12 +1,12 @@
-"""Which holders have computed which beginnings of prompts: a radix tree, and whole prompts. Pure.
+"""A radix tree of prompt prefixes, and the ends of whole prompts, each with its holders. Pure.
 
-A prompt is a sequence of hashes of which each includes all before it (`proxy.cache.prompt`), so a
-block stands for all of the prompt up to its end. Blocks that only whole prompts pass together are
-one edge. The state of recurrent models cannot be cut back, so of theirs only the ends of whole
-prompts count (`PromptEnds`), and only those of the latest prompts of a conversation.
+A prompt is a sequence of hashes, each of which includes all before it (`proxy.cache.prompt`), so a
+block stands for the whole prompt up to its end. Blocks that all known prompts pass together are one
+edge. The state of a recurrent model cannot be cut back, so only the ends of whole prompts count
+there (`PromptEnds`), and only those of a conversation's latest prompts.
 
-Bounded: the blocks and ends used least recently go first, of a prompt its end before its beginning.
-Holders are bits of a number, so that a thousand of them are compared at once.
+Bounded: the least recently used blocks and ends go first, and the end of a prompt before its
+beginning. Holders are bits of a number, so that a thousand of them are compared at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """Blocks that follow each other.
+    """Consecutive blocks.
 
     Attributes:
-        holders: Those that hold all of them.
-        has_fork: Whether other edges go on from its end.
+        holders: Set of holders that have all of them.
+        has_fork: Whether other edges continue from its end.
     """
 
     blocks: array[int]
@@ -35,14 +35,15 @@ class _Edge:
 class PrefixTree:
     """At most `blocks_max` blocks, in at most `edges_max` edges.
 
-    An edge takes as much memory as 40 blocks: short prompts would take ten times what long ones do.
+    An edge takes as much memory as 40 blocks, so a bound on blocks alone would let short prompts
+    take ten times the memory of long ones.
     """
 
     def __init__(self, blocks_max: int, edges_max: int) -> None:
         self._blocks_max = blocks_max
         self._edges_max = edges_max
         self._edges: dict[int, _Edge] = {}  # by their first block
-        # The least recently used first, so each after those that go on from it.
+        # Least recently used first; an edge comes after the edges that continue from it.
         self._order: OrderedDict[_Edge, None] = OrderedDict()
         self._size = 0
 
@@ -50,7 +51,7 @@ class PrefixTree:
         return self._size
 
     def levels(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """Return numbers of blocks from the start, each with those that hold as many, or more."""
+        """Return (block count from the start, holders of at least that many), the fewest first."""
         at, found = 0, []
         while at < len(blocks) and (edge := self._edges.get(blocks[at])):
             at += _count_shared_blocks(edge.blocks, blocks, at)
@@ -58,7 +59,6 @@ class PrefixTree:
         return found
 
     def add(self, blocks: Sequence[int], holder: int) -> None:
-        """Note that a holder has a prompt."""
         at, path = 0, []
         while at < len(blocks) and (edge := self._edges.get(blocks[at])):
             shared = _count_shared_blocks(edge.blocks, blocks, at)
@@ -81,14 +81,14 @@ class PrefixTree:
             self._remove(next(iter(self._order)))
 
     def remove(self, holders: int) -> None:
-        """Forget all that these hold."""
+        """Remove holders from all edges."""
         for edge in tuple(self._order):
             edge.holders &= ~holders
             if not edge.holders:  # nor has any that goes on from it
                 self._remove(edge)
 
     def _go_on(self, path: list[_Edge], blocks: array[int], holder: int) -> None:
-        """Note blocks that were not known, behind those that were."""
+        """Append unknown blocks behind the known path."""
         self._size += len(blocks)
         if path and path[-1].holders == holder and not path[-1].has_fork:
             path[-1].blocks.extend(blocks)
@@ -113,7 +113,7 @@ class PrefixTree:
 
 
 def _count_shared_blocks(edge: Sequence[int], blocks: Sequence[int], at: int) -> int:
-    """Return how many blocks of an edge a prompt has from a place at which it has the first."""
+    """Return how many blocks of an edge a prompt shares, if it shares the first one at `at`."""
     most = min(len(edge), len(blocks) - at)
     if edge[most - 1] == blocks[at + most - 1]:  # and so all before it
         return most
@@ -131,14 +131,14 @@ class PromptEnds:
         return len(self._holders)
 
     def levels(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """Return numbers of blocks from the start, each with those that have an end there."""
+        """Return (block count from the start, holders of a prompt that ends there)."""
         if not self._holders:
             return []
         found = ((at, self._holders.get(block, 0)) for at, block in enumerate(blocks, 1))
         return [(at, holders) for at, holders in found if holders]
 
     def add(self, blocks: Sequence[int], holder: int, kept: int) -> None:
-        """Note that a holder has a prompt, and of those that it continues the last `kept` - 1."""
+        """Note that a holder has a prompt, and the last `kept` - 1 of the prompts before it."""
         before = [block for block in blocks[:-1] if self._holders.get(block, 0) & holder]
         for end in before[: max(0, len(before) - kept + 1)]:
             self._holders[end] &= ~holder
@@ -149,7 +149,7 @@ class PromptEnds:
             self._holders.popitem(last=False)
 
     def remove(self, holders: int) -> None:
-        """Forget all that these have."""
+        """Remove holders from all ends."""
         for end, of_end in tuple(self._holders.items()):
             if left := of_end & ~holders:
                 self._holders[end] = left

@@ -1,4 +1,4 @@
-"""The processes of the instances, and how far what is believed of their caches was true."""
+"""The processes of the instances, and how reliable the beliefs about their caches are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from proxy.cache.host_cache import HostCache
 from proxy.cache.slot_map import SlotMap
 from proxy.upstream.upstream import Upstream
 
-# Hit ratios are compared in so many steps: instances of the same step are counted together.
+# Hit ratios are rounded to this many steps; instances of the same step are looked up together.
 RATIO_STEPS: Final = 16
-# So many ended processes are forgotten together: that takes a look at all that is believed.
+# Ended processes are forgotten in groups of this size, because it takes a scan of all beliefs.
 _ENDED_MAX: Final = 64
 
 
@@ -21,15 +21,15 @@ class Run:
     """One process of an instance.
 
     Attributes:
-        name: Of the instance.
-        identity: What differs from one process to the next.
-        bit: Its place in sets of runs: a number of one bit.
-        resumable_prompts: As of `Upstream`.
-        cache_key: As of `Upstream`.
-        hit_ratio: Share of the tokens expected in its cache that were there, lately; 0 to 1.
+        name: Name of the instance.
+        identity: Values that differ between processes of the same instance.
+        bit: A number with one bit set: this run as a set.
+        resumable_prompts: See `Upstream`.
+        cache_key: See `Upstream`.
+        hit_ratio: Recent share of expected cached tokens that the engine found; 0 to 1.
         has_ended: Whether its process is known to have exited.
-        has_failed: Whether it ended although nobody had stopped it.
-        host_cache: None without one, and where its slots are not tracked.
+        has_failed: Whether it ended without being stopped.
+        host_cache: None if it has none or its slots are not tracked.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Run:
 class Runs(dict[str, Run]):
     """The latest process of each instance, by name.
 
-    `forget` is called with the set of processes that have ended, whose bits others then get.
+    `forget` is called with a set of ended processes before their bits are used again.
 
     Attributes:
-        by_ratio: The sets of processes, by the step of their hit ratio.
-        with_files: Those that can restore slot files, by name.
+        by_ratio: Sets of processes by the step of their hit ratio.
+        with_files: Processes that can restore slot files, by name.
     """
 
     def __init__(self, forget: Callable[[int], None]) -> None:
@@ -71,23 +71,29 @@ class Runs(dict[str, Run]):
         self._used = 0  # bits
 
     def is_latest(self, run: Run) -> bool:
-        """Return whether its process still runs."""
+        """Return whether a run is still the latest process of its instance."""
         return self.get(run.name) is run
 
     def register(self, upstream: Upstream) -> Run | None:
-        """Return the process of an instance, if it is a new one."""
-        # A supervisor gives each process a key of its own.
+        """Return the process of an instance if it is new, otherwise None."""
+        # The supervisor gives each process its own key.
         identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
         before = self.get(upstream.name)
         if before and before.identity == identity:
             return None
         if before:
             self._end(before)
-        host_cache = _host_cache(upstream)
+        host_cache = None
+        if upstream.can_name_slots and upstream.host_cache_bytes and upstream.token_bytes:
+            host_cache = HostCache(
+                upstream.host_cache_bytes, upstream.token_bytes, upstream.state_bytes
+            )
+        unused_bit = ~self._used & (self._used + 1)
+        self._used |= unused_bit
         run = Run(
             upstream.name,
             identity,
-            self._unused_bit(),
+            unused_bit,
             SlotMap(upstream.slots, host_cache),
             upstream.resumable_prompts,
             upstream.cache_key,
@@ -122,14 +128,3 @@ class Runs(dict[str, Run]):
             self._forget(self._ended)
             self._used &= ~self._ended
             self._ended = 0
-
-    def _unused_bit(self) -> int:
-        bit = ~self._used & (self._used + 1)
-        self._used |= bit
-        return bit
-
-
-def _host_cache(upstream: Upstream) -> HostCache | None:
-    if not (upstream.can_name_slots and upstream.host_cache_bytes and upstream.token_bytes):
-        return None
-    return HostCache(upstream.host_cache_bytes, upstream.token_bytes, upstream.state_bytes)

@@ -1,16 +1,17 @@
-"""A request's prompt in one canonical form, hashed so that equal prefixes are found. Pure.
+"""The prompt of a request in one canonical form, hashed so that equal prefixes are found. Pure.
 
 Whatever its API, a prompt is a sequence of parts: the tools, then each text, tool call, tool result
-and medium (its hash, as often as it has tokens) with its role. What clients change when they repeat
-a message is left out: ids of calls, the reasoning, white space around a text, cache marks, how JSON
-is written. A response is read by the same rules, so the next request of its conversation is
-recognised. An `Outline` has the parts in order, without their text.
+and medium (its hash, repeated to the length of its tokens) with its role. Everything that clients
+change when they repeat a message is left out: ids of calls, the reasoning, white space around a
+text, cache marks, the formatting of JSON. A response is read by the same rules, so the next request
+of its conversation is recognised. An `Outline` lists the parts in order, without their text.
 
-Hashes are seeded with the model and its LoRA: others never share any. They are the same in every
-process: a saved conversation is recognised after a restart. Blocks are only hints, so a fast hash
-is enough, even if a client could construct collisions. The model is mixed into a turn's hash last,
-and can be taken out of it again (`unnamed`): another machine may have another name for it. So is
-the owner, whose conversations are no other's; blocks are of all owners, unless one shares nothing.
+Hashes are seeded with the model and its LoRA, so different models share none. They are the same in
+every process: a saved conversation is recognised after a restart. Blocks are only hints, so a fast
+hash is enough, even if a client could construct collisions. The model is mixed into a turn's hash
+last, and `toggle_model_name` takes it out again, because another machine may have another name for
+it. The owner is mixed in the same way: owners share no conversation, but they share blocks unless
+one is alone.
 
 Source: OpenAI's chat, completions and responses APIs, Anthropic's messages API, and llama-server's
 own endpoints, as builds 10434 and 11434 read them.
@@ -38,7 +39,7 @@ from proxy.upstream.endpoint_kinds import EndpointKind
 
 Role = Literal["tools", "system", "user", "assistant", "tool", "text"]
 
-# By the first byte of a part: that of its role, or the separator where it has none, as tools.
+# By the first byte of a part: of its role, or the separator if it has none, like tools.
 _ROLES: Final[Mapping[int, Role]] = MappingProxyType(
     {
         0x1F: "tools",
@@ -52,20 +53,20 @@ _ROLES: Final[Mapping[int, Role]] = MappingProxyType(
 )
 
 
-# Of parts that conversations have in common: tools and system prompts.
+# First bytes of the parts that conversations have in common: tools and system prompts.
 COMMON: Final = frozenset(b"\x1fsd")
 
 
 class Outline(NamedTuple):
-    """Parts of a prompt: tools, then each text, call, result and medium.
+    """The parts of a prompt: tools, then each text, call, result and medium.
 
-    Of a short prompt it has the sizes alone.
+    A short prompt has only the sizes.
 
     Attributes:
-        hashes: Of each part, whatever is before it.
-        sizes_bytes: Of each part.
-        messages: The number of the client's message that each part is of; -1 where it is of none,
-            as tools and the system prompt of some APIs.
+        hashes: Hash of each part alone.
+        sizes_bytes: Size of each part.
+        messages: Index of each part's message in the request; -1 for none, such as tools, and the
+            system prompt of some APIs.
         labels: The first byte of each part's role; empty for prompts without roles.
     """
 
@@ -79,12 +80,12 @@ class Outline(NamedTuple):
         return sum(self.sizes_bytes)
 
     def role(self, part: int) -> Role:
-        """Return the role of a part: `tools` for what shapes a prompt, `text` without a role."""
+        """Return the role of a part: `tools` also for template arguments, `text` without a role."""
         return _ROLES.get(self.labels[part], "text") if part < len(self.labels) else "text"
 
 
 class Hashes(NamedTuple):
-    """A prompt: its outline, and hashes of its pieces from the start, each with all before it."""
+    """A prompt's outline, and the hashes of its pieces, each including all before it."""
 
     outline: Outline
     blocks: Sequence[int]
@@ -94,7 +95,7 @@ NO_OUTLINE: Final = Outline((), (), (), b"")
 
 
 def shared_blocks(blocks: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many blocks two prompts have in common, from the start."""
+    """Return how many blocks two prompts share from the start."""
     most = min(len(blocks), len(other))
     return bisect_left(range(most), 1, key=lambda at: blocks[at] != other[at])
 
@@ -112,14 +113,15 @@ _CALL_MAX_CHARACTERS: Final = 64 * 1024
 _LOW_BITS: Final = 0xFFFFFFFF
 BLOCK_BYTES: Final = 64
 _NO_MESSAGE: Final = -1
-# Why a shorter prompt was not in a cache is not worth asking.
+# A shorter prompt is not worth an explanation of its cache miss.
 _OUTLINED_MIN_BYTES: Final = 128
-# English text, and what a template puts around it, is about a token for 4 bytes.
+# English text with its template has about one token per 4 bytes.
 _TOKEN_BYTES: Final = 4
 BLOCK_TOKENS: Final = BLOCK_BYTES // _TOKEN_BYTES
-# A prompt of half a million bytes is cut up; the rest is hashed, but not in blocks.
+# The first half million bytes of a prompt are hashed in blocks; the rest only in turn hashes.
 _CUT_BYTES: Final = 8192 * BLOCK_BYTES
-# Of a longer history only the end is looked for; more parts than this are not worth reading.
+# Only the last turns of a longer history get a hash; a prompt with more parts than this is not
+# read.
 _TURNS_MAX: Final = 32
 _PARTS_MAX: Final = 8192
 _HASH_BYTES: Final = 8
@@ -130,11 +132,11 @@ _PIECE: Final = struct.Struct(f"{BLOCK_BYTES}s")
 
 @dataclass(frozen=True, slots=True)
 class CacheOwner:
-    """Whose conversation a prompt is of.
+    """The owner of a conversation, for caches.
 
     Attributes:
-        name: Of an API key; empty where clients have none.
-        is_alone: Nothing that its prompts leave in caches serves another owner, nor theirs it.
+        name: Name of the API key; empty if clients have none.
+        is_alone: Whether it shares no cached prompts with other owners.
     """
 
     name: str = ""
@@ -154,16 +156,16 @@ class Prompt:
     """A prompt without its text.
 
     Attributes:
-        blocks: Hashes of its pieces of 64 bytes from the start, each including all before it; at
-            most 8192. Two prompts share as many as they share pieces.
-        turn_hashes: Hashes of it up to the end of each of its last parts, at most 32; the last is
-            of all of it.
+        blocks: Hashes of its 64-byte pieces, each including all before it; at most 8192. Two
+            prompts share as many hashes as pieces.
+        turn_hashes: Hashes of the prompt up to the end of each of its last parts, at most 32; the
+            last hash covers the whole prompt.
         tokens: Estimated from its length, at least 1.
-        beginning: Hash of the first message of a user, the same in each turn of a conversation; of
-            a prompt without roles, of its first part.
-        first_own: The first of the `turn_hashes` that includes that message: those before it are of
-            what conversations share.
-        outline: Its parts, without their text.
+        beginning: Hash of the user's first message, the same in each turn of a conversation;
+            without roles, of the first part.
+        first_own: Index of the first of the `turn_hashes` that includes that message; earlier ones
+            are of parts that conversations share.
+        outline: Its parts without their text.
     """
 
     blocks: tuple[int, ...]
@@ -177,27 +179,27 @@ class Prompt:
     _owner: int = field(repr=False)
 
     def hash_with_reply(self, reply: Mapping[str, Any]) -> int:
-        """Return the hash of this prompt and an assistant's message (OpenAI's chat API)."""
+        """Return the hash of this prompt with an assistant's message (OpenAI's chat API)."""
         hasher = self._hash.copy()
         for part in answer_parts(reply):
             hasher.update(part)
         return _number(hasher) ^ self._name
 
-    def told(self, turn_hash: int) -> int:
-        """Return a turn hash as other machines know it: without the owner, if that shares."""
+    def shared_turn_hash(self, turn_hash: int) -> int:
+        """Return a turn hash as other machines know it: without an owner that shares caches."""
         return turn_hash ^ self._owner
 
     def known_to(self, blocks: int) -> Prompt:
-        """Return it for questions of a client that has sent so many of its blocks before."""
+        """Limit the prompt to the blocks that a client has sent before, for its questions."""
         return replace(self, blocks=self.blocks[:blocks], _owner=0)
 
     @property
     def shared_tokens(self) -> int:
-        """Estimated tokens of what conversations share; 0 where that is nothing."""
+        """Estimated tokens of the parts that conversations share, 0 without any."""
         return self.tokens_until(self.first_own - 1) if self.first_own else 0
 
     def tokens_until(self, turn: int) -> int:
-        """Return the estimated tokens up to the end of the part of that turn hash."""
+        """Return the estimated tokens up to the end of a turn hash's part."""
         sizes_bytes = self.outline.sizes_bytes
         after = len(sizes_bytes) - len(self.turn_hashes) + turn + 1
         return max(1, self.tokens - sum(sizes_bytes[after:]) // _TOKEN_BYTES)
@@ -206,10 +208,10 @@ class Prompt:
 def read_prompt(
     kind: EndpointKind, model: str, members: Mapping[str, Any], owner: CacheOwner = ANYONE
 ) -> Prompt | None:
-    """Return the prompt of a request, or None where it has none that is worth remembering.
+    """Return the prompt of a request, or None if it has none or too many parts.
 
-    Takes 0.1 ms for 20 kB and is bounded for any length. Never fails: what it cannot read is the
-    engine's to refuse.
+    Takes 0.1 ms for 20 kB and is bounded for any length. Never fails: invalid members are for the
+    engine to refuse.
     """
     numbered = list(islice(_numbered_parts(kind, members), _PARTS_MAX + 1))
     if not numbered or len(numbered) > _PARTS_MAX:
@@ -225,17 +227,17 @@ def read_prompt(
 
 
 def toggle_model_name(turn_hash: int, model: str) -> int:
-    """Take the model's name out of a turn's hash, or mix it in again."""
+    """Remove the model's name from a turn's hash, or mix it in again."""
     return turn_hash ^ _name_hash(model)
 
 
 def session_hash(model: str, client: str, session: str) -> int:
-    """Hash the name that a client has for a conversation; other clients never share it."""
+    """Hash a client's own name for a conversation; no other client can share it."""
     return _number(_new_hasher(orjson.dumps([model, client, session])))
 
 
 def part_hashes(parts: Iterable[Part]) -> tuple[int, ...]:
-    """Hash parts one by one, whatever is before them."""
+    """Hash each part alone."""
     return tuple(map(xxh3_64_intdigest, parts))
 
 
@@ -271,7 +273,7 @@ def _prompt(
 
 
 def _beginning(parts: Sequence[Part]) -> bytes:
-    """Return as much of the text as is cut into blocks."""
+    """Return the start of the prompt that is hashed in blocks."""
     text = bytearray()
     for part in parts:
         text += part[: _CUT_BYTES - len(text)]
@@ -305,16 +307,16 @@ def _number(hasher: hashlib.blake2b) -> int:
     return int.from_bytes(hasher.digest(), "big")
 
 
-# The parts of a prompt.
+# Parts of a prompt.
 
 
 def prompt_parts(kind: EndpointKind, members: Mapping[str, Any]) -> Iterator[Part]:
-    """Return the parts of a prompt in the order in which a template puts them."""
+    """Return the parts of a prompt in a template's order."""
     return (part for _, part in _numbered_parts(kind, members))
 
 
 def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> Iterator[_Numbered]:
-    """Return each part with the number of its message, -1 for none."""
+    """Yield each part with the index of its message, -1 for none."""
     if (reader := _READERS.get(kind)) is None:
         return
     for name in ("chat_template_kwargs", "tools", "functions"):
@@ -433,7 +435,7 @@ def _text_or_data(role: str, item: Mapping[str, Any]) -> Iterator[Part]:
     if kind in _TEXTS and isinstance(text, str):
         yield from _text(role, text)
     elif kind not in _UNSEEN:
-        # An image, a sound, a file: all of it counts, but not where to mark the cache.
+        # An image, a sound or a file: all members count, except the cache mark.
         kept = {name: value for name, value in item.items() if name != "cache_control"}
         yield _data(role, _json(kept), is_medium=kind in _MEDIA)
 
@@ -450,7 +452,7 @@ def _text(role: str, text: str) -> Iterator[Part]:
 
 def _call(name: object, arguments: object) -> Part:
     if isinstance(arguments, str) and len(arguments) <= _CALL_MAX_CHARACTERS:
-        # A call that was broken off stays as it was written; so does one that is too long to parse.
+        # A truncated call stays as written, and so does one that is too long to parse.
         with suppress(orjson.JSONDecodeError):
             arguments = orjson.loads(arguments)
     return _part("assistant", "call", _json([name, arguments]))
@@ -468,7 +470,7 @@ def _one_text(prompt: object) -> Iterator[Part]:
     if isinstance(prompt, str):
         yield prompt.encode()
     elif isinstance(prompt, list) and _is_tokens(prompt):
-        # Four bytes for each token, as many as its text has on average.
+        # Four bytes per token, the average length of its text.
         tokens = array("I", map(_LOW_BITS.__and__, prompt))
         if sys.byteorder == "little":
             tokens.byteswap()

@@ -1,13 +1,14 @@
-"""Prefixes that machines tell one another: digests of our caches, and beliefs about theirs.
+"""Exchange of cached prefixes between machines: digests of our caches, beliefs about the others'.
 
-A digest is a list of turn hashes without the model's name (`proxy.cache.prompt`): the ends of the
-parts of each answered prompt, and of its answer. A client is told only of prompts that it sent
-itself: a client that has a hash can guess a text and check the guess. The latest entries are kept,
-each for half an hour after its last use at most, and none before a client asked for the first time.
+A digest lists turn hashes without the model's name (`proxy.cache.prompt`): the ends of the parts of
+each answered prompt, and of its answer. A client gets only hashes of prompts that it sent itself,
+because a client that has a hash can guess a text and check the guess. Entries are kept for half an
+hour after their last use at most, the latest ones only, and none before a client asks for the first
+time.
 
-What other machines say is a belief, weaker than our own records. It expires, and the oldest goes
+Reports of other machines are beliefs, weaker than our own records; they expire, and the oldest go
 first. A decision looks up each turn of its prompt once, however many machines there are and
-whatever they say; of those that hold the same prefix the latest few count.
+whatever they report; of the machines that hold the same prefix, only the latest few count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from proxy.cache.prompt import Prompt, toggle_model_name
 
 HASHES_MAX: Final = 8192
 EXPIRES_S: Final = 1800.0
-# One that is used again is told again, so that it does not expire.
+# An entry that is used again after this time is reported again, before it expires elsewhere.
 _REFRESH_S: Final = EXPIRES_S / 3
 _NUMBER: Final = struct.Struct("<Q")
 _FORMAT: Final = 1
@@ -38,36 +39,34 @@ DIGEST_MAX_BYTES: Final = 512 * 1024
 
 
 class UnreadableDigest(Exception):
-    """A response is not a digest."""
+    """A response is not a digest that we can read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a machine's caches hold, by its ids of the models.
+    """The prefixes in a machine's caches, by its own model ids.
 
     Attributes:
-        cursor: To be given when asking for what comes after this.
-        is_whole: It replaces all earlier ones.
+        cursor: Sent with the next request, to get only later entries.
+        is_whole: Whether it replaces all earlier digests.
     """
 
     cursor: str
     is_whole: bool
     hashes: Mapping[str, Sequence[int]]
 
-    @property
-    def encoded(self) -> bytes:
+    def to_bytes(self) -> bytes:
+        models = {
+            model: b64encode(b"".join(map(_NUMBER.pack, hashes))).decode()
+            for model, hashes in self.hashes.items()
+        }
         return orjson.dumps(
-            {
-                "format": _FORMAT,
-                "cursor": self.cursor,
-                "whole": self.is_whole,
-                "models": {model: _pack_hashes(hashes) for model, hashes in self.hashes.items()},
-            }
+            {"format": _FORMAT, "cursor": self.cursor, "whole": self.is_whole, "models": models}
         )
 
 
 def read_digest(body: bytes) -> Digest:
-    """Raises UnreadableDigest, also where it has more entries than one ever has."""
+    """Parse a digest; raise UnreadableDigest if it is malformed or exceeds the limits."""
     try:
         content = orjson.loads(body)
         models, cursor, is_whole = content["models"], content["cursor"], content["whole"]
@@ -84,10 +83,6 @@ def read_digest(body: bytes) -> Digest:
     ):
         raise UnreadableDigest("not a digest of this format")
     return Digest(cursor, is_whole is True, hashes)
-
-
-def _pack_hashes(hashes: Sequence[int]) -> str:
-    return b64encode(b"".join(map(_NUMBER.pack, hashes))).decode()
 
 
 def _unpack_hashes(text: str) -> tuple[int, ...]:
@@ -132,13 +127,13 @@ class PrefixDigests:
             return
         now_s = self._clock()
         answered = (prompt.hash_with_reply(reply),) if reply else ()
-        for turn_hash in map(prompt.told, (*prompt.turn_hashes, *answered)):
+        for turn_hash in map(prompt.shared_turn_hash, (*prompt.turn_hashes, *answered)):
             self._add((client, model, toggle_model_name(turn_hash, model)), instance, now_s)
         while len(self._entries) > HASHES_MAX:
             self._entries.popitem(last=False)
 
     def forget(self, instance: str) -> None:
-        """Note that the process of an instance was replaced: its cache is gone."""
+        """Note that the process of an instance was replaced, so its cache is gone."""
         held = [key for key, entry in self._entries.items() if entry.instance == instance]
         for key in held:
             del self._entries[key]
@@ -146,10 +141,10 @@ class PrefixDigests:
             self._run = secrets.token_hex(8)
 
     def after(self, cursor: str, client: str | None, models: Iterable[str]) -> Digest | None:
-        """Return what was noted for a client after a cursor of an earlier digest; None for nothing.
+        """Return what was noted since the cursor of an earlier digest; None if nothing was.
 
-        Without a client, of all of them; only of these models. A cursor that is unknown, or of
-        before a process was replaced, gets everything.
+        Limited to these models, and to one client unless `client` is None. A cursor that is
+        unknown, or older than the last replacement of a process, gets everything.
         """
         self._is_read = True
         run, _, after = cursor[:_CURSOR_MAX_CHARACTERS].partition("-")
@@ -186,12 +181,12 @@ _HOLDERS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class RemoteHint:
-    """What other machines are believed to hold of one prompt.
+    """Tokens of one prompt that other machines are believed to hold.
 
     Attributes:
-        tokens: Of the prompt, by instance.
-        owner: The instance that has most of its conversation, or None.
-        turn: The place of that in the turn hashes of the prompt.
+        tokens: Tokens of the prompt, by instance.
+        owner: The instance that has most of the conversation, or None.
+        turn: Index of the owner's latest turn in the prompt's turn hashes.
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -207,14 +202,14 @@ class RemotePrefixes:
 
     def __init__(self, hashes_max: int) -> None:
         self._hashes_max = hashes_max
-        # By instance, when the belief expires; the latest last, in both dictionaries.
+        # Expiry time by instance; both dictionaries have the latest last.
         self._holders: OrderedDict[int, dict[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def add(self, instance: str, turn_hashes: Iterable[int], now_s: float) -> None:
-        """Note that an instance says that it holds these, the oldest first."""
+        """Note turn hashes that an instance reports, oldest first."""
         for turn_hash in turn_hashes:
             holders = self._holders.setdefault(turn_hash, {})
             holders.pop(instance, None)
@@ -226,7 +221,7 @@ class RemotePrefixes:
             self._holders.popitem(last=False)
 
     def forget(self, instance: str) -> None:
-        """Note that nothing is known any more of what an instance holds."""
+        """Drop all beliefs about an instance."""
         for turn_hash in [
             turn_hash for turn_hash, held in self._holders.items() if instance in held
         ]:
@@ -236,11 +231,11 @@ class RemotePrefixes:
                 del self._holders[turn_hash]
 
     def find(self, prompt: Prompt, now_s: float) -> RemoteHint:
-        """Return what is believed of a prompt; the instances may be those of other models."""
+        """Return the beliefs about a prompt; the instances may serve other models."""
         if not self._holders:
             return NO_REMOTE_HINT
         turns: dict[str, int] = {}
-        owner, owners_turn, told = None, 0, tuple(map(prompt.told, prompt.turn_hashes))
+        owner, owners_turn, told = None, 0, tuple(map(prompt.shared_turn_hash, prompt.turn_hashes))
         for turn in reversed(range(len(prompt.turn_hashes))):
             holders = self._holders.get(told[turn])
             for instance, expires_at_s in reversed(holders.items()) if holders else ():

@@ -1,18 +1,20 @@
-"""Saving slots to files and filling slots from them: the storage, counted, and whether it pays.
+"""Saving slots to files and restoring them: the storage, its counters, and whether a save pays.
 
-A save pays when the prompt that would otherwise be computed again takes longer than the engine's
-pause, which its request and each stream that decodes there wait for. The prompt counts by the
-chance that its conversation returns and that its cache is lost until then.
+A save pays if recomputing the prompt takes longer than the engine's pause for the save, which its
+request and each stream that decodes there wait for. The prompt counts by the probability that its
+conversation returns and that its cache is lost until then.
 
-The expected pause of a save is no longer than a limit while streams decode. A stream notices it as
-one long gap between two tokens. Less than one such gap in a hundred leaves the 99th percentile as
-it is; so do any number of pauses that are short beside a gap. A slot that is taken next is saved
-regardless of how often: the prompt that takes it interrupts the streams as well.
+While streams decode, a save is allowed only if its expected pause is below a limit. A stream sees
+it as one long gap between two tokens. If fewer than one gap in a hundred is that long, the 99th
+percentile stays the same; the same holds for any number of pauses that are short compared to a gap.
+A slot that is taken next is saved regardless of the frequency: the prompt that takes it interrupts
+the streams as well.
 
-Measured are the durations of transfers, what caches lost, and returns. Each conversation counts as
-soon as it returns, and as one that does not by the time since it ended its turn: half after the
-usual time from a turn to the next, all in the end. So what lately ended makes no conversation
-unlikely, and if each has one turn that is known after a few of them.
+The durations of transfers, the losses of caches and the returns are measured. A conversation counts
+as returned as soon as it returns. Until then it counts as gone by a share that grows with the time
+since its last turn: half after the usual time between turns, and all in the end. So recently ended
+turns make no conversation look lost, and a model whose conversations have one turn each is
+recognised after a few of them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from proxy.upstream.timings import average
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What an engine wrote or read, and how long it computed nothing else meanwhile."""
+    """Tokens and bytes that an engine wrote or read, and how long that blocked it."""
 
     tokens: int
     size_bytes: int
@@ -38,23 +40,23 @@ class Transfer:
 
 
 class SlotFileStorage(Protocol):
-    """The slot store. Nothing here raises for an engine or a disk that fails: that is logged."""
+    """The slot store. Its methods log failures of engines and disks instead of raising."""
 
     def may_save(self, instance: str, size_bytes: float, /) -> bool:
-        """Return whether the limits of the disk and of writes per hour let so much be saved now."""
+        """Return whether the limits of disk space and of writes per hour allow this save now."""
 
     async def save(
         self, instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
     ) -> Transfer | None:
-        """Have an engine write an idle slot; return once it has, or None where it did not.
+        """Have an engine write an idle slot; return its transfer, None if that failed.
 
         The file is verified and stored after that; then `Router.add_slot_file` is called with it,
-        and `Router.remove_slot_files` with those that it replaces. It is dropped where the engine
-        wrote another number of tokens than `tokens` or up to 2 fewer.
+        and `Router.remove_slot_files` with the files that it replaces. It is dropped unless the
+        engine wrote `tokens` tokens or up to 2 fewer.
         """
 
     async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
-        """Fill an idle slot from a file, verified before; None where that failed.
+        """Fill an idle slot from a file, which is verified first; None if that failed.
 
         A file that is missing, altered or refused is removed from the router before this returns.
         """
@@ -83,7 +85,7 @@ Operation = Literal["save", "restore"]
 
 @dataclass(slots=True)
 class OperationCounts:
-    """Since the start; `failures` are those that gave nothing."""
+    """Operations since the start; `failures` are those without a transfer."""
 
     done: int = 0
     failures: int = 0
@@ -109,11 +111,9 @@ def no_counts() -> ModelCounts:
 
 
 class CountedStorage:
-    """A storage, with counts by model.
+    """A storage that counts its operations by model.
 
-    Args:
-        storage: The storage.
-        model_of: Returns the model of an instance; None of one that is gone.
+    `model_of` returns the model of an instance, None if the instance is gone.
     """
 
     def __init__(self, storage: SlotFileStorage, model_of: Callable[[str], str | None]) -> None:
@@ -123,7 +123,7 @@ class CountedStorage:
 
     @property
     def counts(self) -> Mapping[str, ModelCounts]:
-        """By model; those without any are missing."""
+        """Counts by model; models without operations are missing."""
         return self._counts
 
     def may_save(self, instance: str, size_bytes: float, /) -> bool:
@@ -146,16 +146,16 @@ class CountedStorage:
             self._counts.setdefault(model, no_counts())[operation].note(transfer)
 
 
-# Before the first transfer: 10 ms, and 1 GB per second. SmolLM2-135M, build 10434, 2 cores: 24 MB
-# saved in 10 to 20 ms, restored in 8.
+# Assumed before the first transfer: 10 ms and 1 GB/s. SmolLM2-135M, build 10434, 2 cores: 24 MB
+# saved in 10 to 20 ms, restored in 8 ms.
 _FIXED_S: Final = 0.01
 _BYTE_S: Final = 1e-9
-# So many bytes take about as long as what a transfer takes besides.
+# Scale of each regressor: this many bytes take about as long as the fixed part of a transfer.
 _SCALES: Final = (1.0, 10e6)
 
 
 class TransferRates:
-    """Of one model and one direction, to or from its files."""
+    """Transfer durations of one model in one direction: to or from its files."""
 
     def __init__(self) -> None:
         self._seconds = LeastSquares(_SCALES, (_FIXED_S, _BYTE_S))
@@ -165,30 +165,29 @@ class TransferRates:
             self._seconds.add((1.0, transfer.size_bytes), transfer.duration_s)
 
     def duration_s(self, size_bytes: float) -> float:
-        """Return the expected seconds for so many bytes."""
         return self._seconds.value((1.0, size_bytes))
 
 
-# Before the first: half of them, after half a minute.
+# Assumed before the first return: half of the conversations return, after half a minute.
 _PRIOR: Final = 0.5
 _PRIOR_SAMPLES: Final = 2.0
 _RETURN_S: Final = 30.0
-# Programs return at once, and the people before them later.
+# Shorter pauses are those of programs; people return later.
 _RETURN_MIN_S: Final = 5.0
-# An old return counts for less: the latest sixty or so count.
+# Older returns count less: about the latest sixty count.
 _KEPT: Final = 0.984
-# A conversation may still return after any time.
+# Minimum, because a conversation may still return after any time.
 _LEAST: Final = 0.02
-# Conversations of fewer turns than this are told apart.
+# Conversations with fewer turns than this are counted separately by number of turns.
 _TURNS_MAX: Final = 4
 _WAITING_MAX: Final = 512
-# What the waiting ones say is counted once in so long.
+# Waiting conversations are counted at most once per this time.
 _COUNTED_S: Final = 0.25
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A conversation after its last turn."""
+    """A conversation since its last turn."""
 
     turns: int
     tokens: int
@@ -206,7 +205,7 @@ class _Tally:
 
 
 class ReturnRates:
-    """Of one model. Conversations are told apart by numbers; remembers at most 512 of them."""
+    """Return probabilities of one model's conversations; remembers at most 512 conversations."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
@@ -223,9 +222,9 @@ class ReturnRates:
     def note_turn(
         self, conversation: int, began_at_s: float, ended_at_s: float, tokens: int
     ) -> int | None:
-        """Note that a turn has ended, with the tokens that the conversation has now.
+        """Note that a turn has ended, with the conversation's tokens now.
 
-        Returns those that it had after the turn before; None where that is not known.
+        Returns its tokens after the turn before, None if unknown.
         """
         before = self._waiting.pop(conversation, None)
         if before:
@@ -240,7 +239,7 @@ class ReturnRates:
         return before.tokens if before else None
 
     def return_p(self, conversation: int, now_s: float) -> float:
-        """Return the chance that a conversation returns after the turn that it ended last."""
+        """Return the probability that a conversation returns after its last turn."""
         if now_s - self._counted_at_s >= _COUNTED_S or not self._shares:
             self._count(now_s)
         waiting = self._waiting.get(conversation)
@@ -251,9 +250,9 @@ class ReturnRates:
         return max(_LEAST, share * late / (1 - share * (1 - late)))
 
     def _elapsed(self, waiting: _Waiting, now_s: float) -> float:
-        """Return which share of those that return would have done so by now.
+        """Return the share of returning conversations that would have returned by now.
 
-        A log-logistic distribution: some return ten times later than is usual.
+        Uses a log-logistic distribution: some return ten times later than usual.
         """
         since_s = max(0.0, now_s - waiting.ended_at_s)
         return since_s / (since_s + self.return_s)
@@ -276,15 +275,15 @@ def _share(returned: float, gone: float, prior: float) -> float:
     return (returned + _PRIOR_SAMPLES * prior) / (returned + gone + _PRIOR_SAMPLES)
 
 
-# Before the first return; and never less, for a process may end.
+# Assumed loss before the first return, and its minimum, because a process may end.
 _LOSS: Final = 0.5
 _LEAST_LOSS: Final = 0.05
-# Long prompts go on being tried.
+# Minimum, so that restores are still tried for long prompts.
 _LEAST_USE: Final = 0.02
 
 
 class SlotFileMeasures:
-    """Of one model on this machine."""
+    """Measured costs and benefits of slot files, for one model on this machine."""
 
     def __init__(self) -> None:
         self._saves = TransferRates()
@@ -300,9 +299,9 @@ class SlotFileMeasures:
         self._restores.note(transfer)
 
     def note_use(self, restored: int, found: int) -> None:
-        """Note how many tokens of a prompt a slot was filled with, and how many its engine found.
+        """Note how many tokens of a prompt were restored into a slot and how many the engine found.
 
-        A recurrent model whose template leaves out the reasoning of earlier answers finds none.
+        A recurrent model finds none if its template leaves out the reasoning of earlier answers.
         """
         if restored > 0:
             self._use = average(self._use, min(1.0, found / restored))
@@ -314,10 +313,10 @@ class SlotFileMeasures:
 
         Args:
             conversation: Its number.
-            began_at_s: Monotonic, as `ended_at_s`.
+            began_at_s: Monotonic, like `ended_at_s`.
             ended_at_s: When the response was complete.
-            tokens: That it has now.
-            found: Of these, in a slot or in the host cache; 0 where it was restored from a file.
+            tokens: Tokens of the conversation now.
+            found: How many of these were in a slot or in the host cache; 0 if restored from a file.
         """
         before = self._returns.note_turn(conversation, began_at_s, ended_at_s, tokens)
         if before:
@@ -330,44 +329,43 @@ class SlotFileMeasures:
         return self._restores.duration_s(size_bytes)
 
     def return_p(self, conversation: int, now_s: float) -> float:
-        """Return the chance that a conversation returns after the turn that it ended last."""
         return self._returns.return_p(conversation, now_s)
 
     @property
     def use(self) -> float:
-        """The share of restored tokens that engines find."""
+        """Share of restored tokens that engines find."""
         return max(_LEAST_USE, self._use)
 
     @property
     def loss_p(self) -> float:
-        """The share of a conversation that no slot and no host cache holds when it returns."""
+        """Expected fraction of a returning conversation that is in no slot or host cache."""
         return max(_LEAST_LOSS, self._loss)
 
 
-# Estimates are wrong by a factor of two, and the time of a disk counts too.
+# Estimates are wrong by up to a factor of two, and disk time has a cost too.
 _MARGIN: Final = 2.0
-# Fewer tokens than this are computed as quickly as found.
+# Below this, recomputing is as fast as finding the tokens.
 _WORTH_TOKENS: Final = 32
-# Decoded by a stream from one pause to the next.
+# Tokens that a stream decodes between two pauses.
 _TOKENS_BETWEEN: Final = 150
-# Of the gap between two tokens: a pause that is no longer is not noticed.
+# A pause below this share of the gap between two tokens is not noticed.
 _SHORT_PAUSE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCase:
-    """What is expected of saving one slot.
+    """The expected cost and benefit of saving one slot.
 
     Attributes:
-        tokens: Of its conversation that are in no file.
-        prefill_tps: Tokens that the engine computes in a second, above 0.
-        save_s: For which the engine computes nothing else.
-        restore_s: The same when it is filled again.
-        return_p: Chance that the conversation returns and goes on from its file.
-        loss_p: Chance that no slot and no host cache holds it then.
-        streams: That decode on the engine.
-        gap_s: Between two tokens of such a stream.
-        decoded: Tokens that it decoded since the last save.
+        tokens: Tokens of its conversation that are in no file.
+        prefill_tps: Prompt tokens that the engine computes per second, above 0.
+        save_s: Time for which the engine computes nothing else.
+        restore_s: The same when the slot is restored.
+        return_p: Probability that the conversation returns and continues from its file.
+        loss_p: Probability that neither a slot nor the host cache holds it then.
+        streams: Number of streams that decode on the engine.
+        gap_s: Time between two tokens of such a stream.
+        decoded: Tokens that the stream decoded since the last save.
         is_taken_next: Whether a request is about to begin in the slot.
     """
 
@@ -384,7 +382,7 @@ class SaveCase:
 
     @property
     def saving_s(self) -> float:
-        """Expected seconds of an engine that a file saves; what is worth more is saved first."""
+        """Expected engine time that a file saves; the slot with the most is saved first."""
         computed_s = self.tokens / self.prefill_tps
         return self.return_p * self.loss_p * max(0.0, computed_s - self.restore_s)
 
@@ -394,14 +392,14 @@ class SaveCase:
 
 
 def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:
-    """Return whether a save gains more than it costs; `pause_max_s` holds while streams decode."""
+    """Return whether a save gains more than it costs; `pause_max_s` applies to streams."""
     if case.tokens < _WORTH_TOKENS or case.saving_s <= _MARGIN * case.cost_s:
         return False
     return not case.streams or case.save_s <= pause_max_s
 
 
 def due_in_s(case: SaveCase) -> float:
-    """Return when the streams may be paused again: 0 where at once."""
+    """Return the time until the streams may be paused again, 0 for now."""
     is_short = case.save_s <= _SHORT_PAUSE * case.gap_s
     if case.is_taken_next or is_short or not case.streams:
         return 0.0
@@ -409,16 +407,15 @@ def due_in_s(case: SaveCase) -> float:
 
 
 def pays_to_save(case: SaveCase, pause_max_s: float) -> bool:
-    """Return whether to save a slot now."""
     return is_worth_saving(case, pause_max_s) and due_in_s(case) <= 0
 
 
 def pays_to_restore(more_tokens: int, cost_tokens: int) -> bool:
-    """Return whether to fill a slot from a file instead of going on from what the caches hold.
+    """Return whether to restore a slot from a file rather than use the caches' content.
 
     Args:
-        more_tokens: Of the prompt, that the file holds and the caches are not believed to hold.
-        cost_tokens: That the engine computes in the time of reading the file. Its streams wait no
-            longer for that than for the prompt.
+        more_tokens: Tokens of the prompt in the file but probably not in the caches.
+        cost_tokens: Tokens that the engine computes in the time of reading the file. Its streams
+            wait no longer for the file than for the prompt.
     """
     return more_tokens >= _WORTH_TOKENS and more_tokens > _MARGIN * cost_tokens

@@ -1,12 +1,12 @@
-"""Which prefixes many conversations share: what comes before the first message of a user. Pure.
+"""Finds prefixes that many conversations share: all before a user's first message. Pure.
 
-A prefix is the leading system and developer messages, the tools, and what else shapes a prompt, as
-a chat request of which the engine makes the same prompt. Conversations are distinguished by the
-first message behind it, which each of their turns repeats.
+A prefix consists of the leading system and developer messages, the tools and other members that
+shape a prompt, as a chat request that gives the same prompt. Conversations are told apart by the
+first message behind the prefix, which each of their turns repeats.
 
-What the engine makes of other APIs is followed only where that is the same in every build:
-Anthropic's system prompt and plain tools, and the instructions of OpenAI's responses without tools,
-which builds rewrite differently. Source: llama-server's conversions, builds 10434 and 11434.
+Prompts of other APIs are covered only if every build translates them alike: Anthropic's system
+prompt and plain tools, and the instructions of OpenAI's responses without tools, which builds
+rewrite differently. Source: llama-server's conversions, builds 10434 and 11434.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import orjson
 from proxy.cache.prompt import BLOCK_BYTES, Prompt, prompt_parts, read_prompt
 from proxy.upstream.endpoint_kinds import EndpointKind
 
-# What two conversations share, a third one may.
+# A prefix of three conversations is likely to be used by more; of two it may be chance.
 _OFTEN: Final = 3
-# Fewer tokens are computed within one batch, about half a second.
+# A shorter prefix is computed in one batch, in about half a second.
 _TOKENS_MIN: Final = 256
 _TOKEN_BYTES: Final = 4
 _SIZE_MAX_BYTES: Final = 1024**2
@@ -36,7 +36,7 @@ _HASH_BYTES: Final = 8
 _OF_ASSISTANT: Final = b"a"
 
 _LEADING: Final = frozenset({"system", "developer"})
-# What says how a prompt is made, not how it is answered.
+# Members that shape the prompt rather than the answer.
 _KWARGS: Final = "chat_template_kwargs"
 _SHAPING: Final = (
     _KWARGS,
@@ -56,7 +56,7 @@ class SharedPrefix:
     """A prefix as a chat request, and its length estimated from that.
 
     Attributes:
-        blocks: With which each prompt begins that begins with it.
+        blocks: Block hashes that every prompt with this prefix begins with.
     """
 
     body: Mapping[str, Any] = field(repr=False)
@@ -66,7 +66,7 @@ class SharedPrefix:
 
 @dataclass(slots=True)
 class _Observed:
-    """The latest conversations with a prefix, and how many were not reported yet."""
+    """The latest conversations with a prefix, and how many are not reported yet."""
 
     conversations: deque[bytes] = field(default_factory=lambda: deque(maxlen=_CONVERSATIONS_MAX))
     unreported: int = 0
@@ -81,9 +81,9 @@ class SharedPrefixes:
     def observe(
         self, model: str, kind: EndpointKind, members: Mapping[str, Any], prompt: Prompt | None
     ) -> SharedPrefix | None:
-        """Take a request; return its prefix each time that three more conversations share it.
+        """Count a request; return its prefix each time three more conversations share it.
 
-        Later turns are not looked at.
+        Ignores later turns.
         """
         if prompt is None or _OF_ASSISTANT in prompt.outline.labels:
             return None
@@ -106,13 +106,13 @@ class SharedPrefixes:
 
 
 def shared_prefix(model: str, body: Mapping[str, Any]) -> SharedPrefix | None:
-    """Return the prefix of a chat request; None where it is too short to be worth a file."""
+    """Return the prefix of a chat request; None if it is too short to be worth a file."""
     found, prompt = _read(EndpointKind.CHAT, body), read_prompt(EndpointKind.CHAT, model, body)
     return _shared_prefix(found[0], EndpointKind.CHAT, prompt) if found and prompt else None
 
 
 def _read(kind: EndpointKind, members: Mapping[str, Any]) -> _Prefix | None:
-    """Return the prefix of a request, and the first message behind it, if it is long enough."""
+    """Return the prefix of a request, if it is long enough, and the first message behind it."""
     reader = _READERS.get(kind)
     found = reader(members) if reader else None
     size_bytes = len(_json(found[0])) if found else 0
@@ -121,7 +121,7 @@ def _read(kind: EndpointKind, members: Mapping[str, Any]) -> _Prefix | None:
 
 
 def _shared_prefix(body: dict[str, Any], kind: EndpointKind, prompt: Prompt) -> SharedPrefix:
-    # Other APIs have the first of the leading messages in a member of its own.
+    # Other APIs have the first leading message in a separate member.
     own = len(body["messages"]) - (kind is not EndpointKind.CHAT)
     return SharedPrefix(body, len(_json(body)) // _TOKEN_BYTES, _blocks_before(prompt, own))
 
@@ -201,19 +201,30 @@ def _join_system_text(system: object) -> str | None:
     if not isinstance(system, list):
         return None
     texts = [text for block in system if (text := _text(block)) is not None]
-    # Builds treat a header in such a place differently, and it changes with each request.
+    # Builds treat an `x-anthropic-` header in a system prompt differently, and it changes with each
+    # request.
     if len(texts) < len(system) or any(text.startswith("x-anthropic-") for text in texts):
         return None
     return "".join(texts)
 
 
 def _functions(tools: object) -> list[dict[str, Any]] | None:
-    """Return Anthropic's tools as OpenAI's; None where one is more than a name and a schema."""
+    """Return Anthropic's tools in OpenAI's form; None if one has more than a name and a schema."""
     if tools is None:
         return []
     if not isinstance(tools, list) or not all(map(_is_plain, tools)):
         return None
-    return [{"type": "function", "function": _function(tool)} for tool in tools]
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description", ""),
+                "parameters": tool["input_schema"],
+            },
+        }
+        for tool in tools
+    ]
 
 
 def _is_plain(tool: object) -> bool:
@@ -226,16 +237,8 @@ def _is_plain(tool: object) -> bool:
     return is_custom and all(isinstance(text, str) for text in texts)
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": tool["name"],
-        "description": tool.get("description", ""),
-        "parameters": tool["input_schema"],
-    }
-
-
 def _blocks_before(prompt: Prompt, message: int) -> tuple[int, ...]:
-    """Return the blocks of what comes before a message."""
+    """Return the blocks of the prompt before a message."""
     outline = prompt.outline
     parts = zip(outline.messages, outline.sizes_bytes, strict=False)
     return prompt.blocks[: sum(size for number, size in parts if number < message) // BLOCK_BYTES]

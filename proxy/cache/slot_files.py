@@ -1,8 +1,8 @@
-"""Which slot files hold most of a prompt. Pure.
+"""The slot files that hold most of a prompt. Pure.
 
-The store says which files there are; it bounds them. A file belongs to a conversation, whose turns
-identify it, and begins with prompts that other conversations may begin with too; or it is of such a
-prefix alone, and small.
+The slot store reports its files and bounds them. A file either belongs to a conversation, is
+identified by its turns, and begins with prompts that other conversations may share; or it holds
+such a prefix alone, and is small.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.cache.fingerprint import SlotFile
+from proxy.cache.host_cache import continues
 from proxy.cache.prefix_tree import PrefixTree
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt
 from proxy.observe.cache_finding import NoFile
 
-# Before the first restore: 500 tokens a second, and a gigabyte read. Source: SmolLM2-135M on a CPU.
+# Assumed before the first restore: 500 tokens/s computed, 1 GB/s read. Source: SmolLM2-135M on a
+# CPU.
 _BYTE_TOKENS: Final = 500 / 1e9
 _FEW_TOKENS: Final = 32
-# Of the files that hold equally much of a prompt, so many of conversations, and as many of
-# prefixes, are compared by their size.
+# Of the files with equally many tokens of a prompt, at most 16 of conversations and 16 of prefixes
+# are compared by size.
 _COMPARED_MAX: Final = 16
-# Turns of files that are gone, remembered to say so.
+# Turns of removed files that are remembered, to explain a miss.
 _REMOVED_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPrompt:
-    """The file from which a prompt is best continued.
+    """The best file to continue a prompt from.
 
     Attributes:
-        tokens: Of the prompt, that the file is believed to hold; at least 1.
-        blocks: Of the prompt, that it holds.
-        cost_tokens: That could be computed while the file is read.
-        is_own: Whether the file is of the prompt's conversation.
+        tokens: Tokens of the prompt that the file should hold, at least 1.
+        blocks: Blocks of the prompt in the file.
+        cost_tokens: Tokens that could be computed in the time of reading the file.
+        is_own: Whether the file belongs to the prompt's conversation.
     """
 
     file: SlotFile
@@ -46,17 +48,17 @@ class SavedPrompt:
 
     @property
     def is_quick(self) -> bool:
-        """Whether it is read as quickly as a few tokens are computed."""
+        """Whether reading it takes no longer than computing 32 tokens."""
         return self.cost_tokens <= _FEW_TOKENS
 
     @property
     def worth_tokens(self) -> int:
-        """What it holds, estimated as prompts are, less what could be computed meanwhile."""
+        """Estimated tokens of the prompt in it, less `cost_tokens`."""
         return self.blocks * BLOCK_TOKENS - self.cost_tokens
 
 
 class SlotFileIndex:
-    """The files of all models; `blocks_max` bounds what is remembered of their prompts."""
+    """The files of all models; `blocks_max` bounds the index of their prompts."""
 
     def __init__(self, blocks_max: int) -> None:
         self._files: dict[str, SlotFile] = {}
@@ -76,7 +78,7 @@ class SlotFileIndex:
         return name in self._files
 
     def add(self, file: SlotFile) -> None:
-        """Add a file, or replace what is known of it."""
+        """Add or replace a file."""
         self.remove((file.name,))
         bit = ~self._used & (self._used + 1)
         self._used |= bit
@@ -110,31 +112,31 @@ class SlotFileIndex:
             self._of_none &= ~gone
 
     def set_restore_cost(self, cache_key: str, byte_tokens: float) -> None:
-        """Note how many tokens of a prompt are computed in the time of reading a byte."""
+        """Set the number of prompt tokens computed in the time of reading one byte."""
         self._byte_tokens[cache_key] = byte_tokens
 
     def find(
         self, cache_key: str, prompt: Prompt, session: int | None = None
     ) -> SavedPrompt | None:
-        """Return the file that engines of a cache key can best go on from, if there is one."""
-        if own := self._own(cache_key, prompt, session):
+        """Return the file that engines of a cache key can best continue from, if any."""
+        if own := self._find_own_file(cache_key, prompt, session):
             return own
         best: SavedPrompt | None = None
         for blocks, holders in reversed(self._prompts.levels(prompt.blocks)):
             if best and blocks * BLOCK_TOKENS <= best.worth_tokens:
                 break
             if found := self._smallest(cache_key, holders):
-                saved = self._saved(found, prompt, blocks, is_own=False)
+                saved = self._to_saved_prompt(found, prompt, blocks, is_own=False)
                 best = saved if best is None or saved.worth_tokens > best.worth_tokens else best
         return best
 
     def tokens(self, cache_key: str, turn_hashes: Iterable[int]) -> int:
-        """Return the most tokens that a file of a conversation has."""
+        """Return the token count of a conversation's largest file, 0 without one."""
         names = (self._by_turn.get((cache_key, turn_hash)) for turn_hash in turn_hashes)
         return max((self._files[name].tokens for name in names if name), default=0)
 
     def why_missing(self, cache_key: str, turn_hashes: Collection[int]) -> NoFile | None:
-        """Return why no file of a conversation can be restored; None where that is not known."""
+        """Return why no file of a conversation can be restored; None if unknown."""
         others = {file.cache_key for file in self._files.values()} - {cache_key}
         if any(
             (other, turn_hash) in self._by_turn for other in others for turn_hash in turn_hashes
@@ -143,18 +145,24 @@ class SlotFileIndex:
         is_removed = any((cache_key, turn_hash) in self._removed for turn_hash in turn_hashes)
         return NoFile.DELETED if is_removed else None
 
-    def _own(self, cache_key: str, prompt: Prompt, session: int | None) -> SavedPrompt | None:
-        """Return the latest file of the prompt's conversation that the prompt goes on from."""
+    def _find_own_file(
+        self, cache_key: str, prompt: Prompt, session: int | None
+    ) -> SavedPrompt | None:
+        """Return the newest file of this conversation whose content is a prefix of the prompt."""
         hashes = (*reversed(prompt.turn_hashes), *(() if session is None else (session,)))
         for turn_hash in hashes:
             name = self._by_turn.get((cache_key, turn_hash))
             file = self._files[name] if name else None
-            if file is not None and _continues(prompt.blocks, file):
+            if file is not None and continues(prompt.blocks, file.fingerprint.blocks):
                 blocks = len(file.fingerprint.blocks) or file.tokens // BLOCK_TOKENS
-                return self._saved(file, prompt, min(blocks, len(prompt.blocks)), is_own=True)
+                return self._to_saved_prompt(
+                    file, prompt, min(blocks, len(prompt.blocks)), is_own=True
+                )
         return None
 
-    def _saved(self, file: SlotFile, prompt: Prompt, blocks: int, *, is_own: bool) -> SavedPrompt:
+    def _to_saved_prompt(
+        self, file: SlotFile, prompt: Prompt, blocks: int, *, is_own: bool
+    ) -> SavedPrompt:
         tokens = min(file.tokens, prompt.tokens if is_own else blocks * BLOCK_TOKENS)
         cost = self._byte_tokens.get(file.cache_key, _BYTE_TOKENS) * file.size_bytes
         return SavedPrompt(file, tokens, blocks, round(cost), is_own)
@@ -168,15 +176,9 @@ class SlotFileIndex:
 
 
 def _resumable(file: SlotFile) -> Sequence[int]:
-    """Return the turns from which a file is continued; a recurrent state cannot be cut back."""
+    """Return the turns that a file can be continued from; a recurrent state cannot be cut back."""
     turn_hashes = file.fingerprint.turn_hashes
     return turn_hashes[-1:] if file.is_recurrent else turn_hashes
-
-
-def _continues(blocks: Sequence[int], file: SlotFile) -> bool:
-    """Whether a prompt begins with the last answered prompt of a file."""
-    ours = file.fingerprint.blocks
-    return not ours or (len(ours) <= len(blocks) and blocks[len(ours) - 1] == ours[-1])
 
 
 def _bits(holders: int, most: int) -> Iterable[int]:

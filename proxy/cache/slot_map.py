@@ -1,24 +1,24 @@
-"""Which slot of a process holds which conversation, as far as that can be known from outside. Pure.
+"""Which slot of a process holds which conversation, as far as that can be seen from outside. Pure.
 
-An engine that matches no prompts (`--slot-prompt-similarity 0`) takes the slot used longest ago,
-and looks for the conversation only among those saved when the last task began: a turn that follows
-its answer at once is computed again. It uses the slot that still holds its conversation if the
-request names that slot. On such an engine that is safe even where the slot is in use: the request
-waits. (On one that matches prompts it is not.) For an API without `id_slot`, all other idle slots
-are used once more, with an empty prompt, which leaves what they hold as it is; then the slot that
-holds the conversation is the one used longest ago.
+An engine that matches no prompts (`--slot-prompt-similarity 0`) takes the least recently used slot,
+and looks for the conversation only among the copies saved when the last task began: a turn that
+follows its answer at once is computed again. It uses the slot that still holds the conversation if
+the request names that slot. On such an engine that is safe even if the slot is in use: the request
+waits. (On an engine that matches prompts it is not.) For an API without `id_slot`, all other idle
+slots are used once with an empty prompt, which leaves their content as it is; then the slot that
+holds the conversation is the least recently used.
 
-So the slots are tracked: a request that names none is expected in the slot used longest ago, and of
-unused ones in the last. Where that is only a guess, or others (a probe, a restart from saved slots)
-may have used them, /slots is read: it shows the order of the last tasks and how many tokens each
-slot holds, and we know the order of our requests.
+So the slots are tracked: a request that names none is expected in the least recently used slot, and
+among unused slots in the last. If that is only a guess, or if other clients (a probe, a restart
+from saved slots) may have used slots, /slots is read: it shows the order of the last tasks and the
+number of tokens in each slot, and we know the order of our requests.
 
-`SlotOwners`: whose tokens an engine can find for a request, where keys share no caches. An engine
-reuses whatever a slot or its host cache has of a prompt. So a request of an owner that is alone
-names its slot, in which the engine then looks alone, and says `cache_prompt: false` unless that
-slot is known to hold only tokens of its owner: then nothing is reused, and what the slot holds
-afterwards is its owner's. A request that names no slot can get each, and a copy of any. That costs
-nothing as long as a process has computed prompts of one owner alone.
+`SlotOwners` tracks whose tokens an engine can find for a request, for API keys that share no
+caches. An engine reuses any prefix in a slot or its host cache. So a request of an owner that is
+alone names its slot, in which alone the engine then looks, and has `cache_prompt: false` unless
+that slot is known to hold only tokens of its owner: then nothing is reused, and afterwards the slot
+holds only its owner's tokens. A request that names no slot can get any slot, and a copy of any.
+That costs nothing while a process has computed prompts of only one owner.
 
 Source: measured on build 10434; server-context.cpp of llama.cpp, get_available_slot. With
 `cache_prompt: false` `cache_n` is 0 in every API but Anthropic's, which ignores it, whatever slots
@@ -42,7 +42,7 @@ from proxy.upstream.engine_state import SlotState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    """A request, from before it is sent until the engine is known to have given it a slot."""
+    """A request whose slot is uncertain: from before it is sent until the engine reports it."""
 
     owner: CacheOwner
     id_slot: int | None
@@ -51,16 +51,16 @@ class _Sent:
 
 @cache
 def _shared(id_slot: int | None) -> _Sent:
-    """Return a request of an owner that shares caches, as nearly all are; slots are few."""
+    """Return a cached `_Sent` of an owner that shares caches, as nearly all do; slots are few."""
     return _Sent(ANYONE, id_slot, is_reusing=True)
 
 
 class SlotOwners:
-    """Of one process; `is_new`: its slots were empty when it began. A holder is a lease.
+    """Owners of the tokens in one process's slots. A holder is a lease.
 
     Attributes:
-        has_shared: Whether a request was sent whose owner shares caches.
-        has_alone: Whether one was sent whose owner does not.
+        has_shared: Whether a request of an owner that shares caches was sent.
+        has_alone: Whether a request of an owner that is alone was sent.
     """
 
     def __init__(self, *, is_new: bool = True) -> None:
@@ -85,15 +85,15 @@ class SlotOwners:
         return self.has_shared or self._has_several or not self._is_new or not is_first
 
     def may_reuse(self, owner: CacheOwner, id_slot: int | None) -> bool:
-        """Return whether a request may reuse what the engine finds; None: it names no slot."""
+        """Return whether a request may reuse cached tokens; `id_slot`: None if it names none."""
         if not self.has_others(owner):
             return True
         return id_slot is not None and self._by_slot.get(id_slot) == _group(owner)
 
     def begin(self, holder: object, owner: CacheOwner, id_slot: int | None) -> bool:
-        """Note that a request is to be sent, once `awaited` is empty; return whether it may reuse.
+        """Note that a request will be sent once `must_wait` is False; return whether it may reuse.
 
-        What its slot holds is not certain until it has ended.
+        The content of its slot is uncertain until it has ended.
         """
         self._sent.pop(holder, None)
         if not (owner.is_alone or self.has_alone):
@@ -117,36 +117,42 @@ class SlotOwners:
         self._in_engine[holder] = group
         return is_reusing
 
-    def awaited(self, holder: object) -> bool:
+    def must_wait(self, holder: object) -> bool:
         """Return whether a request must wait until earlier ones have their slots.
 
-        It could take the slot of another owner's that may reuse what it finds, or the other its.
+        Otherwise one of them could get the other's slot and reuse its tokens.
         """
         if not self.has_alone:
             return False
         own = self._sent.get(holder)
-        earlier = takewhile(lambda other: other is not holder, self._sent)
-        return own is not None and any(_may_meet(self._sent[other], own) for other in earlier)
+        if own is None:
+            return False
+        for earlier in takewhile(lambda other: other is not holder, self._sent):
+            other = self._sent[earlier]
+            may_meet = None in {other.id_slot, own.id_slot}
+            if may_meet and other.is_reusing and other.owner != own.owner:
+                return True
+        return False
 
-    def placed(self, holder: object) -> None:
-        """Note that a request has its slot, or will get none."""
+    def note_placed(self, holder: object) -> None:
+        """Note that a request has its slot or will get none."""
         self._sent.pop(holder, None)
 
-    def released(self, holder: object) -> None:
-        """Note that a request is over, and the engine computes nothing more for it."""
+    def note_release(self, holder: object) -> None:
+        """Note that a request has ended and the engine computes nothing more for it."""
         self._sent.pop(holder, None)
         self._in_engine.pop(holder, None)
 
     def fill(self, owner: CacheOwner, id_slot: int | None) -> None:
-        """Note that a slot was filled with tokens of an owner; its request is sent next."""
+        """Note that a slot was filled with an owner's tokens; its request is sent next."""
         if id_slot is not None:
             self._note_named(_group(owner), id_slot)
             self.end(owner, id_slot)
 
     def end(self, owner: CacheOwner, id_slot: int | None) -> None:
-        """Note that the engine has told what it computed for a request that named its slot.
+        """Note that the engine has answered a request that named its slot.
 
-        The slot holds only tokens of its owner, unless another request can have taken it.
+        The slot holds only its owner's tokens, unless another request may have taken it.
         """
         if id_slot is not None and self._named.pop(id_slot, None) == _group(owner):
             self._by_slot[id_slot] = _group(owner)
@@ -158,7 +164,7 @@ class SlotOwners:
             self._named[id_slot] = group
 
     def has_only(self, owner: CacheOwner) -> bool:
-        """Return whether all slots are known to hold tokens of one owner alone."""
+        """Return whether all slots are known to hold only this owner's tokens."""
         return self._only == _group(owner)
 
     def are_in_engine(self, owner: CacheOwner) -> bool:
@@ -166,24 +172,18 @@ class SlotOwners:
         return any(other != _group(owner) for other in self._in_engine.values())
 
     def clear(self, owner: CacheOwner) -> None:
-        """Note that all slots were cleared, for requests of one owner."""
+        """Note that all slots were cleared for requests of one owner."""
         self._only = _group(owner)
 
 
-def _may_meet(earlier: _Sent, own: _Sent) -> bool:
-    """Return whether two requests could get the same slot, and the first reuse what is in it."""
-    is_of_another = earlier.is_reusing and earlier.owner != own.owner
-    return is_of_another and None in {earlier.id_slot, own.id_slot}
-
-
 def _group(owner: CacheOwner) -> CacheOwner:
-    """Return the owner of what a request leaves; those that share are one."""
+    """Return the owner of a request's tokens; all owners that share caches count as one."""
     return owner if owner.is_alone else ANYONE
 
 
-# What others do to the slots of an idle engine they do after a while.
+# Other clients may use an idle engine's slots; after this time our view is stale.
 _FRESH_S: Final = 5.0
-# Fewer are computed as quickly as they are found.
+# Below this, recomputing is as fast as finding the prefix.
 _WORTH_BLOCKS: Final = 4
 # The last token of an answer is not in the cache, nor is the one that ends it.
 _TOKENS_AWAY_MAX: Final = 2
@@ -191,7 +191,7 @@ _TOKENS_AWAY_MAX: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """What a slot holds; the attributes are those of `TrackedSlot`."""
+    """The content of a slot; for the attributes see `TrackedSlot`."""
 
     conversation: object | None
     tokens: int
@@ -205,22 +205,26 @@ EMPTY: Final = SlotContent(None, 0, (), None, is_saved=False)
 
 @dataclass(slots=True, eq=False)
 class TrackedSlot:
-    """One slot, and what it is believed to hold.
+    """One slot and its believed content.
+
+    A slot with a holder and `started_tick <= freed_tick` is reserved, but its request is not sent
+    yet.
 
     Attributes:
-        conversation: None for one that will not be continued.
-        tokens: Of that conversation.
-        blocks: Of its last answered prompt.
-        task: Of a restored slot that was not used since, the number of its last task: while that
-            stays so, it holds the same. None for all others.
-        is_saved: Whether a file has all that it holds.
-        is_confirmed: Whether the number is known, and not only guessed from the order of use.
-        is_numbered: Whether it was when the slot was last used, which others may have used since.
-        is_aimed: Whether the engine will take it for its request, which need not name it.
-        before: What it held when a request of another conversation got it; None once that is sent.
+        conversation: None if it will not be continued.
+        tokens: Tokens of the conversation.
+        blocks: Blocks of its last answered prompt.
+        task: For a restored slot that was not used since: number of its last task; while it is
+            unchanged, so is the content. None otherwise.
+        is_saved: Whether a file has all of the content.
+        is_confirmed: Whether `id_slot` is known, and not only guessed from the order of use.
+        is_numbered: Whether `id_slot` was confirmed at the last use; another client may have used
+            the slot since.
+        is_aimed: Whether the engine will take this slot even if its request does not name it.
+        before: Content before a request of another conversation got the slot; None once it is sent.
         holder: The lease that uses it, or None.
-        started: When a request was last sent to it, in a count of its own; 0 for never.
-        freed: When it was last freed, in a count of its own; 0 for never.
+        started_tick: When a request was last sent to it, in the map's own count; 0 for never.
+        freed_tick: When it was last freed, in the same count; 0 for never.
     """
 
     id_slot: int
@@ -234,8 +238,8 @@ class TrackedSlot:
     is_aimed: bool = False
     before: SlotContent | None = None
     holder: object | None = None
-    started: int = 0
-    freed: int = 0
+    started_tick: int = 0
+    freed_tick: int = 0
 
     @property
     def content(self) -> SlotContent:
@@ -252,29 +256,29 @@ class TrackedSlot:
         self.content = EMPTY
 
     def give(self, holder: object) -> None:
-        """Give it to a request of another conversation than it holds."""
+        """Give the slot to a request of another conversation."""
         self.before, self.is_aimed = self.content, False
         self.empty()
         self.holder = holder
 
     def empty_before(self) -> None:
-        """Note that what it held before is lost."""
+        """Note that its content before this request is lost."""
         self.before = EMPTY
 
     def fill(self, conversation: object | None, tokens: int, blocks: tuple[int, ...]) -> None:
-        """Note that it holds what a file has."""
+        """Note that it was filled from a file."""
         self.content = SlotContent(conversation, tokens, blocks, None, is_saved=True)
         self.is_aimed = True
 
     def note_saved(self, content: SlotContent) -> None:
-        """Note that a file has what it holds, or held before its holder got it."""
+        """Note that a file has this content, current or from before its holder got it."""
         if self.before is content:
             self.before = replace(content, is_saved=True)
         elif self.content == content:
             self.is_saved = True
 
     def take_back(self) -> object | None:
-        """Take it from a request that did not use it; return that."""
+        """Take the slot from a request that did not use it; return that request's lease."""
         holder, self.holder = self.holder, None
         if self.conversation is None and self.before is not None:
             self.content = self.before
@@ -282,9 +286,9 @@ class TrackedSlot:
         return holder
 
     def verifies_restore(self, prompt: Prompt | None) -> bool:
-        """Return whether the response to a prompt shows whether the restored cache is used.
+        """Return whether the response to this prompt will show if the restored cache is used.
 
-        So it is for the first request that names the slot and continues its last answered prompt.
+        True for the first request that names the slot and continues its last answered prompt.
         """
         ours, its = self.blocks, prompt.blocks if prompt else ()
         goes_on = 0 < len(ours) <= len(its) and its[len(ours) - 1] == ours[-1]
@@ -292,17 +296,17 @@ class TrackedSlot:
 
 
 class Search(NamedTuple):
-    """What an engine looks for in its host cache."""
+    """The prompt that an engine searches its host cache for."""
 
     conversation: object | None = None
     blocks: Sequence[int] = ()
 
 
 class SlotMap:
-    """The slots of one process; `host_cache` is told what is copied there, and searched.
+    """The slots of one process; keeps the model of its `host_cache` up to date and searches it.
 
     Attributes:
-        owners: Whose tokens they hold.
+        owners: Owners of the tokens in the slots.
     """
 
     def __init__(self, slots: int, host_cache: HostCache | None = None) -> None:
@@ -314,21 +318,21 @@ class SlotMap:
 
     @property
     def tokens(self) -> int:
-        """Tokens of conversations that they hold, as far as known."""
+        """Tokens of the conversations in the slots, as far as known."""
         return sum(tracked.tokens for tracked in self._slots if tracked.conversation is not None)
 
     @property
     def conversations(self) -> int:
-        """How many slots hold a conversation, as far as known."""
+        """Number of slots that hold a conversation, as far as known."""
         return sum(tracked.conversation is not None for tracked in self._slots)
 
     def slot_of(self, conversation: object) -> int | None:
-        """Return the number of the idle slot that holds a conversation, as far as known."""
+        """Return the id of the idle slot that holds a conversation, as far as known."""
         idle = (slot for slot in self._slots if slot.holder is None)
         return next((slot.id_slot for slot in idle if slot.conversation is conversation), None)
 
     def content_of(self, conversation: object) -> SlotContent | None:
-        """Return what the slot holds that has a conversation, idle or not, as far as known."""
+        """Return the content of the slot that has a conversation, idle or not."""
         held = (slot.content for slot in self._slots if slot.conversation is conversation)
         return next(held, None)
 
@@ -338,7 +342,7 @@ class SlotMap:
 
     @property
     def idle_slots(self) -> list[int]:
-        """The numbers of the idle slots, in the order in which the engine takes them."""
+        """Ids of the idle slots, in the order in which the engine takes them."""
         idle = [slot for slot in self._slots if slot.holder is None]
         return [slot.id_slot for slot in sorted(idle, key=_age)]
 
@@ -350,22 +354,24 @@ class SlotMap:
 
     @property
     def uses(self) -> list[tuple[object, int, int]]:
-        """Differs as soon as a slot is given to a request, used or freed."""
-        return [(slot.holder, slot.started, slot.freed) for slot in self._slots]
+        """A value that changes when a slot is given to a request, used or freed."""
+        return [(slot.holder, slot.started_tick, slot.freed_tick) for slot in self._slots]
 
     @property
     def is_pending(self) -> bool:
         """Whether a request has a slot and is not sent yet."""
-        return any(slot.holder is not None and slot.started <= slot.freed for slot in self._slots)
+        return any(
+            slot.holder is not None and slot.started_tick <= slot.freed_tick for slot in self._slots
+        )
 
     def add_restored(self, filled: RestoredSlot, conversation: object | None) -> None:
-        """Note what a slot holds as the process begins; call in the order of their tasks."""
+        """Note the content of a restored slot; call in the order of the slots' tasks."""
         for tracked in self._slots:
             if tracked.id_slot == filled.id_slot:
                 tracked.conversation, tracked.tokens = conversation, filled.tokens
                 tracked.blocks, tracked.task = filled.fingerprint.blocks, filled.task
                 if filled.task >= 0:
-                    tracked.started = tracked.freed = next(self._turn)
+                    tracked.started_tick = tracked.freed_tick = next(self._turn)
 
     def is_in_use(self, conversation: object | None) -> bool:
         """Return whether a request uses the slot that holds a conversation."""
@@ -375,16 +381,16 @@ class SlotMap:
     def reserve(
         self, holder: object, conversation: object | None, now_s: float
     ) -> TrackedSlot | None:
-        """Give a request the slot that holds its conversation, else the one the engine would take.
+        """Reserve the slot with the conversation, or else the one that the engine would take.
 
-        `conversation` is None where no slot is to be named. Returns None where no slot is known to
+        `conversation` is None if the request will name no slot. Returns None if no slot is known to
         be free.
         """
         is_stale = now_s - self._seen_at_s > _FRESH_S
         for slot in self._slots:
-            # A restored slot is confirmed only by the request that uses it. What others put into
-            # one that was never used belongs to no conversation.
-            if (is_stale and slot.started and slot.holder is None) or slot.task is not None:
+            # Only the request that uses a restored slot confirms it. Tokens that other clients put
+            # into a slot we never used belong to no conversation.
+            if (is_stale and slot.started_tick and slot.holder is None) or slot.task is not None:
                 slot.is_confirmed = False
         idle = [tracked for tracked in self._slots if tracked.holder is None]
         tracked = next(
@@ -405,11 +411,11 @@ class SlotMap:
     def rebind(
         self, tracked: TrackedSlot, conversation: object, now_s: float
     ) -> TrackedSlot | None:
-        """Give a request another slot: the one it has does not hold its conversation."""
+        """Give a request another slot, because its slot does not hold its conversation."""
         return self.reserve(tracked.take_back(), conversation, now_s)
 
     def reserve_lru(self, tracked: TrackedSlot) -> TrackedSlot:
-        """Give a new conversation the confirmed slot used longest ago, if there is one."""
+        """Give a new conversation the least recently used confirmed slot, if there is one."""
         holder = tracked.take_back()
         certain = (slot for slot in self._slots if slot.is_confirmed and slot.holder is None)
         chosen = min(certain, key=_age, default=tracked)
@@ -417,21 +423,22 @@ class SlotMap:
         return chosen
 
     def has_unsaved(self, tracked: TrackedSlot) -> bool:
-        """Return whether another idle slot holds tokens from after the engine's last task began.
+        """Return whether another idle slot was freed after the engine's last task began.
 
-        The engine does not copy those to other slots: it looks among what it saved then.
+        The engine cannot find its new tokens for other slots, because it searches only the copies
+        from then.
         """
-        begun = max(slot.started for slot in self._slots)
+        begun = max(slot.started_tick for slot in self._slots)
         idle = (slot for slot in self._slots if slot.holder is None and slot is not tracked)
-        return any(slot.freed > begun for slot in idle)
+        return any(slot.freed_tick > begun for slot in idle)
 
     def mark_refreshed(self, tracked: TrackedSlot) -> list[int]:
-        """Note that all other slots without a request are used at once; return their numbers."""
+        """Note that all other slots without a request are used at once; return their ids."""
         now = next(self._turn)
         self._note_copied(None)
         others = [slot for slot in self._slots if _is_unsent(slot) and slot is not tracked]
         for slot in others:
-            slot.started = slot.freed = now
+            slot.started_tick = slot.freed_tick = now
             slot.task = None
         return [slot.id_slot for slot in others]
 
@@ -441,7 +448,7 @@ class SlotMap:
         return bool(host_cache and host_cache.is_trusted and host_cache.holds(conversation))
 
     def is_lost_if_named(self, tracked: TrackedSlot) -> bool:
-        """Return whether what a slot held is nowhere else, and the engine would copy it."""
+        """Return whether naming this slot loses the only copy of its previous content."""
         before = tracked.before
         if self._host_cache is None or before is None or before.conversation is None:
             return False
@@ -450,15 +457,18 @@ class SlotMap:
     def found_blocks(
         self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
     ) -> int:
-        """Return how much of a prompt the engine would find for a request that names no slot."""
-        return shared_blocks(self._search(tracked, conversation, blocks).blocks, blocks)
+        """Return the blocks of a prompt that a request without a named slot would find."""
+        held: Held = _content_before_use(tracked)
+        if self._host_cache and self._host_cache.is_trusted:
+            held = self._host_cache.search(held, conversation, blocks)
+        return shared_blocks(held.blocks, blocks)
 
     def held_blocks(self, tracked: TrackedSlot, blocks: Sequence[int]) -> int:
-        """Return how much of a prompt a slot holds."""
+        """Return the blocks of a prompt that a slot holds."""
         return shared_blocks(_content_before_use(tracked).blocks, blocks)
 
     def held_blocks_max(self, blocks: Sequence[int]) -> int:
-        """Return how much of a prompt an idle slot or the host cache holds."""
+        """Return the most blocks of a prompt that an idle slot or the host cache holds."""
         held: list[Held] = [_content_before_use(slot) for slot in self._slots if _is_unsent(slot)]
         if self._host_cache and self._host_cache.is_trusted:
             held.append(self._host_cache.search(EMPTY, None, blocks))
@@ -467,64 +477,59 @@ class SlotMap:
     def is_elsewhere(
         self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
     ) -> bool:
-        """Return whether the engine would find much more of a prompt than this slot holds."""
+        """Return whether the engine would find many more blocks of a prompt than this slot has."""
         own = self.held_blocks(tracked, blocks)
         return self.found_blocks(tracked, conversation, blocks) - own >= _WORTH_BLOCKS
 
-    def _search(
-        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
-    ) -> Held:
-        held = _content_before_use(tracked)
-        if self._host_cache and self._host_cache.is_trusted:
-            return self._host_cache.search(held, conversation, blocks)
-        return held
-
     def note_return(self, conversation: object | None) -> None:
-        """Note that a conversation comes that is in no idle slot."""
+        """Note a request of a conversation that is in no idle slot."""
         if self._host_cache and conversation and not self.is_in_use(conversation):
-            self._host_cache.returned(conversation)
+            self._host_cache.note_return(conversation)
 
     def note_found(self, conversation: object, cached_tokens: int) -> None:
-        """Note how many tokens of a conversation's prompt the engine found."""
+        """Note how many cached tokens of a conversation's prompt the engine found."""
         if self._host_cache:
-            self._host_cache.found(conversation, cached_tokens)
+            self._host_cache.note_found(conversation, cached_tokens)
 
     def mark_sent(self, tracked: TrackedSlot, search: Search | None = None) -> None:
-        """Note that a request is sent now; with `search` where it names no slot.
+        """Note that a request is sent now; with `search` if it names no slot.
 
-        The engine may give it another slot then, and looks for its prompt in the host cache too.
+        In that case the engine may give it another slot, and also searches the host cache for its
+        prompt.
         """
         if search and self._host_cache:
-            self._host_cache.taken(_content_before_use(tracked), search.conversation, search.blocks)
+            self._host_cache.note_slot_taken(
+                _content_before_use(tracked), search.conversation, search.blocks
+            )
         self._note_copied(tracked)
-        tracked.started, tracked.task = next(self._turn), None
+        tracked.started_tick, tracked.task = next(self._turn), None
         tracked.is_confirmed = tracked.is_confirmed and (search is None or tracked.is_aimed)
         tracked.is_numbered = tracked.is_confirmed
         tracked.before, tracked.is_saved = None, False
 
     def _note_copied(self, tracked: TrackedSlot | None) -> None:
-        """Note that a task begins in a slot: the engine copies what all others hold."""
+        """Note that a task begins in a slot: the engine copies all other idle slots."""
         if self._host_cache:
             idle = [slot for slot in self._slots if _is_unsent(slot) and slot is not tracked]
             idle.sort(key=_id_slot)
-            self._host_cache.slots_copied(map(_content_before_use, idle))
+            self._host_cache.note_copies(map(_content_before_use, idle))
 
     def release(self, holder: object, now_s: float) -> None:
-        """Note that a request is over; what its slot holds is not known any more."""
+        """Note that a request has ended; the content of its slot is now unknown."""
         for tracked in self._slots:
             if tracked.holder is not holder:
                 continue
             if tracked.before is not None:  # it was not sent
                 tracked.take_back()
                 continue
-            tracked.holder, tracked.freed = None, next(self._turn)
+            tracked.holder, tracked.freed_tick = None, next(self._turn)
             tracked.empty()
             self._seen_at_s = now_s
 
     def set_conversation(
         self, tracked: TrackedSlot, conversation: object, tokens: int, blocks: tuple[int, ...] = ()
     ) -> None:
-        """Note what a slot holds after a response, unless the next request uses it already."""
+        """Note the content of a slot after a response, unless the next request already uses it."""
         if tracked.holder is None:
             for other in self._slots:
                 if other.conversation is conversation:
@@ -532,7 +537,7 @@ class SlotMap:
             tracked.conversation, tracked.tokens, tracked.blocks = conversation, tokens, blocks
 
     def forget(self, conversation: object) -> int | None:
-        """Forget what an idle slot holds of a conversation; return the number of that slot."""
+        """Forget the idle slot that holds a conversation; return its id."""
         for tracked in self._slots:
             if tracked.holder is None and tracked.conversation is conversation:
                 tracked.empty()
@@ -542,23 +547,23 @@ class SlotMap:
     def idle_conversations(
         self, listed: Sequence[SlotState], now_s: float
     ) -> dict[int, TrackedSlot]:
-        """Return the idle slots that are known to hold a conversation, by number."""
+        """Return the idle slots that are known to hold a conversation, by slot id."""
         self.sync(listed, None, now_s)
         idle = (slot for slot in self._slots if slot.holder is None and slot.is_confirmed)
         return {slot.id_slot: slot for slot in idle if slot.conversation is not None}
 
     def sync(self, listed: Sequence[SlotState], pending: TrackedSlot | None, now_s: float) -> None:
-        """Find each slot's number by what the engine reports of all of them.
+        """Match the tracked slots with the slots that the engine reports, to learn their ids.
 
-        A number that was known stays, if the slot still holds the same or a request uses it: two
-        requests that are sent at once may begin in another order. It holds something else if its
-        last task is later than that of a request that was sent after its own had ended, also where
-        that has as many tokens. Of the others, the latest come first on both sides; those used at
-        once come in any order. A task that is not ours is not tracked, and a conversation that
-        nothing fits is in no slot any more.
+        A known id stays if the slot still has the same content, or if a request uses it: two
+        requests that are sent at once may begin in another order. The content has changed if the
+        slot's last task is later than that of a request that was sent after the slot's own request
+        had ended, even with the same number of tokens. The other slots are matched by recency, the
+        latest first on both sides; slots used at the same time are interchangeable. A task that is
+        not ours is ignored, and a conversation that matches no slot is in none any more.
 
         Args:
-            listed: What the engine reports.
+            listed: The engine's current /slots.
             pending: The slot of a request that is not sent yet, or None.
             now_s: Monotonic time.
         """
@@ -568,7 +573,7 @@ class SlotMap:
             tracked.empty()
         known = {slot.id_slot for slot in self._slots if _is_known(slot, states.get(slot.id_slot))}
         rest = [slot for slot in self._slots if slot.id_slot not in known]
-        rest.sort(key=lambda slot: slot.started, reverse=True)
+        rest.sort(key=lambda slot: slot.started_tick, reverse=True)
         lost: list[TrackedSlot] = []
         unknown: list[int] = []
         open_states = (state for state in listed if state.id_slot not in known)
@@ -579,7 +584,7 @@ class SlotMap:
                 continue
             tracked = rest.pop(at)
             tracked.id_slot, tracked.is_numbered = seen.id_slot, True
-            while rest and rest[0].started > tracked.started:
+            while rest and rest[0].started_tick > tracked.started_tick:
                 lost.append(rest.pop(0))
         for tracked, slot in zip((*lost, *rest), unknown, strict=False):
             tracked.empty()
@@ -588,26 +593,28 @@ class SlotMap:
             tracked.is_confirmed = tracked.is_numbered
 
     def _is_overwritten(self, tracked: TrackedSlot, states: Mapping[int, SlotState]) -> bool:
-        """Return whether a request that named no slot got this one, by the order of the tasks.
+        """Return whether the order of the tasks shows that an unnamed request got this slot.
 
-        Each request that was sent after this slot was freed has ended in another slot, with a later
-        task: fewer slots with later tasks show that one of them ended here.
+        Each request that was sent after this slot was freed should have ended in another slot with
+        a later task. If fewer slots have later tasks, one of these requests ended here.
         """
         seen = states.get(tracked.id_slot)
         if seen is None or not (tracked.is_numbered and tracked.conversation is not None):
             return False
-        if tracked.task is not None or tracked.started > tracked.freed:
+        if tracked.task is not None or tracked.started_tick > tracked.freed_tick:
             return False
-        sent_later = [slot for slot in self._slots if tracked.freed < slot.started < slot.freed]
+        sent_later = [
+            slot for slot in self._slots if tracked.freed_tick < slot.started_tick < slot.freed_tick
+        ]
         ended = sum(slot.conversation is not None and slot.task is None for slot in sent_later)
         return sum(state.task > seen.task for state in states.values()) < ended
 
 
 def _is_known(tracked: TrackedSlot, seen: SlotState | None) -> bool:
-    """Return whether a slot is still the one that the engine lists by its number."""
+    """Return whether a slot still matches the engine's slot of the same id."""
     if seen is None or not tracked.is_numbered:
         return False
-    is_sent = tracked.holder is not None and tracked.started > tracked.freed
+    is_sent = tracked.holder is not None and tracked.started_tick > tracked.freed_tick
     return is_sent or _holds(tracked, seen)
 
 
@@ -617,7 +624,7 @@ def _is_unsent(tracked: TrackedSlot) -> bool:
 
 
 def _content_before_use(tracked: TrackedSlot) -> TrackedSlot | SlotContent:
-    """Return what a slot holds to which no request was sent yet."""
+    """Return the content of a slot to which no request was sent yet."""
     return tracked if tracked.before is None or tracked.conversation else tracked.before
 
 
@@ -625,25 +632,27 @@ _id_slot = attrgetter("id_slot")
 
 
 def _age(tracked: TrackedSlot) -> tuple[int, int]:
-    """Sort slots as engines take them: used longest ago, of unused ones the last."""
-    return tracked.freed, -tracked.id_slot
+    """Sort key of the order in which engines take slots: least recently used; unused, the last."""
+    return tracked.freed_tick, -tracked.id_slot
 
 
 def _place(
     slot_map: Sequence[TrackedSlot], seen: SlotState, pending: TrackedSlot | None
 ) -> int | None:
-    """Return which tracked slot is one that the engine lists: the first, or one that surely is.
+    """Return the index of the tracked slot that `seen` describes, or None.
 
-    Of those that were used at once, each may be the first.
+    Certain matches win; slots used at the same time are interchangeable.
     """
     certain = [at for at, slot in enumerate(slot_map) if _holds(slot, seen)]
-    first = [at for at, slot in enumerate(slot_map) if slot.started == slot_map[0].started]
+    first = [
+        at for at, slot in enumerate(slot_map) if slot.started_tick == slot_map[0].started_tick
+    ]
     possible = [at for at in first if _may_match(slot_map[at], seen, pending)]
     return next(iter((*(at for at in certain if at in possible), *possible, *certain)), None)
 
 
 def _may_match(tracked: TrackedSlot, seen: SlotState, pending: TrackedSlot | None) -> bool:
-    if (tracked.started == 0) != (seen.task < 0):
+    if (tracked.started_tick == 0) != (seen.task < 0):
         return False
     is_open = tracked.conversation is None or (
         tracked.holder is not None and tracked is not pending
@@ -653,6 +662,6 @@ def _may_match(tracked: TrackedSlot, seen: SlotState, pending: TrackedSlot | Non
 
 def _holds(tracked: TrackedSlot, seen: SlotState) -> bool:
     is_idle = tracked.conversation is not None and not seen.is_busy
-    if tracked.task is not None:  # nor does it tell how much it was filled with
+    if tracked.task is not None:  # the engine does not report the size of a restored slot
         return is_idle and (tracked.id_slot, tracked.task) == (seen.id_slot, seen.task)
     return is_idle and 0 <= tracked.tokens - seen.tokens <= _TOKENS_AWAY_MAX

@@ -252,7 +252,7 @@ class LocalEndpoints:
         digest = self._router.prefix_digest(cursor, key.name if key else None, models)
         if digest is None:
             return web.Response(status=204)
-        return web.Response(body=digest.encoded, content_type="application/json")
+        return web.Response(body=digest.to_bytes(), content_type="application/json")
 
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))

@@ -262,7 +262,9 @@ class ClientResponse:
         """Time a write as one that waits for the client, if it may have to wait."""
         transport = self._request.transport
         is_behind = transport is not None and transport.get_write_buffer_size()
-        return self.record.timeline.stalled() if is_behind or size_bytes > _BUFFER_BYTES else _FREE
+        return (
+            self.record.timeline.time_stall() if is_behind or size_bytes > _BUFFER_BYTES else _FREE
+        )
 
     @property
     def _is_stream(self) -> bool:

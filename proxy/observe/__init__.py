@@ -1,5 +1,6 @@
-"""What is recorded of requests, and how it is shown.
+"""Records of requests, and the forms in which they are shown.
 
-`record` (`AccessRecord`), `timeline`, `metrics` (counters, the engines' own metrics), `tracing`,
-`in_flight`, `past` (requests that have ended), `cache_finding` and `explanation`.
+`record` (`AccessRecord`, its events), `timeline` (phases), `metrics` (counters, the engines' own
+metrics), `tracing` (OpenTelemetry), `in_flight` and `past` (requests), `cache_finding` and
+`explanation` (why a request was slow).
 """

@@ -1,6 +1,6 @@
-"""What was found of a prompt in the caches, and the words for why not more: tiers, causes.
+"""What was found of a prompt in the caches: tokens, tiers, and the cause of a miss.
 
-`cache.miss_cause` decides which cause it is; `explanation` puts it into sentences.
+`cache.miss_cause` determines the cause; `explanation` puts it into sentences.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from typing import Any, Final, NamedTuple
 
 class Tier(StrEnum):
     SLOT = "slot"
-    """In the slot that the request got."""
+    """In the request's slot."""
     HOST_CACHE = "host_cache"
-    """In no such slot: in what the engine keeps in main memory (`cache-ram`)."""
+    """In the engine's copies in main memory (`cache-ram`)."""
     DISK = "disk"
-    """In a slot file, restored for the request or as the process began."""
+    """In a slot file, restored for the request or at the start of the process."""
     NONE = "none"
 
 
 class NoFile(StrEnum):
     OFF = "off"
-    """Its instance neither saves nor restores any."""
+    """Its instance neither saves nor restores slots."""
     COST = "cost"
     """Saving it did not pay when its slot was taken."""
     LIMIT = "limit"
-    """The limits of the disk, or of writes in an hour, were reached."""
+    """The limit of disk space, or of writes per hour, was reached."""
     DELETED = "deleted"
-    """There was one: its age or the budget deleted it, or it could not be read."""
+    """A file existed: it was deleted by age or budget, or could not be read."""
     OTHER_BUILD = "other_build"
-    """There is one, of another build or other options."""
+    """A file exists, of another build or other options."""
     FAILED = "failed"
-    """There was one, and its restore failed."""
+    """A file existed, and its restore failed."""
 
 
-# A shorter prompt is computed within a batch: nothing of it is remembered or compared.
+# A shorter prompt is computed in one batch, so it is neither remembered nor compared.
 TOKENS_MIN: Final = 64
 
 
 class Cause(StrEnum):
-    # Of what was found in the cache:
+    # About the cache:
     ALL_FOUND = "all_found"
     FIRST_REQUEST = "first_request"
     SHORT_PROMPT = "short_prompt"
@@ -57,18 +57,18 @@ class Cause(StrEnum):
     RECURRENT_STATE = "recurrent_state"
     CACHE_OFF = "cache_off"
     NOT_FOUND = "not_found"
-    # Of an error:
+    # About an error:
     ERROR = "error"
-    # Of the time:
+    # About the time:
     QUEUE = "queue"
     LOADING = "loading"
     SLOW_CLIENT = "slow_client"
 
 
 PLAIN: Final = frozenset({Cause.ALL_FOUND, Cause.FIRST_REQUEST, Cause.SHORT_PROMPT})
-# The model had to be loaded for these, too.
+# Causes for which the model also had to be loaded.
 WITH_LOAD: Final = frozenset({Cause.MODEL_UNLOADED, Cause.ENGINE_RESTARTED})
-# The client sent another prompt than before.
+# Causes in which the client sent another prompt than before.
 BY_CLIENT: Final = frozenset(
     {
         Cause.SYSTEM_PROMPT_CHANGED,
@@ -77,7 +77,7 @@ BY_CLIENT: Final = frozenset(
         Cause.MESSAGE_CHANGED,
     }
 )
-# What was lost might be in a slot file.
+# Causes in which the lost tokens might be in a slot file.
 OF_PLACE: Final = frozenset(
     {
         Cause.OTHER_INSTANCE,
@@ -91,26 +91,29 @@ OF_PLACE: Final = frozenset(
 
 
 class CacheFinding(NamedTuple):
-    """What was found of a prompt in the cache, and why not more. Figures only.
+    """The tokens of a prompt that were found in the cache, and why not more. Contains no text.
+
+    Its fields are members of the JSON API.
 
     Attributes:
-        tokens: Of the prompt.
-        found: In the cache.
-        reusable: That the caches would have held, had nothing been changed or lost.
-        shared: Equal from the start to the earlier prompt; None without one, or where all was.
-        token: The first that differs, from 1; None where none does.
-        is_about: It is estimated from the sizes of texts.
-        message: The client's number of the message that differs, from 0.
-        role: Of what differs.
-        dropped: Messages that the client left out.
-        repeated: In how many requests of the client, one after the other, it was the same cause.
-        earlier: The id of the request that is compared.
-        earlier_instance: The one that computed it.
-        age_s: Since it ended.
-        is_continued: As of `CacheFacts`, as are `is_awaited`, `tier` and `restore_ms`.
-        no_file: Why what was lost was in no slot file either; None where that is not known.
-        own: What earlier requests of the same key can have left in caches, where that is less than
-            was found or could be.
+        tokens: Tokens of the prompt.
+        found: Tokens found in the cache.
+        reusable: Tokens that the caches would have had if nothing had been changed or lost.
+        shared: Tokens equal to the earlier prompt from the start; None without one, or if all are
+            equal.
+        token: The first token that differs, from 1; None if none does.
+        is_about: Whether positions are estimated from the sizes of texts.
+        message: Index of the message that differs, from 0.
+        role: Role of the part that differs.
+        dropped: Number of messages that the client left out.
+        repeated: Number of successive requests of the client with the same cause.
+        earlier: Id of the earlier request that it is compared with.
+        earlier_instance: Instance that computed the earlier request.
+        age_s: Time since the earlier request ended.
+        is_continued: See `CacheFacts`, as for `is_awaited`, `tier` and `restore_ms`.
+        no_file: Why the lost tokens were in no slot file either; None if unknown.
+        own: Tokens that earlier requests of the same API key can have left in caches, if fewer than
+            `found` or `reusable`.
     """
 
     cause: Cause
@@ -136,24 +139,23 @@ class CacheFinding(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """Tokens that were computed although the caches could have held them; 0 if few."""
+        """Tokens recomputed although the caches could have had them; 0 if few."""
         return 0 if self.cause in PLAIN else max(0, self.reusable - self.found)
 
     def repeating(self, repeated: int) -> CacheFinding:
-        """Return it with how often its cause came."""
         return self if repeated == self.repeated else self._replace(repeated=repeated)
 
     def without_file(self, no_file: NoFile | None) -> CacheFinding:
         return self._replace(no_file=no_file)
 
     def as_fields(self) -> dict[str, Any]:
-        """As JSON, without what says nothing."""
+        """Return JSON members, without those that have their default."""
         usual = self._field_defaults
         figures = zip(self._fields, self, strict=True)
         return {name: value for name, value in figures if name not in usual or value != usual[name]}
 
 
 def cache_finding(written: Mapping[str, Any]) -> CacheFinding:
-    """Read `as_fields`; raises ValueError, KeyError or TypeError."""
+    """Parse `as_fields`; raise ValueError, KeyError or TypeError if it is invalid."""
     kept = {name: value for name, value in written.items() if name in CacheFinding._fields}
     return CacheFinding(**{**kept, "cause": Cause(kept["cause"])})

@@ -1,8 +1,8 @@
-"""One request explained: its error, where its time went, and why its prompt was not cached. Pure.
+"""Explains one request: its error, where its time went, and why its prompt was not cached. Pure.
 
-All of it is computed from the fields of `request.finished` (`proxy.observe.record`), whether they
-come from a request that just ended or from the history. Messages of errors are not stored, as they
-may quote a client: an error is explained by its code.
+Everything is computed from the fields of `request.finished` (`proxy.observe.record`), whether the
+request just ended or comes from the history. Error messages are not stored, because they may quote
+a client: an error is explained by its code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIMIT: Final = "send less, or raise the limit that the response names"
 _FAULT: Final = "corral logs has the details; corral report collects them for a bug report"
 _ENGINE: Final = "corral logs {model} shows what the engine said"
 _KEY: Final = "corral key list shows the keys and their limits"
-# By code: what happened, as a clause, and what to do; None where nothing is to be done.
+# By code: a clause that says what happened, and the cure; None if there is nothing to do.
 _MEANINGS: Final[Mapping[str, tuple[str, str | None]]] = MappingProxyType(
     {
         "body_expands": ("the decompressed body is too many times larger", _LIMIT),
@@ -152,7 +152,7 @@ _MEANINGS: Final[Mapping[str, tuple[str, str | None]]] = MappingProxyType(
         ),
     }
 )
-# Where an engine or a node has a code of its own.
+# For codes of an engine or a node.
 _REFUSED: Final = ("{instance} refused the request", "the response says why")
 _BROKEN: Final = ("{instance} answered with an error of its own", _ENGINE)
 _DISCONNECTED: Final = 499
@@ -161,7 +161,7 @@ _DISCONNECTED: Final = 499
 def error_meaning(
     status: int, code: str | None, *, model: str | None, instance: str | None
 ) -> tuple[str, str | None]:
-    """Return what an error means, as a clause, and what to do; None if nothing is to be done.
+    """Return the meaning of an error, as a clause, and its cure, None if there is none.
 
     `status` is 400 to 599.
     """
@@ -209,23 +209,25 @@ _ADVICE: Final = MappingProxyType(
 
 
 def advice(cause: Cause) -> str | None:
-    """Return what to do, or None where nothing is to be done."""
+    """Return what to do, or None if there is nothing to do."""
     return _ADVICE.get(cause)
 
 
 def cache_sentence(found: CacheFinding) -> str:
-    """Say what was found of a prompt in the cache, and why not more."""
+    """Return a sentence on the tokens found in the cache, and why not more."""
     if found.cause is Cause.ALL_FOUND:
         return f"{_found_clause(found)}: all that could be"
     if found.cause is Cause.FIRST_REQUEST:
         return _first(found)
     if change := _CHANGES.get(found.cause):
-        return f"{_differs(found)}: {change(found)}"
+        about = "about " if found.is_about else ""
+        place = f"{_place(found)} differs at {about}token {found.token} of {found.tokens}"
+        return f"{place}: {change(found)}"
     why = _LOSSES[found.cause].format(
         instance=f"instance {found.earlier_instance}",
-        age=_age(found),
+        age="" if found.age_s is None else f" ({found.age_s:g} s ago)",
         wait=_wait(found),
-        held=_holder_clause(found),
+        held="this one" if found.earlier else "its beginning",
     )
     on_disk = f"; {_NO_FILE[found.no_file]}" if found.no_file in _NO_FILE else ""
     return f"{_found_clause(found)}, {found.reusable} could be: {why}{on_disk}"
@@ -249,11 +251,6 @@ def _first(found: CacheFinding) -> str:
     if found.found:
         return f"the first request of a conversation: {_found_clause(found)}, shared with others"
     return f"the first request of a conversation: all {found.tokens} prompt tokens were computed"
-
-
-def _differs(found: CacheFinding) -> str:
-    about = "about " if found.is_about else ""
-    return f"{_place(found)} differs at {about}token {found.token} of {found.tokens}"
 
 
 def _place(found: CacheFinding) -> str:
@@ -291,18 +288,10 @@ def _comparison_clause(found: CacheFinding) -> str:
     return f" than in its request {found.earlier}" if found.earlier else ""
 
 
-def _holder_clause(found: CacheFinding) -> str:
-    return "this one" if found.earlier else "its beginning"
-
-
 def _wait(found: CacheFinding) -> str:
     if found.is_awaited:
         return "which had no slot free; it waited for one as long as that was worth it"
     return "which was busy, slower or failing"
-
-
-def _age(found: CacheFinding) -> str:
-    return "" if found.age_s is None else f" ({found.age_s:g} s ago)"
 
 
 _CHANGES: Final[Mapping[Cause, Callable[[CacheFinding], str]]] = MappingProxyType(
@@ -329,7 +318,7 @@ _LOSSES: Final = MappingProxyType(
         Cause.NOT_FOUND: "{instance} no longer held the rest",
     }
 )
-# After what was lost.
+# Appended to a sentence about lost tokens.
 _NO_FILE: Final[Mapping[NoFile | None, str]] = MappingProxyType(
     {
         NoFile.OFF: "it saves nothing on disk (corral slots says why)",
@@ -342,11 +331,11 @@ _NO_FILE: Final[Mapping[NoFile | None, str]] = MappingProxyType(
 )
 
 
-# Of waits that take less, and less of the whole, nothing is said.
+# Waits below both limits are not mentioned.
 _NOTED_MIN_MS: Final = 50.0
 _NOTED_MIN_SHARE: Final = 0.1
 
-# Errors of requests that no instance got, though there were some: they waited for a slot.
+# Errors of requests that waited for a slot but got no instance.
 _OF_SLOTS: Final = frozenset({"queue_timeout", "wait_too_long", "queue_full", "request_cancelled"})
 _WAITS: Final = MappingProxyType(
     {
@@ -356,13 +345,13 @@ _WAITS: Final = MappingProxyType(
     }
 )
 
-# Members of a cache finding that tell of what was found.
+# Members of a cache finding that describe the found tokens.
 _OF_FOUND: Final = frozenset({"tier", "restore_ms"})
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause; `cost_ms` is what it cost, as far as that is known."""
+    """One cause; `cost_ms` is the time that it cost, as far as known."""
 
     cause: Cause
     cost_ms: float
@@ -372,15 +361,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One request.
+    """The explanation of one request.
 
     Attributes:
-        status: As HTTP; None as long as the request is answered.
-        code: Of the error.
-        findings: That of the error first, then the one that cost most.
-        phases_ms: Milliseconds of each phase; without those that are not known.
-        expected_cached_tokens: That the router expected.
-        cache: As of `CacheFinding.as_fields`; None where the engine told nothing.
+        status: HTTP status; None while the request is being answered.
+        code: Error code.
+        findings: The error first, then by descending cost.
+        phases_ms: Milliseconds of each known phase.
+        expected_cached_tokens: Cached tokens that the router expected.
+        cache: See `CacheFinding.as_fields`; None if the engine reported nothing.
     """
 
     request: str
@@ -420,7 +409,7 @@ class Explanation:
 
 
 def explain(fields: Mapping[str, Any]) -> Explanation:
-    """Explain a request by the fields of its event."""
+    """Explain a request from the fields of its event."""
     cache = _cache(fields)
     phases_ms: dict[str, float] = {
         phase: ms for phase in PHASES if (ms := _ms(fields, f"{phase}_ms")) is not None
@@ -467,7 +456,7 @@ def _error(fields: Mapping[str, Any]) -> Iterator[Finding]:
 def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:
     code = fields.get("code")
     if code is not None and fields.get("instance") is None and code not in _OF_SLOTS:
-        return  # its phases tell how long it waited, and the error why
+        return  # its phases show the wait, and the error its reason
     for cause, (_, sentence) in _WAITS.items():
         cost_ms = _sum_ms(fields, cause)
         is_told = cache is not None and cause in _waits_of(cache)
@@ -498,7 +487,7 @@ def _short_answer_finding(fields: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _waits_of(cache: CacheFinding) -> frozenset[Cause]:
-    """Return the waits that have the same cause as what was not in the cache."""
+    """Return the waits that have the same cause as the cache miss."""
     if cache.cause in WITH_LOAD:
         return frozenset({Cause.LOADING})
     is_for_owner = cache.cause is Cause.OTHER_INSTANCE and cache.is_awaited
@@ -515,10 +504,10 @@ def _ms(fields: Mapping[str, Any], name: str) -> float | None:
 
 
 def own_figures(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a request as its client may see them, if others share its caches.
+    """Return the figures that a client may see of its request if others share its caches.
 
-    What other clients left in caches counts as computed. Of a prompt whose finding is not known,
-    everything does.
+    Tokens that other clients left in caches count as computed; without a finding, all cached tokens
+    do.
     """
     cache, cached = fields.get("cache"), fields.get("cached_tokens")
     own = cache.get("own") if cache else 0

@@ -1,7 +1,7 @@
 """Requests in flight: counted, waited for, and aborted from outside.
 
-The task of an aborted request gets the given error where it waits, and closes what it opened. All
-changes happen in methods without `await`. `OpenRequest` is such a request as operators see it.
+The task of an aborted request gets the given error at its next await, and closes what it opened.
+All changes happen in methods without `await`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.observe.record import AccessRecord
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """`record` is filled in as the request passes; `began_at_s` is monotonic."""
+    """A request as operators see it; `record` fills up on the way, `began_at_s` is monotonic."""
 
     record: AccessRecord
     client: str
@@ -28,13 +28,13 @@ class OpenRequest:
 
 
 class InFlightRequest:
-    """One request in flight for the length of a `with` block.
+    """A request that is in flight during a `with` block.
 
-    Aborted, the block raises the given error. As with `asyncio.timeout`, that differs from the
-    task's own cancellation: here, a client that left.
+    If it is aborted, the block raises the given error. As with `asyncio.timeout`, that is distinct
+    from a cancellation of the task, which means that the client left.
 
     Attributes:
-        open_request: What operators see of it; None: it is not a client's, or only a part of one.
+        open_request: The operators' view; None if it is no client's request, or only a part of one.
     """
 
     __slots__ = (
@@ -80,10 +80,10 @@ class InFlightRequest:
             raise self.cut_by from None
 
     def abort(self, error: ProxyError) -> None:
-        """End it with this error. Only the first call counts."""
+        """End the request with this error. Only the first call counts."""
         if self.cut_by is None:
             self.cut_by = error
-            # Not at once: the task may be what cuts, and then it is not at a point where it waits.
+            # Not at once: the caller may be this task itself, which is then not at an await.
             self._cancel_soon = asyncio.get_running_loop().call_soon(self._cancel)
 
     def _cancel(self) -> None:
@@ -96,7 +96,7 @@ R = TypeVar("R", bound=InFlightRequest)
 
 
 class InFlight(Generic[R]):
-    """The requests that one holder has in flight."""
+    """The requests in flight of one holder."""
 
     def __init__(self) -> None:
         self._requests: set[R] = set()
@@ -123,16 +123,16 @@ class InFlight(Generic[R]):
             request.abort(error)
 
     async def wait_empty(self) -> None:
-        """Wait until none is in flight, without limit."""
+        """Wait without limit until no request is in flight."""
         await self._landed.wait()
 
 
 class ServerState:
-    """Forwarded requests in flight, and whether every further one is refused.
+    """The forwarded requests in flight, and whether new ones are refused.
 
     Attributes:
-        process: What other proxies know this process by.
-        watching: Streams without an end of their own; they delay no drain.
+        process: Id of this process for other proxies.
+        watching: Endless streams, which do not delay a drain.
     """
 
     def __init__(self, process: str = "") -> None:

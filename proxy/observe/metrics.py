@@ -1,4 +1,4 @@
-"""Counters of requests, and the engines' own metrics with labels for model and instance.
+"""Request counters, and the engines' own metrics with labels for model and instance.
 
     accepted = finished + failed + cancelled + in flight
     requests for a model = accepted + rejected + waiting
@@ -6,14 +6,14 @@
 A request is rejected if it ends in an error before any instance got it, and accepted otherwise;
 while it is queued it is neither. `accepted` is computed from the other four, so both equations
 always hold. Endpoints that no instance answers are counted only if rejected. Names come from the
-settings, so they are few; those beyond a limit are counted as `other`.
+settings, so they are few; names above a limit are counted as `other`.
 
-Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of clients that left. So
-an engine is read only on request and at most once in two seconds. Each read resets its throughputs
-for all readers, the supervisor too: they are averages since the last read.
+Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of disconnected clients.
+So an engine is read only on request, and at most once in two seconds. Each read resets its
+throughputs for all readers, the supervisor too: they are averages since the last read.
 
-`encoder` chooses between the two text formats, Prometheus's own and OpenMetrics. A sample has the
-same name in both; the family of a counter lacks `_total` in OpenMetrics.
+`encoder` chooses between two text formats, Prometheus's own and OpenMetrics. Samples have the same
+names in both; the family of a counter lacks `_total` in OpenMetrics.
 
 Source: llama-server builds 10434 and 11434, measured.
 """
@@ -45,7 +45,7 @@ _OPEN: Final = "application/openmetrics-text"
 
 
 class Collector(Protocol):
-    """Has the families to encode."""
+    """A source of metric families to encode."""
 
     def collect(self) -> Iterable[Metric]: ...
 
@@ -54,13 +54,13 @@ Encode = Callable[[Collector], bytes]
 
 
 def encoder(accept: str) -> tuple[Encode, str]:
-    """The encoder of the format that an `Accept` header names first, and its content type.
+    """Return the encoder and content type of the format that an `Accept` header names first.
 
     Plain text if it names neither.
     """
     kinds = (entry.partition(";")[0].strip().lower() for entry in accept.split(","))
     if next((kind for kind in kinds if kind in {_PLAIN, _OPEN}), _PLAIN) == _OPEN:
-        # With its default, prometheus_client writes `:` as `_`, but only in the names of samples.
+        # By default prometheus_client writes `:` as `_`, but only in sample names.
         encode = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)
         return encode, openmetrics.CONTENT_TYPE_LATEST
     return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
@@ -71,7 +71,7 @@ _MODELS_MAX: Final = 64
 _INSTANCES_MAX: Final = 256
 
 _Key = tuple[str, ...]
-# Prometheus adds a label `instance` of its own: the address that it reads.
+# Not `instance`: Prometheus adds a label of that name, the address that it reads.
 BY_INSTANCE: Final = ("model", "model_instance")
 
 COUNTERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
@@ -107,7 +107,7 @@ HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str]]] = {
 
 
 class Histogram:
-    """Counts of values by inclusive upper bounds, not cumulative; the last is above all bounds."""
+    """Counts of values by inclusive upper bounds, not cumulative; the last count has no bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -129,19 +129,19 @@ class RequestCounters:
         self._instances = _Names(_INSTANCES_MAX)
 
     def observe(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Count an event; those not listed here are ignored."""
+        """Count an event; unknown events are ignored."""
         match event:
             case "request.finished":
                 self._end(fields)
             case "request.rejected":
-                labels = (self._models.of(fields["model"]), fields["code"])
+                labels = (self._models.name_of(fields["model"]), fields["code"])
                 self.counts["requests_rejected"][labels] += 1
             case "upstream.failed":
                 key = self.labels_of(fields["model"], fields["instance"])
                 self.counts["upstream_failures"][key] += 1
 
     def begin(self, model: str, instance: str) -> None:
-        """Count an instance from 0: Prometheus sees no increase in a counter that begins with 1."""
+        """Start an instance's counters at 0: Prometheus ignores an increase to a first value."""
         key = self.labels_of(model, instance)
         for name, (labels, _) in COUNTERS.items():
             if labels is BY_INSTANCE:
@@ -150,7 +150,7 @@ class RequestCounters:
             self._histogram(name, key)
 
     def labels_of(self, model: str | None, instance: str | None) -> _Key:
-        return self._models.of(model), self._instances.of(instance)
+        return self._models.name_of(model), self._instances.name_of(instance)
 
     def _end(self, fields: Mapping[str, Any]) -> None:
         key = self.labels_of(fields["model"], fields["instance"])
@@ -160,11 +160,11 @@ class RequestCounters:
         if continued := fields.get("continued"):
             self.counts["continued_answers"][key] += continued
         if asked := fields.get("fallback_for"):
-            self.counts["fallbacks"][self._models.of(asked),] += 1
+            self.counts["fallbacks"][self._models.name_of(asked),] += 1
         for name in _TOKENS:
             if count := fields[name]:
                 self.counts[name][key] += count
-        # For each request: more than expected of one prompt does not make up for another.
+        # Per request, so that a surplus of one prompt does not offset another's miss.
         found = min(fields["expected_cached_tokens"] or 0, fields["cached_tokens"] or 0)
         self.counts["expected_tokens_found"][key] += found
         for name, ms in _times(fields).items():
@@ -179,13 +179,13 @@ class RequestCounters:
 
 
 class _Names:
-    """Bounds the number of different names; further ones become `other`."""
+    """Bounds the number of distinct names; further names become `other`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: set[str] = set()
 
-    def of(self, name: str | None) -> str:
+    def name_of(self, name: str | None) -> str:
         if not name or name in self._known:
             return name or ""
         if len(self._known) >= self._most:
@@ -195,7 +195,7 @@ class _Names:
 
 
 def _outcome(status: int) -> str:
-    # An engine's own 4xx is a complete response.
+    # A 4xx of the engine is a complete response.
     if status == CLIENT_GONE:
         return "requests_cancelled"
     return "requests_failed" if status >= 500 else "requests_finished"
@@ -223,12 +223,12 @@ _AGE_MIN_S: Final = 2.0
 _TIMEOUT_S: Final = 1.0
 _MAX_BYTES: Final = 256 * 1024
 _COMPUTED: Final = ("prompt_tokens_total", "tokens_predicted_total")
-# Averages since `/metrics` was last answered: of which tokens, and in which seconds.
+# Averages since the last read of `/metrics`, with the counters of their tokens and seconds.
 _AVERAGES: Final = {
     "prompt_tokens_seconds": ("prompt_tokens_total", "prompt_seconds_total"),
     "predicted_tokens_seconds": ("tokens_predicted_total", "tokens_predicted_seconds_total"),
 }
-_MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is the largest value so far
+_MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is a maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +236,10 @@ class Scraped:
     """One read of one engine.
 
     Attributes:
-        at_s: When it was last read.
-        exposed_at_s: When it was last read for `/metrics`.
-        families: Empty if it failed.
-        values: Those without labels, by name without `llamacpp:`, of the last read that did not.
+        at_s: Time of the last read.
+        exposed_at_s: Time of the last read for `/metrics`.
+        families: Empty if the read failed.
+        values: Unlabelled metrics of the last successful read, by name without `llamacpp:`.
     """
 
     upstream: Upstream
@@ -251,10 +251,10 @@ class Scraped:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """An engine's forward passes since it started, and the tokens that it computed in them.
+    """An engine's forward passes since its start, and the tokens computed in them.
 
-    It counts a pass at once, the tokens of a prompt when that is complete, and the tokens of an
-    answer when that ends.
+    The engine counts a pass at once, prompt tokens when the prompt is complete, and decoded tokens
+    when the answer ends.
     """
 
     count: int
@@ -264,7 +264,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class _Exposed:
-    """What `/metrics` was last answered with."""
+    """The last reading that `/metrics` exposed."""
 
     reading: Scraped
     averages: Mapping[str, float]
@@ -284,9 +284,9 @@ class Scrape:
     async def read(
         self, upstreams: Sequence[Upstream], age_max_s: float = _AGE_MIN_S
     ) -> list[Scraped]:
-        """The latest reading of each, at most so old; all are requested concurrently.
+        """Return the latest reading of each engine, at most `age_max_s` old; reads are concurrent.
 
-        Readings of other instances are dropped. Takes at most a second.
+        Drops the readings of other instances. Takes at most a second.
         """
         return await self._read_all(upstreams, self._due(upstreams, age_max_s))
 
@@ -304,11 +304,11 @@ class Scrape:
 
     @property
     def values(self) -> dict[str, Mapping[str, float]]:
-        """The latest metrics without labels that were read, by instance."""
+        """The latest unlabelled metrics, by instance."""
         return {name: reading.values for name, reading in self._readings.items()}
 
     async def expose(self, upstreams: Sequence[Upstream]) -> list[Scraped]:
-        """As `read`, but for what was read for others; with averages since the call before."""
+        """Return readings for `/metrics`, with averages since the previous call."""
         due = self._due(upstreams, _AGE_MIN_S, is_exposed=True)
         return [self._averaged(reading) for reading in await self._read_all(upstreams, due)]
 
@@ -326,7 +326,7 @@ class Scrape:
     def _due(
         self, upstreams: Sequence[Upstream], age_max_s: float, *, is_exposed: bool = False
     ) -> Iterator[Upstream]:
-        """Yield the engines to read; no other caller reads them for two seconds."""
+        """Yield the engines to read, and reserve them for two seconds."""
         now_s = self._clock()
         for upstream in upstreams:
             last = self._readings.get(upstream.name)
@@ -351,7 +351,7 @@ class Scrape:
             self._readings[upstream.name] = replace(latest, families=families, values=values)
 
     def _set_unread(self, upstream: Upstream) -> None:
-        """Have the next caller read an engine: this one did not wait for it."""
+        """Have the next caller read an engine again, because this caller did not wait for it."""
         latest = self._readings.get(upstream.name)
         if latest and latest.upstream == upstream:
             never_s = float("-inf")
@@ -367,7 +367,7 @@ class Scrape:
 
 
 def passes_of(scraped: Scraped) -> Passes | None:
-    """Return None if the engine has counted no pass."""
+    """Return an engine's forward passes, None if it has counted none."""
     values = {
         sample.name.removeprefix(PREFIX): sample.value
         for family in scraped.families
@@ -379,9 +379,9 @@ def passes_of(scraped: Scraped) -> Passes | None:
 
 
 def averages(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Return the tokens per second that an engine computed between two reads, by its own names.
+    """Return an engine's tokens per second between two reads, by its own metric names.
 
-    They are 0 where no request ended in between, and left out where it has no totals.
+    A value is 0 if no request ended in between, and missing if the engine has no totals.
     """
     found: dict[str, float] = {}
     for name, (tokens, seconds) in _AVERAGES.items():
@@ -393,7 +393,7 @@ def averages(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str,
 
 
 def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
-    """Yield the counters and gauges, with the labels of the instance."""
+    """Yield an engine's counters and gauges with the labels of the instance."""
     labels = dict(zip(BY_INSTANCE, (upstream.model, upstream.name), strict=True))
     for metric in parse_metrics(text):
         if metric.name == _MAXIMUM:
@@ -401,13 +401,13 @@ def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
         if metric.type == "gauge":
             yield _family(metric, metric.name, metric.name, labels)
         elif metric.type == "counter":
-            # The encoder adds `_total` to the name of the family, not to those of its samples.
+            # The encoder adds `_total` to the family's name, but not to its samples' names.
             name = metric.name.removesuffix("_total")
             yield _family(metric, name, f"{name}_total", labels)
 
 
 def _with_average(family: Metric, found: Mapping[str, float]) -> Metric:
-    """Return a family, with the average of ours where it is the engine's."""
+    """Return a family with our average in place of the engine's, if there is one."""
     value = found.get(family.name.removeprefix(PREFIX))
     if value is None:
         return family
@@ -425,7 +425,7 @@ def _family(metric: EngineMetric, name: str, sample: str, labels: dict[str, str]
 
 
 def merge_families(families: Iterable[Metric]) -> list[Metric]:
-    """One family for each name: the text format allows each name only once."""
+    """Merge families of the same name, because the text format allows each name only once."""
     by_name: dict[str, Metric] = {}
     for family in families:
         whole = by_name.setdefault(

@@ -1,12 +1,12 @@
-"""Spans of requests, made with OpenTelemetry when a request has ended; imported only if traced.
+"""Spans of requests, created with OpenTelemetry when a request has ended; imported only if traced.
 
-Attributes have no text of a client but the names of its model and of its key. `SpanQueue` is a
-bounded queue with a thread that sends: the library's own processor starts a thread in every process
-that is forked, and engines are forked. A collector that is down costs nothing else: what it does
-not take is lost and counted, which is one warning until it takes some again.
+Attributes contain no text of clients except the names of model and API key. `SpanQueue` is a
+bounded queue with a sender thread: the library's own processor starts a thread in every forked
+process, and engines are forked. A collector that is down costs nothing else: rejected spans are
+dropped and counted, with one warning until it accepts spans again.
 
 Source: OpenTelemetry semantic conventions, "HTTP server spans" and "Generative AI client spans"
-(gen_ai is in development); what they do not name begins with `corral.`.
+(gen_ai is in development); attributes outside them begin with `corral.`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _REASON_MAX: Final = 400
 
 
 class SpanQueue(SpanProcessor):
-    """Sends spans with an exporter; `on_failure` and `on_recovery` are called in its thread.
+    """Sends spans in its own thread, in which it calls `on_failure` and `on_recovery`.
 
     Args:
         exporter: Sends one batch; blocks.
         delay_s: The longest time that a span waits for others.
-        on_failure: Called with the reason, with the first batch in a row that was lost.
-        on_recovery: Called with the number of spans that were lost since.
+        on_failure: Called with the reason, for the first lost batch in a row.
+        on_recovery: Called with the number of spans lost since.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SpanQueue(SpanProcessor):
             self._woken.set()
 
     def shutdown(self) -> None:
-        """Send what is left, for half a second at most."""
+        """Send the remaining spans, for half a second at most."""
         self._is_closed = True
         self._woken.set()
         self._thread.join(_CLOSE_S)
@@ -106,10 +106,10 @@ class SpanQueue(SpanProcessor):
 
 
 class _Reasons(logging.Handler):
-    """Silences the library, and keeps why the last attempt failed.
+    """Silences the library, and keeps the reason of the last failed attempt.
 
     A warning is about one attempt, and its first value is the reason; an error without several
-    values only says that there were enough of them.
+    values only reports that the retries are exhausted.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _Reasons(logging.Handler):
 
 Attributes = Mapping[str, str | bool | int | float]
 
-# Phases in their order; the client's own pauses are part of `decode`.
+# Phases in order; the client's pauses are part of `decode`.
 _BEFORE_TOKENS: Final = ("queued", "evict", "load", "prefill")
 _SPAN_NAMES: Final = {"queued": "queue"}
 _METHODS: Final = frozenset(
@@ -144,7 +144,7 @@ _OPERATIONS: Final = {
     "infill": "text_completion",
     "embed_or_rerank": "embeddings",
 }
-# A field of `request.finished`, and the attribute that it becomes.
+# Attributes by the field of `request.finished`.
 _ATTRIBUTES: Final = {
     "path": "http.route",
     "status": "http.response.status_code",
@@ -168,7 +168,7 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A child span; in milliseconds after the beginning of the request."""
+    """A child span; times are milliseconds since the beginning of the request."""
 
     name: str
     begin_ms: float
@@ -176,7 +176,7 @@ class Phase:
 
 
 def method_of(method: str) -> str:
-    """A method as an attribute: what a client invented is `_OTHER`."""
+    """Return a method as an attribute; an unknown one is `_OTHER`."""
     return method if method in _METHODS else "_OTHER"
 
 
@@ -205,14 +205,14 @@ def attributes(fields: Mapping[str, Any]) -> Attributes:
 
 
 def is_error(fields: Mapping[str, Any]) -> bool:
-    """Whether the request failed by our fault; a client's mistake is not an error of a server."""
+    """Return whether the server failed; a client's mistake is not a server error."""
     return (fields["status"] or 0) >= _SERVER_ERROR
 
 
 def phases(fields: Mapping[str, Any]) -> Iterator[Phase]:
-    """Yield the phases that took any time, one after another, as the request passed them.
+    """Yield the phases that took any time, in the order of the request.
 
-    A phase that a retry repeated is one span, of the time of both.
+    A phase that a retry repeated is one span of their total time.
     """
     waits_ms = [(name, fields[f"{name}_ms"]) for name in _BEFORE_TOKENS]
     decode_ms = fields["decode_ms"] + fields["stalled_ms"] if fields["decode_ms"] else 0.0
@@ -226,7 +226,7 @@ def phases(fields: Mapping[str, Any]) -> Iterator[Phase]:
 
 
 def _decode_at_ms(fields: Mapping[str, Any], decode_ms: float, before_ms: float) -> float:
-    """When the first token came: by its own time where it had one, as late as it can be at most."""
+    """Return the time of the first token: measured, if known, and no later than decoding allows."""
     if not decode_ms:
         return before_ms
     latest_ms = float(fields["duration_ms"]) - decode_ms
@@ -237,16 +237,16 @@ def _decode_at_ms(fields: Mapping[str, Any], decode_ms: float, before_ms: float)
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _TRACES_PATH: Final = "/v1/traces"
 _FIELDS: Final = ("traceparent", "tracestate")
-# Of the collector, for one batch with all its retries.
+# Timeout of the collector for one batch with all its retries.
 _TIMEOUT_S: Final = 10.0
 _DELAY_S: Final = 2.0
 _NS_PER_MS: Final = 1_000_000
 
 
 class OpenTelemetryTracer:
-    """Begins the trace of each request, or goes on with the client's.
+    """Begins the trace of each request, or continues the client's.
 
-    `process` tells several daemons of one name apart.
+    `process` distinguishes daemons of the same service name.
     """
 
     def __init__(self, settings: TracingSettings, process: str, emit: Emit) -> None:
@@ -260,7 +260,7 @@ class OpenTelemetryTracer:
         self._tracer = self._provider.get_tracer("llama-corral")
 
     def begin(self, request: web.BaseRequest) -> RequestTrace:
-        # Several fields of one name make no valid parent. Source: W3C Trace Context, 3.2.
+        # Repeated header fields make no valid parent. Source: W3C Trace Context, 3.2.
         given = {name: ",".join(request.headers.getall(name, ())) for name in _FIELDS}
         method = method_of(request.method)
         span = self._tracer.start_span(
@@ -331,7 +331,7 @@ def _queue(settings: TracingSettings, emit: Emit) -> SpanQueue:
 
 
 def _delay_s(environ: Mapping[str, str]) -> float:
-    """The time between two batches. Source: OpenTelemetry, "Batch Span Processor"."""
+    """Return the time between two batches. Source: OpenTelemetry, "Batch Span Processor"."""
     given = environ.get("OTEL_BSP_SCHEDULE_DELAY", "")
     return int(given) / 1000 if given.isascii() and given.isdigit() else _DELAY_S
 

@@ -1,4 +1,4 @@
-"""Requests that have ended: what the supervisor's history offers, and a client's query."""
+"""Past requests: the interface of the supervisor's history, and a client's query."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from proxy.errors import BadRequest
 
 LIMIT_MAX: Final = 10_000
 
-# The figures of one request by name; every value can be written as JSON.
+# The figures of one request by name; each value can be JSON.
 StoredRequest = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """Which requests, the latest of them; None: any.
+    """Filters for past requests, latest first; None matches any.
 
     Attributes:
-        request_id: Ids are the clients', so several requests may have one.
-        client: The name of an API key, or an address.
-        is_failed: Whether only those that ended in an error, or by a cancel.
-        since: Unix time, of their end.
+        request_id: Chosen by clients, so several requests may have the same id.
+        client: Name of an API key, or an address.
+        is_failed: Whether to return only requests that ended in an error or a cancel.
+        since: Earliest end, as Unix time.
     """
 
     limit: int = 20
@@ -35,22 +35,22 @@ class HistoryQuery:
 
 class RequestHistory(Protocol):
     async def requests(self, query: HistoryQuery, /) -> Sequence[StoredRequest]:
-        """Return what is asked for, the latest first.
+        """Return the matching requests, latest first.
 
         Raises:
-            StorageFailed: It cannot be read.
-            Unavailable: It is off.
+            StorageFailed: The history cannot be read.
+            Unavailable: The history is off.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ForgottenConversation:
-    """What was deleted of a conversation.
+    """Counts of a conversation's deleted caches.
 
     Attributes:
-        files: On disk.
-        slots: That engines emptied.
-        in_use: Whether a request in flight is still of it.
+        files: Deleted slot files.
+        slots: Emptied slots.
+        in_use: Whether a request in flight still belongs to it.
     """
 
     files: int
@@ -60,7 +60,7 @@ class ForgottenConversation:
 
 class Conversations(Protocol):
     async def forget_of(self, request: StoredRequest, /) -> ForgottenConversation | None:
-        """Forget the conversation of a request that has ended; None where it is not known."""
+        """Forget the conversation of a past request; None if it is unknown."""
 
 
 _LIMIT: Final = 20
@@ -68,14 +68,14 @@ _TRUTHS: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "
 
 
 def past_query(query: Mapping[str, str], own_client: str | None) -> HistoryQuery:
-    """Read `limit`, `model`, `client`, `failed` and `since` (Unix time).
+    """Parse `limit`, `model`, `client`, `failed` and `since` (Unix time).
 
     Args:
-        query: Of the url.
-        own_client: Whose requests alone may be shown; None: everybody's.
+        query: The URL's query.
+        own_client: The only client whose requests may be shown; None for all clients.
 
     Raises:
-        BadRequest: One of them has no such value.
+        BadRequest: A value is invalid.
     """
     failed = query.get("failed", "false").lower()
     if failed not in _TRUTHS:

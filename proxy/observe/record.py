@@ -1,4 +1,4 @@
-"""The record of one request, and the event when it ends.
+"""The record of one request, and the event at its end.
 
     request.finished    a model got it: answered, broken off, or its client disconnected (499)
     request.rejected    no model got it
@@ -28,14 +28,14 @@ class RequestTrace(Protocol):
     """The trace that a request belongs to."""
 
     def pass_on(self, headers: CIMultiDict[str]) -> None:
-        """Name it in the header of a request to an instance or a node."""
+        """Add it to the headers of a request to an instance or a node."""
 
     def end(self, name: str, fields: Mapping[str, object]) -> None:
-        """Send the spans of a request whose last event is `name`."""
+        """Send the spans of a request if `name` is its last event."""
 
 
 class Tracer(Protocol):
-    """Begins traces; `close` sends what is left, within half a second."""
+    """Begins traces; `close` sends the remaining ones within half a second."""
 
     def begin(self, request: web.BaseRequest) -> RequestTrace: ...
 
@@ -43,7 +43,7 @@ class Tracer(Protocol):
 
 
 CLIENT_GONE: Final = 499
-# Of a message in the log; it may quote what a client sent.
+# Limit for texts in the log that may quote a client.
 _QUOTABLE_MAX_CHARACTERS: Final = 400
 
 
@@ -58,14 +58,14 @@ def discard(_name: str, /, **_fields: object) -> None:
 
 
 def shorten_for_log(text: str) -> str:
-    """Return text of a client for one line of the log: shortened, control characters escaped."""
+    """Return a client's text for the log: shortened, control characters escaped."""
     shown = text[:_QUOTABLE_MAX_CHARACTERS]
     escaped = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in shown)
     return escaped + ("…" if shown != text else "")
 
 
 class CacheFigures(Protocol):
-    """What was found of a prompt in the cache; without text."""
+    """The cache finding of a prompt, without text."""
 
     @property
     def cause(self) -> str: ...
@@ -77,30 +77,30 @@ class CacheFigures(Protocol):
 
 
 class AccessRecord:
-    """One request, filled in as it passes.
+    """The record of one request, filled in as the request proceeds.
 
     Attributes:
-        client: The name of its API key, or its address; None for what no instance can answer.
-        path: That of the endpoint, likewise.
-        kind: Of the endpoint, once known.
+        client: Name of its API key, or its address; None for endpoints that no instance answers.
+        path: Path of the endpoint, None likewise.
+        kind: Kind of the endpoint, once known.
         is_stream: Whether the client asked for a stream, once known.
-        priority: Of the request, once known.
-        instance: The last one, once known.
-        slot: The engine's `id_slot` of the last one; None where the engine chose.
-        fallback_for: The model that the client named, where another got the request.
-        conversation: Its number in this process; None where the prompt identifies none.
-        is_diverted: Whether the side of a trial that it was meant for had no slot free.
-        status: The status that the client got, that of the error which broke a response off, or 499
-            if the client disconnected; None before that.
-        code: Of the error that the client got, or that broke its response off.
+        priority: Priority of the request, once known.
+        instance: The last instance, once known.
+        slot: The last `id_slot`; None if the engine chose.
+        fallback_for: The model that the client named, if another model got the request.
+        conversation: Number of its conversation in this process; None if the prompt identifies
+            none.
+        is_diverted: Whether it went to the other side of a trial because its own had no free slot.
+        status: The client's status, that of the error that broke the response off, or 499 if the
+            client disconnected; None before that.
+        code: Code of the error that the client got or that broke its response off.
         bytes_out: Bytes of the body sent to the client.
         timings: Reported by the instance.
-        continued: How often another engine went on with the answer after the one before had ended.
-        cache: What was found of the prompt in the cache, and why not more; None where the instance
-            reports nothing.
-        timeline: Where its time goes.
-        trace: The trace it belongs to; None where it has none.
-        hides_others: Whether its client may not see what other clients left in caches.
+        continued: How often another engine continued the answer after the one before had ended.
+        cache: The cache finding; None if the instance reports nothing.
+        timeline: Times of its phases.
+        trace: The trace that it belongs to, if any.
+        hides_others: Whether its client may not see other clients' cached tokens.
     """
 
     def __init__(self, request_id: str, timeline: Timeline) -> None:
@@ -135,7 +135,7 @@ class AccessRecord:
         expected_cached: int = 0,
         conversation: int | None = None,
     ) -> None:
-        """An instance got the request.
+        """Note that an instance got the request.
 
         Args:
             expected_cached: Prompt tokens expected in its cache.
@@ -147,13 +147,13 @@ class AccessRecord:
         self._expected_cached = expected_cached
 
     def part(self) -> AccessRecord:
-        """A record for one of several upstream requests of this request."""
+        """Return a record for one of several upstream requests of this request."""
         part = AccessRecord(self.request_id, self.timeline)
         part.model = self.model
         return part
 
     def add(self, part: AccessRecord) -> None:
-        """Add the record of one that ended."""
+        """Add the record of an upstream request that ended."""
         self._attempts = max(self._attempts, part._attempts)
         if part.timings:
             self._expected_cached += part._expected_cached if self.timings else 0
@@ -161,23 +161,23 @@ class AccessRecord:
             self.cache = self.cache or part.cache
 
     def forget_answer(self) -> Timings | None:
-        """Return the timings of an answer that is discarded: another one is requested."""
+        """Discard the answer's timings and return them, because another answer is requested."""
         discarded, self.timings = self.timings, None
         self.timeline.first_token_ms = None
         return discarded
 
     def count(self, chunk: bytes) -> None:
-        """Bytes were sent to the client."""
+        """Count a chunk that was sent to the client."""
         if chunk and not self.bytes_out:
             self._first_byte_ms = in_ms(time.monotonic() - self.timeline.began_at_s)
         self.bytes_out += len(chunk)
 
     def fail(self, error: ProxyError) -> None:
-        """Note what the client gets, or what broke its response off."""
+        """Note the error that the client gets or that broke its response off."""
         self.status, self.code = error.status, error.code
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields of `request.finished` that explain it, until now."""
+        """Return the fields of `request.finished` that explain the request until now."""
         return {
             "request": self.request_id,
             "model": self.model,
@@ -234,7 +234,7 @@ class AccessRecord:
             )
 
     def emit_upstream_failure(self, emit: Emit, error: ProxyError) -> None:
-        """The instance failed this request, before or after its header."""
+        """Emit that the instance failed this request, before or after its header."""
         emit(
             "upstream.failed",
             request=self.request_id,
@@ -256,7 +256,7 @@ class AccessRecord:
             "cached_tokens": timings.cached_tokens if timings else None,
             "prompt_tokens": timings.prompt_tokens if timings else None,
             "decoded_tokens": timings.decoded_tokens if timings else None,
-            # 0 where the instance reports tokens alone, as on /v1/messages.
+            # Times are 0 if the instance reports only tokens, as on /v1/messages.
             "engine_prefill_ms": (timings.prompt_ms or None) if timings else None,
             "engine_decode_ms": (timings.decode_ms or None) if timings else None,
             "drafted_tokens": timings.drafted_tokens if timings else None,

@@ -1,6 +1,6 @@
-"""Where the time of one request goes: phases that add up to its duration. Pure.
+"""The phases of one request's time, which add up to its duration. Pure.
 
-The phases change a few times in a request, and never with a chunk unless the client is behind.
+Phases change a few times in a request; a chunk changes them only if the client is behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PHASES: Final[tuple[Phase, ...]] = (
 )
 _WAITS: Final = frozenset({"other", "queued", "evict", "load"})
 _NO_TIME: Final[Mapping[Phase, float]] = dict.fromkeys(PHASES, 0.0)
-# `other` is what is left of the duration.
+# `other` is the rest of the duration.
 _TIMED: Final = tuple((phase, f"{phase}_ms") for phase in PHASES[:-1])
 
 
@@ -34,12 +34,12 @@ def in_ms(seconds: float) -> float:
 class Timeline:
     """Times the phases of one request.
 
-    Of a request in several slots the furthest counts, whatever waits for one more slot beside it.
-    While the client does not take what was sent, the request is stalled.
+    A request in several slots is in the phase of its furthest slot, even while it waits for another
+    slot. While the client does not read, the request is stalled.
 
     Attributes:
-        began_at_s: Monotonic.
-        first_token_ms: After the beginning; None before it.
+        began_at_s: Monotonic time.
+        first_token_ms: Time from the beginning to the first token; None before it.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Timeline:
             self._enter("prefill", max(at_s, self._since_s))
 
     def note_token(self) -> None:
-        """Generated text arrived; only the first call counts, and the first of a retry."""
+        """Note generated text; only the first call counts, and the first of a retry."""
         if self.first_token_ms is not None and self._phase != "prefill":
             return
         now_s = time.monotonic()
@@ -89,13 +89,13 @@ class Timeline:
             self._enter("other", time.monotonic())
 
     def end_wait(self) -> None:
-        """Note that it waits no more, and got no slot."""
+        """Note that the wait ended without a slot."""
         if not self._leases:
             self._enter("other", time.monotonic())
 
     @contextmanager
-    def stalled(self) -> Iterator[None]:
-        """Wait for the client to take what was sent."""
+    def time_stall(self) -> Iterator[None]:
+        """Count the time of the block as a wait for the client to read."""
         self._charge("stalled")
         self._stalls += 1
         try:
@@ -109,11 +109,11 @@ class Timeline:
         return self._stalls > 0
 
     def times_ms(self, engine_decode_ms: float | None = None) -> Mapping[str, float]:
-        """Return the duration until now, and the time of each phase; `other_ms` is the rest.
+        """Return the duration until now and the time of each phase; `other_ms` is the rest.
 
         Args:
-            engine_decode_ms: As the engine reports it, for a response that is not a stream: its
-                first token has no time of its own.
+            engine_decode_ms: The engine's decode time, to split the time of a response that is not
+                a stream and so has no time of its first token.
         """
         now_s, spent_s = time.monotonic(), self._spent_s
         spent_s[self._charged] += now_s - self._since_s

@@ -1,4 +1,4 @@
-"""Whether requests are traced, and the tracer if so; imports OpenTelemetry only then."""
+"""Decides whether requests are traced; imports OpenTelemetry only then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_E
 
 
 def endpoint_of(settings: TracingSettings, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the collector that settings or environment name; None where traces are off.
+    """Return the collector from the settings or the environment; None if traces are off.
 
     Source: OpenTelemetry, "Environment Variable Specification".
     """
@@ -28,10 +28,10 @@ def endpoint_of(settings: TracingSettings, environ: Mapping[str, str] = os.envir
 
 
 def check_tracing(settings: TracingSettings) -> None:
-    """Check that what traces need is installed.
+    """Check that OpenTelemetry is installed if the settings name a collector.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: It is not installed.
     """
     if settings.endpoint and endpoint_of(settings) and not _is_installed():
         raise ConfigError(
@@ -41,9 +41,9 @@ def check_tracing(settings: TracingSettings) -> None:
 
 
 def start_tracer(settings: TracingSettings, process: str, emit: Emit) -> Tracer | None:
-    """Return the tracer of a proxy, or None where it makes no traces.
+    """Return the tracer of a proxy, or None if traces are off.
 
-    A variable that is there for other programs stops no daemon.
+    An environment variable meant for other programs does not stop the daemon.
     """
     if endpoint_of(settings) is None:
         return None
@@ -51,7 +51,7 @@ def start_tracer(settings: TracingSettings, process: str, emit: Emit) -> Tracer 
         reason = "OTEL_EXPORTER_OTLP_ENDPOINT is set, but the extra otel is not installed"
         emit("traces.export_failed", reason=reason)
         return None
-    # Imported here: most daemons need no memory for it.
+    # Imported here, because most daemons do not trace and save its memory.
     from proxy.observe.otel import OpenTelemetryTracer  # noqa: PLC0415
 
     return OpenTelemetryTracer(settings, process, emit)
@@ -60,5 +60,5 @@ def start_tracer(settings: TracingSettings, process: str, emit: Emit) -> Tracer 
 def _is_installed() -> bool:
     try:
         return all(find_spec(package) for package in _PACKAGES)
-    except ModuleNotFoundError:  # the package that it is in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

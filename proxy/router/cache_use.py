@@ -19,8 +19,8 @@ from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import (
     CacheFacts,
     CacheKind,
+    CachePlace,
     Earlier,
-    Held,
     RecentPrompt,
     client_hash,
     find_cause,
@@ -155,7 +155,7 @@ class CacheFindings:
         known = conversation if lease.is_continued else index.ended_conversation(prompt)
         before, is_same = self._recent.find(client, prompt, known)
         is_alive = before is not None and index.run(before.run.name) is before.run
-        held = _find_holder(lease, before, run, is_alive=is_alive) if before else Held.UNKNOWN
+        held = _find_holder(lease, before, run, is_alive=is_alive) if before else CachePlace.UNKNOWN
         earlier = _earlier_request(before, now_s, is_same=is_same) if before else None
         shares = request.owner.name and not request.owner.is_alone
         own = self._own_tokens(lease, prompt, tokens) if shares else None
@@ -169,7 +169,7 @@ class CacheFindings:
         )
         self._recent.add(client, conversation, recent)
         if found.cause in BY_CLIENT:
-            return found.repeating(self._recent.repeated(client, found.cause))
+            return found.repeating(self._recent.count_repetitions(client, found.cause))
         self._recent.ends_repetition(client)
         return found
 
@@ -201,7 +201,7 @@ def _facts(
     lease: Lease,
     prompt: Prompt,
     timings: Timings,
-    held: Held,
+    held: CachePlace,
     earlier: Earlier | None,
     own: int | None,
 ) -> CacheFacts:
@@ -234,17 +234,17 @@ def _earlier_request(before: RecentPrompt, now_s: float, *, is_same: bool) -> Ea
     )
 
 
-def _find_holder(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool) -> Held:
+def _find_holder(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool) -> CachePlace:
     """Return where the cache of the prompt before was when the request began."""
     if before.run is run:
         if not lease.is_continued or lease.has_own_slot is None:
-            return Held.UNKNOWN
+            return CachePlace.UNKNOWN
         if lease.has_own_slot:
-            return Held.SLOT
-        return Held.BUSY if lease.is_beside_own else Held.TAKEN
+            return CachePlace.SLOT
+        return CachePlace.BUSY if lease.is_beside_own else CachePlace.TAKEN
     if is_alive:
-        return Held.OTHER
-    return Held.CRASHED if before.run.has_failed else Held.UNLOADED
+        return CachePlace.OTHER
+    return CachePlace.CRASHED if before.run.has_failed else CachePlace.UNLOADED
 
 
 def _kind(upstream: Upstream) -> CacheKind:

@@ -202,7 +202,7 @@ class SlotSelector:
                 await self._take_turn(lease, owners)
             else:
                 self._begin(lease, owners)
-            while owners.awaited(lease):
+            while owners.must_wait(lease):
                 await lease.instance.wait_placed()
         if lease.is_cache_off:
             lease.expected_cached = 0

@@ -582,13 +582,13 @@ class Lease(InFlightRequest):
         """Note that the response has begun: the engine has given the request its slot."""
         self.progress.has_header = True
         if self.owners:
-            self.owners.placed(self)
+            self.owners.note_placed(self)
             self.instance.note_placed()
 
     def note_released(self) -> None:
         """Note that the engine computes nothing more for it."""
         if self.owners:
-            self.owners.released(self)
+            self.owners.note_release(self)
             self.instance.note_placed()
 
     def note_sent(self) -> None:

@@ -325,7 +325,7 @@ class Router:
 
     def turns_of_conversation(self, number: int) -> Collection[int]:
         """Return the same by the number of a conversation."""
-        found = self._prefix_index.recent.numbered(number)
+        found = self._prefix_index.recent.find_conversation(number)
         return tuple(found.turn_hashes) if found else ()
 
     def forget_conversations(self, turn_hashes: Collection[int]) -> ForgottenConversations:

@@ -87,7 +87,7 @@ class SlotSaver:
         self, instance: RoutingTarget, slot: TrackedSlot, content: SlotContent
     ) -> Transfer | None:
         """Save what a slot of known number holds; None where that failed."""
-        upstream, sent = instance.upstream, slot.started
+        upstream, sent = instance.upstream, slot.started_tick
         self._saved_at_s[upstream.name] = self._clock()
         fingerprint = self._prefix_index.fingerprint(upstream.name, content)
         transfer = await self._storage.save(
@@ -97,7 +97,7 @@ class SlotSaver:
             self.measures(upstream.model).note_save(transfer)
             if isinstance(content.conversation, Conversation):
                 content.conversation.no_file = None
-            if slot.started == sent:
+            if slot.started_tick == sent:
                 slot.note_saved(content)
         return transfer
 
@@ -322,7 +322,7 @@ class SlotWriter:
 
     def _worth_saving(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> _Worth:
         """Return the slots to save, in the order in which the engine takes them."""
-        new = (slot for slot in slot_map.unsaved_idle if work.failed.get(slot) != slot.freed)
+        new = (slot for slot in slot_map.unsaved_idle if work.failed.get(slot) != slot.freed_tick)
         cases = ((slot, self._saver.case(instance, slot.content)) for slot in new)
         return [(slot, case) for slot, case in cases if case and self._saver.is_worth(case)]
 
@@ -372,7 +372,7 @@ class SlotWriter:
             return
         is_known = slot.is_confirmed and slot.conversation is not None
         if not (is_known and await self._saver.save(instance, slot, slot.content)):
-            work.failed[slot] = slot.freed
+            work.failed[slot] = slot.freed_tick
 
     async def _list(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> None:
         """Find the slots' numbers.

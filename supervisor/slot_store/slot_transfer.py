@@ -144,7 +144,7 @@ async def write(
         spooled.unlink(missing_ok=True)
         _report_refusal(task, id_slot, written)
         return None
-    text = fingerprint.encoded
+    text = fingerprint.to_ascii()
     manifest = Manifest(
         name=spooled.stem,
         model=task.owner.model,

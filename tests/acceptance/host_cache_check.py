@@ -154,12 +154,12 @@ class Check:
         blocks = _blocks(chat.tokens)
         if slot is None:
             slot = self._order[0]
-            self._cache.taken(self._slots[slot], chat, blocks)
+            self._cache.note_slot_taken(self._slots[slot], chat, blocks)
             named = {}
         else:
             named = {"id_slot": slot}
         self._slots[slot] = Content()
-        self._cache.slots_copied(self._slots.values())
+        self._cache.note_copies(self._slots.values())
         answer = self._engine.post(
             prompt=chat.tokens, n_predict=3, temperature=0, return_tokens=True, **named
         )
@@ -176,7 +176,7 @@ class Check:
 
     def _note(self, chat: Chat, belief: tuple[str, int], found: int) -> None:
         where, held = belief
-        self._cache.found(chat, found)
+        self._cache.note_found(chat, found)
         if chat.turns == 0:
             return
         is_right = found >= _FOUND_MIN * held if held else found < chat.system_tokens + BLOCK_TOKENS
@@ -185,7 +185,7 @@ class Check:
     def _refresh(self) -> None:
         for slot in tuple(self._order):
             others = (held for one, held in self._slots.items() if one != slot)
-            self._cache.slots_copied(others)
+            self._cache.note_copies(others)
             self._engine.post(prompt=[[]], n_predict=0, id_slot=slot)
         self._compare()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cache.miss_cause import CacheFacts, CacheKind, Earlier, Held, find_cause
+from proxy.cache.miss_cause import CacheFacts, CacheKind, CachePlace, Earlier, find_cause
 from proxy.cache.prompt import Hashes, read_prompt
 from proxy.observe.cache_finding import CacheFinding, Cause, cache_finding
 from proxy.observe.explanation import advice, cache_sentence
@@ -38,7 +38,7 @@ def decided(
     before: list[dict[str, Any]] | Hashes,
     now: list[dict[str, Any]] | Hashes,
     found: int,
-    held: Held = Held.SLOT,
+    held: CachePlace = CachePlace.SLOT,
     **more: Any,
 ) -> CacheFinding:
     earlier = before if isinstance(before, Hashes) else hashes(before)
@@ -79,7 +79,7 @@ def test_a_changed_system_prompt_is_placed_by_message_and_token() -> None:
 
 def test_without_a_count_of_the_engine_the_token_is_an_estimate() -> None:
     changed = [say("system", RULES[:400] + "?" + RULES[400:]), *TALK[1:]]
-    found = decided(TALK, changed, 0, Held.UNKNOWN)
+    found = decided(TALK, changed, 0, CachePlace.UNKNOWN)
     assert (found.cause, found.is_about) == (Cause.SYSTEM_PROMPT_CHANGED, True)
     assert found.token
     assert abs(found.token - 100) <= 17
@@ -89,13 +89,13 @@ def test_without_a_count_of_the_engine_the_token_is_an_estimate() -> None:
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_system_prompt_changed_between_conversations_is_one(*, is_same: bool) -> None:
     other = [say("system", RULES[:400] + "?" + RULES[400:]), say("user", "Hello?")]
-    found = decided(TALK, other, 100, Held.UNKNOWN, is_same=is_same)
+    found = decided(TALK, other, 100, CachePlace.UNKNOWN, is_same=is_same)
     assert found.cause is Cause.SYSTEM_PROMPT_CHANGED
 
 
 def test_another_conversation_with_the_same_system_prompt_is_a_first_request() -> None:
     other = [TALK[0], say("user", STORY[:600].upper())]
-    found = decided(TALK, other, 200, Held.UNKNOWN, is_same=False)
+    found = decided(TALK, other, 200, CachePlace.UNKNOWN, is_same=False)
     assert found.cause is Cause.FIRST_REQUEST
     assert "shared with others" in cache_sentence(found)
 
@@ -136,18 +136,18 @@ def test_a_message_that_the_client_changed_is_told() -> None:
 @pytest.mark.parametrize(
     ("held", "kind", "cause"),
     [
-        (Held.OTHER, CacheKind.ANY, Cause.OTHER_INSTANCE),
-        (Held.TAKEN, CacheKind.ANY, Cause.SLOT_EVICTED),
-        (Held.TAKEN, CacheKind.WINDOW, Cause.SLOT_EVICTED),
-        (Held.BUSY, CacheKind.ANY, Cause.SLOT_BUSY),
-        (Held.UNLOADED, CacheKind.ANY, Cause.MODEL_UNLOADED),
-        (Held.CRASHED, CacheKind.ANY, Cause.ENGINE_RESTARTED),
-        (Held.SLOT, CacheKind.WINDOW, Cause.SLIDING_WINDOW),
-        (Held.SLOT, CacheKind.RECURRENT, Cause.RECURRENT_STATE),
-        (Held.SLOT, CacheKind.ANY, Cause.NOT_FOUND),
+        (CachePlace.OTHER, CacheKind.ANY, Cause.OTHER_INSTANCE),
+        (CachePlace.TAKEN, CacheKind.ANY, Cause.SLOT_EVICTED),
+        (CachePlace.TAKEN, CacheKind.WINDOW, Cause.SLOT_EVICTED),
+        (CachePlace.BUSY, CacheKind.ANY, Cause.SLOT_BUSY),
+        (CachePlace.UNLOADED, CacheKind.ANY, Cause.MODEL_UNLOADED),
+        (CachePlace.CRASHED, CacheKind.ANY, Cause.ENGINE_RESTARTED),
+        (CachePlace.SLOT, CacheKind.WINDOW, Cause.SLIDING_WINDOW),
+        (CachePlace.SLOT, CacheKind.RECURRENT, Cause.RECURRENT_STATE),
+        (CachePlace.SLOT, CacheKind.ANY, Cause.NOT_FOUND),
     ],
 )
-def test_what_became_of_the_cache_is_told(held: Held, kind: CacheKind, cause: Cause) -> None:
+def test_what_became_of_the_cache_is_told(held: CachePlace, kind: CacheKind, cause: Cause) -> None:
     found = decided(TALK, NEXT, 0, held, kind=kind)
     assert found.cause is cause
     assert found.lost == tokens(hashes(TALK))
@@ -158,17 +158,17 @@ def test_what_became_of_the_cache_is_told(held: Held, kind: CacheKind, cause: Ca
 def test_a_window_is_to_blame_for_what_a_small_change_does_not_explain() -> None:
     edited = [*TALK[:-1], say("user", "Why not?")]
     assert decided(TALK, edited, 0, kind=CacheKind.WINDOW).cause is Cause.SLIDING_WINDOW
-    restarted = decided(TALK, edited, 0, Held.CRASHED)
+    restarted = decided(TALK, edited, 0, CachePlace.CRASHED)
     assert restarted.cause is Cause.ENGINE_RESTARTED
 
 
 def test_the_first_request_tells_whether_its_conversation_began_before() -> None:
-    facts = CacheFacts(hashes(TALK), tokens(hashes(TALK)), 0, 0, "chat.0", Held.UNKNOWN)
+    facts = CacheFacts(hashes(TALK), tokens(hashes(TALK)), 0, 0, "chat.0", CachePlace.UNKNOWN)
     found = find_cause(facts)
     assert (found.cause, found.lost) == (Cause.FIRST_REQUEST, 0)
     assert "first request of a conversation" in cache_sentence(found)
     assert "not seen" in cache_sentence(find_cause(facts._replace(is_continued=True)))
-    shared = find_cause(facts._replace(expected=200))
+    shared = find_cause(facts._replace(expected_tokens=200))
     assert shared.cause is Cause.SLOT_EVICTED
     assert "held its beginning" in cache_sentence(shared)
 

@@ -14,17 +14,17 @@ numbers = st.lists(st.integers(0, 2**64 - 1), max_size=6).map(tuple)
 @given(numbers, numbers)
 def test_a_word_is_read_as_it_was_written(marks: tuple[int, ...], blocks: tuple[int, ...]) -> None:
     assert decode_fingerprint(
-        ConversationFingerprint(marks, blocks).encoded
+        ConversationFingerprint(marks, blocks).to_ascii()
     ) == ConversationFingerprint(marks, blocks)
 
 
 def test_nothing_known_is_no_word() -> None:
-    assert ConversationFingerprint().encoded == ""
+    assert ConversationFingerprint().to_ascii() == ""
     assert decode_fingerprint("") == ConversationFingerprint()
 
 
 def test_the_longest_prompt_makes_a_word_that_is_kept() -> None:
-    assert len(ConversationFingerprint(tuple(range(6)), tuple(range(8192))).encoded) < 128 * 1024
+    assert len(ConversationFingerprint(tuple(range(6)), tuple(range(8192))).to_ascii()) < 128 * 1024
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def cache(tokens: int = 250) -> HostCache:
 
 def test_the_oldest_copies_go_for_a_new_one() -> None:
     host_cache = cache()
-    host_cache.slots_copied([A, B, EMPTY])
-    host_cache.slots_copied([A, B])  # both are there already
-    host_cache.slots_copied([C])
+    host_cache.note_copies([A, B, EMPTY])
+    host_cache.note_copies([A, B])  # both are there already
+    host_cache.note_copies([C])
     assert [host_cache.holds(name) for name in "abc"] == [0, 100, 100]
     assert (host_cache.conversations, host_cache.used_bytes) == (2, 200)
 
@@ -36,7 +36,7 @@ def test_the_oldest_copies_go_for_a_new_one() -> None:
 def test_copies_are_bounded_by_their_number_too() -> None:
     host_cache = cache(tokens=10**9)
     for number in range(1100):
-        host_cache.slots_copied([Slot(number, 4, (number,))])
+        host_cache.note_copies([Slot(number, 4, (number,))])
     assert host_cache.conversations == 1024
     assert not host_cache.holds(75)
     assert host_cache.holds(76)
@@ -44,81 +44,81 @@ def test_copies_are_bounded_by_their_number_too() -> None:
 
 def test_what_exceeds_the_limit_is_not_copied_and_removes_nothing() -> None:
     host_cache = cache()
-    host_cache.slots_copied([A, Slot("b", 300)])
+    host_cache.note_copies([A, Slot("b", 300)])
     assert host_cache.copied_tokens == [100]
     assert host_cache.absence_probability(300) == 1
 
 
 def test_a_later_turn_replaces_its_copy_but_an_edit_does_not() -> None:
     host_cache = cache(500)
-    host_cache.slots_copied([A, B])
-    host_cache.slots_copied([Slot("a", 120, (*A.blocks, 1)), Slot("b", 80, (*B.blocks[:3], 7))])
+    host_cache.note_copies([A, B])
+    host_cache.note_copies([Slot("a", 120, (*A.blocks, 1)), Slot("b", 80, (*B.blocks[:3], 7))])
     assert host_cache.copied_tokens == [100, 120, 80]
     assert host_cache.holds("b") == 80
 
 
 def test_a_turn_that_drops_its_reasoning_leaves_the_copy_before() -> None:
     host_cache = cache(500)
-    host_cache.slots_copied([A])
-    host_cache.found("a", 60)
-    host_cache.slots_copied([Slot("a", 120, (*A.blocks, 1))])
+    host_cache.note_copies([A])
+    host_cache.note_found("a", 60)
+    host_cache.note_copies([Slot("a", 120, (*A.blocks, 1))])
     assert host_cache.copied_tokens == [100, 120]
 
 
 def test_a_task_without_a_named_slot_saves_that_slot_and_takes_its_copy() -> None:
     host_cache = cache(500)
-    host_cache.slots_copied([A, B])
-    host_cache.taken(C, "a", (*A.blocks, 1))
+    host_cache.note_copies([A, B])
+    host_cache.note_slot_taken(C, "a", (*A.blocks, 1))
     assert [host_cache.holds(name) for name in "abc"] == [0, 100, 100]
 
 
 def test_a_slot_that_holds_the_conversation_needs_no_copy() -> None:
     host_cache = cache(500)
-    host_cache.slots_copied([A])
-    host_cache.taken(A, "a", (*A.blocks, 1))
+    host_cache.note_copies([A])
+    host_cache.note_slot_taken(A, "a", (*A.blocks, 1))
     assert host_cache.holds("a") == 100
 
 
 @pytest.mark.parametrize(("shared", "held"), [(4, 0), (1, 100)])
 def test_a_new_conversation_takes_a_copy_that_begins_as_it_does(shared: int, held: int) -> None:
     host_cache = cache(500)
-    host_cache.slots_copied([A])
-    host_cache.taken(EMPTY, "new", (*A.blocks[:shared], 1, 2))
+    host_cache.note_copies([A])
+    host_cache.note_slot_taken(EMPTY, "new", (*A.blocks[:shared], 1, 2))
     assert host_cache.holds("a") == held
 
 
 def test_the_response_tells_whether_a_copy_was_taken() -> None:
     host_cache = cache(500)
-    host_cache.slots_copied([A, Slot("b", 90)])
-    host_cache.taken(EMPTY, "new", (*A.blocks[:4], 1))
-    host_cache.slots_copied([A])  # it is in a slot too
+    host_cache.note_copies([A, Slot("b", 90)])
+    host_cache.note_slot_taken(EMPTY, "new", (*A.blocks[:4], 1))
+    host_cache.note_copies([A])  # it is in a slot too
     assert host_cache.copied_tokens == [90, 100]
-    host_cache.found("new", 0)
+    host_cache.note_found("new", 0)
     assert host_cache.copied_tokens == [100, 90]
-    host_cache.taken(EMPTY, "other", (*A.blocks[:1], 1))
-    host_cache.found("other", 26)
+    host_cache.note_slot_taken(EMPTY, "other", (*A.blocks[:1], 1))
+    host_cache.note_found("other", 26)
     assert host_cache.holds("a") == 0
 
 
 def test_absence_is_expected_by_room_and_then_by_what_returned() -> None:
     host_cache = cache(1000)
     assert host_cache.absence_probability(100) == 0
-    host_cache.slots_copied([Slot(number, 100) for number in range(30)])
+    host_cache.note_copies([Slot(number, 100) for number in range(30)])
     expected = host_cache.absence_probability(100)
     assert 0.7 < expected < 0.8
     for number in range(20, 30):
-        host_cache.returned(number)
+        host_cache.note_return(number)
     assert host_cache.absence_probability(100) < expected / 2
 
 
 def test_a_wrong_model_is_not_believed_until_it_is_tried_again() -> None:
     host_cache = cache(500)
     for _ in range(4):
-        host_cache.slots_copied([A])
-        host_cache.taken(EMPTY, "a", (*A.blocks, 1))
-        host_cache.found("a", 0)
+        host_cache.note_copies([A])
+        host_cache.note_slot_taken(EMPTY, "a", (*A.blocks, 1))
+        host_cache.note_found("a", 0)
     assert not host_cache.is_trusted
-    host_cache.slots_copied([A])
+    host_cache.note_copies([A])
     for _ in range(20):
-        host_cache.returned("a")
+        host_cache.note_return("a")
     assert host_cache.is_trusted

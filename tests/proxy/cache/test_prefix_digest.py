@@ -125,8 +125,8 @@ def test_a_digest_is_bounded(told: Told) -> None:
         told.note(str(number))
     whole = told.look("")
     assert len(whole.hashes["chat"]) == HASHES_MAX
-    assert len(whole.encoded) < DIGEST_MAX_BYTES
-    assert read_digest(whole.encoded) == whole
+    assert len(whole.to_bytes()) < DIGEST_MAX_BYTES
+    assert read_digest(whole.to_bytes()) == whole
 
 
 def test_two_machines_have_one_hash_for_a_text_whatever_they_call_the_model() -> None:

@@ -88,7 +88,7 @@ def test_a_client_that_does_not_read_stalls_whatever_the_engine_does(at: At) -> 
     timeline = Timeline()
     timeline.begin_prefill(100)
     at(1)
-    with timeline.stalled():
+    with timeline.time_stall():
         at(2)
         timeline.note_token()
         at(4)

@@ -79,7 +79,7 @@ async def begun(engine: Engine, verified: Verified) -> Router:
         "chat.0", [SlotState(0, 1, 300, is_busy=False)]
     ).values()
     router = Router(listener=verified)
-    router.admit(upstream, [RestoredSlot(0, 3, 300, decode_fingerprint(chain.encoded))])
+    router.admit(upstream, [RestoredSlot(0, 3, 300, decode_fingerprint(chain.to_ascii()))])
     return router
 
 

@@ -94,7 +94,9 @@ class Harness:
         self.end(self.begin(text))
 
     def _set(self, slot: TrackedSlot, tokens: int, *, is_busy: bool) -> None:
-        self.states[slot.id_slot] = SlotState(slot.id_slot, slot.started, tokens, is_busy=is_busy)
+        self.states[slot.id_slot] = SlotState(
+            slot.id_slot, slot.started_tick, tokens, is_busy=is_busy
+        )
 
 
 def story(name: str, words: int = 400) -> str:

@@ -214,7 +214,7 @@ def test_keys_share_blocks_of_prompts_only_where_they_share_caches(
     annas, bens = (prompt(SECRET, owner) for owner in owners)
     assert (annas.blocks == bens.blocks) == is_shared
     assert not set(annas.turn_hashes) & set(bens.turn_hashes)
-    told = [{one.told(turn) for turn in one.turn_hashes} for one in (annas, bens)]
+    told = [{one.shared_turn_hash(turn) for turn in one.turn_hashes} for one in (annas, bens)]
     assert (told[0] == told[1]) == is_shared
     plain = ask(SECRET).prompt
     assert plain
@@ -353,7 +353,7 @@ def begun(owners: SlotOwners, owner: CacheOwner, id_slot: int | None) -> bool:
     """Begin a request that the engine gives a slot at once; return whether it may reuse."""
     holder = object()
     is_reusing = owners.begin(holder, owner, id_slot)
-    owners.placed(holder)
+    owners.note_placed(holder)
     return is_reusing
 
 
@@ -390,7 +390,7 @@ def test_a_slot_that_an_unnamed_request_may_have_taken_is_nobodys() -> None:
     owners.end(anna, 1)
     owners.fill(anna, 0)
     assert not any(owners.may_reuse(anna, slot) for slot in (0, 1))  # it has yet to take a slot
-    owners.placed(unnamed)
+    owners.note_placed(unnamed)
     begun(owners, anna, 1)
     owners.end(anna, 1)
     assert owners.may_reuse(anna, 1)
@@ -407,10 +407,10 @@ def test_an_unnamed_request_waits_for_the_slots_of_those_that_reuse() -> None:
     owners.begin(unnamed, ben, None)
     owners.begin(named, ben, 1)
     assert not owners.begin(later, anna, 0)
-    waiting = [one for one in (reusing, own, unnamed, named, later) if owners.awaited(one)]
+    waiting = [one for one in (reusing, own, unnamed, named, later) if owners.must_wait(one)]
     assert waiting == [unnamed]
-    owners.placed(reusing)
-    assert not owners.awaited(unnamed)
+    owners.note_placed(reusing)
+    assert not owners.must_wait(unnamed)
 
 
 @pytest.mark.parametrize("is_new", [True, False])

@@ -12,7 +12,7 @@ KEY = key_digest("chat", IDENTITY)
 
 
 def text(turns: tuple[int, ...], *blocks: int) -> str:
-    return ConversationFingerprint(turns, blocks).encoded
+    return ConversationFingerprint(turns, blocks).to_ascii()
 
 
 def replaced(old: str, new: str, tokens: int = 700, **changes: Any) -> bool:

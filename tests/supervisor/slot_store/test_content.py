@@ -53,7 +53,7 @@ def put(store: SlotStore, first: int = 1000) -> Manifest:
         spooled.stem,
         tokens=moved.tokens,
         size_bytes=moved.size_bytes,
-        fingerprint=ConversationFingerprint((first,), (1, 2)).encoded,
+        fingerprint=ConversationFingerprint((first,), (1, 2)).to_ascii(),
     )
     found, _ = store.add(spooled, unverified, (), PLENTY.tokens_min)
     assert found

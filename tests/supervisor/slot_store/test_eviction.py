@@ -10,9 +10,9 @@ from supervisor.slot_store.save_limits import to_evict
 
 BUDGET = DiskBudget(10_000, model_share=1, files=4, files_a_model=3)
 NOW = NOON + timedelta(hours=2)
-FIRST = ConversationFingerprint((1,), tuple(range(40))).encoded
-OTHER = ConversationFingerprint((2,), tuple(range(40))).encoded
-PREFIX = ConversationFingerprint((), tuple(range(30))).encoded
+FIRST = ConversationFingerprint((1,), tuple(range(40))).to_ascii()
+OTHER = ConversationFingerprint((2,), tuple(range(40))).to_ascii()
+PREFIX = ConversationFingerprint((), tuple(range(30))).to_ascii()
 
 
 def evicted(kept: list[CataloguedFile], budget: DiskBudget = BUDGET) -> set[str]:

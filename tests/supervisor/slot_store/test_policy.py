@@ -83,7 +83,7 @@ def test_what_was_used_last_is_put_back_first_into_as_many_slots_as_there_are() 
 
 
 def test_a_conversation_is_put_back_before_what_the_proxy_did_not_know() -> None:
-    known = ConversationFingerprint((1,), (2,)).encoded
+    known = ConversationFingerprint((1,), (2,)).to_ascii()
     kept = [
         catalogued("prompt", 9),
         catalogued("old", 1, fingerprint=known),
@@ -109,11 +109,11 @@ def test_each_replica_begins_with_its_conversations_and_with_the_prefixes_of_all
     moved = ConversationFingerprint((3,), (4,))
     prefix = ConversationFingerprint((), (5,))
     kept = [
-        catalogued("prefix", 9, replica=1, fingerprint=prefix.encoded),
+        catalogued("prefix", 9, replica=1, fingerprint=prefix.to_ascii()),
         catalogued("probe", 9),
-        catalogued("own", 1, fingerprint=own.encoded),
-        catalogued("moved", 2, fingerprint=moved.encoded),
-        catalogued("other", 2, replica=1, fingerprint=own.encoded),
+        catalogued("own", 1, fingerprint=own.to_ascii()),
+        catalogued("moved", 2, fingerprint=moved.to_ascii()),
+        catalogued("other", 2, replica=1, fingerprint=own.to_ascii()),
     ]
     key = key_digest("chat", IDENTITY)
     chosen = to_restore(kept, key, replica=(0, 2), most=9, ctx=2048, is_elsewhere=moved.__eq__)

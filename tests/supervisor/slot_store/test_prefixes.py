@@ -21,7 +21,7 @@ BUDGET = DiskBudget(1 << 30, max_age=timedelta(days=36_500))
 
 
 def text(*blocks: int, turns: tuple[int, ...] = ()) -> str:
-    return ConversationFingerprint(turns, blocks).encoded
+    return ConversationFingerprint(turns, blocks).to_ascii()
 
 
 def test_a_prefix_has_a_file_unless_much_more_or_much_less_is_in_it() -> None:
