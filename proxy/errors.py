@@ -42,6 +42,7 @@
     ├── Unavailable                  503  no instance can take the request now
     │   ├── ModelLoading             503  one is loading
     │   ├── ModelFailed              503  the model failed, was stopped, or has no room in memory
+    │   ├── NoModelServes            503  none is configured, or all failed (`/health`)
     │   ├── NotLoaded                503  the model is not loaded, and this request does not load it
     │   ├── QueueTimeout             503  the request waited too long for a slot
     │   ├── WaitTooLong              503  the first token is expected later than the client waits
@@ -417,7 +418,11 @@ class ModelLoading(Unavailable):
 
 class ModelFailed(Unavailable):
     code = "model_failed"
-    retry_after_s = 10
+    retry_after_s = None  # it starts again by a command; the raiser knows where a request is enough
+
+
+class NoModelServes(Unavailable):
+    retry_after_s = None  # as ModelFailed
 
 
 class NotLoaded(Unavailable):

@@ -21,7 +21,7 @@ from proxy.auth.api_keys import KEY, LIVE, visible_client
 from proxy.common.headers import HOP
 from proxy.endpoints.prometheus import Metrics
 from proxy.endpoints.slots import engine_list, engine_slot, has_idle, overview
-from proxy.errors import ModelLoading, ProxyError, Unavailable
+from proxy.errors import ModelLoading, NoModelServes, ProxyError, Unavailable
 from proxy.http.error_responses import error_response
 from proxy.http.routes import PATH_ID, Routes, json_response
 from proxy.request.models import ModelInfo, ModelLoader, ModelNames, client_models, with_variants
@@ -45,10 +45,10 @@ def unavailable_reason(model_infos: Sequence[ModelInfo]) -> ProxyError | None:
     if loading := states["loading"]:
         return ModelLoading(f"no model is loaded yet; {loading} of {len(model_infos)} loading")
     if not model_infos:
-        return Unavailable("no model is configured", retry_after_s=10)
+        return NoModelServes("no model is configured")
     failed = f"{states['failed']} of {len(model_infos)} failed"
     message = f"no model can be served, {failed}; see `corral status` on this machine"
-    return Unavailable(message, retry_after_s=10)
+    return NoModelServes(message)
 
 
 def health(

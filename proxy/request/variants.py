@@ -65,7 +65,7 @@ def check_fixed(members: Mapping[str, Any], model: str) -> None:
     if members.get(MEMBER):
         raise BadRequest(
             f"{model} has one adapter for all requests: leave out {MEMBER}, or name "
-            f"its adapters in [models.{model}.loras], where requests choose them"
+            "its adapters under loras of this model in corral.toml, where requests choose them"
         )
 
 

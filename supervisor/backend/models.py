@@ -14,6 +14,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import is_
 from pathlib import Path
@@ -178,8 +179,15 @@ class ModelLoaderAdapter:
 
 
 def failure(model: Model, reason: str | None) -> ModelFailed:
-    """Return what clients are told of a model that is stopped, failed, or has no memory."""
-    return ModelFailed(f"{model.entry.name} is unavailable: {_redact_reason(model, reason)}")
+    """Return what clients are told of a model that is stopped, failed, or has no memory.
+
+    Only a model that had no memory is tried again by the next request; others need a command.
+    """
+    is_tried_again = model.is_open and reason is not None and reason == model.refusal
+    return ModelFailed(
+        f"{model.entry.name} is unavailable: {_redact_reason(model, reason)}",
+        retry_after_s=_RETRY_REFUSED_S if is_tried_again else None,
+    )
 
 
 def _redact_reason(model: Model, reason: str | None) -> str | None:
@@ -193,6 +201,8 @@ def _load_progress(model: Model) -> float | None:
 
 
 _RETRY_AFTER_S: Final = 60
+# Memory comes free when another model is idle for long enough, or a program ends.
+_RETRY_REFUSED_S: Final = 10
 # After these, the state of a model or its load progress may be another.
 _CHANGES: Final = frozenset(
     {
@@ -326,4 +336,4 @@ class EngineReaderAdapter:
         except CorralError as error:
             message = without_directories("; ".join(filter(None, (error.message, error.hint))))
             raise Unavailable(message, retry_after_s=10) from error
-        return dict(runtime_metadata(engine))
+        return asdict(runtime_metadata(engine))

@@ -158,7 +158,10 @@ class ModelFilesAdapter:
         """Remove the files of a model that was found, and serve it no more; raises ProxyError."""
         self._check_served("to remove models by their files")
         if not isinstance(self._settings().models.get(model), FoundModel):
-            raise NotServed(f"remove [models.{model}] from corral.toml, and then its file")
+            from supervisor.settings.edit import key_text  # noqa: PLC0415 (tomlkit takes memory)
+
+            key = key_text(("models", model))
+            raise NotServed(f"remove [{key}] from corral.toml, and then its file")
         await self._unloaded(model)
         try:
             await command_envelope(["model", "remove", "--yes", model])

@@ -119,7 +119,7 @@ def result_of(
         duration_s=(datetime.now(UTC) - began_at).total_seconds(),
         seed=job.seed,
         workloads=tuple(workload.name for workload in job.workloads),
-        rounds_planned=job.limits.planned_rounds,
+        rounds_planned=job.limits.planned,
         is_interrupted=is_interrupted,
         figures=tuple(_figures(job, measured)),
         variants=measured,
@@ -192,7 +192,7 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
         model=model,
         specs=specs,
         workloads=workloads,
-        limits=RoundLimits.from_options(options.repeats, options.minutes),
+        limits=RoundLimits.of(options.repeats, options.minutes),
         seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
         directories=where,
     )
@@ -223,7 +223,7 @@ def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
 
 
 def _stop_text(job: BenchJob, found: Measurements) -> str:
-    planned = job.limits.planned_rounds
+    planned = job.limits.planned
     of = f" of {planned}" if planned else ""
     return f"stopped after {found.complete_rounds}{of} rounds; the figures are of what was measured"
 

@@ -12,13 +12,13 @@ from supervisor.builds import discover
 from supervisor.builds import discover as engines
 from supervisor.builds.discover import Engine, FoundEngine, runtime_metadata
 from supervisor.builds.help import Flag
+from supervisor.builds.install import find_installed_build
 from supervisor.builds.install import install as install_release
 from supervisor.builds.installed import (
     EngineSetting,
     InstalledBuild,
+    changing,
     find_build,
-    lock_builds,
-    read_build,
     read_in_use,
     remove_build,
     roll_back,
@@ -104,7 +104,7 @@ def _data(entry: FoundEngine) -> dict[str, object]:
         "path": str(found.path if found else entry.candidate.path),
         "subcommand": found.subcommand if found else "",
         "source": entry.candidate.source,
-        **runtime_metadata(found),
+        **asdict(runtime_metadata(found)),
         "build": found and found.build,
         "devices": [asdict(device) for device in found.devices] if found else [],
         "library_dirs": [str(directory) for directory in found.library_dirs] if found else [],
@@ -149,7 +149,7 @@ def use(name: str, config: Path | None) -> CommandResult:
     discover.load(
         build.name, cache_dir=where.cache, places=discover.default_search_paths(where.engines)
     )
-    with lock_builds(where.engines):
+    with changing(where.engines):
         use_build(build.name, where.engines)
     return now_in_use(build.name, settings, where)
 
@@ -162,7 +162,7 @@ def rollback(config: Path | None) -> CommandResult:
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
+    with changing(where.engines):
         current = roll_back(where.engines).current
     return now_in_use(current, settings, where)
 
@@ -177,7 +177,7 @@ def remove(name: str, config: Path | None) -> CommandResult:
     where = directories()
     build = find_build(name, where.engines)
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
+    with changing(where.engines):
         for reason, hint in _uses(build, settings, where):
             raise EngineInUse(f"{build.name} is not removed: {reason}", hint=hint)
         remove_build(build, where.engines)
@@ -277,7 +277,7 @@ def install(wanted: str, variant: str | None, config: Path | None) -> CommandRes
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
+    with changing(where.engines):
         done = _install(wanted, variant, settings, where)
         if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
             use_build(done.build.name, where.engines)
@@ -292,7 +292,7 @@ def update(wanted: str, config: Path | None) -> CommandResult:
     """Install a newer build of the variant in use, and use it; the others stay."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
+    with changing(where.engines):
         current = _current_build(where)
         variant = current.variant.partition("-")[0] if current else None
         done = _install(wanted, variant, settings, where, newer_than=current)
@@ -331,7 +331,7 @@ def _install(
         if newer_than and (release.build or 0) <= newer_than.build:
             return _Done(newer_than, is_new=False)
         choice = choose(release, target, variant)
-        if there := read_build(where.engines / choice.name):
+        if there := find_installed_build(choice, where.engines):
             return _Done(there, is_new=False)
         with TransferMeter() as meter:
             meter.note(f"{choice.name}, {choice.reason}; {size(choice.size_bytes)} to download")
@@ -340,8 +340,10 @@ def _install(
                 name, _, file = stage.partition(" ")
                 meter.show(file, name, done, whole)
 
-            build, engine = install_release(choice, where.engines, client, releases.downloads, show)
-    return _Done(build, is_new=True, notes=tuple(_install_notes(choice, len(engine.devices))))
+            made = install_release(choice, where.engines, client, releases.downloads, show)
+    return _Done(
+        made.build, is_new=True, notes=tuple(_install_notes(choice, len(made.engine.devices)))
+    )
 
 
 def _install_notes(choice: Choice, devices: int) -> Iterator[str]:

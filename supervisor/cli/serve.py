@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from supervisor.cli.targets import Targets, choose, settings_reader
@@ -80,20 +80,25 @@ def spawn_daemon(
     """
     reader, writer = os.pipe()
     argv = [sys.executable, *DAEMON, "--report-fd", str(writer), *options]
+    daemon: subprocess.Popen[bytes] | None = None
     try:
-        daemon = subprocess.Popen(  # it outlives us by design
-            [*argv, "--", *words],
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[writer],
-            start_new_session=True,
-        )
-    finally:
-        os.close(writer)
-    try:
+        # Ctrl-C while Popen returns would lose the process that it started.
+        with _interrupt_deferred():
+            try:
+                daemon = subprocess.Popen(  # it outlives us by design
+                    [*argv, "--", *words],
+                    stdin=stdin,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[writer],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writer)
         with os.fdopen(reader, encoding="utf-8") as reports:
             report = json.loads(reports.readline() or "null")
     except KeyboardInterrupt as interrupt:
+        if daemon is None:
+            raise
         daemon.terminate()  # no model was started, and none would be
         raise Interrupted(
             "stopped before the daemon answered; it ends", hint="corral start starts it again"
@@ -103,6 +108,28 @@ def spawn_daemon(
     if "error" in report:
         raise from_json(report["error"])
     return tuple(report["models"])
+
+
+@contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Raise the KeyboardInterrupt of a Ctrl-C at the end of the block, not within it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler:  # ignored, or the caller's own
+        yield
+        return
+    is_interrupted = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 def settings_options(config: Path | None, listen: str | None) -> list[str]:

@@ -370,9 +370,12 @@ def _find_balances(client: Client, word: str | None) -> list[BalanceStatus]:
     (name,) = resolve_running([word], client.status())
     balances = [balance for balance in found if balance["model"] == name]
     if not balances:
+        from supervisor.settings.edit import key_text  # as above
+
+        hint = _HINT.replace("models.NAME", key_text(["models", name]))
         raise SettingsInvalid(
             f"{name} is not loaded, or has no workers",
-            hint=f"corral load {name} loads it; {_HINT.replace('NAME', name)}",
+            hint=f"corral load {name} loads it; {hint}",
         )
     return balances
 

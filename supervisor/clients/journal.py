@@ -66,10 +66,13 @@ def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
     notes = []
     model = facts.model
     if model.context_tokens is not None and model.context_tokens < client.context_least:
+        from supervisor.settings.edit import key_text  # noqa: PLC0415 (tomlkit takes memory)
+
+        flags = key_text(("models", model.name, "flags"))
         notes.append(
             f"{model.name} has a context of {model.context_tokens} tokens, and the prompt of "
             f"{client.title} takes some 10000: choose a model with {client.context_least} or more, "
-            f"or raise ctx-size under [models.{model.name}.flags] if the model was trained for it"
+            f"or raise ctx-size under [{flags}] if the model was trained for it"
         )
     if facts.needs_key:
         same = client.key_variable == KEY_VARIABLE

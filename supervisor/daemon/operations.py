@@ -216,7 +216,7 @@ class DaemonService:
             for canary in canaries.running
             for name in [canary.request.model]
         ]
-        ended = self._parts.canary_history.ended_canaries
+        ended = self._parts.canary_history.ended
         return {"running": running, "ended": list(map(ended_canary_status, ended))}
 
     def start_canary(self, request: CanaryRequest) -> asyncio.Task[CorralError | None]:
@@ -243,7 +243,7 @@ class DaemonService:
 
     def _memory_bytes(self, replica: Replica) -> int | None:
         facts = replica.instance.snapshot()
-        return self._parts.stats.stats_of(facts).memory_bytes if facts.pid else None
+        return self._parts.stats.of(facts).memory_bytes if facts.pid else None
 
     def _model_status(
         self, model: Model, waiting: Waiting | None, unload: UnloadTime | None
@@ -253,8 +253,7 @@ class DaemonService:
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
-        busy = self._parts.router.count_in_flight(facts.name)
-        stats = self._parts.stats.stats_of(facts)
+        busy, stats = self._parts.router.count_in_flight(facts.name), self._parts.stats.of(facts)
         return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
 
     @property

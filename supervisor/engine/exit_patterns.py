@@ -29,6 +29,7 @@ class LogPattern:
     permanent: bool = True
 
     def read(self, line: str) -> tuple[str, str] | None:
+        """Return sentence and hint if the line matches."""
         found = re.search(self.pattern, line)
         if found is None:
             return None

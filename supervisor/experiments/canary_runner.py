@@ -1,8 +1,9 @@
-"""Starts canaries, watches them, and promotes or withdraws each.
+"""Starts canaries unless something is against it, watches them, and promotes or withdraws each.
 
-A canary is a trial that `corral.toml` does not have: one more replica of a model, whose share of
-conversations and figures are those of any trial. Replanning after a change drains what it replaces,
-so no answer is cut.
+Starts canaries, watches them, and promotes or withdraws each. A canary is a trial that
+`corral.toml` does not have: one more replica of a model, whose share of the conversations and whose
+figures are those of any trial. What is planned again after a change drains what it replaces, so no
+answer is cut.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
 def check_can_start(
     request: CanaryRequest, fleet: Fleet, loaded: Loaded, running: Container[str]
 ) -> None:
-    """Check a canary's preconditions before anything is changed.
+    """Check what a canary needs before anything is changed.
 
     Raises:
-        NoSuchModel, SettingsInvalid: The model cannot have one.
-        CorralError: The model has one, or is not loaded.
+        NoSuchModel, SettingsInvalid: Its model cannot have one.
+        CorralError: It has one, or is not loaded.
     """
     name = request.model
     (model,) = fleet.select([name])
@@ -61,9 +62,12 @@ def check_can_start(
             hint=f"corral trial {name} --end ends a trial",
         )
     if loaded.path is None or loaded.origins.get(f"models.{name}.path") != "file":
+        from supervisor.settings.edit import key_text  # noqa: PLC0415 (tomlkit takes memory)
+
+        key = key_text(("models", name))
         raise SettingsInvalid(
             f"{name} is in no settings file, which would keep the engine of its canary",
-            hint=f"write [models.{name}] with its path into corral.toml, then corral reload",
+            hint=f"write [{key}] with its path into corral.toml, then corral reload",
         )
     if not model.is_wanted:
         raise CorralError(f"{name} is not loaded", hint=f"corral load {name} loads it")
@@ -85,7 +89,7 @@ def check_engine(request: CanaryRequest, planner: LaunchPlanner) -> None:
 
 
 def failure(result: ReloadResult | CorralError) -> CorralError | None:
-    """Return why a start failed, or None."""
+    """Return why something that was to start did not."""
     if isinstance(result, CorralError):
         return result
     for start_failure in result.failures:
@@ -106,7 +110,7 @@ def no_canary(model: str) -> CorralError:
 def keep_engine(
     request: CanaryRequest, path: Path | None, found: ReloadResult | CorralError
 ) -> ChangedFile | None:
-    """Set the engine in the settings file; None if it is set. `found` is a dry run of a reload.
+    """Set the engine in the settings file, of which `found` is a dry run; None if it is set.
 
     Raises:
         CorralError: The file has changes that are not applied, or cannot be changed.
@@ -134,27 +138,30 @@ def with_engine(text: str, model: str, engine: EngineSetting) -> Edit:
     from supervisor.settings.edit import (  # noqa: PLC0415 (as above)
         Edit,
         edit_text,
+        key_text,
         toml,
     )
 
-    line = f"engine = {toml(str(engine))}"
+    line, key = f"engine = {toml(str(engine))}", key_text(("models", model))
     try:
         after = edit_text(text, functools.partial(_change, model=model, engine=str(engine)))
     except (SettingsInvalid, LookupError, TypeError) as error:
         raise SettingsInvalid(
             "the settings file cannot be changed safely",
-            hint=f"write {line} into [models.{model}], then run corral reload",
+            hint=f"write {line} into [{key}], then run corral reload",
         ) from error
-    return Edit(after, (f"models.{model}.{line}",))
+    return Edit(after, (f"{key}.{line}",))
 
 
 def check_kept(request: CanaryRequest, loaded: Loaded) -> SettingsInvalid | None:
-    """Return an error if another source of settings wins over the file."""
+    """Return an error where another source of settings wins over the file."""
     model = loaded.settings.models.get(request.model)
     if model and model.engine == request.engine:
         return None
+    from supervisor.settings.edit import key_text  # noqa: PLC0415 (as above)
+
     return SettingsInvalid(
-        f"models.{request.model}.engine of the settings file has no effect",
+        f"{key_text(('models', request.model, 'engine'))} of the settings file has no effect",
         hint="corral config show tells where it is set",
     )
 
@@ -189,6 +196,8 @@ BY_COMMAND: Final = "by command"
 
 @dataclass(frozen=True, slots=True)
 class CanaryParts:
+    """What canaries work with."""
+
     fleet: Fleet
     reload: Reload
     trials: Trials
@@ -198,7 +207,7 @@ class CanaryParts:
 
 
 class Canaries:
-    """At most one canary per model; only one change runs at a time."""
+    """One canary per model at most; changes of any run one at a time."""
 
     def __init__(self, parts: CanaryParts) -> None:
         self._parts = parts
@@ -211,18 +220,18 @@ class Canaries:
         return tuple(self._running.values())
 
     def left_s(self, canary: Canary) -> float | None:
-        """Return the time until a canary is decided; None for by command."""
+        """Return in how many seconds a canary is decided; None: by command."""
         if canary.decides_at_s is None:
             return None
         return max(0.0, canary.decides_at_s - self._now_s())
 
     def observe(self, event: Event) -> None:
-        """Wake the checks if an engine crashed."""
+        """Look at the canaries soon where an engine of a model that has one crashed."""
         if event.name == "instance.exited" and event.fields["fault"]:
             self._woken.set()
 
     async def serve(self) -> None:
-        """Decide canaries until cancelled."""
+        """Decide what can be decided, until cancelled."""
         await self._parts.history.end_interrupted()
         while True:
             with suppress(TimeoutError):
@@ -233,7 +242,7 @@ class Canaries:
                 await self._look(canary)
 
     async def start(self, request: CanaryRequest) -> CorralError | None:
-        """Start a canary; return None once it serves. An error leaves nothing behind."""
+        """Start a canary; None once it serves. An error leaves nothing behind."""
         try:
             async with self._changing:
                 return await self._start(request)
@@ -243,8 +252,8 @@ class Canaries:
     async def promote(self, model: str) -> CorralError | None:
         """Make the canary's engine the model's own, in `corral.toml` and in all its replicas.
 
-        If the file cannot be changed, nothing is, and the canary continues. If a replica does not
-        start, the file is restored and the canary withdrawn.
+        Where the file cannot be changed, nothing is, and the canary goes on. Where a replica does
+        not start, the file is put back, and the canary is withdrawn.
         """
         async with self._changing:
             if (canary := self._running.get(model)) is None:
@@ -277,7 +286,7 @@ class Canaries:
         return None
 
     async def _look(self, canary: Canary) -> None:
-        """Promote or withdraw a canary if its figures say so."""
+        """Act on what the figures of a canary say now."""
         async with self._changing:
             if self._running.get(canary.request.model) is not canary:
                 return
@@ -296,11 +305,13 @@ class Canaries:
         if (trial := self._parts.trials.of(model)) is None:
             return Decision("withdraw", "the settings of its model have changed")
         decision = decide(trial.figures, canary.request.margin, is_over=self.left_s(canary) == 0)
-        if trial.figures.sides["trial"].crashes:
-            causes = (replica.instance.snapshot().cause for replica in self._replicas(model))
-            if cause := next(filter(None, causes), None):
-                return Decision("withdraw", f"its engine crashed: {cause.sentence}")
+        if trial.figures.sides["trial"].crashes and (cause := self._cause(model)):
+            return Decision("withdraw", f"its engine crashed: {cause}")
         return decision
+
+    def _cause(self, model: str) -> str | None:
+        causes = (replica.instance.snapshot().cause for replica in self._replicas(model))
+        return next((cause.sentence for cause in causes if cause), None)
 
     async def _promote(self, canary: Canary, reason: str) -> CorralError | None:
         """Change the file, then replace the model's replicas; the canary serves meanwhile."""
@@ -326,7 +337,7 @@ class Canaries:
         model = canary.request.model
         self._parts.laid.remove(model)
         for replica in self._replicas(model):
-            replica.instance.stop()  # at once: another change of the fleet may take long
+            replica.instance.stop()  # at once: another change of what runs may take long
         await self._parts.reload.replan(model)
         await self._end(canary, "withdrawn", reason)
 

@@ -1,14 +1,13 @@
 """Replaces a running instance by one of a new plan.
 
-A successor starts beside an instance that serves if memory holds both for a while. Once the
-successor serves, it takes over, and the old instance finishes its requests and ends. Otherwise the
-instance drains and starts again, if the caller accepts that.
+How an instance is replaced. A successor that starts beside an instance needs memory of its own for
+a while. Main memory is estimated first, because a machine that runs out of it kills any process.
+Device memory is not: what is free there is unknown without a start, and a start that fails for want
+of it harms nothing.
 
-Main memory is estimated before, because a machine that runs out of it kills any process. Device
-memory is not: its free bytes are unknown without a start, and a start that fails for lack of it
-does no harm.
-
-Running instances are changed one at a time: callers hold `lock`.
+A successor starts beside it where it serves and memory allows. Once that serves, it takes over, and
+the other answers what it has and ends. Elsewhere the instance drains and starts again, if the
+caller accepts that. One change of what runs takes place at a time: callers hold `lock`.
 """
 
 from __future__ import annotations
@@ -37,9 +36,14 @@ _SERVING: Final = frozenset({State.READY, State.UNHEALTHY})
 
 
 class ReplaceStrategy(Enum):
-    ROLLING = auto()  # a successor starts beside the instance, which then drains
-    RESTART = auto()  # the instance drains and starts again
-    ON_NEXT_START = auto()  # the instance is not wanted, so nothing happens now
+    """How an instance comes to run with new settings."""
+
+    ROLLING = auto()
+    """A successor starts beside it, then it drains."""
+    RESTART = auto()
+    """It drains and starts again."""
+    ON_NEXT_START = auto()
+    """It is not wanted, so nothing happens now."""
 
 
 def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
@@ -57,11 +61,11 @@ def serves(snapshot: InstanceSnapshot) -> bool:
 def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
     """Return how much main memory a successor takes beside the instance that it replaces.
 
-    Weights that both map from the same file are in memory once. The successor's prompt cache is
-    empty at first, and the old one is freed before it fills. Memory that the old instance takes
-    beyond its estimate is added, because its successor will take it too.
+    Weights that both map from one file are in memory once. Its prompt cache is empty at first, and
+    the other's is freed before it has filled. What the present instance takes beyond its estimate,
+    its successor will take too.
 
-    `own_bytes` is the old instance's memory without mapped files.
+    `own_bytes` is memory of the present instance that it shares with no file.
     """
     coming = after.estimate
     beyond = max(0, own_bytes - before.estimate.own_bytes)
@@ -79,7 +83,7 @@ _BEGUN: Final = frozenset(State) - {State.STOPPED}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
-    """A replica that did not start; `stays` if it serves, or soon will, with its old settings."""
+    """A replica that did not start; `stays` if it serves with its old settings, or soon will."""
 
     place: ReplicaId
     cause: FailureCause | None
@@ -98,7 +102,7 @@ class ReplicaFailure:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The result of `replace_beside`; without `is_done` and `failure`, nothing was changed."""
+    """What came of replacing an instance beside it; with neither, nothing was changed."""
 
     is_done: bool = False
     failure: ReplicaFailure | None = None
@@ -115,7 +119,7 @@ class Replacer:
     async def replace(
         self, replica: Replica, planner: LaunchPlanner, after: Plan
     ) -> ReplicaFailure | None:
-        """Replace an instance by a successor, or in place, or on its next start if not wanted."""
+        """Replace an instance beside it or in place; one that is not wanted, on its next start."""
         match self._strategy(replica, after):
             case ReplaceStrategy.ON_NEXT_START:
                 self._fleet.apply_settings(replica, planner)
@@ -128,9 +132,9 @@ class Replacer:
     async def replace_beside(
         self, replica: Replica, planner: LaunchPlanner, after: Plan
     ) -> Replacement:
-        """Replace a serving instance if memory allows a successor beside it.
+        """Replace an instance that serves where memory allows; otherwise change nothing.
 
-        Otherwise, or if it is stopped meanwhile, change nothing.
+        Nor is anything changed where it is stopped meanwhile.
         """
         if self._strategy(replica, after) is not ReplaceStrategy.ROLLING:
             return Replacement()
@@ -153,12 +157,12 @@ class Replacer:
             self._fleet.apply_settings(old, planner)
             return None
         if snapshot.cause and snapshot.cause.code in OUT_OF_MEMORY:
-            # A restart frees the memory of its predecessor first.
+            # Its predecessor still holds memory.
             return await self._restart_with(old, planner)
         return _failure(old, snapshot)
 
     async def _start_beside(self, old: Replica, planner: LaunchPlanner) -> InstanceSnapshot | None:
-        """Return None once a successor has taken over, or the snapshot of its failure."""
+        """Return None once a successor has taken over, or else the state in which it gave up."""
         new = self._fleet.add_beside(old, planner)
         new.instance.start()
         snapshot = await wait_settled(new)
@@ -206,7 +210,7 @@ def _failure(old: Replica, successor: InstanceSnapshot) -> ReplicaFailure:
 
 
 async def start_failure(replica: Replica) -> ReplicaFailure | None:
-    """Wait until a replica that was just started serves; return its failure, if any."""
+    """Wait until a replica that was just started serves; return why it does not."""
     snapshot = await wait_settled(replica)
     if snapshot.state is State.READY or not snapshot.wanted:
         return None
@@ -216,7 +220,7 @@ async def start_failure(replica: Replica) -> ReplicaFailure | None:
 async def wait_settled(replica: Replica) -> InstanceSnapshot:
     """Wait until a replica that was just started serves, or has failed once.
 
-    It is STOPPED until its own task has read the command. The deadlines are those of its states.
+    It is STOPPED until its own task has read the command. Its states' limits are the deadline.
     """
     await replica.instance.wait(_BEGUN)
     return await replica.instance.wait(START_OVER)

@@ -1,4 +1,4 @@
-"""Declares the whole of `corral.toml`; many tables come from the packages that use them."""
+"""Every table of `corral.toml`; most are declared by the package that uses them."""
 
 from __future__ import annotations
 
@@ -252,13 +252,13 @@ class ModelSettings(ResidencyPolicy):
 
 
 class FoundModel(ModelSettings):
-    """A model without a table of its own, whose file `serve_found` found."""
+    """A model that no table has: `serve_found` found its file."""
 
     preload: bool = False
 
 
 class Settings(BaseSettings):
-    """All settings."""
+    """Everything that can be set."""
 
     model_config = SettingsConfigDict(
         extra="forbid", frozen=True, env_prefix="CORRAL_", env_nested_delimiter="__"
@@ -306,7 +306,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return a single source: `merge` reads the others itself to know their origins."""
+        """Return one source: load() merges the others itself, to know their origins."""
         return (init_settings,)
 
     @property

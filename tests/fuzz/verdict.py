@@ -13,6 +13,8 @@ from proxy.forward import upstream_errors
 
 _ANTHROPIC: Final = "/v1/messages"
 
+_FINAL = (b'"not_loaded"', b'"model_failed"', b"no model can be served", b"no model is configured")
+
 
 def wrong(what: Input, answer: Answer) -> Iterator[str]:
     status = answer.status
@@ -25,8 +27,8 @@ def wrong(what: Input, answer: Answer) -> Iterator[str]:
         return
     if status in {500, 502, 504}:
         yield f"{status} {message(answer.body)} to {what.target}"
-    # Reading about a model that is not loaded is not retried: proxy/DESIGN.md, what fails.
-    is_final = b'"not_loaded"' in answer.body
+    # What a retry does not change has no such header: proxy/DESIGN.md, what fails.
+    is_final = any(reason in answer.body for reason in _FINAL)
     if status == 503 and "retry-after" not in answer.headers and not is_final:
         yield f"503 without Retry-After, {message(answer.body)} to {what.target}"
     if answer.ending == "complete" and not what.is_head:

@@ -177,6 +177,7 @@ async def test_health_is_503_without_a_cause(
     async with proxy.http.get("/health") as response:
         error = (await response.json())["error"]
     assert (response.status, error["code"], error["message"]) == (503, code, reason)
+    assert ("Retry-After" in response.headers) == (code == "model_loading")
     assert proxy.emitted == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -55,6 +56,24 @@ async def refusal(found: ModelLoaderAdapter) -> int:
     with pytest.raises(UnknownModel) as refused:
         await found.ensure_ready("chat")
     return refused.value.status
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_open", "reason", "headers"),
+    [
+        (None, True, "its file is broken", {}),
+        (None, False, "it is stopped (corral start chat)", {}),
+        ("out of memory", True, "out of memory", {"Retry-After": "10"}),
+        ("out of memory", True, "its file is broken", {}),
+        ("out of memory", False, "out of memory", {}),
+    ],
+)
+def test_a_model_that_only_a_command_starts_again_has_no_retry_after(
+    refusal: str | None, *, is_open: bool, reason: str, headers: dict[str, str]
+) -> None:
+    entry = SimpleNamespace(name="chat", path=Path("/m/chat.gguf"))
+    model = SimpleNamespace(entry=entry, refusal=refusal, is_open=is_open)
+    assert models.failure(cast("Any", model), reason).headers() == headers
 
 
 def test_names_are_built_again_only_when_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,14 @@ def test_a_file_without_the_model_is_told_what_to_write() -> None:
     )
 
 
+def test_a_hint_quotes_a_name_as_toml_does() -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        with_engine("[models]\n", "owner/chat:7b", "b10434-cpu")
+    assert 'into [models."owner/chat:7b"]' in str(refused.value.hint)
+    edit = with_engine('[models."a:b"]\npath = "/m/a.gguf"\n', "a:b", "b10434-cpu")
+    assert edit.lines == ('models."a:b".engine = "b10434-cpu"',)
+
+
 def test_a_file_with_other_changes_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "corral.toml"
     path.write_text(TABLE)

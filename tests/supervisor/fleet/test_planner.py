@@ -19,6 +19,7 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.plan import profile
 from supervisor.plan.setting import Setting
 from supervisor.settings.schema import Settings
+from supervisor.system.machine import Machine
 from supervisor.system.paths import Directories, shipped_directory
 
 SECOND = Device("Vulkan1", "another GPU", GPU.total_mib)
@@ -155,7 +156,7 @@ def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_pa
 def test_a_trial_is_one_more_replica_with_its_own_profile_and_flags(make: Any) -> None:
     trial = {"profile": "high-throughput", "share": 0.2, "flags": {"poll": 0}}
     shop = make(replicas=2, flags={"poll": 50, "prio": 1}, trial=trial)
-    places = shop.places.replicas_of("chat")
+    places = shop.places.of("chat")
     assert places == tuple(ReplicaId("chat", number) for number in range(3))
     assert [value(shop, number, "--parallel") for number in range(3)] == ["4", "4", "16"]
     assert [value(shop, number, "--poll") for number in range(3)] == ["50", "50", "0"]
@@ -182,14 +183,12 @@ def test_a_model_and_its_trial_may_have_engines_of_their_own(
     def found(path: Path, **_: object) -> Engine:
         return engine("b10434", path=path)
 
-    monkeypatch.setattr("supervisor.fleet.planner.discover.load", found)
+    monkeypatch.setattr("supervisor.fleet.planner.engines.load", found)
     new = {"engine": "/opt/new/llama-server", "share": 0.1}
     shop = make(engine="/opt/own/llama-server", trial=new)
-    used = [shop.plan_at(place).engine.path for place in shop.places.replicas_of("chat")]
+    used = [shop.plan_at(place).engine.path for place in shop.places.of("chat")]
     assert used == [Path("/opt/own/llama-server"), Path("/opt/new/llama-server")]
-    own, tried = (
-        shop.fingerprint(one, shop.engine_at(one)) for one in shop.places.replicas_of("chat")
-    )
+    own, tried = (shop.fingerprint(one, shop.engine_at(one)) for one in shop.places.of("chat"))
     assert (own.engine.path, tried.engine.path) == tuple(used)
     assert make().plan("chat").engine.path == engine().path
 
@@ -239,13 +238,13 @@ def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> Non
 def test_plans_of_many_models_do_not_count_all_replicas_again(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, replicas_of = [], Places.replicas_of
+    counted, replicas_of = [], Places.of
 
     def count(places: Places, model: str) -> tuple[ReplicaId, ...]:
         counted.append(model)
         return replicas_of(places, model)
 
-    monkeypatch.setattr(Places, "replicas_of", count)
+    monkeypatch.setattr(Places, "of", count)
     settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(40)})
     planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
     assert all(planner.plan(model).model == model for model in planner.entries)
@@ -266,7 +265,7 @@ def test_plans_at_one_moment_read_machine_engine_and_profile_once(
 
     base = profile.load("base", [shipped_directory("profiles")])
     monkeypatch.setattr("supervisor.fleet.planner.machine.read", returning("machine", machine()))
-    monkeypatch.setattr("supervisor.fleet.planner.discover.load", returning("engine", engine()))
+    monkeypatch.setattr("supervisor.fleet.planner.engines.load", returning("engine", engine()))
     loaded = returning("profile", base)
     monkeypatch.setattr("supervisor.fleet.model_entries.profile.load", loaded)
     settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(9)})
@@ -276,6 +275,23 @@ def test_plans_at_one_moment_read_machine_engine_and_profile_once(
     assert sorted(reads) == ["engine", "machine", "profile"]
     planner.plan("m0")
     assert reads.count("engine") == 2
+
+
+def test_the_machine_is_read_once_to_count_the_replicas_of_many_models(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+
+    def read() -> Machine:
+        reads.append("machine")
+        return machine(physical_cores=16)
+
+    monkeypatch.setattr("supervisor.fleet.planner.machine.read", read)
+    table = {"path": tiny_model, "replicas": "auto"}
+    settings = Settings(models={f"m{number}": table for number in range(9)})
+    planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
+    assert planner.places.instances >= 9
+    assert reads == ["machine"]
 
 
 def test_the_help_of_an_engine_is_parsed_once() -> None:

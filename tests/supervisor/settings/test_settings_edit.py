@@ -105,6 +105,18 @@ def test_what_cannot_be_changed_safely_is_told_line_by_line(
     )
 
 
+def test_a_name_with_other_signs_is_quoted() -> None:
+    text = TABLES.replace("models.chat", 'models."owner/chat:7b"')
+    edit = without_trial(text, "owner/chat:7b", is_applied=True)
+    assert edit.lines == (
+        'models."owner/chat:7b".profile = "speculative"',
+        'models."owner/chat:7b".trial is gone',
+    )
+    with pytest.raises(SettingsInvalid) as refused:
+        without_trial("[models", "owner/chat:7b", is_applied=False)
+    assert 'remove [models."owner/chat:7b".trial]' in str(refused.value.hint)
+
+
 def test_the_file_keeps_its_mode_and_can_be_put_back(tmp_path: Path) -> None:
     path = tmp_path / "corral.toml"
     path.write_text(TABLES)
