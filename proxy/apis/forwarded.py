@@ -39,9 +39,9 @@ from proxy.endpoints.prometheus import Metrics
 from proxy.errors import BadRequest, NotLoaded, ProxyError
 from proxy.forward.fallback import Fallback, is_refused
 from proxy.forward.forward import Forward
+from proxy.forward.node_request import for_node
 from proxy.forward.response import ClientResponse
 from proxy.forward.upstream_errors import client_error_body, reclassify_error
-from proxy.forward.upstream_request import for_node
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
 from proxy.http.middleware import ACCESS_RECORD
 from proxy.http.routes import Routes, json_response

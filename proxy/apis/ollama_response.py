@@ -76,8 +76,8 @@ class _Call:
         self.name = function.get("name") or self.name
         self.arguments.append(function.get("arguments") or "")
 
-    def whole(self, index: int) -> dict[str, Any]:
-        """Return the call; without arguments where it was cut."""
+    def to_json(self, index: int) -> dict[str, Any]:
+        """Return the call; its arguments are empty if it was cut."""
         try:
             arguments = orjson.loads("".join(self.arguments) or "{}")
         except orjson.JSONDecodeError:
@@ -108,7 +108,7 @@ class Answer:
 
     def end(self) -> tuple[Delta, dict[str, Any]]:
         """Return the calls, which are complete now, and the members of the last line."""
-        calls = [call.whole(index) for index, call in sorted(self._calls.items())]
+        calls = [call.to_json(index) for index, call in sorted(self._calls.items())]
         return Delta(calls=calls), {"done": True, "done_reason": self._reason, **self._figures()}
 
     def _of_chat(self, piece: Mapping[str, Any]) -> Delta:
@@ -183,7 +183,7 @@ class AnswerLines:
             [line for event in self._splitter.feed(chunk) for line in self._lines(event)]
         )
 
-    def whole(self, body: Mapping[str, Any]) -> bytes:
+    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
         """Return a whole answer; raises what reading another format raises."""
         delta = self._answer.add(whole_piece(body))
         called, last = self._answer.end()
@@ -294,7 +294,7 @@ class OllamaResponse(ClientResponse):
     def lines(self) -> Events:
         raise NotImplementedError
 
-    def whole(self, body: Mapping[str, Any]) -> bytes:
+    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
         """Translate a whole answer; raises as reading another format does."""
         raise NotImplementedError
 
@@ -302,8 +302,8 @@ class OllamaResponse(ClientResponse):
         total_s = time.monotonic() - self._began_at_s
         return {"total_duration": int(total_s * 1e9), "load_duration": int(self._queued_s * 1e9)}
 
-    def leased(self, lease: Lease) -> None:
-        super().leased(lease)
+    def note_lease(self, lease: Lease) -> None:
+        super().note_lease(lease)
         self._queued_s = lease.queued_s
         if self._asked and self._asked.ignored:
             names = ", ".join(ascii(name)[1:-1] for name in self._asked.ignored)
@@ -332,8 +332,8 @@ class _TextResponse(OllamaResponse):
     def lines(self) -> AnswerLines:
         return AnswerLines(self.model, type(self).shape, self.durations)
 
-    def whole(self, body: Mapping[str, Any]) -> bytes:
-        return self.lines().whole(body)
+    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
+        return self.lines().translate_whole(body)
 
 
 class ChatResponse(_TextResponse):
@@ -348,7 +348,7 @@ class EmbedResponse(OllamaResponse):
     def empty(self) -> dict[str, Any]:
         return {"embeddings": []}
 
-    def whole(self, body: Mapping[str, Any]) -> bytes:
+    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
         vectors = vectors_of(body, self._asked.dimensions if self._asked else None)
         counted = {**self.durations(), "prompt_eval_count": prompt_tokens(body)}
         return orjson.dumps({"model": self.model, "embeddings": vectors, **counted})
@@ -358,7 +358,7 @@ class EmbeddingsResponse(OllamaResponse):
     def empty(self) -> dict[str, Any]:
         return {"embedding": []}
 
-    def whole(self, body: Mapping[str, Any]) -> bytes:
+    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
         (vector,) = vectors_of(body, None)
         return orjson.dumps({"embedding": vector})
 
@@ -373,8 +373,8 @@ class _Writer(TranslatedWriter):
     def new_events(self) -> Events:
         return self._response.lines()
 
-    def whole(self, body: bytes) -> bytes:
-        return self._response.whole(orjson.loads(body))
+    def translate_whole(self, body: bytes) -> bytes:
+        return self._response.translate_whole(orjson.loads(body))
 
     async def _begin_stream(self, status: int, headers: CIMultiDict[str]) -> None:
         headers["Content-Type"] = LINES

@@ -62,7 +62,7 @@ class ApiKeys:
     def are_needed(self) -> bool:
         return bool(self._own_keys) or self._path is not None
 
-    def named(self, name: str) -> Key | None:
+    def find_key(self, name: str) -> Key | None:
         """The key of this name; None where there is none, or no more."""
         return next((key for key in self._current() if key.name == name), None)
 

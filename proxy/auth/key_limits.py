@@ -171,7 +171,7 @@ class TokenLimits:
         self._spent: dict[str, _Spent] = {}
 
     @contextmanager
-    def reserved(self, key: Key, prompt_tokens: int, members: Mapping[str, Any]) -> Iterator[None]:
+    def reserve(self, key: Key, prompt_tokens: int, members: Mapping[str, Any]) -> Iterator[None]:
         """Reserve the tokens of a prompt for the length of the block.
 
         Raises:
@@ -306,7 +306,7 @@ class Admission:
         """
         until_s = self._clock() + wait_s
         with ExitStack() as held:
-            if key := self.keys.named(client):
+            if key := self.keys.find_key(client):
                 while True:
                     try:
                         held.enter_context(self._rate.holding(key, requests=requests))

@@ -176,7 +176,7 @@ class _Entry(BaseModel):
             raise ValueError("needs either key or sha256")
         return self
 
-    def named(self, name: str) -> Key:
+    def to_key(self, name: str) -> Key:
         digest = self.sha256 or hashlib.sha256((self.key or "").encode()).hexdigest()
         fields = self.model_dump(exclude={"key", "sha256"})
         return Key(name, bytes.fromhex(digest), **fields)
@@ -250,7 +250,7 @@ def _key(name: str, entry: Any, path: Path) -> Key:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{path}: invalid name {name!r}", "use letters, digits and . _ @ + -")
     try:
-        return _Entry.model_validate(entry).named(name)
+        return _Entry.model_validate(entry).to_key(name)
     except ValidationError as error:
         # Without the values: one of them is the key.
         lines = (f"{path}: keys.{name}{_sentence(detail)}" for detail in error.errors())

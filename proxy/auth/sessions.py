@@ -110,7 +110,7 @@ class Sessions:
         if page_digest not in pages:
             raise SessionTokenRequired
         page = pages.pop(page_digest)
-        client = self._keys.named(page.key) if page.key else _OWNER
+        client = self._keys.find_key(page.key) if page.key else _OWNER
         if client is None or not client.admin:
             return None
         page.used_at_s = now_s

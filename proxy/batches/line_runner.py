@@ -60,7 +60,7 @@ class Access:
         names = self._loader.names()
         if not self._keys.are_needed:
             return names
-        key = self._keys.named(owner)
+        key = self._keys.find_key(owner)
         return names.visible(key.models) if key else None
 
     @staticmethod

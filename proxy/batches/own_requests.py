@@ -63,7 +63,7 @@ class HeldResponse:
     def body(self) -> bytes:
         return bytes(self._body)
 
-    def leased(self, lease: Lease) -> None:
+    def note_lease(self, lease: Lease) -> None:
         self.record.set_instance(
             lease.upstream.name, lease.expected_cached, lease.conversation_number
         )
@@ -92,11 +92,11 @@ class HeldResponse:
         await self.begin(status, headers)
         await self.finish(body)
 
-    def keep_alive(self, _kind: EndpointKind) -> None:
+    def start_pings(self, _kind: EndpointKind) -> None:
         """No client waits on a connection of its own."""
 
-    async def end_wait(self) -> None:
-        """Nothing was kept alive."""
+    async def cancel_pings(self) -> None:
+        """Do nothing: no ping was started."""
 
 
 # What makes a response a stream.

@@ -211,4 +211,4 @@ class WarmEndpoint:
     ) -> AbstractContextManager[object]:
         if (key := self._admission.keys.limited.get(client)) is None:
             return nullcontext()
-        return self._admission.tokens.reserved(key, prompt.tokens if prompt else 0, members)
+        return self._admission.tokens.reserve(key, prompt.tokens if prompt else 0, members)

@@ -1,7 +1,7 @@
-"""Anthropic's messages API by OpenAI's chat API: the request, and the response back.
+"""Translates Anthropic's messages API to OpenAI's chat API, and the response back.
 
-The engine makes the same of a request, but for its format and its LoRA adapters: it leaves out each
-member that it does not know. Used only for requests that have one of these.
+The engine translates a request in the same way, but drops members that it does not know, such as
+the format and LoRA adapters. So only requests with one of these are translated here.
 
 Source: tools/server/server-chat.cpp of llama.cpp, build 10434, whose choices are repeated here, so
 that the prompt is the same; Anthropic's API reference, "Create a Message", `output_config`, and
@@ -35,7 +35,7 @@ _THINKING_TOKENS: Final = 10_000
 
 
 def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the JSON schema that the answer must have; None for an answer of any format.
+    """Return the JSON schema of the answer; None if any format is allowed.
 
     `output_format` is the older name of `output_config.format`.
     """
@@ -48,9 +48,14 @@ def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def chat_members(members: Mapping[str, Any], schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the request; what has another type than Anthropic's is the engine's to refuse."""
+    """Return the chat request; the engine refuses members that do not have Anthropic's types."""
     asked = {name: members[name] for name in _KEPT if name in members}
-    asked["messages"] = [*_system(members.get("system")), *_messages(members["messages"])]
+    asked["messages"] = []
+    system = members.get("system")
+    if system is not None:
+        text = system if isinstance(system, str) else "".join(_texts(system))
+        asked["messages"].append({"role": "system", "content": text})
+    asked["messages"] += _messages(members["messages"])
     asked["max_tokens"] = members.get("max_tokens", _MAX_TOKENS)
     if schema is not None:
         named = {"name": "output", "strict": True, "schema": schema}
@@ -59,14 +64,10 @@ def chat_members(members: Mapping[str, Any], schema: Mapping[str, Any] | None) -
         asked["stop"] = members["stop_sequences"]
     if members.get("stream") is True:
         asked["stream_options"] = {"include_usage": True}
-    return asked | _tools(members) | _thinking(members.get("thinking"))
-
-
-def _system(system: object) -> list[dict[str, Any]]:
-    if system is None:
-        return []
-    text = system if isinstance(system, str) else "".join(_texts(system))
-    return [{"role": "system", "content": text}]
+    match members.get("thinking"):
+        case {"type": "enabled", **given}:
+            asked["thinking_budget_tokens"] = given.get("budget_tokens", _THINKING_TOKENS)
+    return asked | _tools(members)
 
 
 def _texts(blocks: object) -> Iterator[str]:
@@ -154,45 +155,38 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _thinking(thinking: object) -> dict[str, Any]:
-    match thinking:
-        case {"type": "enabled", **given}:
-            return {"thinking_budget_tokens": given.get("budget_tokens", _THINKING_TOKENS)}
-    return {}
-
-
 Event = dict[str, Any]
 
 _STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
-# A block before it has anything.
+# Empty blocks.
 _TEXT: Final[Event] = {"type": "text", "text": ""}
 _THINKING: Final[Event] = {"type": "thinking", "thinking": "", "signature": ""}
 
 
 class MessageEvents:
-    """One stream; `is_over` after its last event."""
+    """Translates one stream of a chat; `is_over` is True after its last event."""
 
     def __init__(self) -> None:
         self.is_over = False
         self._splitter = Splitter()
-        self._block: object = None  # what the open block is of
+        self._block: object = None  # the open block: "text", "thinking" or the index of a call
         self._index = -1
         self._has_begun = False
         self._stop_reason = "end_turn"
         self._usage: Mapping[str, Any] = {}
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the engine's next bytes, return the client's; raises InvalidEvent."""
-        return b"".join([self._translated(event) for event in self._splitter.feed(chunk)])
+        """Translate the engine's next bytes; raises InvalidEvent."""
+        return b"".join([self._translate_event(event) for event in self._splitter.feed(chunk)])
 
-    def _translated(self, raw: bytes) -> bytes:
+    def _translate_event(self, raw: bytes) -> bytes:
         if data_of(raw) == DONE:
-            return b"".join(map(written, self.end()))
+            return b"".join(map(encode_event, self.end()))
         piece = members_of(raw)
         if piece is None:  # a comment
             return raw
         try:
-            return b"".join(map(written, self.events(piece)))
+            return b"".join(map(encode_event, self.events(piece)))
         except (LookupError, TypeError, AttributeError) as error:
             raise InvalidEvent(f"an event is no piece of a chat: {error!r}") from error
 
@@ -205,7 +199,17 @@ class MessageEvents:
             return
         if not self._has_begun:
             self._has_begun = True
-            yield {"type": "message_start", "message": _empty_message(piece)}
+            message: dict[str, Any] = {
+                "id": piece.get("id"),
+                "type": "message",
+                "role": "assistant",
+                "content": [],
+                "model": piece.get("model"),
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": {"input_tokens": 0, "output_tokens": 0},
+            }
+            yield {"type": "message_start", "message": message}
         self._usage = piece.get("usage") or self._usage
         for choice in piece["choices"]:
             yield from self._delta(choice.get("delta") or {})
@@ -235,7 +239,7 @@ class MessageEvents:
             )
 
     def _add(self, block: object, empty: Event, kind: str, **added: str) -> Iterator[Event]:
-        """Add to a block, which begins where another one was open."""
+        """Add to a block; if another one is open, end that one and begin this one."""
         if self._block != block:
             yield from self._stop()
             self._block = block
@@ -262,21 +266,8 @@ def events_of(body: Mapping[str, Any]) -> Iterator[Event]:
     yield from events.end()
 
 
-def written(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
-
-
-def _empty_message(piece: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": piece.get("id"),
-        "type": "message",
-        "role": "assistant",
-        "content": [],
-        "model": piece.get("model"),
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {"input_tokens": 0, "output_tokens": 0},
-    }
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
@@ -289,20 +280,22 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
 
 
 class MessagesWriter(TranslatedWriter):
+    """Translates the response to a chat into a message."""
+
     def new_events(self) -> Events:
         return MessageEvents()
 
-    def whole(self, body: bytes) -> bytes:
+    def translate_whole(self, body: bytes) -> bytes:
         given = orjson.loads(body)
-        if "choices" not in given:  # no completion
+        if "choices" not in given:  # not a completion
             return body
         assembler = MessagesAssembler()
         for event in events_of(given):
             assembler.add(event)
-        return orjson.dumps(assembler.whole())
+        return orjson.dumps(assembler.assemble())
 
-    def keep_alive(self, _kind: EndpointKind) -> None:
-        super().keep_alive(EndpointKind.MESSAGES)
+    def start_pings(self, _kind: EndpointKind) -> None:
+        super().start_pings(EndpointKind.MESSAGES)
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         body = client_error_body(EndpointKind.MESSAGES, "/v1/messages", status, body)
@@ -311,9 +304,9 @@ class MessagesWriter(TranslatedWriter):
 
 
 def as_chat(request: ProxyRequest) -> ProxyRequest | None:
-    """Return a request for a message as one of the chat API, if only that knows its members.
+    """Return the chat request for a message with members that only the chat API knows, else None.
 
-    So it is for an owner that shares no caches: only a chat can name its slot.
+    A request of an owner that shares no caches is translated too: only a chat can name its slot.
 
     Raises:
         BadRequest: It has no messages.

@@ -1,23 +1,23 @@
-"""A request with an array of prompts: one request for each, and their responses combined.
+"""Splits a request with an array of prompts into one request for each, and joins the responses.
 
-An engine computes the prompts of an array in as many slots as it has, and queues the rest inside:
-other requests would wait behind all of them. As requests of their own each takes a lease. An array
-that an engine refuses anyway is passed to it. Whole responses are held until all are complete,
-streams are passed on as one stream. An error of one part is the response to the request.
+An engine computes the prompts of an array in all of its slots, and queues the rest internally, so
+other requests would wait behind all of them. Here each prompt is a request with a lease of its own.
+An array that an engine refuses anyway is passed to it. Whole responses are held until all are
+complete; streams are passed on as one stream. If one part fails, its error is the response.
 
-Source: llama-server, build 10434, measured. An array with a number in it is one prompt in tokens;
-the elements of any other are prompts: a string, an array with numbers, or an object. Embeddings
-read `input`, else `content`; reranking reads `documents`, else `texts`. A text completion has the
-timings of the first prompt; embeddings and reranking have the sum of `usage`; llama-server's own
-endpoints return a list.
+Source: llama-server, build 10434, measured. An array that contains a number is one prompt in
+tokens; the elements of any other array are prompts: a string, an array with numbers, or an object.
+Embeddings read `input`, else `content`; reranking reads `documents`, else `texts`. A text
+completion has the timings of the first prompt; embeddings and reranking have the sum of `usage`;
+llama-server's own endpoints return a list.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
@@ -25,13 +25,13 @@ from multidict import CIMultiDict
 from proxy.cache.prompt import read_prompt
 from proxy.common.headers import JSON
 from proxy.errors import BadRequest, UpstreamFailed
-from proxy.forward.response import ResponseWriter
+from proxy.forward.response import RequestWriter, ResponseWriter
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.sse import DONE, Splitter, data_of
 
-# What the parts of one request may have in common, times how often it is sent.
+# Limit of the members that all parts share, times the number of parts.
 _REPEATED_MAX_BYTES: Final = 64 * 1024**2
 _EMBEDDING: Final = frozenset({"/embedding", "/embeddings", "/v1/embeddings"})
 _RERANKING: Final = frozenset({"/rerank", "/reranking", "/v1/rerank", "/v1/reranking"})
@@ -39,13 +39,13 @@ _RERANKING: Final = frozenset({"/rerank", "/reranking", "/v1/rerank", "/v1/reran
 
 @dataclass(frozen=True, slots=True)
 class PromptArray:
-    """The request, and where its prompts are.
+    """A request with several prompts.
 
     Attributes:
         name: The member that holds the prompts.
         prompts: At least 2.
-        choices: Completions of each of them, at least 1.
-        is_ranked: The results are ordered by score.
+        choices: Completions of each prompt, at least 1.
+        is_ranked: Whether the results are ordered by score.
     """
 
     request: ProxyRequest
@@ -56,19 +56,19 @@ class PromptArray:
 
     @property
     def top_n(self) -> int:
-        """How many of the ranked results are wanted."""
+        """The number of ranked results that the client wants."""
         value = self.request.json.get("top_n")
         is_number = isinstance(value, int) and not isinstance(value, bool)
         return value if is_number and value is not None else len(self.prompts)
 
     def part(self, at: int) -> ProxyRequest:
-        """Return the request for one of the prompts, from 0.
+        """Return the request for the prompt at this index.
 
         Raises:
             BadRequest: Its other members are nested too deeply to be serialised again.
         """
         prompt, request = self.prompts[at], self.request
-        # An array of one is read as the array was; a string is what every other request has.
+        # The engine reads an array of one prompt like the whole array; a string is the usual form.
         value = prompt if isinstance(prompt, str) and not self.is_ranked else [prompt]
         members = {**request.json, self.name: value}
         if self.is_ranked:
@@ -84,13 +84,13 @@ class PromptArray:
 
 
 def array_of(request: ProxyRequest) -> PromptArray | None:
-    """Return the prompts of a request, or None where it has not several.
+    """Return the prompts of a request; None unless it has several.
 
     Raises:
-        BadRequest: `top_n` is negative, which build 10434 notices at the end of the computation, or
+        BadRequest: `top_n` is negative, which build 10434 notices only after the computation, or
             the other members are too large to be sent with each prompt.
     """
-    name = _member(request)
+    name = _prompts_member(request)
     prompts = request.json.get(name) if name else None
     if name is None or not isinstance(prompts, list) or len(prompts) < 2:
         return None
@@ -117,7 +117,7 @@ def _check_size(array: PromptArray) -> None:
         )
 
 
-def _member(request: ProxyRequest) -> str | None:
+def _prompts_member(request: ProxyRequest) -> str | None:
     members = request.json
     if request.kind in {EndpointKind.COMPLETION, EndpointKind.LLAMA_COMPLETION}:
         return "prompt"
@@ -135,14 +135,14 @@ def _encode_members(members: Mapping[str, Any]) -> bytes:
         raise BadRequest(f"the body cannot be split into its prompts: {error}") from error
 
 
-# The answers are held until the last is there.
+# Limit of all answers together, which are held until the last one is complete.
 GATHERED_MAX_BYTES: Final = 128 * 1024**2
 _LISTS: Final = ("choices", "data", "results")
 _SCORES: Final = ("relevance_score", "score")
 
 
 class Gather:
-    """The whole responses to the prompts of one request."""
+    """Joins the whole responses to the prompts of one request."""
 
     def __init__(self, array: PromptArray) -> None:
         self._array = array
@@ -169,16 +169,16 @@ class Gather:
             ) from error
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the combined response, piece by piece."""
+        """Yield the joined response, piece by piece."""
         base = self._base[0]
         if base is None:
             yield b"["
-            yield from self._listed()
+            yield from self._join_items()
             yield b"]"
             return
         shared = {**base, "usage": self._usage} if self._usage else base
         yield orjson.dumps(shared)[:-1] + (b',"%s":[' % self._list.encode())
-        yield from self._listed()
+        yield from self._join_items()
         yield b"]}"
 
     def _take(self, at: int, answer: Any) -> None:
@@ -191,24 +191,19 @@ class Gather:
             base = {name: value for name, value in items.items() if name != self._list}
             items = items[self._list]
             if array.request.kind is EndpointKind.EMBED_OR_RERANK:
-                self._count(base.get("usage"))
-        first = at * array.choices
-        numbered = [_with_index(item, first + number) for number, item in enumerate(items)]
+                for name, tokens in (base.get("usage") or {}).items():
+                    self._usage[name] = self._usage.get(name, 0) + tokens
         self._base[at] = base if at == 0 else None
-        self._items[at] = [orjson.dumps(item) for item in numbered]
-        if array.is_ranked:
-            self._rank(at, numbered)
+        self._items[at] = []
+        for index, item in enumerate(items, at * array.choices):
+            numbered = {**item, "index": index} if "index" in item else item
+            encoded = orjson.dumps(numbered)
+            self._items[at].append(encoded)
+            if array.is_ranked:
+                self._scores[encoded] = next(item[name] for name in _SCORES if name in item)
 
-    def _rank(self, at: int, items: list[dict[str, Any]]) -> None:
-        for written, item in zip(self._items[at], items, strict=True):
-            self._scores[written] = next(item[name] for name in _SCORES if name in item)
-
-    def _count(self, usage: Mapping[str, int] | None) -> None:
-        for name, tokens in (usage or {}).items():
-            self._usage[name] = self._usage.get(name, 0) + tokens
-
-    def _listed(self) -> Iterator[bytes]:
-        """Yield the items with a comma before each but the first."""
+    def _join_items(self) -> Iterator[bytes]:
+        """Yield the items, separated by commas."""
         items = [item for at in range(len(self._array.prompts)) for item in self._items[at]]
         if self._array.is_ranked:
             items = sorted(items, key=lambda item: -self._scores[item])[: self._array.top_n]
@@ -216,16 +211,11 @@ class Gather:
             yield b"," + item if number else item
 
 
-def _with_index(item: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return an item with its number in the whole, where it has one at all."""
-    return {**item, "index": number} if "index" in item else item
-
-
 class Renumber:
-    """The events of several streams as those of one stream.
+    """Renumbers the events of several streams for one stream.
 
     Attributes:
-        is_done: Whether a stream ended with `[DONE]`, which is sent once, at the end of all.
+        is_done: Whether a stream ended with `[DONE]`, which is sent once, after all streams.
     """
 
     def __init__(self, array: PromptArray) -> None:
@@ -234,7 +224,7 @@ class Renumber:
         self.is_done = False
 
     def event(self, at: int, event: bytes) -> bytes:
-        """Return an event of the stream of one prompt as it is passed on; empty for none."""
+        """Return the event to pass on for an event of one prompt's stream; empty for none."""
         data = data_of(event)
         if data == DONE:
             self.is_done = True
@@ -243,25 +233,20 @@ class Renumber:
             piece = orjson.loads(data)
         except orjson.JSONDecodeError:
             return event
-        if not isinstance(piece, dict):  # a `null`, which says nothing
+        if not isinstance(piece, dict):  # a `null` without meaning
             return b""
-        return b"data: " + orjson.dumps(self._numbered(at * self._array.choices, piece)) + b"\n\n"
+        self._renumber(at * self._array.choices, piece)
+        return b"data: " + orjson.dumps(piece) + b"\n\n"
 
-    def _numbered(self, first: int, piece: dict[str, Any]) -> dict[str, Any]:
-        for item in (piece, piece.get("__verbose"), *_choices(piece)):
+    def _renumber(self, first: int, piece: dict[str, Any]) -> None:
+        choices = piece.get("choices")
+        items = choices if isinstance(choices, list) else []
+        for item in (piece, piece.get("__verbose"), *items):
             if isinstance(item, dict) and isinstance(index := item.get("index"), int):
                 item["index"] = first + index
         for name in ("id", "created"):  # the stream is one answer
             if name in piece:
                 piece[name] = self._shared.setdefault(name, piece[name])
-        return piece
-
-
-def _choices(piece: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = piece.get("choices")
-    return (
-        [choice for choice in found if isinstance(choice, dict)] if isinstance(found, list) else []
-    )
 
 
 _LAST_EVENT: Final = b"data: " + DONE + b"\n\n"
@@ -277,38 +262,23 @@ class PartRefused(Exception):
         self.body = body
 
 
-class Part(ResponseWriter, Protocol):
-    """One of them; `is_leased` is set once an instance has it."""
-
-    is_leased: asyncio.Event
-
-    def end(self) -> None:
-        """Add its record to that of the request."""
-
-
-class Parts(Protocol):
-    def part(self, at: int, /) -> Part:
-        """Return the writer for one prompt, from 0."""
-
-    async def finish(self) -> None:
-        """End the response, when all are complete."""
-
-
 class _Part:
+    """Takes the response to one prompt; `is_leased` is set once an instance has the prompt."""
+
     def __init__(self, answer: ResponseWriter, at: int) -> None:
         self.record = answer.record.part()
         self.is_leased = asyncio.Event()
         self._answer = answer
         self._at = at
 
-    def leased(self, lease: Lease) -> None:
-        """Note that an instance has it now; the first sets the header fields of the response."""
+    def note_lease(self, lease: Lease) -> None:
+        """Note that an instance has the prompt; the first sets the response's header fields."""
         self.record.set_instance(
             lease.upstream.name, lease.expected_cached, lease.conversation_number
         )
         self.record.is_diverted = lease.is_diverted
         if self._answer.record.instance is None:
-            self._answer.leased(lease)
+            self._answer.note_lease(lease)
         self.is_leased.set()
 
     def put(self, _chunk: bytes) -> bool:
@@ -320,11 +290,12 @@ class _Part:
         raise PartRefused(status, headers, body)
 
     def end(self) -> None:
+        """Add its record to the record of the request."""
         self._answer.record.add(self.record)
 
 
 class _WholePart(_Part):
-    """One whole response, held here."""
+    """Holds one whole response."""
 
     has_begun = False
     is_committed = False
@@ -349,12 +320,14 @@ class _WholePart(_Part):
         self._body.clear()
 
 
-class WholeParts:
+class _WholeParts:
+    """Makes the writers for the prompts, and joins their whole responses."""
+
     def __init__(self, answer: ResponseWriter, array: PromptArray) -> None:
         self._answer = answer
         self._gather = Gather(array)
 
-    def part(self, at: int) -> Part:
+    def part(self, at: int) -> _WholePart:
         return _WholePart(self._answer, self._gather, at)
 
     async def finish(self) -> None:
@@ -368,7 +341,7 @@ class WholeParts:
 
 
 class _StreamPart(_Part):
-    def __init__(self, streams: StreamParts, answer: ResponseWriter, at: int) -> None:
+    def __init__(self, streams: _StreamParts, answer: ResponseWriter, at: int) -> None:
         super().__init__(answer, at)
         self._streams = streams
         self._splitter = Splitter()
@@ -390,19 +363,19 @@ class _StreamPart(_Part):
         await self.write(last)
 
 
-class StreamParts:
-    """Streams passed on as one: event by event, with one end."""
+class _StreamParts:
+    """Makes the writers for the prompts, and passes their streams on as one stream."""
 
     def __init__(self, answer: ResponseWriter, array: PromptArray) -> None:
         self._answer = answer
         self._renumber = Renumber(array)
         self._turn = asyncio.Lock()
 
-    def part(self, at: int) -> Part:
+    def part(self, at: int) -> _StreamPart:
         return _StreamPart(self, self._answer, at)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Begin the response with the first of them."""
+        """Begin the response when the first stream begins."""
         async with self._turn:
             if not self._answer.is_committed:
                 await self._answer.begin(status, headers)
@@ -417,7 +390,45 @@ class StreamParts:
         await self._answer.finish(_LAST_EVENT if self._renumber.is_done else b"")
 
 
-def parts_of(array: PromptArray, answer: ResponseWriter) -> Parts:
-    kind = array.request.kind
-    is_stream = array.request.is_stream and kind.generates
-    return StreamParts(answer, array) if is_stream else WholeParts(answer, array)
+async def forward_parts(
+    array: PromptArray,
+    client_response: RequestWriter,
+    forward: Callable[[ProxyRequest, ResponseWriter], Awaitable[None]],
+) -> None:
+    """Answer the prompts of an array, as many at once as slots are leased for them.
+
+    One prompt at a time waits for a slot, so the request has one place in the queue.
+    """
+    parts: _StreamParts | _WholeParts = _WholeParts(client_response, array)
+    if array.request.is_stream and array.request.kind.generates:
+        parts = _StreamParts(client_response, array)
+        client_response.start_pings(array.request.kind)
+    try:
+        await _forward_all(array, parts, forward)
+        await parts.finish()
+    except PartRefused as refused:
+        await client_response.refuse(refused.status, refused.headers, refused.body)
+    finally:
+        await client_response.cancel_pings()
+
+
+async def _forward_all(
+    array: PromptArray,
+    parts: _StreamParts | _WholeParts,
+    forward: Callable[[ProxyRequest, ResponseWriter], Awaitable[None]],
+) -> None:
+    async def forward_part(request: ProxyRequest, part: _StreamPart | _WholePart) -> None:
+        try:
+            await forward(request, part)
+            part.end()
+        finally:
+            part.is_leased.set()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for at in range(len(array.prompts)):
+                part = parts.part(at)
+                group.create_task(forward_part(array.part(at), part))
+                await part.is_leased.wait()
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # without the task group around it

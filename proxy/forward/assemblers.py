@@ -1,32 +1,88 @@
-"""Whole responses out of the pieces of a stream: one class for each API. Pure.
+"""Reads whole responses from the pieces of a stream: one class for each API. Pure.
 
 An assistant's message is in the format of OpenAI's chat API; its content may be a list of parts in
-the format of the API at hand. APIs without roles have no message. An engine sends the last piece of
-a choice and its timings one after the other; the whole response has those of choice 0. The last
-piece of OpenAI's Responses API holds nearly all of it. Anthropic's messages and whole responses of
-the Responses API report tokens, no `timings`.
+the format of the API in use. APIs without roles have no message. An engine sends the last piece of
+a choice and then its timings; the whole response has the timings of choice 0. The last piece of
+OpenAI's Responses API contains nearly the whole response. Anthropic's messages and whole responses
+of the Responses API report tokens, no `timings`.
 
-Source: llama-server, build 10434, both responses of each endpoint at temperature 0.
+`CompletedResponse` and `EmbeddingUsage` read timings and message from the bytes that were passed
+on. A response that is too long or of another format has neither; nothing waits for them and nothing
+fails.
+
+Source: llama-server, build 10434, both responses of each endpoint at temperature 0; `usage` with
+`prompt_tokens` of embeddings and reranking, before or after the numbers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import orjson
 
 from proxy.errors import Unfinished
+from proxy.router.lease import Completion
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.sse import InvalidEvent, Splitter, objects_of
+from proxy.upstream.timings import Timings
 
 
-class LlamaCompletionAssembler:
-    """A completion, with the ids of its tokens where they are requested.
+class ResponseReader:
+    """Reads one response: the pieces of a stream (`add`), or a whole body (`take`).
 
-    Each event has the token that it adds; that of progress means nothing. Source: llama-server,
-    build 10434.
+    A piece or body of another kind raises InvalidEvent, LookupError, TypeError or AttributeError.
+    """
+
+    def add(self, piece: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def take(self, body: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def pack(self) -> None:
+        """Compact the pieces read so far: lists of tokens take ten times as much memory."""
+
+    def message(self) -> Mapping[str, Any] | None:
+        return None
+
+    def timings(self) -> Mapping[str, Any] | None:
+        raise NotImplementedError
+
+    def other_timings(self) -> Iterable[object]:
+        """Return the timings of the further answers to the prompt."""
+        return ()
+
+
+class Assembler(ResponseReader):
+    """Assembles a whole response from a stream."""
+
+    @property
+    def is_complete(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the response is empty or incomplete because a stream may omit parts of it."""
+        raise NotImplementedError
+
+    def assemble(self) -> dict[str, Any]:
+        """Return the whole response; raises InvalidEvent before it is complete."""
+        if not self.is_complete:
+            raise InvalidEvent("the stream ended before the answer was complete")
+        return self._assemble()
+
+    def _assemble(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class LlamaCompletionAssembler(Assembler):
+    """A completion, with the ids of its tokens if they are requested.
+
+    Each event has the token that it adds; the token of a progress event is meaningless. Source:
+    llama-server, build 10434.
     """
 
     def __init__(self, *, has_tokens: bool = False) -> None:
@@ -41,7 +97,9 @@ class LlamaCompletionAssembler:
 
     @property
     def is_blank(self) -> bool:
-        return not any(self._texts) or self._lacks_tokens
+        # A character may have several tokens; a stream has only the last of them.
+        lacks_tokens = self._has_tokens and len(self._tokens) != self._last.get("tokens_predicted")
+        return not any(self._texts) or lacks_tokens
 
     def add(self, piece: Mapping[str, Any]) -> None:
         self._texts.append(piece["content"])
@@ -49,18 +107,10 @@ class LlamaCompletionAssembler:
             self._tokens += piece["tokens"]
         self._last = piece
 
-    def message(self) -> Mapping[str, Any] | None:
-        return None
-
     def timings(self) -> Mapping[str, Any] | None:
         return self._last.get("timings")
 
-    def other_timings(self) -> Iterable[object]:
-        return ()
-
-    def whole(self) -> dict[str, Any]:
-        if not self.is_complete:
-            raise InvalidEvent("the stream ended before the answer was complete")
+    def _assemble(self) -> dict[str, Any]:
         settings = {**self._last.get("generation_settings", {}), "stream": False}
         return {
             **self._last,
@@ -69,14 +119,9 @@ class LlamaCompletionAssembler:
             "generation_settings": settings,
         }
 
-    @property
-    def _lacks_tokens(self) -> bool:
-        """Whether a letter has several tokens: a stream has only the last of them."""
-        return self._has_tokens and len(self._tokens) != self._last.get("tokens_predicted")
 
-
-class TimingsOnly:
-    """The timings of each answer, by its index."""
+class TimingsOnly(ResponseReader):
+    """Reads the timings of each answer, by its index."""
 
     def __init__(self) -> None:
         self._timings: dict[object, Mapping[str, Any]] = {}
@@ -88,31 +133,21 @@ class TimingsOnly:
         return list(self._timings.values())[1:]
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        if found := piece.get("timings"):
-            self._timings[_index(piece)] = found
-
-    def pack(self) -> None:
-        return
+        if timings := piece.get("timings"):
+            choices = piece.get("choices")
+            self._timings[(choices[0] if choices else piece).get("index")] = timings
 
     def take(self, body: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         for piece in [body] if isinstance(body, Mapping) else body:
             self.add(piece)
 
-    def message(self) -> Mapping[str, Any] | None:
-        return None
-
-
-def _index(piece: Mapping[str, Any]) -> object:
-    choices = piece.get("choices")
-    return (choices[0] if choices else piece).get("index")
-
 
 def token_timings(cached: int, computed: int, decoded: int) -> Mapping[str, int]:
-    """Return the members of `timings` that an API has which reports only tokens."""
+    """Return `timings` for an API that reports only tokens."""
     return {"cache_n": cached, "prompt_n": computed, "predicted_n": decoded}
 
 
-# What the whole answer takes from the last piece of choice 0, besides members unknown to us.
+# Members that the whole answer does not take from the last piece of choice 0.
 _OURS: Final = frozenset({"choices", "object", "prompt_progress", "usage", "timings"})
 _CHOICES_MAX: Final = 1024
 
@@ -131,7 +166,7 @@ class _Call:
         self.name = function.get("name") or self.name
         self.arguments.append(function.get("arguments") or "")
 
-    def whole(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": "".join(self.arguments)}
         return {"type": self.type, "function": function, "id": self.id}
 
@@ -144,7 +179,7 @@ class _Choice:
     finish_reason: str | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
-    packed: int = 0  # texts that are part of the first one
+    packed: int = 0  # texts that were joined into the first one
 
     def add(self, piece: Mapping[str, Any]) -> None:
         delta = piece.get("delta") or {}
@@ -166,7 +201,7 @@ class _Choice:
         for texts in filter(None, (self.content, self.reasoning, *arguments)):
             texts[:] = ["".join(texts)]
 
-    def unfinished(self) -> Unfinished | None:
+    def partial_text(self) -> Unfinished | None:
         if self.finish_reason or self.calls or self.reasoning:
             return None
         tokens = self.packed + len(self.content)
@@ -177,11 +212,13 @@ class _Choice:
         if reasoning := "".join(self.reasoning):
             message["reasoning_content"] = reasoning
         if self.calls:
-            message["tool_calls"] = [self.calls[at].whole() for at in sorted(self.calls)]
+            message["tool_calls"] = [self.calls[at].to_json() for at in sorted(self.calls)]
         return message
 
 
-class ChatAssembler:
+class ChatAssembler(Assembler):
+    """Reads a chat or a text completion, with any number of choices."""
+
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
         self._choices: dict[int, _Choice] = {}
@@ -196,7 +233,6 @@ class ChatAssembler:
 
     @property
     def is_blank(self) -> bool:
-        """Whether any choice has nothing to show."""
         return any(choice.is_blank for choice in self._choices.values())
 
     def add(self, piece: Mapping[str, Any]) -> None:
@@ -212,10 +248,10 @@ class ChatAssembler:
             if name in piece:
                 self._latest.figures[name] = piece[name]
 
-    def unfinished(self) -> Unfinished | None:
-        """Return the text of a stream that broke off; None if it is more than plain text."""
+    def partial_text(self) -> Unfinished | None:
+        """Return the text of a chat whose stream broke off; None if it has more than text."""
         is_plain = self._is_chat and len(self._choices) <= 1
-        return self._first().unfinished() if is_plain else None
+        return self._first().partial_text() if is_plain else None
 
     def pack(self) -> None:
         for choice in self._choices.values():
@@ -225,7 +261,7 @@ class ChatAssembler:
         self._body = body
 
     def message(self) -> Mapping[str, Any] | None:
-        """The message of the first choice, as a client repeats it in its next request."""
+        """Return the message of the first choice, as a client repeats it in its next request."""
         if self._body:
             message: Mapping[str, Any] = self._body["choices"][0]["message"]
             return message
@@ -238,13 +274,11 @@ class ChatAssembler:
         others = (choice for index, choice in self._choices.items() if index)
         return [choice.figures.get("timings") for choice in others]
 
-    def whole(self) -> dict[str, Any]:
-        if not self.is_complete:
-            raise InvalidEvent("the stream ended before the answer was complete")
+    def _assemble(self) -> dict[str, Any]:
         first = self._first()
         shared = {name: value for name, value in first.last.items() if name not in _OURS}
         return {
-            "choices": [self._part(index) for index in sorted(self._choices)],
+            "choices": [self._choice_json(index) for index in sorted(self._choices)],
             **shared,
             "object": "chat.completion" if self._is_chat else "text_completion",
             **first.figures,
@@ -253,7 +287,7 @@ class ChatAssembler:
     def _first(self) -> _Choice:
         return self._choices.get(0) or _Choice()
 
-    def _part(self, index: int) -> dict[str, Any]:
+    def _choice_json(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]
         finished = {"index": index, "finish_reason": choice.finish_reason}
         if self._is_chat:
@@ -261,7 +295,7 @@ class ChatAssembler:
         return {**finished, "text": "".join(choice.content), "logprobs": None}
 
 
-# What each kind of piece adds to its block, and where; a call's input comes as JSON in parts.
+# The member of a block that each kind of piece extends; a call's input arrives as parts of JSON.
 _ADDS: Final = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -283,26 +317,34 @@ class _Block:
         for parts in self.parts.values():
             parts[:] = ["".join(parts)]
 
-    def whole(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
+        """Return the block; a tool's input is empty if the call was cut."""
         added: dict[str, Any] = {name: "".join(parts) for name, parts in self.parts.items()}
         text = added.pop("partial_json", None)
         if self.began.get("type") == "tool_use":
-            added["input"] = _input(text) if text else self.began.get("input", {})
+            try:
+                added["input"] = orjson.loads(text) if text else self.began.get("input", {})
+            except orjson.JSONDecodeError:
+                added["input"] = {}
         return {**self.began, **added}
 
 
-class MessagesAssembler:
+class MessagesAssembler(Assembler):
     def __init__(self) -> None:
-        self.is_complete = False
+        self._is_complete = False
         self._message: dict[str, Any] = {"usage": {}}
         self._blocks: dict[int, _Block] = {}
 
     @property
-    def is_blank(self) -> bool:
-        """Whether it has nothing to show, or no start.
+    def is_complete(self) -> bool:
+        return self._is_complete
 
-        Source: llama-server, build 10434: where the first token is a part of a letter, the stream
-        leaves out `message_start`.
+    @property
+    def is_blank(self) -> bool:
+        """Whether it has no text or no start.
+
+        Source: llama-server, build 10434: if the first token is a part of a character, the stream
+        omits `message_start`.
         """
         return "id" not in self._message or not any(block.parts for block in self._blocks.values())
 
@@ -318,7 +360,7 @@ class MessagesAssembler:
                 usage = {**self._message["usage"], **piece["usage"]}
                 self._message |= {**piece["delta"], "usage": usage}
             case "message_stop":
-                self.is_complete = True
+                self._is_complete = True
 
     def pack(self) -> None:
         for block in self._blocks.values():
@@ -337,28 +379,17 @@ class MessagesAssembler:
         cached = usage.get("cache_read_input_tokens", 0)
         return token_timings(cached, usage.get("input_tokens", 0), usage.get("output_tokens", 0))
 
-    def other_timings(self) -> Iterable[object]:
-        return ()
-
-    def whole(self) -> dict[str, Any]:
-        if not self.is_complete:
-            raise InvalidEvent("the stream ended before the answer was complete")
+    def _assemble(self) -> dict[str, Any]:
         return {**self._message, "content": self._content}
 
     @property
     def _content(self) -> list[dict[str, Any]]:
-        return [self._blocks[at].whole() for at in sorted(self._blocks)]
+        return [self._blocks[at].to_json() for at in sorted(self._blocks)]
 
 
-def _input(text: str) -> Any:
-    """Return a tool's input; nothing where the call was cut."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}
+class ResponsesAssembler(Assembler):
+    """Reads a response of OpenAI's Responses API from the last piece of its stream."""
 
-
-class ResponsesAssembler:
     def __init__(self) -> None:
         self._response: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] | None = None
@@ -376,80 +407,31 @@ class ResponsesAssembler:
             self.take(piece["response"])
             self._timings = piece.get("timings")
 
-    def pack(self) -> None:
-        return  # only its last piece is kept
-
     def take(self, body: Mapping[str, Any]) -> None:
         usage, self._response = body["usage"], body
+
         cached = usage.get("input_tokens_details", {}).get("cached_tokens", 0)
         self._timings = token_timings(
             cached, usage["input_tokens"] - cached, usage["output_tokens"]
         )
 
-    def other_timings(self) -> Iterable[object]:
-        return ()
-
     def message(self) -> Mapping[str, Any] | None:
-        parts = [part for item in self._response.get("output", ()) for part in _parts(item)]
+        parts: list[Mapping[str, Any]] = []
+        for item in self._response.get("output", ()):
+            parts += item["content"] if item.get("type") == "message" else [item]
         return {"role": "assistant", "content": parts} if parts else None
 
     def timings(self) -> Mapping[str, Any] | None:
         return self._timings
 
-    def whole(self) -> dict[str, Any]:
-        if not self.is_complete:
-            raise InvalidEvent("the stream ended before the answer was complete")
+    def _assemble(self) -> dict[str, Any]:
         output = [{"status": "completed", **item} for item in self._response["output"]]
         created_at = self._response.get("created_at")
         return {"completed_at": created_at, **self._response, "output": output}
 
 
-def _parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return an item as parts of content: a message's own, or itself."""
-    return item["content"] if item.get("type") == "message" else [item]
-
-
-class Response(Protocol):
-    """One response while its pieces arrive.
-
-    A piece or body of another kind raises InvalidEvent, LookupError, TypeError or AttributeError.
-    """
-
-    def add(self, piece: Mapping[str, Any], /) -> None:
-        """Take the next piece of a stream."""
-
-    def message(self) -> Mapping[str, Any] | None: ...
-
-    def timings(self) -> Mapping[str, Any] | None: ...
-
-    def other_timings(self) -> Iterable[object]:
-        """Those of the further answers to the prompt."""
-
-
-class ResponseReader(Response, Protocol):
-    def pack(self) -> None:
-        """Keep what was read in little memory: tokens alone take ten times as much."""
-
-    def take(self, body: Mapping[str, Any], /) -> None:
-        """Read a whole body."""
-
-
-class Assembler(Response, Protocol):
-    """Makes a whole response out of a stream."""
-
-    @property
-    def is_complete(self) -> bool: ...
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether it has nothing to show, or too little: a stream may have left it out."""
-
-    def whole(self) -> dict[str, Any]:
-        """Return the whole response; raises InvalidEvent before it is complete."""
-
-
 def assembler_for(kind: EndpointKind, members: Mapping[str, Any]) -> Assembler:
-    """Return what assembles the response to a request with these members."""
+    """Return the assembler of the response to a request with these members."""
     match kind:
         case EndpointKind.MESSAGES:
             return MessagesAssembler()
@@ -471,3 +453,101 @@ def reader_for(kind: EndpointKind) -> ResponseReader:
             return ResponsesAssembler()
         case _:
             return TimingsOnly()
+
+
+_USAGE: Final = re.compile(rb'"usage":\s*\{[^{}]{0,256}?"prompt_tokens":\s*(\d{1,12})')
+_USAGE_END_BYTES: Final = 1024
+
+
+class EmbeddingUsage:
+    """Reads the tokens of embeddings or ranks from the beginning or the end of a response."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        if len(self._head) < _USAGE_END_BYTES:
+            self._head += chunk[:_USAGE_END_BYTES]
+        self._tail = (self._tail + chunk)[-_USAGE_END_BYTES:]
+
+    def close(self) -> Completion:
+        found = _USAGE.search(self._head) or _USAGE.search(self._tail)
+        return Completion(all_choices=Timings(0, int(found[1]), 0.0, 0, 0.0) if found else None)
+
+
+# A few tokens: reading them together costs less, and each stream keeps little.
+_BATCH_BYTES: Final = 1024
+_TOTAL_MAX_BYTES: Final = 4 * 1024**2
+
+
+def completion_of(response: ResponseReader) -> Completion:
+    """Return the message and timings of a complete response; raises as `ResponseReader` does."""
+    timings = together = Timings.read(response.timings())
+    if together:
+        for other in filter(None, map(Timings.read, response.other_timings())):
+            # One prompt is computed for all answers.
+            answer = replace(other, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
+            together = answer.added_to(together)
+    return Completion(timings, response.message(), together)
+
+
+class CompletedResponse:
+    """Reads the message and timings of a response from the bytes that were passed on."""
+
+    def __init__(self, kind: EndpointKind, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        self._chunks: list[bytes] = []
+        self._batch_bytes = 0
+        self._total_bytes = 0
+        self._splitter = Splitter()
+        self._reader = reader_for(kind)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take bytes that were passed on; most calls only append them to a list."""
+        self._total_bytes += len(chunk)
+        self._batch_bytes += len(chunk)
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            self._chunks.clear()
+            return
+        self._chunks.append(chunk)
+        if self._is_stream and self._batch_bytes > _BATCH_BYTES:
+            self._read_batch()
+
+    def close(self) -> Completion:
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            return Completion()
+        if self._is_stream:
+            self._read_batch()
+        else:
+            try:
+                self._reader.take(orjson.loads(b"".join(self._chunks)))
+            except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+                self._total_bytes = _TOTAL_MAX_BYTES + 1
+        if self._total_bytes > _TOTAL_MAX_BYTES:
+            return Completion()
+        try:
+            return completion_of(self._reader)
+        except (LookupError, TypeError, AttributeError):
+            return Completion()
+
+    def partial_text(self) -> Unfinished | None:
+        """Return the text of a chat whose stream broke off.
+
+        None if it has more than plain text, is too long, or ends within an event.
+        """
+        self._read_batch()
+        is_whole = self._total_bytes <= _TOTAL_MAX_BYTES and not self._splitter.take_rest()
+        if is_whole and isinstance(self._reader, ChatAssembler):
+            return self._reader.partial_text()
+        return None
+
+    def _read_batch(self) -> None:
+        batch, self._batch_bytes = b"".join(self._chunks), 0
+        self._chunks.clear()
+        try:
+            for piece in filter(None, objects_of(self._splitter.feed(batch))):
+                self._reader.add(piece)
+            self._reader.pack()
+        except (InvalidEvent, KeyError, TypeError, AttributeError):
+            self._total_bytes = _TOTAL_MAX_BYTES + 1

@@ -1,4 +1,4 @@
-"""Where requests and their responses can be observed while a capture runs."""
+"""Lets a running capture observe requests and their responses."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class Exchange(Protocol):
     """One request and its response. Its methods must not fail and must not block."""
 
     def begin(self, status: int, content_type: str, /) -> None:
-        """The response has a header; once more where another instance takes over."""
+        """Note the header of the response; called again if another instance takes over."""
 
     def add(self, chunk: bytes, /) -> None:
-        """The client got bytes of the body."""
+        """Note bytes of the body that the client got."""
 
     def end(self, record: AccessRecord, failure: BaseException | None, /) -> None:
-        """The response is complete, or ended in a failure."""
+        """Note that the response is complete, or ended in a failure."""
 
 
 class Observer(Protocol):
     def observe(self, request: ProxyRequest, /) -> Exchange | None:
-        """A request begins; None: it is not observed."""
+        """Return the exchange that begins with a request, or None to ignore the request."""
 
 
 class CapturePoint:
-    """`observer` is None but while requests are captured: that check is all that others cost."""
+    """`observer` is None unless a capture runs; other requests cost only that check."""
 
     def __init__(self) -> None:
         self.observer: Observer | None = None
 
     @contextmanager
-    def observed_by(self, observer: Observer) -> Iterator[None]:
+    def attach(self, observer: Observer) -> Iterator[None]:
         self.observer = observer
         try:
             yield
@@ -47,7 +47,7 @@ class CapturePoint:
 
 
 class CapturedResponse(PassedResponse[ResponseWriter]):
-    """A `ResponseWriter`; what the client did not get is not captured."""
+    """A `ResponseWriter` that captures only the bytes that the client got."""
 
     def __init__(self, writer: ResponseWriter, exchange: Exchange) -> None:
         super().__init__(writer)

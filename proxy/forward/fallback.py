@@ -1,10 +1,9 @@
-"""Another model answers a chat whose own model cannot be served: the next of its `fallback`.
+"""Lets another model answer a chat whose own model cannot be served: the next of its `fallback`.
 
-Only what is sent as a chat falls back. A raw prompt is written in the template, or in the tokens,
-of its model, and vectors, ranks and token counts of two models cannot be compared. Only the list of
-the model that the client named counts, so two models may name each other.
-
-A request that another proxy forwarded does not fall back: the proxy that has the client decides.
+Only chats fall back: a raw prompt is written in the template or the tokens of its model, and
+vectors, ranks and token counts of two models cannot be compared. Only the list of the model that
+the client named counts, so two models may name each other. A request that another proxy forwarded
+does not fall back: the proxy that has the client decides.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
 
 _CHATS: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES})
-# The model failed, was stopped, does not fit or has no node; no slot in time; no first byte. Not a
-# crash: the request may be its cause.
+# The model failed, was stopped, does not fit or has no node; no slot became free in time; no first
+# byte arrived. A crash is not listed: the request may have caused it.
 _UNSERVED: Final = (
     Unavailable,
     QueueFull,
@@ -46,12 +45,12 @@ _UNSERVED: Final = (
     UpstreamShutDown,
     UpstreamTimeout,
 )
-# What another model would not change, or what the client wants to know.
+# Another model would not help, or the client wants to know.
 _FINAL: Final = (NotLoaded, Draining, BodyMemoryFull, StorageFailed)
 
 
 class Fallback:
-    """The models that may answer in place of another, for one client."""
+    """Sends a client's request to the next models that may answer it."""
 
     def __init__(
         self, forward: Forward, names: ModelNames, share: Share, answer: ClientResponse
@@ -64,10 +63,11 @@ class Fallback:
     async def send(
         self, request: ProxyRequest, error: ProxyError, turn: StoredTurn | None
     ) -> ProxyRequest:
-        """Let the next model answer a request that ended in `error`; return what that one got.
+        """Let the next model answer a request that ended in `error`; return that model's request.
 
         Raises:
-            ProxyError: None could: `error`. One refused it, or broke off: that one's error.
+            ProxyError: `error` if no other model can be served; else the error of the model that
+                refused the request or broke off.
         """
         self._check(error)
         for name in fallbacks(request, self._names):
@@ -94,17 +94,16 @@ class Fallback:
 
 
 def is_unserved(error: ProxyError) -> bool:
-    """Return whether a request ended because its model cannot be served."""
     return isinstance(error, _UNSERVED) and not isinstance(error, _FINAL)
 
 
 def is_refused(headers: Mapping[str, str]) -> bool:
-    """Return whether the client wants no other model."""
+    """Return whether the client accepts no other model."""
     return headers.get(FALLBACK, "").strip().lower() == "none"
 
 
 def fallbacks(request: ProxyRequest, names: ModelNames) -> list[str]:
-    """Return the names to try, of those that the client may use; each model once."""
+    """Return the names to try that the client may use; each model once."""
     asked = names.get(request.model)
     if asked is None or request.is_from_proxy or request.kind not in _CHATS:
         return []
@@ -119,12 +118,12 @@ def fallbacks(request: ProxyRequest, names: ModelNames) -> list[str]:
 def for_model(
     request: ProxyRequest, name: str, names: ModelNames, settings: ProxySettings
 ) -> ProxyRequest:
-    """Return a request for the model or variant that `name` means; raises BadRequest.
+    """Return a request for the model or variant called `name`; raises BadRequest.
 
-    What a variant of the first model changed in it stays.
+    Changes that a variant of the first model made to the request remain.
     """
     members = {**request.json, "model": name}
-    if request.adapter is not None:  # the adapters are those of the first model
+    if request.adapter is not None:  # it belongs to the first model
         members.pop(MEMBER)
     body = written(members)
     content = json_content(body, request.kind, None, names, settings, request.owner)

@@ -1,10 +1,10 @@
-"""Passes on a response of the Responses API with every event and member that OpenAI's has.
+"""Completes a response of the Responses API with the events and members that OpenAI's has.
 
-The engine (build 10434) leaves out what repeats the request, and in its first events nearly all. It
-numbers neither events nor items, gives a call no id, ends no reasoning and no arguments with an
-event of their own, and sends what it held back to the end (the start of a mark, half a letter) only
-with the end. Client libraries look up items by `output_index`, add up deltas, and stop at what they
-miss.
+The engine (build 10434) omits members that repeat the request, and nearly all members in its first
+events. It does not number events and items, gives calls no id, and sends no events that end
+reasoning or arguments. It sends text that it holds back (the start of a stop string, an incomplete
+character) only with the end. Client libraries look up items by `output_index`, add up deltas, and
+fail if something is missing.
 
 Source: tools/server/server-task.cpp of llama.cpp, build 10434; OpenAI's API reference, "The
 response object" and "Streaming events"; openai-python 3.54, `types/responses`.
@@ -27,7 +27,7 @@ from proxy.request.request import ProxyRequest
 from proxy.request.stored_responses import StoredTurn
 from proxy.upstream.sse import InvalidEvent, Splitter, members_of
 
-# What repeats the request, and what it is where the request does not say.
+# The members that repeat the request, with their defaults.
 _REPEATED: Final[Mapping[str, Any]] = {
     "background": False,
     "instructions": None,
@@ -56,7 +56,7 @@ def request_members(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def new_response(base: Mapping[str, Any], response_id: str, created_at: int) -> dict[str, Any]:
-    """Return a response that has no output yet."""
+    """Return a response without output."""
     return {
         "id": response_id,
         "object": "response",
@@ -73,7 +73,7 @@ def new_response(base: Mapping[str, Any], response_id: str, created_at: int) -> 
 def complete_response(base: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine's complete response with the members that it lacks.
 
-    The engine does not tell why it stopped. A response with as many tokens as it may have was cut.
+    The engine does not report why it stopped. A response with the maximum of tokens was cut.
     """
     usage = _usage(response.get("usage") or {})
     limit = base.get("max_output_tokens")
@@ -86,7 +86,7 @@ def complete_response(base: Mapping[str, Any], response: Mapping[str, Any]) -> d
 
 
 def item_of(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item of the output with the members that the engine leaves out."""
+    """Return an item of the output with the members that the engine omits."""
     found = {"status": "completed", **item}
     if item.get("type") == "function_call":
         found.setdefault("id", item.get("call_id"))
@@ -94,7 +94,7 @@ def item_of(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def part_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of a message's content with the members that the engine leaves out."""
+    """Return a part of a message's content with the members that the engine omits."""
     return {"annotations": [], "logprobs": [], **part}
 
 
@@ -111,20 +111,20 @@ PART_ADDED: Final = "response.content_part.added"
 PART_DONE: Final = "response.content_part.done"
 REASONING_DONE: Final = "response.reasoning_text.done"
 ARGUMENTS_DONE: Final = "response.function_call_arguments.done"
-# The kind of the item that a delta adds to.
+# The kind of item that each delta extends.
 DELTAS: Final = {
     "response.output_text.delta": "message",
     "response.reasoning_text.delta": "reasoning",
     "response.function_call_arguments.delta": "function_call",
 }
 _DELTA_OF: Final = {kind: delta for delta, kind in DELTAS.items()}
-# An item that has nothing yet.
+# The content of an empty item.
 _EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
     "message": {"role": "assistant", "content": []},
     "reasoning": {"summary": [], "content": []},
     "function_call": {"arguments": ""},
 }
-# The part with which its content begins.
+# The first part of an item's content.
 _FIRST_PART: Final[Mapping[str, Mapping[str, Any]]] = {
     "message": part_of({"type": "output_text", "text": ""}),
     "reasoning": {"type": "reasoning_text", "text": ""},
@@ -133,12 +133,12 @@ _FIRST_PART: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(slots=True)
 class Item:
-    """One item.
+    """One item of the output.
 
     Attributes:
-        place: What each event about its content says of it.
+        place: Members that each event about its content repeats.
         sent: Its text or arguments so far.
-        delta: The type of the events that add to it, or None.
+        delta: The type of the events that extend it, or None.
     """
 
     id: str
@@ -154,75 +154,70 @@ class Item:
         return index
 
     def part(self, kind: str, part: Mapping[str, Any]) -> Event:
-        """Return the event of this type about a part of its content."""
+        """Return an event of type `kind` about a part of its content."""
         place = {name: value for name, value in self.place.items() if name != "logprobs"}
         return {"type": kind, **place, "part": part}
 
-    def rest(self, text: str) -> Iterator[Event]:
-        """Yield the delta with what of the whole text no delta had."""
+    def remaining_events(self, text: str) -> Iterator[Event]:
+        """Yield a delta with the end of the whole text that no earlier delta had."""
         sent = "".join(self.sent)
         if text.startswith(sent) and text != sent:
             self.sent = [text]
             yield {"type": self.delta, **self.place, "delta": text[len(sent) :]}
 
     def end(self, whole: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events that end its content, which the engine leaves out."""
+        """Yield the events that end its content, which the engine omits."""
         if self.kind == "reasoning":
             text = "".join(part.get("text", "") for part in whole.get("content") or ())
-            yield from self.rest(text)
+            yield from self.remaining_events(text)
             yield {"type": REASONING_DONE, **self.place, "text": text}
             yield self.part(PART_DONE, {"type": "reasoning_text", "text": text})
         elif self.kind == "function_call":
-            yield from self.rest(whole["arguments"])
+            yield from self.remaining_events(whole["arguments"])
             said = {"name": whole.get("name"), "arguments": whole["arguments"]}
             yield {"type": ARGUMENTS_DONE, **self.place, **said}
 
 
-def new_item(given: Mapping[str, Any], index: int) -> tuple[Item, Iterator[Event]]:
+def new_item(given: Mapping[str, Any], index: int) -> tuple[Item, list[Event]]:
     """Return an item, and the events with which it begins."""
     kind = given["type"]
     whole = {**_EMPTY.get(kind, {}), **item_of(given), "status": "in_progress"}
-    item = Item(whole["id"], kind, _place(whole["id"], kind, index), _DELTA_OF.get(kind))
-    return item, _beginning(item, whole)
-
-
-def empty_item(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item as it was before it had any content."""
-    content = _EMPTY.get(given["type"], {})
-    return {name: value for name, value in given.items() if name not in content}
-
-
-def _beginning(item: Item, whole: Mapping[str, Any]) -> Iterator[Event]:
-    yield {"type": "response.output_item.added", "output_index": item.index, "item": whole}
-    if first := _FIRST_PART.get(item.kind):
-        yield item.part(PART_ADDED, first)
-
-
-def _place(item_id: str, kind: str, index: int) -> dict[str, Any]:
-    place: dict[str, Any] = {"item_id": item_id, "output_index": index}
+    place: dict[str, Any] = {"item_id": whole["id"], "output_index": index}
     if kind != "function_call":
         place["content_index"] = 0
     if kind == "message":
         place["logprobs"] = []
-    return place
+    item = Item(whole["id"], kind, place, _DELTA_OF.get(kind))
+    events: list[Event] = [
+        {"type": "response.output_item.added", "output_index": index, "item": whole}
+    ]
+    if first := _FIRST_PART.get(kind):
+        events.append(item.part(PART_ADDED, first))
+    return item, events
+
+
+def empty_item(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item without its content."""
+    content = _EMPTY.get(given["type"], {})
+    return {name: value for name, value in given.items() if name not in content}
 
 
 _BEGINNINGS: Final = frozenset({"response.created", "response.in_progress"})
-# Sent when an item begins or ends, whether or not the engine sends them: a node does.
+# Events that are added when an item begins or ends; those of a node, which sends them, are dropped.
 _OURS: Final = frozenset({PART_ADDED, PART_DONE, REASONING_DONE, ARGUMENTS_DONE})
 
 
 class StreamEvents:
-    """One stream.
+    """Completes one stream.
 
     Args:
-        base: The members of the response that repeat its request, `model` among them.
-        response_id: Its id, where the engine leaves out its beginning.
+        base: The members of the response that repeat its request, including `model`.
+        response_id: The id of the response if the engine omits its beginning.
         now: Unix time.
-        on_complete: Gets the complete response, before the client can name it in a request.
+        on_complete: Called with the complete response before the client can refer to it.
 
     Attributes:
-        is_over: Whether its last event was sent.
+        is_over: Whether the last event was sent.
     """
 
     def __init__(
@@ -239,14 +234,14 @@ class StreamEvents:
         self._created_at = now
         self._has_begun = False
         self._items: list[Item] = []
-        self._numbered = 0
+        self._count = 0
         self._splitter = Splitter()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the engine's next bytes, return the client's; raises InvalidEvent."""
-        return b"".join([self._mended(event) for event in self._splitter.feed(chunk)])
+        """Complete the engine's next bytes; raises InvalidEvent."""
+        return b"".join([self._complete_event(event) for event in self._splitter.feed(chunk)])
 
-    def _mended(self, raw: bytes) -> bytes:
+    def _complete_event(self, raw: bytes) -> bytes:
         try:
             event = members_of(raw.partition(b"\n")[2] if raw.startswith(b"event: ") else raw)
         except InvalidEvent:
@@ -257,14 +252,14 @@ class StreamEvents:
         try:
             if last and event.get("item_id") == last.id and event["type"] == last.delta:
                 last.sent.append(event["delta"])  # nearly always
-                return self._written({**last.place, **event})
-            return b"".join([self._written(new_event) for new_event in self._events({**event})])
+                return self._encode_event({**last.place, **event})
+            return b"".join(map(self._encode_event, self._events({**event})))
         except (LookupError, TypeError, AttributeError) as error:
             raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
 
-    def _written(self, event: Event) -> bytes:
-        self._numbered += 1
-        return event_bytes(event, self._numbered - 1)
+    def _encode_event(self, event: Event) -> bytes:
+        self._count += 1
+        return event_bytes(event, self._count - 1)
 
     def _events(self, event: Event) -> Iterator[Event]:
         kind = event.get("type", "")
@@ -305,7 +300,7 @@ class StreamEvents:
                 yield from self._add(event["item"])
             case "response.output_text.done":
                 item = yield from self._open({"type": "message", "id": event["item_id"]})
-                yield from item.rest(event["text"])
+                yield from item.remaining_events(event["text"])
                 yield {**item.place, **event}
             case "response.content_part.done" if event["part"]["type"] == "output_text":
                 item = yield from self._open({"type": "message", "id": event["item_id"]})
@@ -317,7 +312,7 @@ class StreamEvents:
                 yield from item.end(whole)
                 yield {**event, "output_index": item.index, "item": whole}
             case "response.completed" | "response.incomplete":
-                yield self._complete(event)
+                yield self._end(event)
             case _ if kind not in _OURS:
                 yield event
 
@@ -328,11 +323,11 @@ class StreamEvents:
         return item
 
     def _open(self, given: Mapping[str, Any]) -> Generator[Event, None, Item]:
-        """Return the first item of an id that has not ended; it begins where it has not begun."""
+        """Return the first open item with this id, or begin a new one."""
         found = [item for item in self._items if item.id == given["id"] and not item.is_done]
         return found[0] if found else (yield from self._add(empty_item(given)))
 
-    def _complete(self, event: Event) -> Event:
+    def _end(self, event: Event) -> Event:
         given = event["response"]
         ended_at = given.get("completed_at") or given.get("created_at")
         own = {"id": self._id, "created_at": self._created_at, "completed_at": ended_at}
@@ -343,6 +338,8 @@ class StreamEvents:
 
 
 class ResponsesWriter(TranslatedWriter):
+    """Completes a response, and stores it if its request asks for that."""
+
     def __init__(
         self, writer: RequestWriter, request: ProxyRequest, turn: StoredTurn | None = None
     ) -> None:
@@ -360,9 +357,9 @@ class ResponsesWriter(TranslatedWriter):
         now = int(datetime.now(tz=UTC).timestamp())
         return StreamEvents(self._base, f"resp_{uuid4().hex}", now, self._store)
 
-    def whole(self, body: bytes) -> bytes:
+    def translate_whole(self, body: bytes) -> bytes:
         given = orjson.loads(body)
-        if "output" not in given:  # no response
+        if "output" not in given:  # not a response
             return body
         response = complete_response(self._base, given)
         self._store(response)

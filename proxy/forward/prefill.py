@@ -1,17 +1,17 @@
-"""Prompts before the first token: long ones in chunks beside streams, and their progress.
+"""Computes long prompts in chunks beside running streams, and reads the progress of prompts.
 
 An engine computes as much of a prompt in one pass as its batch holds, and all streams wait for that
 pass. So on an instance that prefers pure decode, `PrefillChunks` first sends growing prefixes of a
-long prompt, in tokens, to the slot that the request will use, and after each leaves the engine to
-the streams for a quarter as long. The request then finds its prefix in the slot. If anything fails
-here, the request is sent as it is.
+long prompt, in tokens, to the slot that the request will use. After each chunk, the streams have
+the engine to themselves for a quarter of the chunk's time. The request then finds its prefix in the
+slot. If this fails, the request is sent unchanged.
 
-`PrefillFilter` reads a stream up to its first token. It removes progress and comments for clients
-that did not ask for progress: a client that waits gets comments of our own. After the first token
-nothing is inspected. A chat template may end in text that belongs to the answer (`<think>` and the
-start of a thought). With progress, the engine sends that text in the first progress, and the role
-again with each later one; without, it sends the role once, and that text with the first token. A
-client that did not ask for progress gets the second.
+`PrefillFilter` reads a stream up to its first token. For clients that did not ask for progress it
+removes progress and comments; a waiting client gets pings of our own. After the first token nothing
+is inspected. A chat template may end in text that belongs to the answer (`<think>` and the start of
+a thought). With progress, the engine sends that text in the first progress, and the role again with
+each later one; without progress, it sends the role once, and that text with the first token. The
+filter produces the second form for clients that did not ask for progress.
 
 Source: llama-server, builds 10434 and 11434: `prompt_progress` {total, cache, processed, time_ms},
 tokens; `processed` includes those of the cache. `n_predict` 0 computes a prompt and answers when it
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeGuard
 
@@ -42,14 +41,8 @@ from proxy.upstream.engine_state import get_slots
 from proxy.upstream.sse import Splitter, data_of, members_of
 from proxy.upstream.timings import Timings
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
-    """Prompt tokens; `done` includes `cached`."""
-
-    done: int
-    total: int
-    cached: int
+# Prompt tokens: done, in all, found in the cache; the first number includes the last.
+PrefillProgress = tuple[int, int, int]
 
 
 def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
@@ -59,24 +52,24 @@ def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
         return None
     figures = [progress.get(name) for name in ("processed", "total", "cache")]
     done, total, cached = (figure if isinstance(figure, int) else 0 for figure in figures)
-    return PrefillProgress(done, total, cached)
+    return done, total, cached
 
 
 def prompt_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
-    """Return the figures of the prompt in Anthropic's first event, or None."""
+    """Return the prompt's token counts in Anthropic's first event, or None."""
     match piece:
         case {
             "type": "message_start",
             "message": {"usage": {"input_tokens": int(computed)} as usage},
         }:
-            cached = usage.get("cache_read_input_tokens")
-            found = cached if isinstance(cached, int) else 0
-            return PrefillProgress(computed + found, computed + found, found)
+            found = usage.get("cache_read_input_tokens")
+            cached = found if isinstance(found, int) else 0
+            return computed + cached, computed + cached, cached
     return None
 
 
 def is_start(piece: Mapping[str, Any]) -> bool:
-    """Return whether a piece only opens a response, which may come before any text."""
+    """Return whether a piece only opens a response; it may precede any text."""
     match piece:
         case {"choices": [{"delta": {"role": _, "content": None}, "finish_reason": None}]}:
             return True
@@ -86,11 +79,11 @@ def is_start(piece: Mapping[str, Any]) -> bool:
 
 
 class PrefillFilter:
-    """One stream up to its first token.
+    """Filters one stream up to its first token.
 
     Attributes:
-        latest: The last progress, or None.
-        is_over: Whether the first token has arrived; then no more bytes are to be fed.
+        latest: The latest progress, or None.
+        is_over: Whether the first token has arrived; after that, `feed` must not be called.
     """
 
     def __init__(self, *, hides_progress: bool) -> None:
@@ -99,14 +92,14 @@ class PrefillFilter:
         self._splitter = Splitter()
         self._hides_progress = hides_progress
         self._role = b""
-        self._begun: Mapping[str, Any] | None = None
+        self._template_piece: Mapping[str, Any] | None = None
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next bytes, return those for the client; raises InvalidEvent."""
-        kept = b"".join([self._kept(event) for event in self._splitter.feed(chunk)])
-        return kept + self._splitter.take_rest() if self.is_over else kept
+        """Take the next bytes, return the bytes for the client; raises InvalidEvent."""
+        passed = b"".join([self._filter_event(event) for event in self._splitter.feed(chunk)])
+        return passed + self._splitter.take_rest() if self.is_over else passed
 
-    def _kept(self, event: bytes) -> bytes:
+    def _filter_event(self, event: bytes) -> bytes:
         if self.is_over:
             return event
         if not data_of(event):
@@ -114,35 +107,35 @@ class PrefillFilter:
         piece = members_of(event) or {}
         if progress := progress_of(piece):
             self.latest = progress
-            return self._without_progress(event, piece)
+            if not self._hides_progress:
+                return event
+            if _text_of(piece):
+                self._template_piece = piece
+            return b""
         if not is_start(piece):
             self.is_over = True
             self.latest = prompt_of(piece) or self.latest
-            return self._role + self._joined(event, piece)
-        if self._hides_progress:  # if it is the last one is known at the next piece
+            return self._role + self._join_first_token(event, piece)
+        if self._hides_progress:  # only the next piece tells whether this is the last role
             self._role, event = event, b""
         return event
 
-    def _without_progress(self, event: bytes, piece: Mapping[str, Any]) -> bytes:
-        if not self._hides_progress:
+    def _join_first_token(self, event: bytes, piece: Mapping[str, Any]) -> bytes:
+        """Return the template's text followed by the first token."""
+        begun = self._template_piece
+        if begun is None:
             return event
-        if _text_of(piece):
-            self._begun = piece
-        return b""
-
-    def _joined(self, event: bytes, piece: Mapping[str, Any]) -> bytes:
-        """Return the first token behind the template's text."""
-        if self._begun is None:
-            return event
-        begun, text = _text_of(self._begun), _text_of(piece)
-        if begun and text and begun[0] == text[0]:
-            return _with_text(piece, text[0], begun[1] + text[1])
-        members = {key: value for key, value in self._begun.items() if key != "prompt_progress"}
+        before, token = _text_of(begun), _text_of(piece)
+        if before and token and before[0] == token[0]:
+            choice = piece["choices"][0]
+            delta = {**choice["delta"], token[0]: before[1] + token[1]}
+            return _event({**piece, "choices": [{**choice, "delta": delta}]})
+        members = {key: value for key, value in begun.items() if key != "prompt_progress"}
         return _event(members) + event
 
 
 def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the member of a chat's delta that has text, and the text; None where none has."""
+    """Return the member of a chat's delta that has text, and the text; None if none has."""
     match piece:
         case {"choices": [{"delta": {"content": str(text)}}]} if text:
             return "content", text
@@ -151,66 +144,60 @@ def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _with_text(piece: Mapping[str, Any], name: str, text: str) -> bytes:
-    choice = piece["choices"][0]
-    delta = {**choice["delta"], name: text}
-    return _event({**piece, "choices": [{**choice, "delta": delta}]})
-
-
 def _event(piece: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(piece) + b"\n\n"
 
 
-# A pass with a chunk takes about so long, which is what a running stream pauses for.
+# Target duration of a pass with a chunk; running streams pause this long.
 _PASS_S: Final = 0.15
-# With 64, which a CPU computes in 0.3 s behind 2 000 tokens, pauses were no half of those without;
-# larger ones exceed a micro-batch.
+# With 64 tokens, which take a CPU 0.3 s after 2 000 tokens, pauses were not even halved. Chunks
+# above the maximum exceed a micro-batch.
 _MIN_TOKENS: Final = 32
 _MAX_TOKENS: Final = 512
 _WORTH_CHUNKS: Final = 2
 _PAUSE_MAX_S: Final = 1.0
-# The streams also get a token of each pass with a chunk.
+# The streams also get one token from each pass with a chunk.
 _PAUSE_SHARE: Final = 0.25
 
 
 def chunk_tokens(prefill_tps: float) -> int:
-    """Return the tokens of one chunk at a rate of prefill."""
+    """Return the size of a chunk, in tokens, at this speed of prefill."""
     return min(_MAX_TOKENS, max(_MIN_TOKENS, round(prefill_tps * _PASS_S)))
 
 
 def is_worth(new_tokens: int, prefill_tps: float) -> bool:
-    """Return whether so many tokens are more than a request computes in short passes anyway."""
+    """Return whether chunks help: a shorter prompt takes only short passes anyway."""
     return new_tokens > _WORTH_CHUNKS * chunk_tokens(prefill_tps)
 
 
 def next_end(done: int, total: int, prefill_tps: float) -> int | None:
-    """Return where the next chunk of a prompt ends; None where the rest is one chunk at most."""
+    """Return the end of the next chunk of a prompt; None if the rest is at most one chunk."""
     end = done + chunk_tokens(prefill_tps)
     return end if end < total else None
 
 
 def rate_tps(chunk: Timings, before_tps: float) -> float:
-    """Return the rate at which a chunk was computed; that before where it does not say."""
+    """Return the prefill rate of a chunk, or the previous rate if the chunk has no timings."""
     if not (chunk.prompt_tokens and chunk.prompt_ms):
         return before_tps
     return chunk.prompt_tokens / chunk.prompt_ms * 1000
 
 
 def pause_s(chunk: Timings) -> float:
-    """Return how long the streams then have the engine for themselves: a quarter as long."""
+    """Return how long the streams get the engine to themselves: a quarter of the chunk's time."""
     return min(_PAUSE_MAX_S, _PAUSE_SHARE * chunk.prompt_ms / 1000)
 
 
-# A chunk takes the pass that is under way and its own; with another long prompt, some more.
+# A chunk takes the current pass and its own; with another long prompt, a few more.
 _STEP_TIMEOUT_S: Final = 20.0
 _ANSWER_MAX_BYTES: Final = 32 * 1024**2
 _TEXTS: Final = frozenset({EndpointKind.COMPLETION, EndpointKind.LLAMA_COMPLETION})
 
 
 def has_chunks(lease: Lease) -> bool:
-    """Return whether a prompt is computed in chunks: a long one of text, beside running streams.
+    """Return whether to compute a prompt in chunks: long text, while streams run.
 
-    Not on a recurrent model: a chunk shorter than what the slot holds would discard its state.
+    Recurrent models are excluded: a chunk shorter than the slot's content would discard its state.
     """
     upstream, tps = lease.upstream, lease.instance.rates.prefill_tps
     prefers = upstream.prefer_pure_decode and not upstream.resumable_prompts
@@ -221,7 +208,7 @@ def has_chunks(lease: Lease) -> bool:
 
 
 class PrefillChunks:
-    """The prompt of one request, up to the part that the request itself computes."""
+    """Computes the prompt of one request, except for the part that the request itself computes."""
 
     def __init__(self, lease: Lease, router: Router, settings: ProxySettings) -> None:
         self._lease = lease
@@ -230,7 +217,7 @@ class PrefillChunks:
         self._tps = lease.instance.rates.prefill_tps
 
     async def compute(self) -> None:
-        """Compute the prompt in chunks for as long as others decode, and name its slot.
+        """Compute the prompt in chunks while other requests decode, and name its slot.
 
         Raises:
             UpstreamConnectFailed: The instance refused or closed a connection.
@@ -238,28 +225,33 @@ class PrefillChunks:
         tokens = await self._tokens()
         if not (tokens and await self._fits(len(tokens))):
             return
+        done = self._lease.expected_cached
         try:
-            await self._grow(tokens)
+            while self._lease.instance.work.decoding:
+                end = next_end(done, len(tokens), self._tps)
+                if end is None:
+                    return
+                async with self._lease.instance.chunk_turn:  # two chunks would make one long pass
+                    if not await self._compute_to(tokens[:end], len(tokens), done):
+                        return
+                done = end
         finally:
             self._lease.is_paused = False
 
-    async def _grow(self, tokens: Sequence[int]) -> None:
-        done = self._lease.expected_cached
-        while self._lease.instance.work.decoding:
-            end = next_end(done, len(tokens), self._tps)
-            if end is None:
-                return
-            async with self._lease.instance.chunk_turn:  # two chunks would make one long pass
-                if not await self._compute_to(tokens[:end], len(tokens), done):
-                    return
-            done = end
-
     async def _compute_to(self, tokens: Sequence[int], total: int, before: int) -> bool:
-        """Compute a prefix, then leave the engine to the streams; return whether to go on."""
+        """Compute a prefix, then leave the engine to the streams; return whether to continue."""
         lease = self._lease
         lease.is_paused = False
         self._router.note_chunk(lease)
-        answer = await self._post("/completion", _chunk(tokens, lease.id_slot)) or {}
+        members: dict[str, Any] = {
+            "prompt": tokens,
+            "n_predict": 0,
+            "cache_prompt": True,
+            "response_fields": ["id_slot", "timings"],
+        }
+        if lease.id_slot is not None:
+            members["id_slot"] = lease.id_slot
+        answer = await self._post("/completion", orjson.dumps(members)) or {}
         timings, slot = Timings.read(answer.get("timings")), answer.get("id_slot")
         is_first = lease.chunked is None
         if timings is None or not isinstance(slot, int):
@@ -268,7 +260,7 @@ class PrefillChunks:
             return False
         lease.add_chunk(timings, slot, total)
         self._tps = rate_tps(timings, self._tps)
-        # The first finds what it finds; each later one what the one before it left.
+        # Each chunk after the first must find the tokens of the one before it in the cache.
         if not (is_first or timings.cached_tokens >= before):
             return False
         lease.is_paused = True  # until the next chunk, which may have to wait for its turn
@@ -276,7 +268,7 @@ class PrefillChunks:
         return True
 
     async def _fits(self, count: int) -> bool:
-        """Return whether the slots have room for a prompt, or the engine refuses it."""
+        """Return whether all slots have room for a prompt; else the engine refuses the request."""
         try:
             slots = await get_slots(self._lease.upstream, self._settings, _STEP_TIMEOUT_S)
         except UpstreamTimeout:
@@ -284,7 +276,7 @@ class PrefillChunks:
         return all(count < slot.n_ctx for slot in slots or () if slot.n_ctx)
 
     async def _tokens(self) -> list[int]:
-        """Return the prompt's tokens; none where the engine does not say."""
+        """Return the prompt's tokens; an empty list if the engine does not report them."""
         request = self._lease.request
         prompt = request.json.get("prompt")
         if request.kind is EndpointKind.CHAT:
@@ -295,7 +287,7 @@ class PrefillChunks:
         return prompt if _are_tokens(prompt) else []
 
     async def _post(self, path: str, body: bytes) -> Mapping[str, Any] | None:
-        """Return the members of an answer; None where it has none."""
+        """Return the members of a successful answer, else None."""
         lease = self._lease
         headers = CIMultiDict({"Content-Type": JSON, "X-Request-Id": lease.request.request_id})
         upstream_request = UpstreamRequest("POST", path, "", headers, body)
@@ -304,7 +296,7 @@ class PrefillChunks:
                 lease.upstream, upstream_request, self._settings, _STEP_TIMEOUT_S, _ANSWER_MAX_BYTES
             )
             members = orjson.loads(page.body)
-        except UpstreamConnectFailed:  # the process may have crashed of this prompt
+        except UpstreamConnectFailed:  # this prompt may have crashed the process
             raise
         except (UpstreamFailed, UpstreamTimeout, orjson.JSONDecodeError):
             return None
@@ -323,7 +315,7 @@ def _is_plain_text(request: ProxyRequest) -> bool:
 
 
 def _has_text_only(messages: object) -> bool:
-    """Whether no message has an image, audio or another part that is no text."""
+    """Whether no message has an image, audio or another part that is not text."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
@@ -334,13 +326,3 @@ def _has_text_only(messages: object) -> bool:
 
 def _are_tokens(tokens: object) -> TypeGuard[list[int]]:
     return isinstance(tokens, list) and all(type(token) is int for token in tokens)
-
-
-def _chunk(tokens: Sequence[int], slot: int | None) -> bytes:
-    members: dict[str, Any] = {
-        "prompt": tokens,
-        "n_predict": 0,
-        "cache_prompt": True,
-        "response_fields": ["id_slot", "timings"],
-    }
-    return orjson.dumps(members if slot is None else {**members, "id_slot": slot})

@@ -1,21 +1,43 @@
-"""Relays one response to the client: passed, streamed, assembled or refused.
+"""Plans what to request from an instance, and relays the response to the client.
 
-A stream is inspected up to the first token; after that a chunk costs one read, one write and a
-count, all in one step of the loop and without waking the request. A client that reads slowly holds
-up the instance, not our memory.
+`plan_request` decides whether to request a stream, and whether to assemble it here. An engine
+notices late that the client of a whole response has left, or not at all while another stream runs,
+and it sends nothing before the response is complete. So completions are requested as a stream and
+assembled here (`Assembler`); the result equals the engine's own whole response. A request passes
+unchanged if the result would differ:
 
-Timings and message are read after the bytes were passed on. A client repeats our answer in its next
-request: the message identifies the conversation. A response that is too long, or of another format,
-has neither; nothing waits for them and nothing fails. Of embeddings and reranking the tokens are
-read as the response passes. Source: llama-server, build 10434: `usage` with `prompt_tokens`, before
-the numbers or behind them.
+- `logprobs`, `n_probs`: a stream omits tokens that add no text, including the last one
+- `verbose`, `response_fields`: a stream has other details
+- `return_tokens`, except for llama-server's own completion
+- `continue_final_message`: a stream omits the message that it continues
+- several completions from llama-server's own endpoint
+- all other endpoints
+
+An assembled response without text is requested again as the client wrote it (`plain_plan`), because
+a stream omits an incomplete character and the start of a stop string. So is a response that lacks
+some of the requested token ids: for a character of several tokens, a stream has only the last. One
+difference remains: if a response reaches its limit within a character (U+FFFD) or a stop string, a
+whole response includes that part, and a stream or an assembled response does not.
+
+A client's stream is requested with progress only if progress changes nothing else in the stream. A
+chat that continues the assistant's message has that message in its first progress, and OpenAI's
+responses have events of their own there: both are requested as the client wrote them. A body that
+needs no change passes byte for byte; a changed one keeps every member of the client.
+
+`ResponseRelay` inspects a stream up to the first token. After that, a chunk costs one read, one
+write and a count, in one step of the event loop and without waking the request. A client that reads
+slowly slows down the instance; nothing accumulates in our memory. Timings and message are read
+after the bytes were passed on: the message identifies the conversation, because the client repeats
+it in its next request.
+
+Source: llama-server, builds 10434 and 11434: `return_progress` on each endpoint; of a repeated
+member the last counts.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -25,7 +47,6 @@ from multidict import CIMultiDict
 from proxy.common.headers import DRAINING, JSON, for_client, is_event_stream, is_json
 from proxy.errors import (
     TrialFailed,
-    Unfinished,
     UpstreamConnectFailed,
     UpstreamDraining,
     UpstreamFailed,
@@ -34,7 +55,13 @@ from proxy.errors import (
     UpstreamUnavailable,
     quote,
 )
-from proxy.forward.assemblers import Assembler, ChatAssembler, Response, assembler_for, reader_for
+from proxy.forward.assemblers import (
+    Assembler,
+    CompletedResponse,
+    EmbeddingUsage,
+    assembler_for,
+    completion_of,
+)
 from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_of
 from proxy.forward.response import ResponseWriter
 from proxy.forward.upstream_errors import (
@@ -44,126 +71,149 @@ from proxy.forward.upstream_errors import (
     is_model_missing,
     parse_error,
     reclassify_error,
-    shortened,
+    shorten_error,
     status_of,
 )
-from proxy.forward.upstream_request import UpstreamRequestPlan
+from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
-from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.sse import DONE, InvalidEvent, Splitter, has_done, members_of, objects_of
-from proxy.upstream.timings import Timings
 
-_USAGE: Final = re.compile(rb'"usage":\s*\{[^{}]{0,256}?"prompt_tokens":\s*(\d{1,12})')
-_USAGE_END_BYTES: Final = 1024
-
-
-class EmbeddingUsage:
-    def __init__(self) -> None:
-        self._head = b""
-        self._tail = b""
-
-    def feed(self, chunk: bytes) -> None:
-        if len(self._head) < _USAGE_END_BYTES:
-            self._head += chunk[:_USAGE_END_BYTES]
-        self._tail = (self._tail + chunk)[-_USAGE_END_BYTES:]
-
-    def close(self) -> Completion:
-        found = _USAGE.search(self._head) or _USAGE.search(self._tail)
-        return Completion(all_choices=Timings(0, int(found[1]), 0.0, 0, 0.0) if found else None)
-
-
-# A few tokens: read together for less than one at a time, and little to keep for each stream.
-_BATCH_BYTES: Final = 1024
-_TOTAL_MAX_BYTES: Final = 4 * 1024**2
+_COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})
+_ASSEMBLED: Final = _COMPLETIONS | {
+    EndpointKind.MESSAGES,
+    EndpointKind.RESPONSES,
+    EndpointKind.LLAMA_COMPLETION,
+}
+_STREAMED: Final = _ASSEMBLED | {EndpointKind.INFILL}
+# In Anthropic's API `return_progress` changes nothing.
+_WITH_PROGRESS: Final = _STREAMED - {EndpointKind.MESSAGES}
+_REWRITTEN_MAX_BYTES: Final = 1024**2
+_UNEQUAL: Final = frozenset(
+    (
+        "logprobs",
+        "n_probs",
+        "verbose",
+        "response_fields",
+        "return_tokens",
+        "continue_final_message",
+    )
+)
 
 
-def completion_of(response: Response) -> Completion:
-    """Return what a complete response reports; raises as `Response` does."""
-    timings, others = Timings.read(response.timings()), response.other_timings()
-    together = _sum_timings(timings, others) if timings and others else timings
-    return Completion(timings, response.message(), together)
+@dataclass(frozen=True, slots=True)
+class UpstreamRequestPlan:
+    """The body to send, and how to treat the response.
+
+    Attributes:
+        is_stream: A stream is requested.
+        is_assembled: The stream is assembled into a whole response.
+        hides_progress: The client did not ask for progress, so it is removed from the stream.
+    """
+
+    body: bytes
+    is_stream: bool
+    is_assembled: bool
+    hides_progress: bool
+
+    def with_slot(self, slot: int | None, *, is_cache_off: bool = False) -> bytes:
+        """Return the body with `id_slot` if a slot is given; `is_cache_off` disables the cache."""
+        members: dict[str, Any] = {} if slot is None else {"id_slot": slot}
+        if is_cache_off:
+            members["cache_prompt"] = False
+        return _with_members(self.body, members, is_empty=False) if members else self.body
+
+    @property
+    def is_passed_stream(self) -> bool:
+        """Whether the client gets a stream."""
+        return self.is_stream and not self.is_assembled
 
 
-def _sum_timings(first: Timings, others: Iterable[object]) -> Timings:
-    """Add the answers beside the first: one prompt is computed for all of them."""
-    whole = first
-    for other in filter(None, map(Timings.read, others)):
-        alone = replace(other, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
-        whole = alone.added_to(whole)
-    return whole
+def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
+    members = request.json
+    is_assembled = _is_assembled(request)
+    is_stream = is_assembled or (request.is_stream and request.kind in _STREAMED)
+    changes: dict[str, Any] = {}
+    if is_assembled:
+        changes["stream"] = True
+    if is_assembled and request.kind in _COMPLETIONS:
+        options = members.get("stream_options")
+        given = options if isinstance(options, dict) else {}
+        changes["stream_options"] = {**given, "include_usage": True}
+    hides_progress = (
+        _is_off(members.get("return_progress"))
+        and request.kind in _WITH_PROGRESS
+        and is_single(members)  # else progress also comes after the first token
+        and (is_assembled or (is_stream and _is_same_with_progress(request)))
+    )
+    if hides_progress:
+        changes["return_progress"] = True
+    body = _change_members(request.body, members, changes) if changes else request.body
+    return UpstreamRequestPlan(body, is_stream, is_assembled, hides_progress)
 
 
-class CompletedResponse:
-    def __init__(self, kind: EndpointKind, *, is_stream: bool) -> None:
-        self._is_stream = is_stream
-        self._chunks: list[bytes] = []
-        self._batch_bytes = 0
-        self._total_bytes = 0
-        self._splitter = Splitter()
-        self._reader = reader_for(kind)
+def plain_plan(request: ProxyRequest) -> UpstreamRequestPlan:
+    """Return a plan that sends a request as the client wrote it."""
+    return UpstreamRequestPlan(request.body, False, False, False)  # noqa: FBT003 (nothing is special)
 
-    def feed(self, chunk: bytes) -> None:
-        """Take bytes that were passed on; nearly always this only keeps them."""
-        self._total_bytes += len(chunk)
-        self._batch_bytes += len(chunk)
-        if self._total_bytes > _TOTAL_MAX_BYTES:
-            self._chunks.clear()
-            return
-        self._chunks.append(chunk)
-        if self._is_stream and self._batch_bytes > _BATCH_BYTES:
-            self._read_batch()
 
-    def close(self) -> Completion:
-        if self._total_bytes > _TOTAL_MAX_BYTES:
-            return Completion()
-        if self._is_stream:
-            self._read_batch()
-        else:
-            try:
-                self._reader.take(orjson.loads(b"".join(self._chunks)))
-            except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-                self._total_bytes = _TOTAL_MAX_BYTES + 1
-        if self._total_bytes > _TOTAL_MAX_BYTES:
-            return Completion()
-        try:
-            return completion_of(self._reader)
-        except (LookupError, TypeError, AttributeError):
-            return Completion()
+def _is_assembled(request: ProxyRequest) -> bool:
+    members = request.json
+    is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream"))
+    is_apart = request.kind is not EndpointKind.LLAMA_COMPLETION or is_single(members)
+    is_equal = is_apart and not any(members[name] for name in _unassemblable_members(request))
+    return is_whole and is_equal and not request.form
 
-    def unfinished(self) -> Unfinished | None:
-        """Return the text of a chat whose stream broke off here.
 
-        None if it is not plain text, is too long, or ends within an event.
-        """
-        self._read_batch()
-        is_whole = self._total_bytes <= _TOTAL_MAX_BYTES and not self._splitter.take_rest()
-        if is_whole and isinstance(self._reader, ChatAssembler):
-            return self._reader.unfinished()
-        return None
+def _unassemblable_members(request: ProxyRequest) -> frozenset[str]:
+    """Return the members that would make an assembled response differ if they are truthy."""
+    found = _UNEQUAL.intersection(request.json)
+    if found and request.kind is EndpointKind.LLAMA_COMPLETION:
+        has_tokens = request.json.get("return_tokens") is True
+        return found - {"return_tokens"} if has_tokens else found
+    return found
 
-    def _read_batch(self) -> None:
-        batch, self._batch_bytes = b"".join(self._chunks), 0
-        self._chunks.clear()
-        try:
-            for piece in filter(None, objects_of(self._splitter.feed(batch))):
-                self._reader.add(piece)
-            self._reader.pack()
-        except (InvalidEvent, KeyError, TypeError, AttributeError):
-            self._total_bytes = _TOTAL_MAX_BYTES + 1
+
+def _is_same_with_progress(request: ProxyRequest) -> bool:
+    """Whether progress changes nothing else in a stream."""
+    if request.kind is EndpointKind.RESPONSES:
+        return False
+    match request.json.get("messages"):
+        case [*_, {"role": "assistant"}]:
+            return False
+    return True
+
+
+def _is_off(member: object) -> bool:
+    """Whether a member is off; the engine judges values that are not booleans."""
+    return member is None or member is False
+
+
+def _change_members(body: bytes, members: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    # Serialising a large body takes long, and of a repeated member the last counts.
+    if changes.keys() & members.keys() and len(body) <= _REWRITTEN_MAX_BYTES:
+        return orjson.dumps({**members, **changes})
+    return _with_members(body, changes, is_empty=not members)
+
+
+def _with_members(body: bytes, members: Mapping[str, Any], *, is_empty: bool) -> bytes:
+    """Append members to an object; the client's own bytes, such as numbers, stay unchanged."""
+    head = memoryview(body)[: body.rindex(b"}")]
+    return b"".join((head, b"" if is_empty else b",", orjson.dumps(members)[1:]))
 
 
 _ERROR_MAX_BYTES: Final = 1024**2
 _ASSEMBLED_MAX_BYTES: Final = 64 * 1024**2
-# How a complete stream ends, where it ends in a way that is always the same.
+# The end mark of a complete stream, for the kinds whose streams have one.
 _ENDS: Final = {
     EndpointKind.CHAT: DONE,
     EndpointKind.COMPLETION: DONE,
     EndpointKind.MESSAGES: b"message_stop",
 }
 _END_BYTES: Final = 64
-# An engine on trial may have them where others have none.
+# An engine on trial may return these errors although others do not.
 _OWN_ERRORS: Final = frozenset({HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE})
 _UNLEARNED: Final = frozenset(
     {
@@ -197,14 +247,14 @@ class ResponseRelay:
         """Relay the response to its end.
 
         Returns:
-            Whether the client has it. If not, nothing was sent: the stream had no text to assemble,
-            and the whole response must be requested.
+            True if the response was sent. If False, nothing was sent: the stream had no text to
+            assemble, and the whole response must be requested.
 
         Raises:
             ConnectionError: The client left.
-            UpstreamConnectFailed: Nothing was sent, and nothing more will arrive.
+            UpstreamConnectFailed: The instance broke off before any of the response was sent.
             UpstreamFailed: The instance broke off, or sent another format than requested.
-            UpstreamTimeout: It sent nothing for too long.
+            UpstreamTimeout: The instance sent nothing for too long.
         """
         response, plan = self._response, self._plan
         try:
@@ -233,7 +283,7 @@ class ResponseRelay:
         if encoding := headers.get("Content-Encoding"):
             encoding = quote(encoding)
             raise UpstreamFailed(f"{self._name} encoded its answer with {encoding}, unasked")
-        completed = self._reader()
+        completed = self._body_reader()
         await self._client_response.begin(self._response.status, for_client(self._response.headers))
         chunk = b""
         while not self._response.is_read:
@@ -246,7 +296,7 @@ class ResponseRelay:
             self._progress.receive(chunk)
         await self._finish(completed, chunk)
 
-    def _reader(self) -> CompletedResponse | EmbeddingUsage | None:
+    def _body_reader(self) -> CompletedResponse | EmbeddingUsage | None:
         if self._response.status != HTTPStatus.OK:
             return None
         if self._request.kind is EndpointKind.EMBED_OR_RERANK:
@@ -255,7 +305,7 @@ class ResponseRelay:
         return CompletedResponse(self._request.kind, is_stream=False) if is_read else None
 
     async def _relay_stream(self) -> None:
-        """Pass a stream on; its last piece is sent with its end."""
+        """Pass a stream on; the last piece is sent together with the end of the body."""
         progress, client_response, response = self._progress, self._client_response, self._response
         completed = CompletedResponse(self._request.kind, is_stream=True)
         before = b""
@@ -280,7 +330,7 @@ class ResponseRelay:
                 last = await response.read(pass_on)
                 progress.receive_token(last)
         except UpstreamFailed:
-            self._lease.unfinished = completed.unfinished()
+            self._lease.unfinished = completed.partial_text()
             raise
         end = before + last
         if _ENDS.get(self._request.kind, b"") not in end[-_END_BYTES:]:
@@ -295,7 +345,7 @@ class ResponseRelay:
         await self._finish(completed, last)
 
     async def _until_first_token(self, completed: CompletedResponse) -> bytes:
-        """Pass on what comes before the first token; return what comes with it."""
+        """Pass on the stream before the first token; return the piece that has the first token."""
         prefill_filter = PrefillFilter(hides_progress=self._plan.hides_progress)
         while True:
             chunk = await self._read()
@@ -306,8 +356,8 @@ class ResponseRelay:
                 self._progress.receive_token(chunk)
             else:
                 self._progress.receive(chunk)
-            if latest := prefill_filter.latest:
-                self._progress.set_prompt(latest.done, latest.total, latest.cached)
+            if prefill_filter.latest:
+                self._progress.set_prompt(*prefill_filter.latest)
             if part:
                 await self._client_response.begin(
                     self._response.status, for_client(self._response.headers)
@@ -321,7 +371,7 @@ class ResponseRelay:
             self._progress.is_awaiting_upstream = True
 
     async def _assemble(self) -> bool:
-        """Send the whole that a stream adds up to; return False where that is blank."""
+        """Send the assembled response; return False, with nothing sent, if it is blank."""
         assembler = assembler_for(self._request.kind, self._request.json)
         splitter = Splitter()
         total_bytes, is_done = 0, _ENDS.get(self._request.kind) != DONE
@@ -343,15 +393,19 @@ class ResponseRelay:
         if assembler.is_blank:
             self._lease.report(completion_of(assembler).all_choices)
             return False
-        await self._send_json(assembler)
+        body = orjson.dumps(assembler.assemble())
+        self._learn(completion_of(assembler))
+        headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
+        await self._client_response.begin(200, headers)
+        await self._client_response.finish(body)
         return True
 
     def _add(self, assembler: Assembler, piece: Mapping[str, Any]) -> None:
         if progress := progress_of(piece):
-            self._progress.set_prompt(progress.done, progress.total, progress.cached)
+            self._progress.set_prompt(*progress)
         elif not is_start(piece):
-            if begun := prompt_of(piece):
-                self._progress.set_prompt(begun.done, begun.total, begun.cached)
+            if prompt := prompt_of(piece):
+                self._progress.set_prompt(*prompt)
             self._client_response.record.timeline.note_token()
             self._progress.count_token()
         try:
@@ -359,31 +413,22 @@ class ResponseRelay:
         except (LookupError, TypeError, AttributeError) as error:
             raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
 
-    async def _send_json(self, assembler: Assembler) -> None:
-        body = orjson.dumps(assembler.whole())
-        self._learn(completion_of(assembler))
-        headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
-        await self._client_response.begin(200, headers)
-        await self._client_response.finish(body)
-
     async def _relay_error(self) -> None:
         body = b""
         while chunk := await self._response.read():
             self._progress.receive(chunk)
             body += chunk
             if len(body) > _ERROR_MAX_BYTES:
-                body = self._shortened(body)
+                shortened = shorten_error(self._response.status, body)
+                if shortened is None:
+                    raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
+                body = shortened
                 break
             self._progress.is_awaiting_upstream = True
         await self._send_error(self._response.status, for_client(self._response.headers), body)
 
-    def _shortened(self, beginning: bytes) -> bytes:
-        if body := shortened(self._response.status, beginning):
-            return body
-        raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
-
     async def _relay_error_event(self, piece: Mapping[str, Any]) -> None:
-        """Send an error that arrived where the client sees no stream."""
+        """Send an error event of a stream to a client that requested a whole response."""
         body = orjson.dumps(piece)
         status = status_of(parse_error(body) or {})
         await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)
@@ -420,14 +465,14 @@ class ResponseRelay:
         if self._lease.chunked and completion.timings:
             timings = completion.timings.with_chunks(self._lease.chunked)
             completion = replace(completion, timings=timings, all_choices=timings)
-        # Before the client has taken the end: a slow one must not keep the slot.
+        # Before the end is sent to the client: a slow client must not keep the slot.
         self._client_response.record.timings = completion.all_choices
         self._lease.report(completion.all_choices)
         self._router.finish(self._lease, completion)
         self._client_response.record.cache = self._lease.finding
 
     async def _read(self) -> bytes:
-        """Read while nothing of the response was sent: what breaks can be retried."""
+        """Read while none of the response was sent, so that a failure can be retried."""
         try:
             return await self._response.read()
         except UpstreamShutDown:
@@ -442,9 +487,9 @@ class ResponseRelay:
 
 
 def _last_error(end: bytes) -> Mapping[str, Any] | None:
-    """Return the error that a stream ends with; None if its last event is none.
+    """Return the error that ends a stream; None if its last event is no error.
 
-    Source: llama-server, build 10434: an error event is the last one, without an end mark.
+    Source: llama-server, build 10434: an error event is the last event, without an end mark.
     """
     try:
         event = members_of(end.rstrip().rpartition(b"\n\n")[2]) or {}

@@ -1,20 +1,20 @@
-"""What a client receives: a response, an error in the format of its API, or an aborted connection.
+"""Writes to a client: a response, an error in the format of its API, or an aborted connection.
 
-A request may wait long: in a queue, for a model to load, while its prompt is computed, and clients
-and the proxies before them give up on a response that does not begin. So a stream begins after two
-seconds, and every few seconds a comment follows, which client libraries skip. From then on an error
-cannot be a status: it is the last event of a complete body.
+A request may wait long: in a queue, while a model loads or while its prompt is computed. Clients,
+and proxies between, give up on a response that does not begin. So a stream begins after two
+seconds, and a ping follows every few seconds: a comment or event that client libraries skip. After
+the first ping an error can no longer be a status; it becomes the last event of a complete body.
 
 A response that breaks after the first byte cannot be repaired. A stream gets one more event with
 the error, and the connection ends without the end mark of the body; any other body ends in an
-aborted connection. Never a clean end, never a false `[DONE]`.
+aborted connection. It never ends as if complete, and never with a false `[DONE]`.
 
-`PassedResponse` passes on what belongs to a response; subclasses change or keep some of it.
-`ExplainedWriter` adds the explanation of a request, for clients that ask for it by a header: a
-whole response gets the member `corral`; a stream of OpenAI's completions gets one more chunk, with
-no choices, before `[DONE]`; other streams get the member in their last event.
+`PassedResponse` forwards all calls to another writer; subclasses change or hold the body.
+`ExplainedWriter` adds the explanation of a request if a header asks for it: to a whole response as
+the member `corral`; to a stream of OpenAI's completions as one more chunk, with no choices, before
+`[DONE]`; to other streams as the member in their last event.
 
-Source: WHATWG HTML, section "Authoring notes" of server-sent events, on comments as keep-alives;
+Source: WHATWG HTML, section "Authoring notes" of server-sent events, on comments as pings;
 Anthropic's streaming API, event `ping`.
 """
 
@@ -48,47 +48,47 @@ from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.sse import DONE
 
-# A client that stopped reading does not get its last event either.
+# A client that stopped reading cannot take its last event either.
 _FAREWELL_TIMEOUT_S: Final = 0.5
 FIRST_PING_S: Final = 2.0
 INTERVAL_S: Final = 10.0
 _COMMENT: Final = b":\n\n"
 _ANTHROPIC_PING: Final = b'event: ping\ndata: {"type": "ping"}\n\n'
-# A write waits where more than this is left in the transport. Source: aiohttp, StreamWriter.write;
+# A write waits if the transport buffers more than this. Source: aiohttp, StreamWriter.write;
 # asyncio and uvloop, the default high-water mark.
 _BUFFER_BYTES: Final = 64 * 1024
 _FREE: Final = contextlib.nullcontext()
 
 
 class ResponseWriter(Protocol):
-    """Takes the response to one request or, of an array, to one prompt.
+    """Takes the response to one request, or to one prompt of an array.
 
-    The methods that send raise ConnectionError where the client has left.
+    The methods that send raise ConnectionError if the client has left.
     """
 
     record: AccessRecord
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was sent; an error can then no longer become a status."""
+        """Whether anything was sent; after that, an error can no longer be a status."""
 
     @property
     def is_committed(self) -> bool:
-        """Whether anything of an instance's response was sent; no other can then take over."""
+        """Whether any of an instance's response was sent; after that, no other can take over."""
 
-    def leased(self, lease: Lease, /) -> None:
+    def note_lease(self, lease: Lease, /) -> None:
         """Note that an instance has the request now."""
 
     async def begin(self, status: int, headers: CIMultiDict[str], /) -> None:
         """Set the status and the header."""
 
     async def write(self, chunk: bytes, /) -> None:
-        """Take bytes of the body; returns when there is room for more."""
+        """Take bytes of the body; return when there is room for more."""
 
     def put(self, chunk: bytes, /) -> bool:
-        """Take bytes of the body at once; return False, with nothing done, if that cannot be.
+        """Take bytes of the body without waiting; return False, with nothing taken, if impossible.
 
-        No bytes only ask.
+        With no bytes, only return whether it is possible.
         """
 
     async def finish(self, last: bytes = b"", /) -> None:
@@ -101,17 +101,17 @@ class ResponseWriter(Protocol):
 class RequestWriter(ResponseWriter, Protocol):
     """Takes the response to a whole request."""
 
-    def keep_alive(self, kind: EndpointKind, /) -> None:
-        """Keep the client waiting until the response begins, or `end_wait`."""
+    def start_pings(self, kind: EndpointKind, /) -> None:
+        """Send pings until the response begins, or until `cancel_pings`."""
 
-    async def end_wait(self) -> None:
-        """The wait is over."""
+    async def cancel_pings(self) -> None:
+        """Send no further ping."""
 
 
 class _Response(web.StreamResponse):
-    """A response whose header is sent with the first bytes behind it, in one packet."""
+    """A response whose header is sent in one packet with the first bytes of its body."""
 
-    # As aiohttp has it for its own whole responses; a public name for it there is none.
+    # aiohttp does the same for its own whole responses, without a public name for it.
     _send_headers_immediately = False
 
 
@@ -121,8 +121,8 @@ class ClientResponse:
     Attributes:
         stream_type: The media type of a stream.
         piece_end: The end of each piece of a stream.
-        extra_headers: Header fields that every response of an instance gets besides its own.
-        requested_model: The model that the client named, where another may answer; else None.
+        extra_headers: Header fields that are added to every response of an instance.
+        requested_model: The model that the client named, if another may answer; else None.
     """
 
     stream_type: ClassVar[str] = EVENT_STREAM
@@ -142,17 +142,15 @@ class ClientResponse:
         self._pings_over: asyncio.Event | None = None
 
     def writer(self) -> RequestWriter:
-        """Return what an instance's response is written to."""
-        if EXPLAIN not in self._request.headers:
-            return self
-        return ExplainedWriter(self)
+        """Return the writer for an instance's response."""
+        return ExplainedWriter(self) if EXPLAIN in self._request.headers else self
 
     def ping(self, kind: EndpointKind) -> bytes:
         """Return a piece of a stream that clients skip."""
         return _ANTHROPIC_PING if kind is EndpointKind.MESSAGES else _COMMENT
 
     def error_piece(self, body: bytes) -> bytes:
-        """Return an error in the format of the API as the last piece of a stream."""
+        """Return the last piece of a stream: an error in the format of the API."""
         return error_event(self._request.path, body)
 
     @property
@@ -161,10 +159,10 @@ class ClientResponse:
 
     @property
     def response(self) -> web.StreamResponse:
-        """For aiohttp; an empty one where nothing has begun."""
+        """The response for aiohttp; an empty one before `begin`."""
         return _Response() if self._response is None else self._response
 
-    def leased(self, lease: Lease) -> None:
+    def note_lease(self, lease: Lease) -> None:
         self.record.set_instance(
             lease.upstream.name, lease.expected_cached, lease.conversation_number
         )
@@ -179,7 +177,7 @@ class ClientResponse:
             self.extra_headers = {**self.extra_headers, FALLBACK: lease.request.model}
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Set the status and the header, unless a comment was sent.
+        """Set the status and the header, unless a ping was sent.
 
         They are sent with the first bytes of the body, or with its end.
         """
@@ -189,20 +187,26 @@ class ClientResponse:
             headers.update(self.extra_headers)
             await self._prepare(status, headers)
 
-    def keep_alive(self, kind: EndpointKind) -> None:
-        """Send comments after two seconds until the response begins, or `end_wait`."""
-        loop = asyncio.get_running_loop()
-        self._ping_timer = loop.call_later(FIRST_PING_S, self._start_pings, kind)
+    def start_pings(self, kind: EndpointKind) -> None:
+        """Send pings after two seconds until the response begins, or until `cancel_pings`."""
 
-    async def end_wait(self) -> None:
-        """Send no further comment, whatever is half sent."""
+        def begin() -> None:
+            # The task ends with the request: `cancel_pings` waits for it.
+            self._pings_over = over = asyncio.Event()
+            self._ping_task = loop.create_task(self._send_pings(kind, over))
+
+        loop = asyncio.get_running_loop()
+        self._ping_timer = loop.call_later(FIRST_PING_S, begin)
+
+    async def cancel_pings(self) -> None:
+        """Send no further ping, even if one is half sent."""
         self._stop_timer()
         if self._ping_task is not None and not self._ping_task.done():
             self._ping_task.cancel()
             await asyncio.wait([self._ping_task])
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Send an instance's own error: as it is, or as an event after a comment."""
+        """Send an instance's own error: unchanged, or as an event after a ping."""
         await self._stop_pings()
         if self.has_begun:
             self.record.status = status
@@ -213,14 +217,14 @@ class ClientResponse:
     async def write(self, chunk: bytes) -> None:
         self._last_chunk = chunk
         self.record.count(chunk)
-        with self._timed(len(chunk)):
+        with self._time_write(len(chunk)):
             await self.response.write(chunk)
 
     def put(self, chunk: bytes) -> bool:
-        """Send bytes of a stream that has begun, at once; return False, with nothing sent, if not.
+        """Send bytes of a stream that has begun without waiting.
 
-        They must wait where the kernel has yet to take what was sent before; where the client has
-        left, `write` raises.
+        Returns False, with nothing sent, if the kernel has not yet taken the bytes sent before, or
+        if the client has left, for which `write` raises.
         """
         transport = self._request.transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
@@ -235,11 +239,11 @@ class ClientResponse:
     async def finish(self, last: bytes = b"") -> None:
         """Send the last bytes of the body, and mark it as complete."""
         self.record.count(last)
-        with self._timed(len(last)):
+        with self._time_write(len(last)):
             await self.response.write_eof(last)
 
     async def abort(self, error: ProxyError) -> None:
-        """End a body that cannot be completed so that no client takes it for complete."""
+        """End an incomplete body in a way that no client takes for a complete one."""
         transport = self._request.transport
         if transport is None:
             return
@@ -249,8 +253,10 @@ class ClientResponse:
                     await self.response.write(self._error_piece(error))
                     await self.response.write_eof()
             return
-        # An event behind half an event would be read as part of it.
-        if self._is_stream and self._last_chunk.endswith(self.piece_end):
+        content_type = self.response.headers.get("Content-Type", "").lower()
+        is_stream = content_type.startswith(self.stream_type)
+        # After half an event, a client would read the error as part of that event.
+        if is_stream and self._last_chunk.endswith(self.piece_end):
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
                     await self.response.write(self._error_piece(error))
@@ -258,28 +264,19 @@ class ClientResponse:
                     return
         transport.abort()
 
-    def _timed(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Time a write as one that waits for the client, if it may have to wait."""
+    def _time_write(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Record the time of a write that may have to wait for the client."""
         transport = self._request.transport
         is_behind = transport is not None and transport.get_write_buffer_size()
         return (
             self.record.timeline.time_stall() if is_behind or size_bytes > _BUFFER_BYTES else _FREE
         )
 
-    @property
-    def _is_stream(self) -> bool:
-        return self.response.headers.get("Content-Type", "").lower().startswith(self.stream_type)
-
     def _error_piece(self, error: ProxyError) -> bytes:
         return self.error_piece(orjson.dumps(error_body(self._request.path, error)))
 
-    def _start_pings(self, kind: EndpointKind) -> None:
-        # The task ends with the request: `end_wait` waits for it.
-        self._pings_over = over = asyncio.Event()
-        self._ping_task = asyncio.get_running_loop().create_task(self._send_pings(kind, over))
-
     async def _send_pings(self, kind: EndpointKind, over: asyncio.Event) -> None:
-        # A client that left ends its request by itself.
+        # aiohttp ends the request of a client that left.
         with contextlib.suppress(ConnectionError):
             while not over.is_set():
                 if not self.has_begun:
@@ -293,7 +290,7 @@ class ClientResponse:
                         await over.wait()
 
     async def _stop_pings(self) -> None:
-        """Send no further comment; returns when none is half sent."""
+        """Send no further ping; return when none is half sent."""
         self._stop_timer()
         if self._ping_task is not None and self._pings_over is not None:
             self._pings_over.set()
@@ -316,7 +313,7 @@ _Writer = TypeVar("_Writer", bound=ResponseWriter)
 
 
 class PassedResponse(Generic[_Writer]):
-    """A `ResponseWriter` before another one; subclasses write the body."""
+    """A `ResponseWriter` that forwards to another one; subclasses write the body."""
 
     def __init__(self, writer: _Writer) -> None:
         self._writer = writer
@@ -330,8 +327,8 @@ class PassedResponse(Generic[_Writer]):
     def is_committed(self) -> bool:
         return self._writer.is_committed
 
-    def leased(self, lease: Lease) -> None:
-        self._writer.leased(lease)
+    def note_lease(self, lease: Lease) -> None:
+        self._writer.note_lease(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         await self._writer.begin(status, headers)
@@ -341,19 +338,19 @@ class PassedResponse(Generic[_Writer]):
 
 
 class PassedRequest(PassedResponse[RequestWriter]):
-    """A `RequestWriter` before another one."""
+    """A `RequestWriter` that forwards to another one."""
 
-    def keep_alive(self, kind: EndpointKind) -> None:
-        self._writer.keep_alive(kind)
+    def start_pings(self, kind: EndpointKind) -> None:
+        self._writer.start_pings(kind)
 
-    async def end_wait(self) -> None:
-        await self._writer.end_wait()
+    async def cancel_pings(self) -> None:
+        await self._writer.cancel_pings()
 
 
 MEMBER: Final = "corral"
 _HELD_MAX_BYTES: Final = 64 * 1024**2
 _END: Final = b"\n\n"
-# The last event of a stream: of OpenAI's completions, Anthropic's messages, OpenAI's responses and
+# The last event of a stream of OpenAI's completions, Anthropic's messages, OpenAI's responses and
 # llama-server's own completion. Quotes within texts are escaped.
 _LAST: Final = re.compile(
     rb'^data: \[DONE\]|^event: (?:message_stop|response\.(?:completed|incomplete))|"stop":true',
@@ -370,11 +367,11 @@ class ExplainedWriter(PassedRequest):
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._lease: Lease | None = None
         self._held = b""
-        self._passed = b""  # the last events that went out
+        self._passed = b""  # the last events that were sent
 
-    def leased(self, lease: Lease) -> None:
+    def note_lease(self, lease: Lease) -> None:
         self._lease = lease
-        super().leased(lease)
+        super().note_lease(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         number = self._lease.slot_number if self._lease else None
@@ -391,26 +388,25 @@ class ExplainedWriter(PassedRequest):
         return self._writer.put(passed) if passed else True
 
     async def write(self, chunk: bytes) -> None:
-        """Raises UpstreamFailed for too large a body."""
+        """Raises UpstreamFailed if the body is too large."""
         if passed := self._feed(chunk):
             await self._writer.write(passed)
 
     async def finish(self, last: bytes = b"") -> None:
         passed = self._feed(last)
+        figures = self.record.figures()
+        explanation = explain(own_figures(figures) if self.record.hides_others else figures)
         if self._is_stream:
-            await self._writer.finish(passed + _with_last(self._held, self._passed, self._told()))
+            end = _with_last(self._held, self._passed, explanation.as_json())
+            await self._writer.finish(passed + end)
             return
-        body = _with_member(self._held, self._told())
+        body = _with_member(self._held, explanation.as_json())
         self._headers["Content-Length"] = str(len(body))
         await self._writer.begin(self._status, self._headers)
         await self._writer.finish(body)
 
-    def _told(self) -> Mapping[str, Any]:
-        figures = self.record.figures()
-        return explain(own_figures(figures) if self.record.hides_others else figures).as_json()
-
     def _feed(self, chunk: bytes) -> bytes:
-        """Return what may pass now: of a stream, whole events before the last one."""
+        """Return the bytes to pass on now: the whole events of a stream before its last one."""
         self._held += chunk
         if len(self._held) > _HELD_MAX_BYTES:
             raise UpstreamFailed(
@@ -426,33 +422,32 @@ class ExplainedWriter(PassedRequest):
         return passed
 
 
-def _with_member(body: bytes, told: Mapping[str, Any]) -> bytes:
-    """Return a JSON object with the explanation; other bodies as they are."""
+def _with_member(body: bytes, explanation: Mapping[str, Any]) -> bytes:
+    """Add the explanation to a JSON object; other bodies stay unchanged."""
     whole = body.rstrip()
     if not (whole.startswith(b"{") and whole.endswith(b"}")):
         return body
     comma = b"" if not whole[1:-1].strip() else b","
-    return whole[:-1] + comma + orjson.dumps({MEMBER: told})[1:]
+    return whole[:-1] + comma + orjson.dumps({MEMBER: explanation})[1:]
 
 
-def _with_last(last: bytes, passed: bytes, told: Mapping[str, Any]) -> bytes:
-    """Return the end of a stream with the explanation; without an end, what there is of it."""
+def _with_last(last: bytes, passed: bytes, explanation: Mapping[str, Any]) -> bytes:
+    """Add the explanation to the end of a stream; an incomplete end stays unchanged."""
     event, end, rest = last.partition(_END)
     if DONE in event:
-        return (
-            b"data: " + orjson.dumps({**_shared_chunk_members(passed), MEMBER: told}) + _END + last
-        )
+        chunk = {**_shared_chunk_members(passed), MEMBER: explanation}
+        return b"data: " + orjson.dumps(chunk) + _END + last
     if not event.endswith(b"}"):
         return last
-    return event[:-1] + b"," + orjson.dumps({MEMBER: told})[1:] + end + rest
+    return event[:-1] + b"," + orjson.dumps({MEMBER: explanation})[1:] + end + rest
 
 
 def _shared_chunk_members(passed: bytes) -> dict[str, Any]:
-    """Return what all chunks of a stream have, of the last one that went out."""
+    """Return the members that all chunks of a stream share, as the last sent chunk has them."""
     line = passed.rstrip().rpartition(b"data: ")[2]
     try:
         chunk = orjson.loads(line)
-        found = {name: chunk[name] for name in _IN_ALL_CHUNKS if name in chunk}
+        shared = {name: chunk[name] for name in _IN_ALL_CHUNKS if name in chunk}
     except (ValueError, TypeError):
-        found = {}
-    return {"choices": [], **found}
+        shared = {}
+    return {"choices": [], **shared}

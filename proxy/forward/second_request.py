@@ -1,28 +1,28 @@
-"""Answers that take a second request: a call or a format, and a chat whose stream broke off.
+"""Answers that need a second request: tools with a format, and a chat whose stream broke off.
 
-A request with tools and a format: llama-server knows one or the other; with a format it permits no
-call, whatever `tool_choice` says. So the format is left out if a call is required. If the model may
-choose, it is asked without the format first, and its response is held back. If a call begins, that
-is the answer. If not, the answer is requested once more, with the format and without the choice:
-its prompt is in the cache. The first response is left as soon as its text begins as JSON, so that a
-model that answers in JSON by itself generates a few tokens twice, and not its whole answer.
+Tools with a format: llama-server supports only one of them in a request. With a format, no call is
+possible, whatever `tool_choice` says. So the format is left out if a call is required. If the model
+may choose, the first request has no format, and its response is held back. If it begins a call, it
+is the answer. If not, a second request has the format and `tool_choice: none`; its prompt is in the
+cache. The first response is abandoned as soon as its text begins as JSON, so a model that answers
+in JSON anyway generates only a few tokens twice.
 
-A chat whose engine was killed, or crashed on trial: one that is greedy or has a seed is requested
-again from its beginning, and the client gets what it lacks of that: exactly the rest that it would
-have got. The text alone cannot give that, as it says neither how it was cut into tokens nor where
-the sampler was. If it begins differently, or without a seed, another engine gets the chat with the
-text so far as the assistant's last message, which it continues: the rest is one that could have
-come. Only if the stream so far is plain text: a grammar or a tool call would start over.
+A chat whose engine was killed, or crashed on trial: a greedy or seeded chat is requested again from
+its beginning, and the client gets exactly the missing rest. The text alone would not reproduce that
+rest, because it determines neither the tokens nor the state of the sampler. Without a seed, or if
+the new answer begins differently, another engine gets the chat with the partial text as the
+assistant's last message and continues it: a plausible rest. This works only for plain text: a
+grammar or a tool call would start over.
 
 Source: llama-server, build 10434, common/chat.cpp and common/chat-auto-parser-generator.cpp: a
 parser with a format has no tools; measured for each `tool_choice`, whole and as a stream. The first
-event with text has the continued message in front.
+event with text repeats the continued message before the new text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -39,13 +39,13 @@ from proxy.upstream.sse import InvalidEvent, Splitter, members_of, objects_of
 _KINDS: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 _FORMATS: Final = frozenset({"response_format", "json_schema"})
 _HELD_MAX_BYTES: Final = 4 * 1024**2
-# No text before a call begins like this.
+# The text before a call never begins like this.
 _JSON_BEGINS: Final = ("{", "[", "```")
 _JSON_BEGIN_MAX: Final = 3
 
 
 class AnswerBegan(Exception):
-    """The response is no call, so the rest of it is not needed."""
+    """The response contains no call, so its rest is not needed."""
 
 
 def requires_call(request: ProxyRequest) -> bool:
@@ -58,19 +58,14 @@ def call_request(request: ProxyRequest) -> ProxyRequest | None:
     may_call = bool(members.get("tools")) and members.get("tool_choice") != "none"
     if request.kind not in _KINDS or not may_call or not _has_format(members):
         return None
-    return _with_body_members(
-        request, {name: members[name] for name in members if name not in _FORMATS}
-    )
+    call = {name: members[name] for name in members if name not in _FORMATS}
+    return replace(request, json=call, body=orjson.dumps(call))
 
 
 def answer_request(request: ProxyRequest) -> ProxyRequest:
     """Return the request for an answer that has the format; its prompt is the same."""
-    answer = _with_body_members(request, {**request.json, "tool_choice": "none"})
-    return replace(answer, is_let_in=True)
-
-
-def _with_body_members(request: ProxyRequest, members: Mapping[str, Any]) -> ProxyRequest:
-    return replace(request, json=members, body=orjson.dumps(members))
+    answer = {**request.json, "tool_choice": "none"}
+    return replace(request, json=answer, body=orjson.dumps(answer), is_let_in=True)
 
 
 def _has_format(members: Mapping[str, Any]) -> bool:
@@ -81,27 +76,27 @@ def _has_format(members: Mapping[str, Any]) -> bool:
 
 
 class HeldResponse(PassedResponse[ResponseWriter]):
-    """Holds a response back until a call begins in it; one without a call is left out.
+    """Holds a response back until a call begins; discards a response without a call.
 
     Attributes:
-        is_call: Whether the client gets it.
+        is_call: Whether the response has a call, so that the client gets it.
     """
 
     def __init__(self, writer: ResponseWriter, request: ProxyRequest) -> None:
         super().__init__(writer)
         self.is_call = False
         self._is_single = request.slots == 1
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._status, self._headers = 200, CIMultiDict[str]()
         self._held = bytearray()
         self._splitter = Splitter()
         self._text = ""
 
-    def leased(self, lease: Lease) -> None:
-        self._begin()  # an instance that broke off before is forgotten
-        self._writer.leased(lease)
+    def note_lease(self, lease: Lease) -> None:
+        self._reset()  # discards the response of an instance that broke off
+        self._writer.note_lease(lease)
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         if self.is_call:
@@ -111,7 +106,7 @@ class HeldResponse(PassedResponse[ResponseWriter]):
     async def write(self, chunk: bytes) -> None:
         if not self.is_call:
             self._hold(chunk)
-            chunk = await self._released()
+            chunk = await self._release_held()
         if chunk:
             await self._writer.write(chunk)
 
@@ -123,12 +118,12 @@ class HeldResponse(PassedResponse[ResponseWriter]):
             self._hold(last)
             if not is_event_stream(self._headers):
                 self.is_call = _has_call(_parse_response(bytes(self._held)))
-            last = await self._released()
+            last = await self._release_held()
         if self.is_call:
             await self._writer.finish(last)
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Nothing before a call: the request for the answer is refused likewise, or answered."""
+        """Ignore a refusal before a call: the second request is refused too, or answered."""
         if self.is_call:
             await self._writer.refuse(status, headers, body)
 
@@ -146,8 +141,8 @@ class HeldResponse(PassedResponse[ResponseWriter]):
         if is_json or len(self._held) > _HELD_MAX_BYTES:
             raise AnswerBegan
 
-    async def _released(self) -> bytes:
-        """Return what was held, once the response has begun for the client."""
+    async def _release_held(self) -> bytes:
+        """Begin the client's response and return the held bytes; empty unless there is a call."""
         if not self.is_call:
             return b""
         await self._writer.begin(self._status, self._headers)
@@ -178,7 +173,7 @@ def _has_call(body: Mapping[str, Any]) -> bool:
 
 
 def _parts(body: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the part of this name of each choice of a chat."""
+    """Yield the member `name` of each choice of a chat."""
     choices = body.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and isinstance(part := choice.get(name), dict):
@@ -193,6 +188,7 @@ def _parse_response(body: bytes) -> Mapping[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
+# A request with one of these cannot be continued.
 _BEGIN_ANEW: Final = frozenset(
     (
         "continue_final_message",
@@ -207,49 +203,39 @@ _BEGIN_ANEW: Final = frozenset(
     )
 )
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
-
-
-# What the engine takes for "no seed". Source: llama.cpp, LLAMA_DEFAULT_SEED.
+# The engine treats these as "no seed". Source: llama.cpp, LLAMA_DEFAULT_SEED.
 _NO_SEEDS: Final = frozenset({-1, 0xFFFFFFFF})
 
 
 class AnswerDiffers(Exception):
-    """An engine that was asked again began its answer differently."""
+    """The answer to a repeated request began differently."""
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """How the rest is asked for.
+def continuations(
+    request: ProxyRequest, unfinished: Unfinished
+) -> Iterator[tuple[ProxyRequest, bool]]:
+    """Yield requests for the rest of a stream, the exact one first; none if it has no rest.
 
-    Attributes:
-        is_replay: Whether the answer begins again, not at the rest.
+    The flag is True for a replay, whose answer begins again and not at the rest.
     """
-
-    request: ProxyRequest
-    unfinished: Unfinished
-    is_replay: bool
-
-
-def continuations(request: ProxyRequest, unfinished: Unfinished | None) -> Iterator[Continuation]:
-    """Yield the ways to get the rest of a stream, the exact one first; none if it has no rest."""
     members = request.json
     is_plain = request.kind is EndpointKind.CHAT and request.is_stream and request.slots == 1
     messages = members.get("messages")
-    if unfinished is None or not is_plain or _BEGIN_ANEW & members.keys():
+    if not is_plain or _BEGIN_ANEW & members.keys() or not isinstance(messages, list):
         return
-    if not isinstance(messages, list) or _is_assistant(messages[-1:]):
-        return
+    match messages:
+        case [] | [*_, {"role": "assistant"}]:
+            return
     limits = {
         name: members[name] - unfinished.tokens for name in _LIMITS if _is_limit(members.get(name))
     }
     if any(rest <= 0 for rest in limits.values()):
         return
     if _is_repeatable(members):
-        yield Continuation(request, unfinished, is_replay=True)
-    said = [{"role": "assistant", "content": unfinished.text}] if unfinished.text else []
-    rest = {**members, **limits, "messages": [*messages, *said]}
-    asked = replace(request, json=rest, body=orjson.dumps(rest))
-    yield Continuation(asked, unfinished, is_replay=False)
+        yield request, True
+    partial = [{"role": "assistant", "content": unfinished.text}] if unfinished.text else []
+    rest = {**members, **limits, "messages": [*messages, *partial]}
+    yield replace(request, json=rest, body=orjson.dumps(rest)), False
 
 
 def _is_repeatable(members: Mapping[str, Any]) -> bool:
@@ -263,74 +249,68 @@ def _is_limit(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_assistant(last: list[object]) -> bool:
-    return not last or (isinstance(last[0], dict) and last[0].get("role") == "assistant")
-
-
 class ContinuedResponse(PassedResponse[ResponseWriter]):
-    """Sends the rest of a stream: without its beginning, under the first one's id.
+    """Sends the rest of a stream, without its beginning and with the id of the first response.
 
     Raises AnswerDiffers if a replay does not begin as the answer did.
     """
 
-    def __init__(self, writer: ResponseWriter, rest: Continuation) -> None:
+    def __init__(self, writer: ResponseWriter, unfinished: Unfinished, *, is_replay: bool) -> None:
         super().__init__(writer)
-        self._rest = rest
-        self._known = rest.unfinished.text  # text that the client has and that is still to come
+        self._unfinished = unfinished
+        self._is_replay = is_replay
+        self._known = unfinished.text  # text that the client has and this response will repeat
         self._splitter = Splitter()
-        self._is_begun = False
+        self._has_begun = False
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Nothing: the client has the header."""
+        """Do nothing: the client has the header."""
 
     async def write(self, chunk: bytes) -> None:
-        if events := self._continued(self._splitter.feed(chunk)):
+        if events := b"".join(map(self._event, self._splitter.feed(chunk))):
             await self._writer.write(events)
 
     def put(self, chunk: bytes) -> bool:  # noqa: ARG002 (left to `write`)
         return False
 
     async def finish(self, last: bytes = b"") -> None:
-        events = self._continued(self._splitter.feed(last))
+        events = b"".join(map(self._event, self._splitter.feed(last)))
         await self._writer.finish(events + self._splitter.take_rest())
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:  # noqa: ARG002
         raise UpstreamFailed(f"{self.record.instance} could not continue the answer: {status}")
 
-    def _continued(self, events: Iterable[bytes]) -> bytes:
-        return b"".join(map(self._event, events))
-
     def _event(self, event: bytes) -> bytes:
         members = members_of(event)
         if members is None:
             return event
-        changed = {**members, "id": self._rest.unfinished.id or members.get("id")}
-        if isinstance(usage := members.get("usage"), dict) and not self._rest.is_replay:
+        changed = {**members, "id": self._unfinished.id or members.get("id")}
+        if isinstance(usage := members.get("usage"), dict) and not self._is_replay:
             changed["usage"] = self._whole_usage(usage)
         if members.get("choices"):
             choice = members["choices"][0]
             delta = dict(choice.get("delta") or {})
-            if not self._is_begun and not self._begins(delta, choice["finish_reason"]):
-                return b""  # the client knows it
+            if not self._has_begun and not self._begins(delta, choice["finish_reason"]):
+                return b""  # the client has it
             changed["choices"] = [{**choice, "delta": delta}]
         return b"data: " + orjson.dumps(changed) + b"\n\n"
 
     def _begins(self, delta: dict[str, Any], finish_reason: str | None) -> bool:
-        """Take what the client knows out of a delta; return whether anything is left to send."""
+        """Remove text that the client has from a delta; return whether anything is left to send."""
         text = delta.get("content") or ""
         if not text and not finish_reason:
             return False
-        if self._rest.is_replay and not text.startswith(self._known):
+        if self._is_replay and not text.startswith(self._known):
             if not text or not self._known.startswith(text):
                 raise AnswerDiffers
             self._known = self._known.removeprefix(text)
             return False
         delta["content"] = text.removeprefix(self._known)
-        self._is_begun = True
-        return bool(delta["content"] or finish_reason or not self._rest.is_replay)
+        self._has_begun = True
+        return bool(delta["content"] or finish_reason or not self._is_replay)
 
     def _whole_usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        tokens = self._rest.unfinished.tokens
+        tokens = self._unfinished.tokens
         before = {"completion_tokens": tokens, "prompt_tokens": -tokens}
         counts = {
             name: usage[name] + more

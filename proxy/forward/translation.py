@@ -1,4 +1,4 @@
-"""Passes an instance's response on in the format of another API (`RequestWriter`)."""
+"""Translates an instance's response into the format of another API (`RequestWriter`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _WHOLE_MAX_BYTES: Final = 64 * 1024**2
 
 
 class Events(Protocol):
-    """One stream; `is_over` after its last event."""
+    """Translates one stream; `is_over` is True after its last event."""
 
     is_over: bool
 
     def feed(self, chunk: bytes, /) -> bytes:
-        """Take the instance's next bytes, return the client's; raises InvalidEvent."""
+        """Translate the instance's next bytes; raises InvalidEvent."""
 
 
 class TranslatedWriter(PassedRequest):
-    """A stream is passed on event by event; a whole response is held until it is complete.
+    """Passes a stream on event by event, and holds a whole response until it is complete.
 
     Subclasses translate.
     """
@@ -33,18 +33,22 @@ class TranslatedWriter(PassedRequest):
     def __init__(self, writer: RequestWriter) -> None:
         super().__init__(writer)
         self._events: Events | None = None
-        self._has_passed = False  # `put` comes after the header, which the first bytes take along
+        self._has_passed = False  # `put` may follow the first bytes, which send the header
         self._broken: InvalidEvent | None = None
         self._status = 0
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._held = bytearray()
 
     def new_events(self) -> Events:
-        """Return what translates the stream."""
+        """Return the translator of the stream."""
         raise NotImplementedError
 
-    def whole(self, body: bytes) -> bytes:
-        """Translate a whole response; raises as reading another format does."""
+    def translate_whole(self, body: bytes) -> bytes:
+        """Translate a whole response.
+
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: It has another format.
+        """
         raise NotImplementedError
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
@@ -54,7 +58,7 @@ class TranslatedWriter(PassedRequest):
             await self._begin_stream(status, headers)
 
     async def _begin_stream(self, status: int, headers: CIMultiDict[str]) -> None:
-        if self._events is None:  # it is begun again with each piece before the first token
+        if self._events is None:  # `begin` is called for each piece before the first token
             self._events = self.new_events()
         await self._writer.begin(status, headers)
 
@@ -62,8 +66,8 @@ class TranslatedWriter(PassedRequest):
         if self._events is None or not self._has_passed or not self._writer.put(b""):
             return False
         try:
-            return self._writer.put(self._fed(self._events, chunk))
-        except InvalidEvent as error:  # raised where the request waits
+            return self._writer.put(self._feed(self._events, chunk))
+        except InvalidEvent as error:  # the next `write` or `finish` raises it
             self._broken = error
             return False
 
@@ -71,17 +75,17 @@ class TranslatedWriter(PassedRequest):
         """Raises InvalidEvent, UpstreamFailed."""
         if self._events is None:
             self._hold(chunk)
-        elif passed := self._fed(self._events, chunk):
+        elif passed := self._feed(self._events, chunk):
             self._has_passed = True
             await self._writer.write(passed)
 
     async def finish(self, last: bytes = b"") -> None:
-        """Raises UpstreamFailed where the stream has no end."""
+        """Raises UpstreamFailed if the stream has no end."""
         if self._events is None:
             self._hold(last)
             await self._finish_whole()
             return
-        passed = self._fed(self._events, last)
+        passed = self._feed(self._events, last)
         if not self._events.is_over:
             if passed:
                 await self._writer.write(passed)
@@ -90,7 +94,7 @@ class TranslatedWriter(PassedRequest):
             )
         await self._writer.finish(passed)
 
-    def _fed(self, events: Events, chunk: bytes) -> bytes:
+    def _feed(self, events: Events, chunk: bytes) -> bytes:
         if self._broken is not None:
             raise self._broken
         return events.feed(chunk)
@@ -105,15 +109,12 @@ class TranslatedWriter(PassedRequest):
     async def _finish_whole(self) -> None:
         body = bytes(self._held)
         if self._status == HTTPStatus.OK:
-            body = self._translated(body)
+            try:
+                body = self.translate_whole(body)
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise UpstreamFailed(
+                    f"{self.record.instance} answered in another format: {error!r}"
+                ) from error
         self._headers["Content-Length"] = str(len(body))
         await self._writer.begin(self._status, self._headers)
         await self._writer.finish(body)
-
-    def _translated(self, body: bytes) -> bytes:
-        try:
-            return self.whole(body)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UpstreamFailed(
-                f"{self.record.instance} answered in another format: {error!r}"
-            ) from error

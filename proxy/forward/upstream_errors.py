@@ -1,9 +1,9 @@
-"""An instance's own error in the format of the client's API. Pure.
+"""Converts an instance's own error to the format of the client's API. Pure.
 
-llama-server has a number as `code` in every API. OpenAI's clients expect a string or null, and know
-one for a prompt that is too long; Anthropic's have a format of their own. Message, type and figures
-stay. llama-server's own endpoints are not changed. It reports some mistakes of clients as its own
-failures, which a client library would retry twice.
+llama-server's `code` is a number in every API. OpenAI's clients expect a string or null, with a
+known string for a prompt that is too long; Anthropic's clients expect another format. Message, type
+and figures are kept. Errors of llama-server's own endpoints are not changed. llama-server reports
+some mistakes of clients as its own failures, which a client library would retry twice.
 
 Source: llama-server, build 10434; openai-python and anthropic-python, their exceptions.
 """
@@ -32,35 +32,35 @@ _OPENAI: Final = frozenset(
 _CODES: Final = {"exceed_context_size_error": "context_length_exceeded"}
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}")
 _SHOWN_BYTES: Final = 200
-# What begins the message of an error, as JSON: whole characters and escapes.
+# The beginning of an error's message, as JSON: whole characters and escapes.
 _MESSAGE: Final = re.compile(r'"message":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u]){1,1000})')
 _MESSAGE_SEARCHED_BYTES: Final = 8192
-# How its message begins where it takes a client's mistake for a fault of its own (500).
+# Beginnings of the engine's messages that report a client's mistake as its own failure (500).
 _CLIENT_MISTAKES: Final = re.compile(
     r"""
-      \[json\.exception\.                       # a member of another type, or one that is missing
+      \[json\.exception\.                       # a member has another type, or is missing
     | Failed\ to\ parse\ (messages|tools|tool\ call\ arguments)  # of a call in the history
     | (image|audio|video)\ input\ is\ not\ supported
     | Unknown\ reasoning\ format
     | '[^']{1,80}'\ is\ required
     | "prompt"\                                 # of embeddings too: empty, or of another type
-    | vector::_M_                              # a token that the vocabulary has not; top_n below 0
+    | vector::_M_                              # a token outside the vocabulary; top_n below 0
     | (tools|tool_choice)\ param\ requires\ --jinja
     | At\ least\ one\ of\ min_value\ or\ max_value   # a JSON schema's integer
     | got\ exception:\ Unexpected\ empty\ grammar\ stack   # ignore_eos beyond a grammar's end
     | Cannot\ (use|specify|set|have)\           # two members that exclude each other
-    # a grammar of what is no text: without tools, any text is of this format
+    # a grammar whose output is no text: without tools, any text has this format
     | The\ model\ produced\ output\ that\ does\ not\ match\ the\ expected\ Content-only
     """,
     re.VERBOSE,
 )
 
 
-# What an engine says of an input for an embedding that is longer than its micro batch.
+# An engine's message for an input of embeddings that is longer than its micro batch.
 _TOO_LONG: Final = re.compile(
     r"input \((\d{1,18}) tokens\) is too large to process.*size: (\d{1,18})"
 )
-# What an engine says of a prompt for a model that has no output for the next token, as a BERT.
+# An engine's message for a model without an output for the next token, such as BERT.
 _NO_TEXT: Final = "the current context does not logits computation"
 _GENERATES_NOTHING: Final = (
     "this model is for embeddings or ranks and generates no text; "
@@ -69,9 +69,9 @@ _GENERATES_NOTHING: Final = (
 
 
 def reclassify_error(status: int, body: bytes) -> tuple[int, bytes]:
-    """Return the status and the body of an error, with 400 for a client's mistake.
+    """Return the status and the body of an error; the status is 400 for a client's mistake.
 
-    A feature that a model or its engine lacks (501) is one too: a retry changes nothing.
+    A feature that a model or its engine lacks (501) counts as one: a retry changes nothing.
 
     Source: llama-server, build 10434, a wrong value for each member of each endpoint
     (`tests/laws/test_mistakes.py`); openai-python and anthropic-python retry from 500 on.
@@ -83,7 +83,15 @@ def reclassify_error(status: int, body: bytes) -> tuple[int, bytes]:
     if status != HTTPStatus.INTERNAL_SERVER_ERROR:
         return status, body
     if found := _TOO_LONG.match(message):
-        return 400, orjson.dumps({"error": _context_size_error(*map(int, found.groups()))})
+        tokens, limit = map(int, found.groups())
+        too_long = {  # as for any other prompt that is longer than the context
+            "code": 400,
+            "message": f"the input is too large: {tokens} tokens, and this model takes {limit}",
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": tokens,
+            "n_ctx": limit,
+        }
+        return 400, orjson.dumps({"error": too_long})
     if is_encoder := message.startswith(_NO_TEXT):
         error = {**error, "message": _GENERATES_NOTHING}
     if is_encoder or _CLIENT_MISTAKES.match(message):
@@ -92,22 +100,11 @@ def reclassify_error(status: int, body: bytes) -> tuple[int, bytes]:
     return status, body
 
 
-def _context_size_error(tokens: int, limit: int) -> dict[str, Any]:
-    """As for any other prompt that is longer than the context."""
-    return {
-        "code": 400,
-        "message": f"the input is too large: {tokens} tokens, and this model takes {limit}",
-        "type": "exceed_context_size_error",
-        "n_prompt_tokens": tokens,
-        "n_ctx": limit,
-    }
+def shorten_error(status: int, beginning: bytes) -> bytes | None:
+    """Return an error with the beginning of its message, for a body that is too long to read.
 
-
-def shortened(status: int, beginning: bytes) -> bytes | None:
-    """Return an error whose body is too long to read, with the beginning of its message.
-
-    The engine quotes what it cannot read, such as the arguments of a tool call, with all of its
-    megabytes. None if no message begins there.
+    The engine quotes input that it cannot parse in full, for example a tool call's arguments of
+    several megabytes. Returns None if no message begins there.
 
     Source: nlohmann/json 3.12, parse_error, "last read".
     """
@@ -124,7 +121,7 @@ def shortened(status: int, beginning: bytes) -> bytes | None:
 
 
 def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -> bytes:
-    """Return the body of an error as the client gets it."""
+    """Return the body of an error in the format of the client's API."""
     error = parse_error(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
         kept = {name: value for name, value in error.items() if name not in {"code", "param"}}
@@ -138,7 +135,7 @@ def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -
 def error_code(error: Mapping[str, Any]) -> str:
     """Return the name of an instance's own error, for programs.
 
-    llama-server names it by `type` and has the status as `code`; a node has both.
+    llama-server's `type` is the name and its `code` the status; a node's `code` is the name.
     """
     kind = str(error.get("type"))
     given = error.get("code")
@@ -147,7 +144,7 @@ def error_code(error: Mapping[str, Any]) -> str:
 
 
 def status_of(error: Mapping[str, Any]) -> int:
-    """Return the status of an error that came as an event: 400 to 599, 500 where it has none."""
+    """Return the status of an error that arrived as an event: 400 to 599, or 500 if it has none."""
     code = error.get("code")
     return code if isinstance(code, int) and 400 <= code < 600 else 500
 
@@ -155,8 +152,8 @@ def status_of(error: Mapping[str, Any]) -> int:
 def _anthropic_message(error: Mapping[str, Any]) -> Mapping[str, str]:
     """Return Anthropic's own message for a prompt that is too long.
 
-    Claude Code compacts a conversation where it reads this sentence, and takes both figures from
-    it. The engine also refuses a prompt that leaves no token for the answer.
+    Claude Code compacts a conversation when it reads this sentence, and takes both figures from it.
+    The engine also refuses a prompt that leaves no token for the answer.
     """
     match error:
         case {"type": "exceed_context_size_error", "n_prompt_tokens": int(n), "n_ctx": int(size)}:
@@ -166,9 +163,10 @@ def _anthropic_message(error: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _unexplained(status: int, body: bytes) -> dict[str, Any]:
-    """Return an error in llama-server's own format for a body of another format, or none.
+    """Return an error in llama-server's own format, for a body that is empty or not in it.
 
-    cpp-httplib rejects what it cannot read with an empty body, and other servers say `detail`.
+    cpp-httplib rejects requests that it cannot read with an empty body; other servers send
+    `detail`.
     """
     text = ascii(body[:_SHOWN_BYTES].decode(errors="replace"))[1:-1].strip()
     return {
@@ -188,12 +186,11 @@ def parse_error(body: bytes) -> dict[str, Any] | None:
 
 
 def is_model_missing(status: int, body: bytes) -> bool:
-    """Return whether a node cannot serve its model: it is unloaded, or not there any more."""
+    """Return whether a node cannot serve its model: it is unloaded, or no longer exists."""
     code = (parse_error(body) or {}).get("code")
     return status == 503 or (status == 404 and code == UnknownModel.code)
 
 
 def is_loading(status: int, body: bytes) -> bool:
-    """Return whether an instance reports that its model is not loaded yet."""
     error = parse_error(body) or {}
     return status == 503 and error.get("type") == "unavailable_error"

@@ -83,7 +83,7 @@ class Form:
         kept = tuple(part for part in self.parts if part.filename or part.name != name)
         return replace(self, parts=kept)
 
-    def written(self) -> bytes:
+    def encode(self) -> bytes:
         return b"".join(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:

@@ -300,7 +300,7 @@ def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySe
     form = form.without(MEMBER)
     check(EndpointKind.TRANSCRIPTION, members, settings.limits)
     model = names.resolve(members.get("model") or named).model_info.id
-    return Content(model, form.written(), members, form=form, keep_alive_s=keep_alive_s(members))
+    return Content(model, form.encode(), members, form=form, keep_alive_s=keep_alive_s(members))
 
 
 def json_content(

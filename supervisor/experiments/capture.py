@@ -299,7 +299,7 @@ class Captures:
             first = await asyncio.to_thread(read)
             self._emit("capture.started", model=model, **asdict(limits))
             try:
-                with self._point.observed_by(recording):
+                with self._point.attach(recording):
                     async with aclosing(recording.lines(first)) as lines:
                         yield lines
             finally:

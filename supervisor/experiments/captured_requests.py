@@ -167,7 +167,7 @@ def recorded_text(request: CapturedRequest) -> str | None:
         assembler = assembler_for(request.kind, {})
         for piece in objects_of(Splitter().feed(response.body.encode())):
             assembler.add(piece)
-        return text_of(request.kind, assembler.whole())
+        return text_of(request.kind, assembler.assemble())
     except (InvalidEvent, ValueError, LookupError, TypeError, AttributeError):
         return None
 

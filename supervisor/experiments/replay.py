@@ -178,7 +178,7 @@ class Player:
                     first_at_s = first_at_s or time.perf_counter()
                     assembler.add(event)
                     ended = _incomplete_response(event) or ended
-                text = text_of(captured.kind, ended or assembler.whole())
+                text = text_of(captured.kind, ended or assembler.assemble())
             except (InvalidEvent, LookupError, TypeError, AttributeError) as error:
                 return Played(failure=f"the answer has another format: {error!r}")
         first_ms = None if first_at_s is None else round((first_at_s - began_at_s) * _MS, 1)

@@ -96,7 +96,7 @@ def test_a_whole_answer_is_one_line() -> None:
     usage = {"prompt_tokens": 8, "completion_tokens": 2}
     body = {"choices": [{"message": message, "finish_reason": "length"}], "usage": usage}
     lines = AnswerLines("chat", as_response, dict)
-    answer = json.loads(lines.whole(body))
+    answer = json.loads(lines.translate_whole(body))
     assert (answer["response"], answer["thinking"]) == ("b", "hm")
     assert answer["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert (answer["done"], answer["done_reason"], answer["eval_count"]) == (True, "length", 2)

@@ -302,7 +302,7 @@ def test_a_key_that_is_in_no_file_is_valid_beside_those_of_the_file(
     keys = ApiKeys(path if with_file else None, lambda *_, **__: None, own_key=OWN)
     own = make_mocked_request("GET", "/", bearer("corral-own-1234"))
     assert keys.are_needed
-    assert keys.key_of(own) is keys.named("own") is OWN
+    assert keys.key_of(own) is keys.find_key("own") is OWN
     with pytest.raises(Unauthorized):
         keys.key_of(make_mocked_request("GET", "/", bearer("corral-wrong-1234")))
-    assert (keys.named("me") is not None) == with_file
+    assert (keys.find_key("me") is not None) == with_file

@@ -34,7 +34,7 @@ def limits(clock: Clock) -> TokenLimits:
 
 
 def send(limits: TokenLimits, key: Key, prompt: int, whole: int) -> None:
-    with limits.reserved(key, prompt, {}):
+    with limits.reserve(key, prompt, {}):
         pass
     limits.charge(key.name, whole)
 
@@ -56,7 +56,7 @@ def test_a_minute_fills_up_steadily(limits: TokenLimits, clock: Clock) -> None:
 
 def test_what_runs_is_reserved(limits: TokenLimits) -> None:
     key = Key("anna", b"", tokens_per_minute=600, tokens_per_day=1000)
-    with limits.reserved(key, 400, {}), pytest.raises(TooManyRequests):
+    with limits.reserve(key, 400, {}), pytest.raises(TooManyRequests):
         send(limits, key, 300, 0)
     send(limits, key, 300, 300)
 
@@ -85,11 +85,11 @@ def test_a_day_ends_at_midnight_and_survives_a_restart(limits: TokenLimits, cloc
 
 def test_a_context_is_a_prompt_and_the_answer_that_it_asks_for(limits: TokenLimits) -> None:
     key = Key("anna", b"", max_context=1000)
-    with limits.reserved(key, 800, {"max_tokens": 200}):
+    with limits.reserve(key, 800, {"max_tokens": 200}):
         pass
     with (
         pytest.raises(ContextTooLong, match="1001 tokens > 1000 maximum"),
-        limits.reserved(key, 801, {"max_tokens": 200}),
+        limits.reserve(key, 801, {"max_tokens": 200}),
     ):
         pass
 

@@ -28,7 +28,7 @@ def test_the_figures_are_those_of_the_first_choice_whichever_ends_first(
         assembler.add(piece(index, f"{index}"))
     for index in order:
         assembler.add(piece(index, "!", "length", usage=usage(index)))
-    whole = assembler.whole()
+    whole = assembler.assemble()
     assert [choice["text"] for choice in whole["choices"]] == ["0!", "1!"]
     assert whole["usage"] == usage(0)
 
@@ -43,7 +43,7 @@ def test_figures_that_follow_the_end_belong_to_the_choice_that_ended(
     for index in order:
         assembler.add(piece(index, "", "stop"))
         assembler.add({"choices": [], "usage": usage(index), "timings": {"cache_n": index}})
-    assert assembler.whole()["usage"] == usage(0)
+    assert assembler.assemble()["usage"] == usage(0)
     assert assembler.timings() == {"cache_n": 0}
 
 
@@ -54,13 +54,13 @@ def test_an_client_response_is_complete_once_all_of_it_has_ended() -> None:
     assembler.add(piece(1, "x"))
     assert not assembler.is_complete
     with pytest.raises(InvalidEvent, match="before the answer was complete"):
-        assembler.whole()
+        assembler.assemble()
 
 
 def test_members_that_we_do_not_know_are_kept() -> None:
     assembler = ChatAssembler(is_chat=False)
     assembler.add(piece(0, "x", "stop", system_fingerprint="b1", prompt_progress={}))
-    whole = assembler.whole()
+    whole = assembler.assemble()
     assert (whole["system_fingerprint"], whole["model"]) == ("b1", "chat")
     assert "prompt_progress" not in whole
 

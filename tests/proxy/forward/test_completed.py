@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.forward import relay
-from proxy.forward.relay import CompletedResponse
+from proxy.forward import assemblers
+from proxy.forward.assemblers import CompletedResponse
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
 
@@ -140,7 +140,7 @@ def test_a_long_stream_is_read_in_batches_and_nothing_piles_up() -> None:
     piece = event({"choices": part(delta={"content": "x" * 100})})
     for _ in range(1000):
         completed.feed(piece)
-        assert sum(map(len, completed._chunks)) <= relay._BATCH_BYTES + len(piece)
+        assert sum(map(len, completed._chunks)) <= assemblers._BATCH_BYTES + len(piece)
     completed.feed(event({"choices": part(delta={}, finish_reason="stop")}))
     completion = completed.close()
     assert completion.reply == {"role": "assistant", "content": "x" * 100_000}
@@ -178,7 +178,7 @@ def test_an_client_response_that_is_too_long_has_no_completed(
     monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
 ) -> None:
     piece = event({"timings": SAID})
-    monkeypatch.setattr(relay, "_TOTAL_MAX_BYTES", len(piece))
+    monkeypatch.setattr(assemblers, "_TOTAL_MAX_BYTES", len(piece))
     completed = CompletedResponse(EndpointKind.LLAMA_COMPLETION, is_stream=is_stream)
     completed.feed(piece)
     completed.feed(b"more")

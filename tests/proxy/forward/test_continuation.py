@@ -13,8 +13,9 @@ from support.requests import ask
 from support.upstream import Call, Script
 
 from proxy.errors import Unfinished
-from proxy.forward.relay import CompletedResponse
+from proxy.forward.assemblers import CompletedResponse
 from proxy.forward.second_request import continuations
+from proxy.request.request import ProxyRequest
 from proxy.router.lease import ProcessExit
 from proxy.upstream.endpoint_kinds import EndpointKind
 
@@ -154,7 +155,13 @@ async def test_one_that_fails_again_ends_with_an_error(proxy: ProxyHarness) -> N
 def unfinished(sent: bytes) -> Unfinished | None:
     response = CompletedResponse(EndpointKind.CHAT, is_stream=True)
     response.feed(sent)
-    return response.unfinished()
+    return response.partial_text()
+
+
+def rest_of(sent: bytes, **members: Any) -> list[tuple[ProxyRequest, bool]]:
+    partial = unfinished(sent)
+    assert partial is not None
+    return list(continuations(request(**members), partial))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +197,7 @@ def test_the_text_and_its_tokens_are_known_however_long_it_is(count: int) -> Non
     ],
 )
 def test_what_would_begin_anew_is_not_continued(members: dict[str, Any]) -> None:
-    assert not list(continuations(request(**members), unfinished(SENT)))
+    assert not rest_of(SENT, **members)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +212,11 @@ def test_what_would_begin_anew_is_not_continued(members: dict[str, Any]) -> None
 def test_only_one_that_repeats_itself_is_asked_for_again(
     members: dict[str, Any], is_replay: list[bool]
 ) -> None:
-    found = continuations(request(**members), unfinished(SENT))
-    assert [rest.is_replay for rest in found] == is_replay
+    assert [replays for _, replays in rest_of(SENT, **members)] == is_replay
 
 
 def test_one_of_which_no_text_was_sent_begins_again() -> None:
-    (found,) = continuations(request(max_tokens=5), unfinished(b": wait\n\n" + ROLE))
-    assert json.loads(found.request.body) == {**request(max_tokens=5).json}
-    assert (found.unfinished.text, found.unfinished.tokens) == ("", 0)
+    sent = b": wait\n\n" + ROLE
+    ((rest, _),) = rest_of(sent, max_tokens=5)
+    assert json.loads(rest.body) == {**request(max_tokens=5).json}
+    assert unfinished(sent) == Unfinished("", 0, "one")

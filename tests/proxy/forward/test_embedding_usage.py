@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from proxy.forward.relay import CompletedResponse, EmbeddingUsage
+from proxy.forward.assemblers import CompletedResponse, EmbeddingUsage
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
 

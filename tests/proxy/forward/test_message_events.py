@@ -90,7 +90,7 @@ def test_each_event_is_one_of_anthropics(name: str) -> None:
     for event in found:
         EVENT.validate_python(event)
         assembler.add(event)
-    whole = assembler.whole()
+    whole = assembler.assemble()
     assert translated.is_over
     assert (whole["content"], whole["stop_reason"]) == (CONTENTS[name], REASONS[name])
     assert whole["usage"] == {
@@ -112,7 +112,7 @@ def test_a_whole_completion_has_the_same_events() -> None:
     assembler = MessagesAssembler()
     for event in events_of({"id": "a", "model": "chat", "choices": [choice], "usage": USAGE}):
         assembler.add(event)
-    assert [block["type"] for block in assembler.whole()["content"]] == [
+    assert [block["type"] for block in assembler.assemble()["content"]] == [
         "thinking",
         "text",
         "tool_use",

@@ -25,7 +25,7 @@ def assembled(*pieces: dict[str, Any], has_tokens: bool = True) -> LlamaCompleti
 def test_the_tokens_are_those_of_the_text() -> None:
     found = assembled(PROGRESS, FIRST, last(1))
     assert not found.is_blank
-    assert (found.whole()["content"], found.whole()["tokens"]) == ("a", [7])
+    assert (found.assemble()["content"], found.assemble()["tokens"]) == ("a", [7])
 
 
 @pytest.mark.parametrize(("has_tokens", "is_blank"), [(True, True), (False, False)])
@@ -37,4 +37,4 @@ def test_a_stream_that_lacks_a_token_is_requested_whole(
 
 
 def test_tokens_that_nobody_wants_are_left_out() -> None:
-    assert assembled(FIRST, last(1), has_tokens=False).whole()["tokens"] == []
+    assert assembled(FIRST, last(1), has_tokens=False).assemble()["tokens"] == []

@@ -7,7 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from proxy.errors import BadRequest
-from proxy.forward.upstream_request import for_node
+from proxy.forward.node_request import for_node
 from proxy.http.forms import Form, Part
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.upstream import Node
@@ -36,9 +36,9 @@ def test_without_a_body_the_query_names_it() -> None:
 def test_a_form_is_changed_in_its_field_alone() -> None:
     form = Form((Part("model", b"chat"), Part("file", b"chat", "a.wav")))
     headers = CIMultiDict({"Content-Type": form.content_type})
-    asked = UpstreamRequest("POST", "/v1/audio/transcriptions", "", headers, form.written())
+    asked = UpstreamRequest("POST", "/v1/audio/transcriptions", "", headers, form.encode())
     sent = for_node(asked, NODE, form)
-    assert sent.body == form.written().replace(b"chat", b"their name", 1)
+    assert sent.body == form.encode().replace(b"chat", b"their name", 1)
 
 
 def test_it_says_that_it_was_passed_on_and_leaves_the_first_upstream_request_alone() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.forward.prefill import PrefillFilter, PrefillProgress, progress_of
+from proxy.forward.prefill import PrefillFilter, progress_of
 from proxy.upstream.sse import InvalidEvent
 
 SAID = {"total": 100, "cache": 10, "processed": 40, "time_ms": 1}
@@ -29,7 +29,7 @@ ROLE = piece({"role": "assistant", "content": None})
 def test_progress_is_read_and_taken_out() -> None:
     start = prefill_filter()
     assert start.feed(PROGRESS) == b""
-    assert start.latest == PrefillProgress(done=40, total=100, cached=10)
+    assert start.latest == (40, 100, 10)
     assert not start.is_over
 
 
@@ -48,7 +48,7 @@ def test_wherever_it_is_cut_the_same_passes(cut: int) -> None:
 def test_who_asked_for_progress_gets_it() -> None:
     start = prefill_filter(hides_progress=False)
     assert start.feed(PROGRESS) == PROGRESS
-    assert start.latest == PrefillProgress(40, 100, 10)
+    assert start.latest == (40, 100, 10)
 
 
 def test_the_engines_comments_end_here() -> None:
@@ -82,7 +82,7 @@ def test_what_the_template_began_comes_with_the_first_token() -> None:
     stream = BEGUN + LATER + ROLE + piece({"reasoning_content": "so"}) + TOKEN
     start = prefill_filter()
     assert start.feed(stream) == ROLE + piece({"reasoning_content": "Okay, so"}) + TOKEN
-    assert start.latest == PrefillProgress(40, 100, 10)
+    assert start.latest == (40, 100, 10)
 
 
 def test_what_the_template_began_comes_before_a_first_token_of_another_kind() -> None:
@@ -107,4 +107,4 @@ def test_what_is_no_progress_is_none(said: object) -> None:
 
 
 def test_figures_that_are_missing_count_as_nothing() -> None:
-    assert progress_of({"prompt_progress": {"total": "x"}}) == PrefillProgress(0, 0, 0)
+    assert progress_of({"prompt_progress": {"total": "x"}}) == (0, 0, 0)

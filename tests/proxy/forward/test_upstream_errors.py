@@ -9,7 +9,7 @@ from proxy.forward.upstream_errors import (
     is_loading,
     parse_error,
     reclassify_error,
-    shortened,
+    shorten_error,
 )
 from proxy.upstream.endpoint_kinds import EndpointKind
 
@@ -93,7 +93,7 @@ def test_every_form_of_a_mistake_is_known(message: str) -> None:
 
 @pytest.mark.parametrize("message", ["x" * 999 + "\\n", "x" * 1000 + "\\", "é\\x01" * 9000])
 def test_a_long_error_is_cut_between_characters(message: str) -> None:
-    said = shortened(500, body({"code": 500, "message": message, "type": "server_error"}))
+    said = shorten_error(500, body({"code": 500, "message": message, "type": "server_error"}))
     error = parse_error(said or b"")
     assert error
     assert error["message"].removesuffix("… (the rest is too long to show)") in message
@@ -101,7 +101,7 @@ def test_a_long_error_is_cut_between_characters(message: str) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"x" * 9000, b'{"error":{"message":"', b'{"message":1}'])
 def test_a_long_error_without_a_message_is_none(said: bytes) -> None:
-    assert shortened(500, said) is None
+    assert shorten_error(500, said) is None
 
 
 def test_a_model_without_text_says_what_it_is_for() -> None:

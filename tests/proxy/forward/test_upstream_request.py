@@ -7,7 +7,7 @@ import orjson
 import pytest
 from support.requests import ask
 
-from proxy.forward.upstream_request import UpstreamRequestPlan, plan_request
+from proxy.forward.relay import UpstreamRequestPlan, plan_request
 from proxy.http.forms import Form, Part
 from proxy.upstream.endpoint_kinds import EndpointKind
 

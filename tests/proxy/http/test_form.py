@@ -48,9 +48,9 @@ async def test_another_name_takes_the_models_place_and_the_rest_stays() -> None:
 async def test_what_is_written_is_read_as_the_same_by_others_too() -> None:
     parts = (Part("model", "vendor/é".encode()), Part("file", b"\xff\r\n--x\r\n", "ä.wav", "a/b"))
     written = Form(parts)
-    assert (await read_form(written.content_type, written.written())).parts == parts
+    assert (await read_form(written.content_type, written.encode())).parts == parts
     stream = StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
-    stream.feed_data(written.written())
+    stream.feed_data(written.encode())
     stream.feed_eof()
     reader = aiohttp.MultipartReader({"Content-Type": written.content_type}, stream)
     names = [part.name async for part in reader if isinstance(part, aiohttp.BodyPartReader)]

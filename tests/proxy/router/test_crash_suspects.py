@@ -19,7 +19,7 @@ def asked(**members: Any) -> ProxyRequest:
 
 def sound(content: bytes) -> ProxyRequest:
     form = Form((Part("file", content, "a.wav", "audio/wav"),))
-    return replace(asked(), json={}, body=form.written(), form=form)
+    return replace(asked(), json={}, body=form.encode(), form=form)
 
 
 class Clock:
