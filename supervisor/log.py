@@ -1,16 +1,14 @@
-"""The daemon's log: each event passes one structlog pipeline, whose last step is the format.
-
-Entries of the systemd journal with fields: `journalctl CORRAL_MODEL=chat`.
-
-Source: systemd.io, "Native Journal Protocol"; systemd.journal-fields(7).
+"""Writes events to the daemon's log, in the format that suits the stream.
 
     terminal    09:00:00.000 instance.state_changed instance=chat.0 …     as `corral events`
-    journal     an entry with fields; where the journal does not take it
+    journal     an entry with fields (`journalctl CORRAL_MODEL=chat`); if the journal rejects it:
                 <6>instance.state_changed instance=chat.0 …               the journal adds the time
-    elsewhere   {"timestamp":"2026-11-21T09:00:00.000+00:00","level":"info","event":…}
+    file, pipe  {"timestamp":"2026-11-21T09:00:00.000+00:00","level":"info","event":…}
 
 Records of `logging` (aiohttp, asyncio) arrive as `task.failed` events: FailureHandler counts
 and throttles them first, so that no library fills the log.
+
+Source: systemd.io, "Native Journal Protocol"; systemd.journal-fields(7).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from supervisor.output import to_json, write
 
 @contextmanager
 def hide_module(name: str) -> Iterator[None]:
-    """Let imports of a package fail as if it were not installed; one that is loaded stays.
+    """Make imports of a package fail as if it were not installed, unless it is loaded already.
 
     Source: Python's reference, 5.3.1: `None` in `sys.modules` raises ModuleNotFoundError.
     """
@@ -58,8 +56,15 @@ def message_of(event: Event) -> str:
 
 
 def journal_entry(event: Event) -> bytes:
-    """Return the entry of an event; each of its fields is CORRAL_FIELD."""
-    return b"".join(_field(name, value) for name, value in _fields(event))
+    """Encode an event for the journal; its field `model` becomes CORRAL_MODEL.
+
+    The length of each value is in front of it, so a value cannot add a field.
+    """
+    entry = b""
+    for name, value in _fields(event):
+        data = value.encode(errors="backslashreplace")[:_VALUE_MAX_BYTES]
+        entry += name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
+    return entry
 
 
 def send_to_journal(entry: bytes, journal: Path = JOURNAL_SOCKET) -> bool:
@@ -83,14 +88,8 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
             yield f"CORRAL_{name.upper()}", str(value)
 
 
-def _field(name: str, value: str) -> bytes:
-    """With its length, so that a value cannot add a field."""
-    data = value.encode(errors="backslashreplace")[:_VALUE_MAX_BYTES]
-    return name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
-
-
-# For consoles that structlog writes to itself, and for threads that this program does not have:
-# 3 MB where all are installed.
+# structlog needs them only for its own console and for greenlets, which we do not use. They would
+# take 3 MB of memory if installed.
 with hide_module("rich"), hide_module("colorama"), hide_module("greenlet"):
     import structlog
     from structlog.typing import EventDict, Processor, WrappedLogger
@@ -102,7 +101,7 @@ WriteLine = Callable[[str], None]
 def stream_sink(
     stream: TextIO, environ: Mapping[str, str] = os.environ, journal: Path = JOURNAL_SOCKET
 ) -> Sink:
-    """Log to a stream in the format for what it is: the journal, a terminal, or a file."""
+    """Return a sink in the format that suits the stream: journal, terminal, or file."""
 
     def write_line(line: str) -> None:
         stream.write(f"{line}\n")
@@ -123,7 +122,8 @@ def console_sink(stream: TextIO) -> Sink:
 
 
 def json_sink(write_line: WriteLine) -> Sink:
-    return _sink(write_line, _flatten, structlog.processors.JSONRenderer(_serialize))
+    renderer = structlog.processors.JSONRenderer(lambda entry, **_: to_json(entry))
+    return _sink(write_line, _flatten, renderer)
 
 
 def native_journal_sink(journal: Path, otherwise: Sink) -> Sink:
@@ -136,7 +136,10 @@ def native_journal_sink(journal: Path, otherwise: Sink) -> Sink:
 
 
 def journal_sink(write_line: WriteLine) -> Sink:
-    return _sink(write_line, _to_journal)
+    def to_journal(_: WrappedLogger, level: str, entry: EventDict) -> str:
+        return f"<{PRIORITIES[level]}>{entry['event']} {key_values(entry['fields'])}".rstrip()
+
+    return _sink(write_line, to_journal)
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -156,7 +159,7 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 class _Lines:
-    """What structlog calls a logger: one method for each level."""
+    """A logger for structlog: one method per level."""
 
     def __init__(self, write_line: WriteLine) -> None:
         self.info = self.warning = self.error = write_line
@@ -168,7 +171,7 @@ def _sink(write_line: WriteLine, *processors: Processor) -> Sink:
     )
 
     def log(event: Event) -> None:
-        if event.name != LOAD_PROGRESS:  # for clients that watch a start; too many for a log
+        if event.name != LOAD_PROGRESS:  # only for commands that watch a start; too many for a log
             getattr(logger, event.level)(event.name, at=event.at, fields=event.fields)
 
     return log
@@ -182,11 +185,3 @@ def _flatten(_: WrappedLogger, level: str, entry: EventDict) -> EventDict:
     }
     known = {key: value for key, value in entry["fields"].items() if value is not None}
     return own | {f"field_{key}" if key in own else key: known[key] for key in known}
-
-
-def _to_journal(_: WrappedLogger, level: str, entry: EventDict) -> str:
-    return f"<{PRIORITIES[level]}>{entry['event']} {key_values(entry['fields'])}".rstrip()
-
-
-def _serialize(entry: EventDict, **_: object) -> str:
-    return to_json(entry)

@@ -44,7 +44,7 @@ class CommandResult:
 
     Attributes:
         notes: Lines for stderr.
-        exit_code: A code of supervisor.errors; not 0 where the text already shows the failure.
+        exit_code: A code of supervisor.errors; not 0 if the text already describes a failure.
         is_raw: Write control characters of the text as they are.
     """
 
@@ -138,11 +138,11 @@ def to_json(value: object, *, indent: bool = False) -> str:
         text = orjson.dumps(value, option=option, default=str).decode()
     except orjson.JSONEncodeError:
         text = json.dumps(value, indent=2 if indent else None, default=str)
-    return _SUSPECT.sub(_escape_in_json, text)
 
+    def escape(found: re.Match[str]) -> str:
+        return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
-def _escape_in_json(found: re.Match[str]) -> str:
-    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
+    return _SUSPECT.sub(escape, text)
 
 
 def describe(error: CorralError, stream: TextIO, kind: str = "error") -> str:
@@ -188,7 +188,10 @@ def colored(text: str, style: str, stream: TextIO = sys.stdout) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [head, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    numeric = [bool(rows) and all(_looks_numeric(row[i]) for row in rows) for i in range(len(head))]
+    numeric = [
+        bool(rows) and all(row[i] == "-" or row[i][:1].isdigit() for row in rows)
+        for i in range(len(head))
+    ]
 
     def line(row: Sequence[str]) -> str:
         aligned = (
@@ -198,10 +201,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join(aligned).rstrip()
 
     return "\n".join([colored(line(head), "bold"), *map(line, cells[1:])])
-
-
-def _looks_numeric(cell: str) -> bool:
-    return cell == "-" or cell[:1].isdigit()
 
 
 def size(count_bytes: int | None) -> str:
@@ -230,7 +229,7 @@ def duration(seconds: float | None) -> str:
 
 
 class ProgressMeter:
-    """Progress by label on stderr: one redrawn line on a terminal, elsewhere a line per quarter."""
+    """Shows progress on stderr: one redrawn line on a terminal, otherwise a line per quarter."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream
@@ -245,7 +244,8 @@ class ProgressMeter:
         self._shown[label] = step
         after = f"{percent} %" + (f" · {detail}" if detail else "")
         if self._live:
-            line = printable(f"{label} {_bar(fraction)} {after}")
+            done = min(_BAR_CELLS, max(0, int(fraction * _BAR_CELLS)))
+            line = printable(f"{label} [{'#' * done}{'-' * (_BAR_CELLS - done)}] {after}")
             # A line that wraps would not be redrawn but repeated.
             line = line[: shutil.get_terminal_size().columns - 1]
             write(f"\r\x1b[2K{line}", self._stream, end="", raw=True)
@@ -256,8 +256,3 @@ class ProgressMeter:
         if self._live and self._shown:
             write("\r\x1b[2K", self._stream, end="", raw=True)
         self._shown.clear()
-
-
-def _bar(fraction: float) -> str:
-    done = min(_BAR_CELLS, max(0, int(fraction * _BAR_CELLS)))
-    return f"[{'#' * done}{'-' * (_BAR_CELLS - done)}]"

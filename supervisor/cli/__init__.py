@@ -1,7 +1,8 @@
-"""The command line: each verb calls its command, shows the result, and returns an exit code.
+"""The command line: each verb calls a function, shows its result, and returns an exit code.
 
-`app*.py` have the signatures and import nothing heavy; every other module does what the verbs of
-one noun do, and is imported when such a verb runs: `--help` and `corral status` start fast.
+`app.main` is the program. `app*.py` declare arguments and import nothing heavy, so `--help` and
+`corral status` start fast. Each other module has the functions of one noun or a few verbs, and is
+imported when such a verb runs.
 """
 
 

@@ -1,4 +1,4 @@
-"""`python -m supervisor.cli`."""
+"""Runs `corral` as `python -m supervisor.cli`."""
 
 from supervisor.cli.app import main
 

@@ -1,4 +1,4 @@
-"""`corral`: all commands."""
+"""Builds `corral` from the groups of commands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ app.add_typer(app_requests.batch_commands, name="batch")
 def main() -> None:
     try:
         app()
-    except KeyboardInterrupt:  # while the command line is read; commands show their own
+    except KeyboardInterrupt:  # while arguments are parsed; `run_command` handles later ones
         raise SystemExit(Interrupted.exit_code) from None
 
 

@@ -1,4 +1,4 @@
-"""Signatures: checks, plans, measurements, usage and records."""
+"""Declares the commands of checks, plans, measurements, usage and records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="ID",
-            help="Of `corral requests --last 20`. Unset: the latest.",
+            help="From `corral requests --last 20`. Unset: the latest.",
             autocompletion=offer("any request"),
         ),
     ] = None,
@@ -88,8 +88,8 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     """Measure a model under several profiles, side by side, on engines of its own.
 
     Without --profiles: llama-server's own defaults against the model's profile. Each round starts
-    every variant once, in another order. A running daemon is not disturbed. Ctrl-C keeps what was
-    measured (exit code 130).
+    every variant once, in another order. A running daemon is not disturbed. Ctrl-C keeps the
+    results so far (exit code 130).
     """
     from supervisor.cli.bench import BenchOptions
     from supervisor.cli.bench import bench as call
@@ -112,10 +112,10 @@ def trial(
     end: Annotated[bool, typer.Option("--end", help="End the trial.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a live trial of another profile shows; end it, with or without its profile.
+    """Show the figures of a live trial of another profile; --apply or --end finishes the trial.
 
-    Both change corral.toml, which keeps its comments and gets a backup beside it, and reload. No
-    answer is cut.
+    Both change corral.toml, keep its comments, write a backup beside it, and reload. No answer is
+    cut.
     """
     from supervisor.cli.trial import finish as finish_trial
     from supervisor.cli.trial import show
@@ -139,13 +139,13 @@ def balance(
         bool, typer.Option("--apply", help="Move the layers as suggested; loads the model again.")
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Move them back to where they were before.")
+        bool, typer.Option("--undo", help="Move the layers back to their previous workers.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Show how long each worker of a split model takes, and which layers should move.
 
-    --apply keeps the new split in a file of the daemon's; a request waits for the model meanwhile.
+    --apply stores the new split in a file of the daemon. Requests wait while the model loads.
     """
     from supervisor.cli import start
 
@@ -168,9 +168,11 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
         typer.Option(help="What to improve: one answer, all streams together, or peak memory."),
     ] = "latency",
     minutes: Annotated[float, typer.Option(min=0.2, max=1440, help="Time to search.")] = 5.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the order of measurements.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31, help="Seed for the order of measurements.")
+    ] = 0,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Take the last tuned profile back; measure nothing.")
+        bool, typer.Option("--undo", help="Restore the profile before the last tuning.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Measure although the machine is not free.")
@@ -178,7 +180,7 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Search the flags under which a model runs best on this machine.
+    """Search for the flags with which a model runs best on this machine.
 
     Measures variants of its profile on engines of its own, beside the daemon. The best one is
     written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
@@ -199,21 +201,21 @@ usage_commands = typer.Typer()
 def usage(
     by: Annotated[
         Literal["key", "model", "day", "month"] | None,
-        typer.Option(help="What each line sums up. Unset: a key and a model."),
+        typer.Option(help="How to group the lines. Unset: by key and model."),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="DAY", help="2026-11-22, 2026-11, or 7d. Unset: all.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Only of this API key.", autocompletion=offer("key"))
+        str | None, typer.Option(help="Only this API key.", autocompletion=offer("key"))
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Only of this model.", autocompletion=offer("model"))
+        str | None, typer.Option(help="Only this model.", autocompletion=offer("model"))
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how many tokens, and how much time of slots and processors, each API key used.
+    """Show the tokens, slot time and processor time that each API key used.
 
     Works without a daemon. CACHED tokens were taken from a cache instead of being computed.
     """

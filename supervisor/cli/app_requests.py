@@ -1,4 +1,4 @@
-"""Signatures: requests, captures, reports, slots and batches."""
+"""Declares the commands of requests, captures, reports, slots and batches."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from supervisor.cli.options import (
 )
 from supervisor.output import CommandResult
 
-# As `proxy.observe.past.LIMIT_MAX`.
+# The same as `proxy.observe.past.LIMIT_MAX`, which is slow to import.
 _LAST_MAX: Final = 10_000
 
 requests_commands = typer.Typer(
-    help="Requests: in flight, and of the past.", invoke_without_command=True
+    help="Requests in flight, and ended requests.", invoke_without_command=True
 )
 
 RequestId = Annotated[
     str,
-    typer.Argument(metavar="ID", help="Of `corral requests`.", autocompletion=offer("request")),
+    typer.Argument(metavar="ID", help="From `corral requests`.", autocompletion=offer("request")),
 ]
 
 
@@ -37,17 +37,19 @@ def requests(  # noqa: PLR0913, PLR0917 (one for each option)
     context: typer.Context,
     last: Annotated[
         int | None,
-        typer.Option("--last", "-n", min=1, max=_LAST_MAX, help="The latest N that have ended."),
+        typer.Option("--last", "-n", min=1, max=_LAST_MAX, help="The latest N ended requests."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Ended, of this model.", autocompletion=offer("model")),
+        typer.Option(
+            "--model", "-m", help="Ended requests of this model.", autocompletion=offer("model")
+        ),
     ] = None,
     client: Annotated[
-        str | None, typer.Option("--client", help="Ended, of this API key or address.")
+        str | None, typer.Option("--client", help="Ended requests of this API key or address.")
     ] = None,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Ended in an error, or cancelled.")
+        bool, typer.Option("--failed", help="Requests that failed or were cancelled.")
     ] = False,
     since: Annotated[
         str | None,
@@ -55,12 +57,12 @@ def requests(  # noqa: PLR0913, PLR0917 (one for each option)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the requests in flight; with any of these options, 20 that have ended."""
+    """List the requests in flight; with any of these options, the latest 20 that have ended."""
     if context.invoked_subcommand is not None:
         return
-    from supervisor.cli.requests import Chosen, list_past, list_requests
+    from supervisor.cli.requests import PastFilter, list_past, list_requests
 
-    chosen = Chosen(last, model, client, failed, since)
+    chosen = PastFilter(last, model, client, failed, since)
     call = (lambda: list_past(chosen)) if chosen.is_any else list_requests
     finish("requests", call, as_json=as_json)
 
@@ -71,7 +73,7 @@ def requests_show(
         str,
         typer.Argument(
             metavar="ID",
-            help="Of `corral requests`, or of X-Request-Id.",
+            help="From `corral requests`, or from X-Request-Id.",
             autocompletion=offer("any request"),
         ),
     ],
@@ -89,10 +91,10 @@ def requests_forget(
         str | None,
         typer.Option("--model", "-m", help="The model.", autocompletion=offer("model")),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Of all models.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what is stored of requests that have ended; works without a daemon."""
+    """Delete the stored records of ended requests; works without a daemon."""
     from supervisor.cli.requests import forget as call
 
     finish("requests forget", lambda: call(model, everything=everything), as_json=as_json)
@@ -100,7 +102,7 @@ def requests_forget(
 
 @requests_commands.command("cancel")
 def requests_cancel(request_id: RequestId, as_json: Json = False) -> None:
-    """End a request with an error, in whatever phase it is."""
+    """End a request with an error, in any phase."""
     from supervisor.cli.requests import cancel as call
 
     finish("requests cancel", lambda: call(request_id), as_json=as_json)
@@ -113,7 +115,7 @@ capture_commands = typer.Typer()
 def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Whose requests.", autocompletion=offer("model")),
+        typer.Option("--model", help="The model to capture.", autocompletion=offer("model")),
     ] = None,
     duration_s: Annotated[
         float,
@@ -124,13 +126,14 @@ def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
         typer.Option(metavar="FILE", help="A new file. Unset: named after the model and the time."),
     ] = None,
     max_size: Annotated[
-        int, typer.Option(parser=read_bytes, metavar="SIZE", help="Of the file, such as 64MiB.")
+        int,
+        typer.Option(parser=read_bytes, metavar="SIZE", help="Limit of the file, such as 64MiB."),
     ] = "64MiB",  # type: ignore[assignment]
-    max_requests: Annotated[int | None, typer.Option(min=1, help="As many requests.")] = None,
-    stop: Annotated[bool, typer.Option("--stop", help="End the capture that runs.")] = False,
+    max_requests: Annotated[int | None, typer.Option(min=1, help="Limit of requests.")] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End the running capture.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Record the requests to a model with their responses; without words, show what is recorded.
+    """Record the requests to a model and their responses; without options, show the capture.
 
     The file has prompts and answers, for you alone (mode 0600), and no keys. The capture ends with
     this command (Ctrl-C), at the first of its limits, or with the daemon. `corral replay` plays it.
@@ -177,10 +180,10 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
     ] = False,
     speed: Annotated[
         Literal["full", "as-recorded"],
-        typer.Option(help="As fast as answers come, or not before the time of each request."),
+        typer.Option(help="full: as fast as possible. as-recorded: at the recorded times."),
     ] = "full",
     concurrency: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Unset: as many as were in flight.")
+        int | None, typer.Option(min=1, max=64, help="Requests at once. Unset: as captured.")
     ] = None,
     model: Annotated[
         str | None,
@@ -191,9 +194,9 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
 ) -> None:
     """Play the requests of a capture with other settings or another build, on an engine of its own.
 
-    Greedy, with one seed. Shows speed, cache use, and the first token of each answer that differs
-    from the captured one where that was greedy, else from that of the model's present settings,
-    which are played first. A running daemon is not disturbed, but for the processor.
+    Greedy, with one seed. Shows speed, cache use, and the first token that differs in each answer.
+    Answers are compared with the captured ones if those were greedy; otherwise the model's present
+    settings are played first. A running daemon is not disturbed, except for the processor.
     """
     from supervisor.cli.replay import ReplayOptions
     from supervisor.cli.replay import replay as call
@@ -215,7 +218,7 @@ def report(
         typer.Option(metavar="FILE", help="A new file. Unset: named after the time, in here."),
     ] = None,
     with_prompts: Annotated[
-        bool, typer.Option("--with-prompts", help="Keep what logs and settings have of prompts.")
+        bool, typer.Option("--with-prompts", help="Keep the prompts in logs and settings.")
     ] = False,
     config: Config = None,
     as_json: Json = False,
@@ -223,7 +226,7 @@ def report(
     """Write one archive for a bug report: versions, checks, plans, settings, logs and figures.
 
     It has no keys, no prompts and no answers, and neither your name nor your home directory. Works
-    without a daemon, and with settings that are wrong.
+    without a daemon, and with invalid settings.
     """
     from supervisor.cli.report import report as call
 
@@ -237,7 +240,7 @@ slots_commands = typer.Typer(
 
 @slots_commands.callback()
 def slots(context: typer.Context, as_json: Json = False) -> None:
-    """Show where the prompts of each model are kept, and how much computing that saved."""
+    """Show where the prompts of each model are kept, and how much computation that saved."""
     if context.invoked_subcommand is not None:
         return
     from supervisor.cli.status import show_tiers as call
@@ -269,19 +272,19 @@ def slots_forget(
     everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
     conversation: Annotated[
         str | None,
-        typer.Option("--conversation", "-c", metavar="NAME", help="One, of `corral slots list`."),
+        typer.Option("--conversation", "-c", metavar="NAME", help="From `corral slots list`."),
     ] = None,
     request: Annotated[
         str | None,
         typer.Option(
-            "--request", metavar="ID", help="That of a recent request, of `corral requests`."
+            "--request", metavar="ID", help="The conversation of a request of `corral requests`."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Delete saved conversations and learned prompts, or one conversation everywhere.
 
-    Works without a daemon, but for --request.
+    Works without a daemon, except with --request.
     """
     from supervisor.cli.slots import forget as call
 
@@ -293,12 +296,12 @@ def slots_forget(
 def slots_new_key(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Unset: the file of the settings, else slots.key beside them."),
+        typer.Argument(help="Unset: the file in the settings, or slots.key beside them."),
     ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key that encrypts saved conversations; one more in a file that has keys."""
+    """Create a key that encrypts saved conversations; added to a file that has keys already."""
     from supervisor.cli.key import new as call
 
     finish("slots new-key", lambda: call(file, config), as_json=as_json)
@@ -320,8 +323,8 @@ def batch_run(
 ) -> None:
     """Compute a file of requests in OpenAI's batch format, and write the results beside it.
 
-    Exits with 1 if a line failed. After Ctrl-C the batch goes on, after a second one it is
-    cancelled. Where the daemon needs an API key, it is read from CORRAL_API_KEY.
+    Exits with 1 if a line failed. After Ctrl-C the batch continues; a second Ctrl-C cancels it. If
+    the daemon needs an API key, it is read from CORRAL_API_KEY.
     """
     from supervisor.cli.batch import run as call
 
@@ -338,7 +341,7 @@ def batch_list(as_json: Json = False) -> None:
 
 @batch_commands.command("show")
 def batch_show(batch: str, output: Output = None, as_json: Json = False) -> None:
-    """Show how far a batch is, and what is wrong with its lines."""
+    """Show the progress of a batch, and the errors of its lines."""
     from supervisor.cli.batch import show as call
 
     finish("batch show", lambda: call(batch, output), as_json=as_json)
@@ -346,7 +349,7 @@ def batch_show(batch: str, output: Output = None, as_json: Json = False) -> None
 
 @batch_commands.command("cancel")
 def batch_cancel(batch: str, as_json: Json = False) -> None:
-    """Cancel a batch; the results that it has are kept."""
+    """Cancel a batch; its results so far are kept."""
     from supervisor.cli.batch import cancel as call
 
     finish("batch cancel", lambda: call(batch), as_json=as_json)

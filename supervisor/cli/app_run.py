@@ -1,4 +1,4 @@
-"""Signatures: the daemon and the models that it runs, and the service."""
+"""Declares the commands of the daemon, its models, and the system service."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
         str | None, typer.Option(help="Devices to offer, with commas. Unset: all, or the CPU.")
     ] = None,
     memory: Annotated[
-        int | None, typer.Option(min=1, metavar="MIB", help="Memory to offer, where it can be set.")
+        int | None, typer.Option(min=1, metavar="MIB", help="Memory to offer, if the build can.")
     ] = None,
     cache: Annotated[
         bool, typer.Option("--cache", help="Keep large tensors on disk, for faster loads.")
     ] = False,
     config: Config = None,
 ) -> None:
-    """Run an RPC worker in the foreground until Ctrl-C: it computes layers for models elsewhere.
+    """Run an RPC worker in the foreground until Ctrl-C. It computes layers for other machines.
 
     It serves one engine at a time. Its protocol has no authentication and no encryption: other
-    machines reach it only at a private address that --host names.
+    machines reach it only at a private address, which --host must name.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in `serve`
     from supervisor.cli.worker import worker as call
@@ -236,7 +236,7 @@ service_commands = typer.Typer(help="The daemon as a service of systemd.", no_ar
 IsUser = Annotated[
     bool | None,
     typer.Option(
-        "--user/--system", help="Of this user, or of the system. Unset: of the system for root."
+        "--user/--system", help="A service of this user or of the system. Unset: system for root."
     ),
 ]
 
@@ -284,7 +284,7 @@ def service_show(
     config: Config = None,
     kind: Annotated[
         Literal["systemd", "launchd", "windows"] | None,
-        typer.Option("--format", help="Unset: of this system. launchd and windows are untested."),
+        typer.Option("--format", help="Unset: for this system. launchd and windows are untested."),
     ] = None,
     as_json: Json = False,
 ) -> None:

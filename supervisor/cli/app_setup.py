@@ -1,4 +1,4 @@
-"""Signatures: settings, keys, hooks, engines, models and profiles."""
+"""Declares the commands of settings, keys, hooks, engines, models and profiles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def import_settings(
     ],
     kind: Annotated[
         Literal["command", "llama-swap", "router", "modelfile"] | None,
-        typer.Option("--from", help="What it is. Unset: by its content."),
+        typer.Option("--from", help="Its format. Unset: detected from the content."),
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write it into corral.toml, with a backup beside it.")
@@ -66,14 +66,14 @@ def connect(  # noqa: PLR0913, PLR0917 (a command has its options)
     model: Annotated[
         str | None,
         typer.Option(
-            help="For most requests. Unset: the default model, or one that is loaded.",
+            help="For most requests. Unset: the default model, or a loaded model.",
             autocompletion=offer("model"),
         ),
     ] = None,
     small: Annotated[
         str | None,
         typer.Option(
-            help="For short requests, such as titles. Unset: the same.",
+            help="For short requests, such as titles. Unset: the same model.",
             autocompletion=offer("model"),
         ),
     ] = None,
@@ -82,14 +82,14 @@ def connect(  # noqa: PLR0913, PLR0917 (a command has its options)
         typer.Option("--write", help="Check with one request, then write; each file has a backup."),
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Take back what --write wrote; the rest stays.")
+        bool, typer.Option("--undo", help="Remove the settings of --write; the rest stays.")
     ] = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="With --write: send a request first.")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Show a client's settings for the running daemon, write them, or take them back."""
+    """Show a client's settings for the running daemon, write them, or remove them again."""
     from supervisor.cli import connect as calls
 
     if client is None:
@@ -166,7 +166,7 @@ def config_schema(
     write: Annotated[
         bool,
         typer.Option(
-            "--write", help="Write it beside corral.toml, whose first line then tells editors."
+            "--write", help="Write it beside corral.toml, and name it in corral.toml for editors."
         ),
     ] = False,
     config: Config = None,
@@ -200,7 +200,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     ] = None,
     priority: Annotated[
         Literal["interactive", "batch"],
-        typer.Option(help="batch: all other requests go first."),
+        typer.Option(help="batch: all interactive requests go first."),
     ] = "interactive",
     admin: Annotated[
         bool, typer.Option("--admin", help="It may use the dashboard, and sees all requests.")
@@ -212,7 +212,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
         int | None, typer.Option(min=1, help="Tokens of prompts and answers a day.")
     ] = None,
     max_context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a prompt and the answer it asks for.")
+        int | None, typer.Option(min=1, help="Tokens of a prompt plus the requested answer.")
     ] = None,
     config: Config = None,
     as_json: Json = False,
@@ -303,12 +303,12 @@ Wanted = Annotated[
     ),
 ]
 
-# As the daemon allows.
+# The same as `supervisor.daemon.model_commands.LIMIT_MAX_S`, which is slow to import.
 _LIMIT_MAX_S: Final = 31 * 86_400
 
 
 def _share(text: str) -> float:
-    """Read a share such as `10%` or `0.1`; raises BadParameter."""
+    """Parse a share such as `10%` or `0.1`; raises BadParameter."""
     number = text.strip()
     try:
         return float(number[:-1]) / 100 if number.endswith("%") else float(number)
@@ -352,12 +352,12 @@ def engine_install(
     wanted: Wanted = "stable",
     variant: Annotated[
         Literal["cpu", "vulkan", "cuda", "rocm", "metal"] | None,
-        typer.Option("--variant", help="What it computes on; unset: what suits this machine."),
+        typer.Option("--variant", help="The backend. Unset: the best for this machine."),
     ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Install a release of llama.cpp, beside those that are here."""
+    """Install a release of llama.cpp beside the installed ones."""
     from supervisor.cli.engine import install as call
 
     finish("engine install", lambda: call(wanted, variant, config), as_json=as_json)
@@ -365,7 +365,7 @@ def engine_install(
 
 @engine_commands.command("update")
 def engine_update(wanted: Wanted = "stable", config: Config = None, as_json: Json = False) -> None:
-    """Install the newest release and use it; `rollback` goes back to the one before."""
+    """Install the newest release and use it; `rollback` returns to the previous build."""
     from supervisor.cli.engine import update as call
 
     finish("engine update", lambda: call(wanted, config), as_json=as_json)
@@ -373,7 +373,7 @@ def engine_update(wanted: Wanted = "stable", config: Config = None, as_json: Jso
 
 @engine_commands.command("use")
 def engine_use(name: Build, config: Config = None, as_json: Json = False) -> None:
-    """Use an installed build, from each model's next start; `corral reload` replaces what runs."""
+    """Use an installed build from each model's next start; `corral reload` applies it at once."""
     from supervisor.cli.engine import use as call
 
     finish("engine use", lambda: call(name, config), as_json=as_json)
@@ -381,7 +381,7 @@ def engine_use(name: Build, config: Config = None, as_json: Json = False) -> Non
 
 @engine_commands.command("rollback")
 def engine_rollback(config: Config = None, as_json: Json = False) -> None:
-    """Use the build that was in use before; each further rollback goes one more back."""
+    """Use the previous build; each further rollback returns to the build before that."""
     from supervisor.cli.engine import rollback as call
 
     finish("engine rollback", lambda: call(config), as_json=as_json)
@@ -410,7 +410,7 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     share: Annotated[
         float,
         typer.Option(
-            parser=_share, metavar="SHARE", help="Of new conversations, such as 10% or 0.1."
+            parser=_share, metavar="SHARE", help="Share of new conversations: 10% or 0.1."
         ),
     ] = "10%",  # type: ignore[assignment]
     limit_s: Annotated[
@@ -429,11 +429,11 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     withdraw: Annotated[bool, typer.Option("--withdraw", help="End it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try another build on a share of a model's conversations; without words, show how it does.
+    """Try another build on a share of a model's conversations; without options, show the figures.
 
     One replica of the model runs it. A crash, more errors, or less speed than the margin allows
-    withdraw it; at the end of --for it is promoted where the figures exclude all that: every
-    replica moves to it, and corral.toml keeps it. No answer is cut.
+    withdraw it. At the end of --for it is promoted if the figures exclude all that: every replica
+    moves to it, and corral.toml keeps it. No answer is cut.
     """
     from supervisor.cli import trial
 
@@ -463,15 +463,15 @@ def model_get(
     name: Annotated[
         str, typer.Argument(metavar="MODEL", help="OWNER/NAME[:QUANT], a URL, or a pinned name.")
     ],
-    projector: Annotated[bool, typer.Option(help="Take the projector of the model too.")] = True,
-    draft: Annotated[bool, typer.Option(help="Take its draft model or draft heads too.")] = True,
+    projector: Annotated[bool, typer.Option(help="Fetch the model's projector too.")] = True,
+    draft: Annotated[bool, typer.Option(help="Fetch its draft model or draft heads too.")] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would come; fetch nothing.")
+        bool, typer.Option("--dry-run", help="Show the files; fetch nothing.")
     ] = False,
     as_lines: Annotated[bool, typer.Option("--lines", hidden=True)] = False,
     as_json: Json = False,
 ) -> None:
-    """Download a model, unless it is there and complete.
+    """Download a model, unless it is complete already.
 
     Without QUANT, the quantisation that fits this machine is chosen. A broken download continues.
     """
@@ -484,7 +484,7 @@ def model_get(
 
 @model_commands.command("search")
 def model_search(
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words of its name.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words of the name.")],
     limit: Annotated[int, typer.Option(min=1, max=50, help="How many to show.")] = 10,
     as_json: Json = False,
 ) -> None:
@@ -496,9 +496,9 @@ def model_search(
 
 @model_commands.command("list")
 def model_list(config: Config = None, as_json: Json = False) -> None:
-    """List the models on this machine, wherever they are kept, and the space that they take.
+    """List the models on this machine, wherever they are stored, and their sizes.
 
-    Looks into our own directory, those of `models_dir`, the Hugging Face cache, and the stores of
+    Searches our own directory, those of `models_dir`, the Hugging Face cache, and the stores of
     llama.cpp, LM Studio and Ollama. `corral start NAME` serves any of them.
     """
     from supervisor.cli.model import list_models as call

@@ -1,4 +1,4 @@
-"""`corral batch run|list|show|cancel`: files of requests that the daemon computes."""
+"""Implements `corral batch run|list|show|cancel`: files of requests for the daemon."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _END: Final = "-----END CERTIFICATE-----"
 
 
 def pinned_context(cert: Path) -> ssl.SSLContext:
-    """Trust the daemon's own certificate alone, whatever names it has.
+    """Trust only the daemon's own certificate, for any host name.
 
-    Its control socket has named the file, so no CA is needed, and 127.0.0.1 need not be a name.
+    The control socket gave the path of the file, so neither a CA nor the name 127.0.0.1 is needed.
 
     Raises:
         AccessDenied: The file cannot be read.
-        SettingsInvalid: It has no certificate, or the client certificate cannot be used.
+        SettingsInvalid: The file has no certificate, or the client certificate cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -55,27 +55,23 @@ def pinned_context(cert: Path) -> ssl.SSLContext:
         reason = f"the daemon's certificate {cert} cannot be read: {error.strerror}"
         raise AccessDenied(reason) from error
     if own := os.environ.get(CERT_VARIABLE):
-        _present(context, own)
+        try:
+            context.load_cert_chain(own, password="")
+        except OSError as error:  # also an ssl.SSLError
+            raise SettingsInvalid(
+                f"{CERT_VARIABLE}: {own} cannot be used: {error.strerror or error}",
+                hint="name a PEM file with a client certificate and its key, without a passphrase",
+            ) from error
     return context
 
 
 def raise_if_refused(error: Exception) -> None:
-    """Raises AccessDenied if TLS with the daemon has failed, and not only the connection."""
+    """Raise AccessDenied if TLS with the daemon has failed, not only the connection."""
     if "[SSL" in str(error) or "CERTIFICATE" in str(error):
         raise AccessDenied(
             f"no TLS connection with the daemon: {error}",
-            hint=f"where it demands a client certificate, set {CERT_VARIABLE} to a PEM file with "
+            hint=f"if it demands a client certificate, set {CERT_VARIABLE} to a PEM file with "
             "one and its key; corral config check shows whether its own has expired",
-        ) from error
-
-
-def _present(context: ssl.SSLContext, own: str) -> None:
-    try:
-        context.load_cert_chain(own, password="")
-    except OSError as error:  # also an ssl.SSLError
-        raise SettingsInvalid(
-            f"{CERT_VARIABLE}: {own} cannot be used: {error.strerror or error}",
-            hint="it names a PEM file with a client certificate and its key, without a passphrase",
         ) from error
 
 
@@ -87,11 +83,14 @@ Object = Mapping[str, Any]
 
 
 class BatchClient:
-    """Every method raises CorralError: DaemonBusy where the proxy does not answer."""
+    """The batch API of the running daemon.
+
+    Every method raises CorralError, and DaemonBusy if the proxy does not answer. The constructor
+    and `reconnect` raise NotRunning.
+    """
 
     def __init__(self) -> None:
-        """Find the daemon. Raises NotRunning."""
-        self._http = connected()
+        self._http = connect()
 
     def __enter__(self) -> Self:
         return self
@@ -100,8 +99,8 @@ class BatchClient:
         self._http.close()
 
     def reconnect(self) -> None:
-        """Find the daemon again, which may have another address. Raises NotRunning."""
-        found = connected()
+        """Find the daemon again; its address may have changed."""
+        found = connect()
         self._http.close()
         self._http = found
 
@@ -121,12 +120,12 @@ class BatchClient:
         return self._json("POST", f"/v1/batches/{_safe(batch_id)}/cancel")
 
     def list(self) -> list[Object]:
-        """The newest batches."""
+        """Return the newest batches."""
         found: list[Object] = self._json("GET", "/v1/batches", params={"limit": _LIST_MAX})["data"]
         return found
 
     def download(self, file_id: str, path: Path) -> None:
-        """Write a file; it is there whole or not at all."""
+        """Write a file atomically."""
         with (
             _translate_http_errors(),
             self._http.stream("GET", f"/v1/files/{file_id}/content") as response,
@@ -145,13 +144,13 @@ class BatchClient:
             return found
 
 
-def connected() -> httpx.Client:
-    """Find the daemon. Raises NotRunning."""
+def connect() -> httpx.Client:
+    """Return a client of the running daemon's proxy. Raises NotRunning."""
     status = Client(directories().control_socket).status()
     cert = status["tls_cert"]
     key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # No proxy of the environment: the daemon is on this machine.
+    # Ignore proxies from the environment: the daemon is on this machine.
     return httpx.Client(
         base_url=status["url"],
         headers=headers,
@@ -169,7 +168,7 @@ def _translate_http_errors() -> Iterator[None]:
         raise_if_refused(error)
         raise DaemonBusy(
             f"the daemon does not answer: {str(error) or type(error).__name__}",
-            hint="corral status shows whether it runs; its batches go on when it runs again",
+            hint="corral status shows whether it runs; its batches continue when it runs again",
         ) from error
 
 
@@ -187,7 +186,7 @@ def _failure(response: httpx.Response) -> CorralError:
 
 def _safe(batch_id: str) -> str:
     if not batch_id.replace("_", "").replace("-", "").isalnum() or not batch_id.isascii():
-        raise CorralError(f"{batch_id!r} is no id of a batch", hint="corral batch list shows them")
+        raise CorralError(f"{batch_id!r} is not a batch id", hint="corral batch list shows them")
     return batch_id
 
 
@@ -215,28 +214,27 @@ def _unwritable(path: Path, error: OSError) -> AccessDenied:
 _ACTIVE: Final = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 _POLL_FIRST_S: Final = 0.1
 _POLL_MAX_S: Final = 2.0
-# A daemon that is restarted drains for up to half a minute, and may replay its database.
+# During a restart the daemon drains for up to half a minute, and may replay its database.
 _RESTART_MAX_S: Final = 120.0
 
 
 class Pace:
-    """How long the rest takes, by the lines that were done since the first look."""
+    """Estimates the remaining time from the lines done since the first poll."""
 
     def __init__(self, done: int, now_s: float) -> None:
         self._done = done
         self._began_at_s = now_s
 
     def left_s(self, done: int, total: int, now_s: float) -> float | None:
-        """None before a line is done."""
+        """Return the remaining seconds; None before a line is done."""
         new = done - self._done
         return (now_s - self._began_at_s) * (total - done) / new if new > 0 else None
 
 
 def wait(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
-    """Return the batch at its end; goes on where the daemon is restarted meanwhile.
+    """Wait for the end of a batch and return it; survives a restart of the daemon.
 
-    Raises:
-        DaemonBusy, NotRunning: The daemon has not answered for two minutes.
+    Raises DaemonBusy or NotRunning if the daemon has not answered for two minutes.
     """
     pace, pause_s = Pace(_count_done(batch), time.monotonic()), _POLL_FIRST_S
     try:
@@ -251,7 +249,7 @@ def wait(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
 
 
 def _await_batch(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
-    """Return the batch as it is now, or once the daemon answers again."""
+    """Return the batch's present state; waits until the daemon answers."""
     until_s = time.monotonic() + _RESTART_MAX_S
     while True:
         try:
@@ -289,7 +287,7 @@ def _count_done(batch: Object) -> int:
 
 
 _HEAD: Final = ("BATCH", "STATUS", "DONE", "FAILED", "LINES", "CREATED", "ENDPOINT")
-# For a second Ctrl-C, which cancels.
+# Time for a second Ctrl-C, which cancels.
 _SECOND_S: Final = 2.0
 _LINE_MAX_BYTES: Final = 64 * 1024**2
 _EXAMPLE: Final = (
@@ -311,7 +309,7 @@ def run(path: Path, output: Path | None) -> CommandResult:
             raise _handle_interrupt(client, batch["id"]) from interrupt
         except (DaemonBusy, NotRunning) as error:
             again = f"corral start, then corral batch show {batch['id']}"
-            hint = f"{batch['id']} goes on when the daemon runs again: {again}"
+            hint = f"{batch['id']} continues when the daemon runs again: {again}"
             raise DaemonBusy(error.message, hint=hint) from error
         return _result(batch, _download(client, batch, files))
 
@@ -325,7 +323,7 @@ def list_batches() -> CommandResult:
 
 
 def show(batch_id: str, output: Path | None) -> CommandResult:
-    """Show a batch, and with `output` write its results there."""
+    """Show a batch; with `output`, write its results there."""
     files = _files_of(output) if output else None
     with BatchClient() as client:
         batch = client.get(batch_id)
@@ -338,11 +336,8 @@ def show(batch_id: str, output: Path | None) -> CommandResult:
 def cancel(batch_id: str) -> CommandResult:
     with BatchClient() as client:
         batch = client.cancel(batch_id)
-    note = f"corral batch show {batch_id} shows what was computed until now"
+    note = f"corral batch show {batch_id} shows the results so far"
     return CommandResult(batch, f"{batch_id} is {batch['status']}", (note,))
-
-
-# A file and its results.
 
 
 def _create_batch(client: BatchClient, path: Path, endpoint: str) -> Object:
@@ -356,7 +351,7 @@ def _create_batch(client: BatchClient, path: Path, endpoint: str) -> Object:
 
 
 def _endpoint(path: Path) -> str:
-    """The endpoint of a file's first line; the daemon checks all lines."""
+    """Return the endpoint of a file's first line; the daemon checks all lines."""
     try:
         with open_regular(path) as file:
             lines = iter(lambda: file.readline(_LINE_MAX_BYTES), b"")
@@ -367,13 +362,13 @@ def _endpoint(path: Path) -> str:
         url = json.loads(line.decode("utf-8-sig"))["url"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorralError(
-            f"the first line of {path} is no request of a batch", hint=f"a line is {_EXAMPLE}"
+            f"the first line of {path} is not a batch request", hint=f"a line is {_EXAMPLE}"
         ) from error
     return str(url)
 
 
 def _files_of(output: Path) -> tuple[Path, Path]:
-    """Where results and errors are written."""
+    """Return the paths for results and for errors."""
     name = output.name.removesuffix(".jsonl").removesuffix(".output")
     return output, output.with_name(f"{name}.errors.jsonl")
 
@@ -399,24 +394,21 @@ def _download(client: BatchClient, batch: Object, files: tuple[Path, Path]) -> l
 
 
 def _handle_interrupt(client: BatchClient, batch_id: str) -> Interrupted:
-    """After Ctrl-C the batch goes on; after a second one it is cancelled."""
-    write(f"\n{batch_id} goes on; Ctrl-C again cancels it", sys.stderr)
+    """After Ctrl-C the batch continues; a second Ctrl-C cancels it."""
+    write(f"\n{batch_id} continues; Ctrl-C again cancels it", sys.stderr)
     try:
         time.sleep(_SECOND_S)
     except KeyboardInterrupt:
         client.cancel(batch_id)
         return Interrupted(
             f"{batch_id} is cancelled",
-            hint=f"corral batch show {batch_id} --output FILE.jsonl writes what was computed",
+            hint=f"corral batch show {batch_id} --output FILE.jsonl writes the results so far",
         )
     return Interrupted(
-        f"stopped waiting; {batch_id} goes on",
-        hint=f"corral batch show {batch_id} shows how far it is, "
+        f"stopped waiting; {batch_id} continues",
+        hint=f"corral batch show {batch_id} shows its progress, "
         f"with --output FILE.jsonl it writes the results; corral batch cancel {batch_id} ends it",
     )
-
-
-# What is shown.
 
 
 def _result(batch: Object, written: list[Path]) -> CommandResult:

@@ -1,4 +1,4 @@
-"""`corral bench`: measure a model under several profiles, on engines of its own."""
+"""Implements `corral bench`: measures a model under several profiles, on engines of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import platform
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,6 @@ from supervisor.bench.figures import (
     ROUND_FIGURES,
     BenchMachine,
     BenchResult,
-    Figure,
     Variant,
     findings,
     table,
@@ -44,23 +43,19 @@ _WATCHED_S: Final = 0.5
 
 
 def machine_facts(settings: Settings, plan: Plan, where: Directories) -> MachineFacts:
-    """Watch the machine for a moment."""
+    """Read the machine, its busy programs (for 0.5 s) and the daemon's loaded models."""
     here = machine.read()
+    try:
+        models = Client(where.control_socket).status()["models"]
+    except CorralError:
+        models = []  # no daemon, or one that does not answer
     return MachineFacts(
         capacity=capacity(here, plan.engine.devices, settings.supervisor.memory_budget),
         available_bytes=here.memory_available_bytes,
         logical_cores=here.logical_cores,
         programs=busy_programs(_WATCHED_S),
-        loaded=_loaded_models(where),
+        loaded=tuple(found for model in models if (found := _loaded_model(model))),
     )
-
-
-def _loaded_models(where: Directories) -> tuple[LoadedModel, ...]:
-    try:
-        models = Client(where.control_socket).status()["models"]
-    except CorralError:
-        return ()  # no daemon, or one that does not answer
-    return tuple(found for model in models if (found := _loaded_model(model)))
 
 
 def _loaded_model(model: ModelStatus) -> LoadedModel | None:
@@ -77,7 +72,7 @@ def _loaded_model(model: ModelStatus) -> LoadedModel | None:
 
 
 def data(result: BenchResult) -> dict[str, object]:
-    """The result for --json, with all raw values; comparisons are against the first variant."""
+    """Return the result for --json, with all raw values and comparisons with the first variant."""
     return asdict(result) | {
         "began_at": result.began_at.isoformat(timespec="seconds"),
         "rounds": result.rounds,
@@ -110,6 +105,7 @@ def result_of(
         )
         for spec in job.specs
     )
+    figures = (*(figure for load in job.workloads for figure in load.figures), *ROUND_FIGURES)
     return BenchResult(
         model=job.model,
         model_file=plan.gguf.path.name,
@@ -121,17 +117,12 @@ def result_of(
         workloads=tuple(workload.name for workload in job.workloads),
         rounds_planned=job.limits.planned,
         is_interrupted=is_interrupted,
-        figures=tuple(_figures(job, measured)),
+        figures=tuple(
+            figure for figure in figures if any(variant.values(figure.name) for variant in measured)
+        ),
         variants=measured,
         notes=tuple(notes),
     )
-
-
-def _figures(job: BenchJob, measured: Sequence[Variant]) -> Iterator[Figure]:
-    """Those that some variant has."""
-    for figure in (*(figure for load in job.workloads for figure in load.figures), *ROUND_FIGURES):
-        if any(variant.values(figure.name) for variant in measured):
-            yield figure
 
 
 def _machine(plan: Plan) -> BenchMachine:
@@ -155,10 +146,10 @@ class BenchOptions:
     """The options of the command line.
 
     Attributes:
-        profiles: To compare, the first with each other one; none means the default ones.
-        workloads: None means all that suit the model.
+        profiles: Profiles to compare, the first with each other; empty for the default ones.
+        workloads: Empty for all that suit the model.
         force: Measure although the machine is not free.
-        report: Where to write an HTML report.
+        report: Path for an HTML report.
     """
 
     profiles: tuple[str, ...] = ()
@@ -171,7 +162,7 @@ class BenchOptions:
 
 
 def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResult:
-    """Measure, and show what was measured, also after Ctrl-C."""
+    """Measure and show the figures, also after Ctrl-C."""
     where = directories()
     targets = choose([word], config, where)
     settings, (model,) = targets.loaded.settings, targets.names
@@ -187,7 +178,7 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
     if not options.force:
         variants.check(facts, specs)
     measure_threads(LaunchPlanner(settings, where), model, where)
-    specs = variants.choose(settings, where, model, options.profiles)  # with what was measured
+    specs = variants.choose(settings, where, model, options.profiles)  # with measured threads
     job = BenchJob(
         model=model,
         specs=specs,
@@ -211,25 +202,21 @@ def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
         if not found.has_values:
             raise Interrupted("stopped before anything was measured") from interrupt
         is_interrupted = True
+    planned = f" of {job.limits.planned}" if job.limits.planned else ""
+    stopped = f"stopped after {found.complete_rounds}{planned} rounds; the figures are of those"
     notes = (
         *(f"measured although {obstacle}" for obstacle in variants.obstacles(facts, job.specs)),
         *variants.notes(facts),
         *(note for spec in job.specs for note in spec.plan.warnings),
         *found.notes,
         *filter(None, [variants.note_on_load(found.others_cores, facts.logical_cores)]),
-        *([_stop_text(job, found)] if is_interrupted else []),
+        *([stopped] if is_interrupted else []),
     )
     return result_of(job, found, began_at, notes, is_interrupted=is_interrupted)
 
 
-def _stop_text(job: BenchJob, found: Measurements) -> str:
-    planned = job.limits.planned
-    of = f" of {planned}" if planned else ""
-    return f"stopped after {found.complete_rounds}{of} rounds; the figures are of what was measured"
-
-
 def _write_report(result: BenchResult, repeat: str, path: Path | None) -> tuple[str, bool]:
-    """Return a sentence on the report, and whether it failed; the result is shown in any case."""
+    """Return a sentence about the report, and whether it failed."""
     if path is None:
         return "", False
     try:
@@ -240,7 +227,7 @@ def _write_report(result: BenchResult, repeat: str, path: Path | None) -> tuple[
 
 
 def _repeat(result: BenchResult, word: str, config: Path | None, options: BenchOptions) -> str:
-    """The command that measures the same again, with the same texts and orders."""
+    """Return the command that repeats the measurement with the same texts and orders."""
     words = ["corral", "bench", word, "--seed", str(result.seed)]
     words += ["--profiles", ",".join(options.profiles)] if options.profiles else []
     words += ["--workload", ",".join(options.workloads)] if options.workloads else []
@@ -266,16 +253,13 @@ def _bench_result(result: BenchResult, report: str, is_report_missing: bool) -> 
     )
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
 def _text(result: BenchResult) -> str:
+    rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
     lines = [
         f"{result.model} ({result.model_file}) on {result.engine}",
         (
             f"{result.machine.processor}, {result.machine.physical_cores} cores; "
-            f"{_plural(result.rounds, 'round')}, seed {result.seed}"
+            f"{rounds}, seed {result.seed}"
         ),
         "",
         table(result),

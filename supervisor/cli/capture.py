@@ -1,4 +1,4 @@
-"""`corral capture`: the requests to a model with their responses, in a file."""
+"""Implements `corral capture`: writes the requests to a model and their responses to a file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 
 
 class CaptureFile:
-    """A new file of mode 0600. Each line is written whole, or, on a full disk, not at all.
+    """A new file of mode 0600; raises AccessDenied if it exists or cannot be created.
+
+    Each line is written whole, or, if the disk is full, not at all.
 
     Attributes:
-        end: The members of the last line; None before it.
+        end: The members of the capture's last line; None before it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file; raises AccessDenied where that cannot be or something is there."""
         self.path = path.absolute()
         self.size_bytes = self.requests = self.responses = 0
         self.end: dict[str, Any] | None = None
@@ -60,10 +61,16 @@ class CaptureFile:
         return time.monotonic() - self._began_at_s
 
     def write(self, line: bytes) -> None:
-        """Append a line; an empty one only says that the daemon is there. Raises OSError."""
+        """Append a line; empty lines are only keep-alives of the daemon. Raises OSError."""
         if line == b"\n":
             return
-        self._append(line)
+        view = memoryview(line)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self.size_bytes)
+            raise
         self.size_bytes += len(line)
         self.requests += line.startswith(b'{"type":"request"')
         self.responses += line.startswith(b'{"type":"response"')
@@ -73,29 +80,20 @@ class CaptureFile:
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
 
-    def _append(self, line: bytes) -> None:
-        view = memoryview(line)
-        try:
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-        except OSError:
-            os.ftruncate(self._descriptor, self.size_bytes)
-            raise
-
 
 _REASONS = {
     "time": "its time is over",
-    "requests": "it has as many requests as were wanted",
-    "size": "it has its full size",
+    "requests": "it has reached the limit of requests",
+    "size": "it has reached the limit of its size",
     "stopped": "it was stopped",
     "daemon_stopped": "the daemon stopped",
 }
-_CONTENT = "it contains prompts and answers; keys are taken out"
+_CONTENT = "it contains prompts and answers, but no keys"
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """`output` None: a new file in this directory, named after the model and the time."""
+    """`output`: None for a new file in this directory, named after the model and the time."""
 
     model: str
     duration_s: float
@@ -119,14 +117,14 @@ def capture(options: CaptureOptions) -> CommandResult:
         or Path(f"{file_name(model)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
     )
     try:
-        with file, _stopped_by_signals(client.stop_capture):
+        with file, _stop_on_signals(client.stop_capture):
             _fill(file, client, body, options.duration_s)
     except OSError as error:
         if not file.requests:
             file.remove()
         raise DiskFull(
             f"cannot write {file.path}: {error.strerror}",
-            hint=f"it has {file.requests} requests, whole up to its last line"
+            hint=f"it has {file.requests} requests, complete up to its last line"
             if file.requests
             else "name a file on another disk with --output",
         ) from error
@@ -138,14 +136,14 @@ def capture(options: CaptureOptions) -> CommandResult:
 
 
 def show() -> CommandResult:
-    """Show the capture that runs, if one does."""
+    """Show the running capture, if there is one."""
     running = Client(directories().control_socket).status()["capture"]
     text = capture_text(running) if running else "nothing is captured"
     return CommandResult(running, text)
 
 
 def stop() -> CommandResult:
-    """End the capture that runs; its command has the file."""
+    """End the running capture; the command that started it keeps the file."""
     client = Client(directories().control_socket)
     running = client.status()["capture"]
     client.stop_capture()
@@ -161,16 +159,16 @@ def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: f
             meter.show("capturing", done, f"{file.requests} requests, {size(file.size_bytes)}")
     except DaemonBusy:
         if not file.size_bytes:
-            raise  # it never began; else the daemon ended in the middle of it
+            raise  # it never began; with a line, the daemon ended in the middle of the capture
     finally:
         meter.clear()
 
 
 @contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """End the capture on the first Ctrl-C or SIGTERM, without losing a line; the second ends all.
+def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on the first Ctrl-C or SIGTERM; the second has its usual effect.
 
-    A KeyboardInterrupt would lose what is half read.
+    A KeyboardInterrupt would lose a line that is partly read.
     """
 
     def on_signal(number: int, _: FrameType | None) -> None:

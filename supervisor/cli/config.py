@@ -1,10 +1,11 @@
-"""`corral config` and `corral profile`: settings checked, shown and changed; sets of flags."""
+"""Implements `corral config` and `corral profile`: checks, shows and changes them."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,13 +48,18 @@ from supervisor.system.toml_file import read_toml
 
 def certificate_notes(settings: Settings, now: datetime) -> Iterator[str]:
     """Yield a sentence for each certificate that has expired or is not valid yet."""
-    for setting, path in _files(settings):
-        for found in _certificates(path):
-            if (problem := _problem(found, now)) is not None:
-                yield f"{setting}: {path}: the certificate {_name(found)} {problem}"
+    for setting, path in _certificate_files(settings):
+        try:
+            certificates = x509.load_pem_x509_certificates(path.read_bytes())
+        except (OSError, ValueError):  # OpenSSL accepts more formats, and has accepted this file
+            continue
+        for found in certificates:
+            if (problem := _certificate_problem(found, now)) is not None:
+                name = found.subject.rfc4514_string() or f"number {found.serial_number:x}"
+                yield f"{setting}: {path}: the certificate {name} {problem}"
 
 
-def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
+def _certificate_files(settings: Settings) -> Iterator[tuple[str, Path]]:
     if tls := settings.proxy.tls:
         yield "proxy.tls.cert", tls.cert
         if tls.client_ca:
@@ -65,23 +71,12 @@ def _files(settings: Settings) -> Iterator[tuple[str, Path]]:
             yield f"nodes.{name}.cert", node.cert
 
 
-def _certificates(path: Path) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError):  # OpenSSL, which reads more, has accepted the file
-        return []
-
-
-def _problem(found: x509.Certificate, now: datetime) -> str | None:
+def _certificate_problem(found: x509.Certificate, now: datetime) -> str | None:
     if found.not_valid_after_utc < now:
         return f"expired at {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it"
     if found.not_valid_before_utc > now:
         return f"is not valid before {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
     return None
-
-
-def _name(found: x509.Certificate) -> str:
-    return found.subject.rfc4514_string() or f"number {found.serial_number:x}"
 
 
 def check(config: Path | None) -> CommandResult:
@@ -109,8 +104,12 @@ def _emit_nothing(_: str, /, **_fields: object) -> None:
 
 
 def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:
-    """Reject a fallback that generates no text; raises SettingsInvalid."""
-    mute = [plan.model for plan in plans if _generates_nothing(plan)]
+    """Raise SettingsInvalid if a fallback generates no text."""
+    mute = [
+        plan.model
+        for plan in plans
+        if (found := embedding(plan.gguf, plan.memory_inputs.chosen)) is not None and found.is_only
+    ]
     names = {name for model in mute for name in (model, *settings.models[model].aliases)}
     lists = {
         f"proxy.fallback.{name}": set(others) for name, others in settings.proxy.fallback.items()
@@ -126,28 +125,19 @@ def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:
             )
 
 
-def _generates_nothing(plan: Plan) -> bool:
-    found = embedding(plan.gguf, plan.memory_inputs.chosen)
-    return found is not None and found.is_only
-
-
 def _all_plans(planner: LaunchPlanner) -> Iterator[Plan]:
-    """Yield the plans of all models; raises CorralError with what is wrong with each model."""
+    """Yield the plans of all models; raises CorralError with the errors of all models."""
     errors: list[CorralError] = []
     for name in planner.entries:
         try:
-            yield from _plans(planner, name)
+            yield planner.plan(name)
+            if trial := planner.places.trial(name):
+                yield planner.plan_trial(name, trial)
         except CorralError as error:
             errors.append(error)
     if errors:
         lines = dict.fromkeys(error.message for error in errors)
         raise from_json({**errors[0].as_json(), "message": "\n".join(lines)})
-
-
-def _plans(planner: LaunchPlanner, model: str) -> Iterator[Plan]:
-    yield planner.plan(model)
-    if trial := planner.places.trial(model):
-        yield planner.plan_trial(model, trial)
 
 
 def show_settings(config: Path | None) -> CommandResult:
@@ -178,7 +168,7 @@ def paths(config: Path | None) -> CommandResult:
 
 
 def set_value(key: str, word: str, config: Path | None) -> CommandResult:
-    """Set one value; the file is made where there is none."""
+    """Set one value; creates the file if there is none."""
     parts = key_parts(key)
     path = _file(config) or directories().config / FILE_NAME
 
@@ -189,7 +179,7 @@ def set_value(key: str, word: str, config: Path | None) -> CommandResult:
 
 
 def unset_value(key: str, config: Path | None) -> CommandResult:
-    """Take a value or a table out of the file."""
+    """Remove a value or a table from the file."""
     parts = key_parts(key)
     path = _file(config)
     if path is None:
@@ -206,7 +196,7 @@ def _file(config: Path | None) -> Path | None:
 
 
 def _first_valid(edits: Iterable[Edit], path: Path) -> Edit:
-    """Return the first edit that leaves valid settings; raises what is wrong with the first."""
+    """Return the first edit with valid settings; raises the error of the first edit."""
     errors = []
     for edit in edits:
         try:
@@ -221,41 +211,34 @@ def _first_valid(edits: Iterable[Edit], path: Path) -> Edit:
 
 
 def _write(path: Path, edit: Callable[[str], Edit], parts: tuple[str, ...]) -> CommandResult:
-    before = _settings(path)
+    before = None
+    with suppress(SettingsInvalid):  # no file yet, or an invalid one
+        before = merge(read_toml(path), path).settings
     made = write_file(path, edit)
     data = {"file": str(path), "lines": made.lines}
     text = "\n".join(f"{path}: {line}" for line in made.lines)
     return CommandResult(data, text, tuple(_notes(path, before, ".".join(parts))))
 
 
-def _settings(path: Path) -> Settings | None:
-    """Return what a file says now, or None if there is none or it is not valid."""
-    try:
-        return merge(read_toml(path), path).settings
-    except SettingsInvalid:
-        return None
-
-
 def _notes(path: Path, before: Settings | None, key: str) -> Iterator[str]:
     loaded = merge(read_toml(path), path)
     if loaded.origins.get(key) == "environment":
-        yield f"the environment sets {key} too, and wins"
+        yield f"the environment sets {key} too, and takes precedence"
     if not directories().control_socket.exists():
         return
     if any(restart_changes(before or Settings(), loaded.settings)):
-        yield "a daemon runs: it takes a restart (corral stop, then corral start) to apply it"
+        yield "a daemon runs: it needs a restart (corral stop, then corral start) to apply it"
     else:
         yield "a daemon runs: corral reload applies it"
 
 
 def schema() -> CommandResult:
-    """Show the schema."""
     made = json_schema()
     return CommandResult(made, json.dumps(made, indent=2))
 
 
 def write_schema(config: Path | None) -> CommandResult:
-    """Write the schema beside the settings file, whose first line then points editors to it."""
+    """Write the schema beside the settings file, and name it in that file's first line."""
     where = directories().config
     path = find_file(config, config_dir=where, environ=os.environ) or where / FILE_NAME
     beside = path.with_name(SCHEMA_NAME)
@@ -265,13 +248,13 @@ def write_schema(config: Path | None) -> CommandResult:
         write_atomic(beside, json.dumps(json_schema(), indent=2) + "\n")
     except OSError as error:
         raise AccessDenied(f"{beside} cannot be written: {error.strerror}") from error
-    write_file(path, _with_directive)
+
+    def add_directive(text: str) -> Edit:
+        has_directive = text.startswith("#:schema ")
+        return Edit(text if has_directive else f"{DIRECTIVE}\n{text}", ())
+
+    write_file(path, add_directive)
     return CommandResult({"file": str(path), "schema": str(beside)}, f"{beside}\n{path}")
-
-
-def _with_directive(text: str) -> Edit:
-    is_there = text.startswith("#:schema ")
-    return Edit(text if is_there else f"{DIRECTIVE}\n{text}", ())
 
 
 def list_profiles() -> CommandResult:

@@ -1,7 +1,7 @@
-"""`corral connect`: settings of client programs for the running daemon.
+"""Implements `corral connect`: settings of client programs for the running daemon.
 
-Settings files of clients: read, backed up, written, and taken back. What is written is remembered
-first, in files under `connect/` of the data directory.
+Reads, backs up, writes and restores the settings files of clients. Before a write, the changes are
+recorded in files under `connect/` of the data directory, so that `--undo` can remove them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import httpx
 
-from supervisor.cli.batch import KEY_VARIABLE, connected, raise_if_refused
+from supervisor.cli.batch import KEY_VARIABLE, connect, raise_if_refused
 from supervisor.clients import client as client_module
 from supervisor.clients.client import (
     Api,
@@ -58,28 +58,30 @@ from supervisor.settings.schema import Settings
 from supervisor.system.files import back_up, open_regular, rewrite, write_atomic
 from supervisor.system.paths import directories, make_private
 
-# A model may have to be loaded, and its prompt computed, first.
+# The model may have to be loaded first, and its prompt computed.
 _CHECK_TIMEOUT_S: Final = 600.0
 
 
 def daemon_facts(model: str | None, small: str | None) -> Facts:
-    """Read what clients are told.
+    """Read the facts that clients' settings need.
 
     Raises:
         NotRunning: No daemon runs.
-        NoSuchModel: It serves no such model, or none that answers chats.
-        AccessDenied: It needs a key, and CORRAL_API_KEY has none.
+        NoSuchModel: The daemon has no such model, or no model that answers chats.
+        AccessDenied: The daemon needs a key, and CORRAL_API_KEY has none.
     """
     try:
         status = Client(directories().control_socket).status()
     except NotRunning as error:
         raise NotRunning(error.message, hint="corral start starts it") from error
-    with connected() as http:
+    with connect() as http:
         listed, needs_key = _list_models(http)
     config = Path(status["config"]) if status["config"] else None
     settings = load(config, config_dir=directories().config).settings
     models = _chat_models(listed, status, settings)
-    chosen = _choose_model(model, models, _preferred_names(settings, status["models"]))
+    loaded = [found["name"] for found in status["models"] if found["state"] == "loaded"]
+    default = settings.proxy.default_model
+    chosen = _choose_model(model, models, [*([default] if default else []), *loaded])
     return Facts(
         url=status["url"],
         models=models,
@@ -91,13 +93,9 @@ def daemon_facts(model: str | None, small: str | None) -> Facts:
 
 
 def check(facts: Facts, api: Api) -> None:
-    """Send one request as a client does.
-
-    Raises:
-        CorralError: It was refused, or its answer broke off.
-    """
+    """Send one request as a client does; raises CorralError if it fails or its answer is cut."""
     body = client_module.body(api, facts.model.name)
-    with connected() as http:
+    with connect() as http:
         try:
             answer = http.post(
                 api.value, json=body, headers=client_module.headers(api), timeout=_CHECK_TIMEOUT_S
@@ -114,7 +112,7 @@ def check(facts: Facts, api: Api) -> None:
 
 
 def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
-    """Return the models that the key may use, and whether one is needed."""
+    """Return the models that the API key may use, and whether a key is needed."""
     try:
         answer = http.get("/v1/models", headers={"Authorization": ""})
         needs_key = answer.status_code == httpx.codes.UNAUTHORIZED
@@ -124,7 +122,7 @@ def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
         raise _no_answer_error(error) from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise AccessDenied(
-            f"the daemon needs an API key, and {KEY_VARIABLE} has none that it knows",
+            f"the daemon needs an API key, and {KEY_VARIABLE} has no valid one",
             hint=f"corral key add NAME makes one; then export {KEY_VARIABLE}=…",
         )
     if answer.is_error:
@@ -160,13 +158,6 @@ def _chats(model: ModelStatus | None, settings: Settings) -> bool:
     return not makes_vectors(gguf, own.flags if own else {})
 
 
-def _preferred_names(settings: Settings, models: Sequence[ModelStatus]) -> list[str]:
-    """Return names in the order in which one is chosen: the default, those that are loaded."""
-    default = settings.proxy.default_model
-    loaded = [model["name"] for model in models if model["state"] == "loaded"]
-    return [*([default] if default else []), *loaded]
-
-
 def _choose_model(
     name: str | None, models: Sequence[ServedModel], preferred: Sequence[str]
 ) -> ServedModel:
@@ -176,7 +167,7 @@ def _choose_model(
         return next((by_name[name] for name in preferred if name in by_name), models[0])
     if name not in by_name or name is None:
         what = f"no model named {name!r} answers chats" if name else "no model answers chats"
-        raise NoSuchModel(what, hint=f"those that do: {known}")
+        raise NoSuchModel(what, hint=f"models with chats: {known}")
     return by_name[name]
 
 
@@ -198,21 +189,11 @@ def _refusal_error(answer: httpx.Response) -> CorralError:
 
 
 _FILE_MAX_BYTES: Final = 4 * 1024**2
-_Given = TypeVar("_Given")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A file that was written; `backup` is None where there was none before."""
-
-    path: Path
-    backup: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """A file without what was written; `left` are values that were changed since."""
+class RestoredFile:
+    """A file from which our settings were removed, except values changed since (`left`)."""
 
     path: Path
     left: tuple[Place, ...]
@@ -220,7 +201,10 @@ class Restored:
 
 
 class SettingsFiles:
-    """All methods raise AccessDenied and SettingsInvalid; then no file was changed."""
+    """The settings files of clients, and the records of our changes.
+
+    All methods raise AccessDenied and SettingsInvalid; then no file was changed.
+    """
 
     def __init__(self, data: Path) -> None:
         self._journals = data / "connect"
@@ -228,8 +212,8 @@ class SettingsFiles:
     def is_connected(self, client: str) -> bool:
         return self._journal(client).exists()
 
-    def write(self, client: str, wanted: Sequence[FileSettings]) -> list[Written]:
-        """Write settings, with a backup of each file that is there."""
+    def write(self, client: str, wanted: Sequence[FileSettings]) -> list[tuple[Path, Path | None]]:
+        """Write settings; return each path, and its backup if the file existed before."""
         wanted = [replace(file, path=Path(os.path.realpath(file.path))) for file in wanted]
         earlier = {file_entries.path: file_entries for file_entries in self._read(client)}
         made = [_apply_settings(file, earlier.get(file.path)) for file in wanted]
@@ -245,20 +229,19 @@ class SettingsFiles:
             write_atomic(self._journal(client), json.dumps(to_json(entries)))
         return [_write_text(entries.path, text) for text, entries in made]
 
-    def undo(self, client: str) -> list[Restored]:
-        """Take back what was written; raises CorralError where nothing was."""
+    def undo(self, client: str) -> list[RestoredFile]:
+        """Remove the settings that were written; raises CorralError if there are none."""
         written = self._read(client)
         if not written:
             raise CorralError(
-                f"corral connect {client} --write has written nothing that is still there",
+                f"corral connect {client} --write has written nothing that could be removed",
                 hint="corral connect shows which clients are connected",
             )
-        texts = [(file, _text(file.path)) for file in written]
-        found = [
-            (file, _call_change(file.path, undo_entries, text, file))
-            for file, text in texts
-            if text
-        ]
+        found = []
+        for file in written:
+            if text := _text(file.path):
+                with _report_format_errors(file.path):
+                    found.append((file, undo_entries(text, file)))
         restored = []
         for file, result in found:
             is_removed = file.is_new and is_empty(result.text)
@@ -267,7 +250,7 @@ class SettingsFiles:
                     file.path.unlink(missing_ok=True)
                 else:
                     rewrite(file.path, result.text)
-            restored.append(Restored(file.path, result.left, is_removed))
+            restored.append(RestoredFile(file.path, result.left, is_removed))
         with _report_os_errors(self._journals):
             self._journal(client).unlink()
         return restored
@@ -290,20 +273,15 @@ class SettingsFiles:
 
 def _apply_settings(wanted: FileSettings, earlier: FileEntries | None) -> tuple[str, FileEntries]:
     text = _text(wanted.path)
-
-    def apply(text: str, wanted: FileSettings) -> tuple[str, FileEntries]:
-        return apply_file_settings(text, wanted, earlier, is_new=is_new)
-
-    is_new = text is None
-    return _call_change(wanted.path, apply, text or "", wanted)
+    with _report_format_errors(wanted.path):
+        return apply_file_settings(text or "", wanted, earlier, is_new=text is None)
 
 
-def _call_change(
-    path: Path, change: Callable[[str, _Given], _Result], text: str, given: _Given
-) -> _Result:
-    """Call a change of a file's text; raises SettingsInvalid where it has another format."""
+@contextmanager
+def _report_format_errors(path: Path) -> Iterator[None]:
+    """Raise SettingsInvalid if the block finds another format than expected."""
     try:
-        return change(text, given)
+        yield
     except (ValueError, TypeError, LookupError) as error:
         raise SettingsInvalid(
             f"{path} cannot be changed safely: {error}", hint="correct it, then try again"
@@ -311,7 +289,7 @@ def _call_change(
 
 
 def _text(path: Path) -> str | None:
-    """Return the text of a file, None where there is none."""
+    """Return the text of a file, None if there is none."""
     with _report_os_errors(path):
         try:
             with open_regular(path) as file:
@@ -323,18 +301,18 @@ def _text(path: Path) -> str | None:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SettingsInvalid(f"{path} is no UTF-8", hint="correct it, then try again") from error
+        raise SettingsInvalid(f"{path} is not UTF-8", hint="correct it, then try again") from error
 
 
-def _write_text(path: Path, text: str) -> Written:
+def _write_text(path: Path, text: str) -> tuple[Path, Path | None]:
     with _report_os_errors(path):
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path, text)
-            return Written(path, None)
+            return path, None
         backup = back_up(path)
         rewrite(path, text)
-        return Written(path, backup)
+        return path, backup
 
 
 @contextmanager
@@ -383,32 +361,35 @@ def show(name: str, model: str | None, small: str | None) -> CommandResult:
 def write(name: str, model: str | None, small: str | None, *, checks: bool) -> CommandResult:
     """Send a request as the client does, then write its settings.
 
-    Raises:
-        CorralError: The request failed, or a file cannot be changed: nothing is written.
+    Raises CorralError and writes nothing if the request failed or a file cannot be changed.
     """
     client = _client(name)
     facts = daemon_facts(model, small)
     if checks:
         check(facts, client.api)
-        facts = daemon_facts(model, small)  # its context is known now
+        facts = daemon_facts(model, small)  # the model is loaded now, so its context is known
     written = SettingsFiles(directories().data).write(name, client.files(facts, _places()))
-    lines = [f"wrote {file.path}" for file in written]
+    lines = [f"wrote {path}" for path, _ in written]
     lines += [f"{facts.model.name} answers at {facts.url}{client.api.value}"] if checks else []
-    backups = [f"{file.backup} has what was there before" for file in written if file.backup]
+    backups = [backup for _, backup in written if backup]
     data = {
         "client": name,
         "model": facts.model.name,
         "small": facts.small.name,
-        "files": [str(file.path) for file in written],
-        "backups": [str(file.backup) for file in written if file.backup],
+        "files": [str(path) for path, _ in written],
+        "backups": list(map(str, backups)),
         "is_checked": checks,
     }
-    notes = (*backups, *notes_of(client, facts), f"start it: {client.run(facts)}")
+    notes = (
+        *(f"{backup} has the previous content" for backup in backups),
+        *notes_of(client, facts),
+        f"start it: {client.run(facts)}",
+    )
     return CommandResult(data, "\n".join(lines), notes)
 
 
 def undo(name: str) -> CommandResult:
-    """Take back what `write` wrote; what was changed since stays."""
+    """Remove the settings that `write` wrote, except values that were changed since."""
     client = _client(name)
     undone = SettingsFiles(directories().data).undo(client.name)
     lines = [
@@ -421,7 +402,7 @@ def undo(name: str) -> CommandResult:
         "files": [str(file.path) for file in undone],
         "left": [[str(path), place] for path, place in left],
     }
-    return CommandResult(data, "\n".join(lines) or "none of its files is there any more", notes)
+    return CommandResult(data, "\n".join(lines) or "none of its files exists any more", notes)
 
 
 def client_names() -> list[str]:

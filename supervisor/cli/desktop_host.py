@@ -1,12 +1,12 @@
-"""`corral serve --desktop`: connects one host to the desktop backend of its runtime directory.
+"""Implements `corral serve --desktop`: connects one host to the backend of its runtime directory.
 
-The lines that `corral serve --desktop` writes for its host; `docs/desktop.md` has their members.
+The backend is a daemon that ends when its last host leaves. This process copies the daemon's events
+to standard output and its log to standard error, and leaves when the host ends. So a host that
+reads nothing, or that kills this process, disturbs no other host.
 
-Source: https://jsonlines.org, one JSON object a line.
+Output is one JSON object per line; `docs/desktop.md` lists their members.
 
-The backend is a daemon that ends when its last host leaves. This process passes its events on to
-standard output and its log to standard error, and tells it of the host's end. So a host that reads
-nothing, or that kills this process, disturbs no other one.
+Source: https://jsonlines.org.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import (
     DaemonStatus,
     EventLine,
-    InstanceStatus,
     JoinedHost,
     StreamMessage,
 )
@@ -50,7 +49,7 @@ from supervisor.system.daemon_lock import ProcessIdentity, identity_of, process_
 from supervisor.system.paths import Directories, directories
 
 _READ_BYTES: Final = 4096
-# A pidfd waits in the kernel; systems without one look every 20 ms anyway.
+# A pidfd waits in the kernel; systems without pidfds poll every 20 ms anyway.
 _WAIT_S: Final = 3600.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,24 +57,30 @@ OnGone = Callable[[str], None]
 
 
 def watch_host(stdin: int, watch_pid: int | None, on_gone: OnGone) -> None:
-    """Call `on_gone` with a reason, each time that something tells so; in any thread.
+    """Call `on_gone` with a reason, in any thread, each time a sign of the host's end is seen.
 
-    Raises:
-        SettingsInvalid: There is nothing to watch, or no such process.
+    Raises SettingsInvalid if there is nothing to watch, or no such process.
     """
     process = _identity(watch_pid) if watch_pid else None
     is_watched = _can_close(stdin)
     if not (is_watched or process):
         raise SettingsInvalid(
-            "corral serve --desktop cannot see the end of its host: standard input is no pipe",
+            "corral serve --desktop cannot see the end of its host: standard input is not a pipe",
             hint="keep a pipe open as its standard input, or pass --watch-pid PID",
         )
+
+    def wait_closed() -> None:
+        with suppress(OSError):
+            while os.read(stdin, _READ_BYTES):
+                pass
+        on_gone("standard input was closed")
+
     for number in _SIGNALS:
         signal.signal(number, lambda received, _: on_gone(f"{signal.Signals(received).name}"))
     if is_watched:
-        _begin(lambda: _wait_closed(stdin, on_gone))
+        _run_in_thread(wait_closed)
     if process:
-        _begin(lambda: _watch_process(process, on_gone))
+        _run_in_thread(lambda: _watch_process(process, on_gone))
 
 
 def _identity(pid: int) -> ProcessIdentity:
@@ -88,23 +93,12 @@ def _identity(pid: int) -> ProcessIdentity:
 
 
 def _can_close(descriptor: int) -> bool:
-    """Whether the end of a descriptor means that its other side has gone."""
+    """Return whether the end of a descriptor means that its other side has ended."""
     try:
         mode = os.fstat(descriptor).st_mode
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
-
-
-def _begin(watch: Callable[[], None]) -> None:
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _wait_closed(descriptor: int, on_gone: OnGone) -> None:
-    with suppress(OSError):
-        while os.read(descriptor, _READ_BYTES):
-            pass
-    on_gone("standard input was closed")
 
 
 def _watch_process(process: ProcessIdentity, on_gone: OnGone) -> None:
@@ -114,15 +108,18 @@ def _watch_process(process: ProcessIdentity, on_gone: OnGone) -> None:
     on_gone(f"process {process.pid} has ended")
 
 
+def _run_in_thread(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, daemon=True).start()
+
+
 _WAITING_MAX: Final = 1024
 _FLUSH_TIMEOUT_S: Final = 1.0
 
 
 class LineWriter:
-    """Lines wait for a thread that writes them; `write` never waits.
+    """Writes lines in a thread; `write` never waits.
 
-    Of more than 1024 waiting lines the oldest are dropped; the line that `missed` makes of their
-    number comes in their place.
+    If more than 1024 lines wait, the oldest are dropped, and `missed` makes a line of their number.
     """
 
     def __init__(self, descriptor: int, missed: Callable[[int], str]) -> None:
@@ -144,7 +141,7 @@ class LineWriter:
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what waits, for a second at most."""
+        """Write the waiting lines, for at most a second."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -188,7 +185,7 @@ _ERROR_CODES: Final[Mapping[str, str]] = {
 
 
 def ready_line(joined: JoinedHost, requested: Sequence[str], log: str, *, attached: bool) -> Line:
-    """`requested`: the names of the models that the host's words mean."""
+    """Return the first line; `requested`: the names of the models that the host asked for."""
     status = joined["status"]
     return {
         "event": "ready",
@@ -206,22 +203,18 @@ def ready_line(joined: JoinedHost, requested: Sequence[str], log: str, *, attach
 
 
 def state_lines(status: DaemonStatus) -> Iterator[Line]:
-    """The state of each instance now, and why those that do not run have failed."""
+    """Yield the present state of each instance, and the error of each failed instance."""
     for model in status["models"]:
         for instance in model["instances"]:
-            yield from _instance_lines(model["name"], instance)
-
-
-def _instance_lines(model: str, instance: InstanceStatus) -> Iterator[Line]:
-    names = {"model": model, "instance": instance["name"]}
-    error = instance["error"]
-    yield {"event": "state", **names, "state": instance["state"], "reason": error and error["code"]}
-    if error:
-        yield {"event": "error", **error, **names}
+            names = {"model": model["name"], "instance": instance["name"]}
+            state, error = instance["state"], instance["error"]
+            yield {"event": "state", **names, "state": state, "reason": error and error["code"]}
+            if error:
+                yield {"event": "error", **error, **names}
 
 
 def event_lines(event: EventLine) -> Iterator[Line]:
-    """What a host is told of an event of the daemon: at most one line."""
+    """Yield the line for an event of the daemon, if hosts get one."""
     fields: Mapping[str, Any] = event["fields"]
     match event["name"]:
         case "instance.state_changed":
@@ -264,17 +257,16 @@ def stopped_line(*, is_daemon_running: bool) -> Line:
 
 
 _TIMEOUT_S: Final = 30.0
-# How long a daemon that holds the lock gets to answer, or to end, before another one is tried.
+# Time for a daemon that holds the lock to answer or to end, before another one is started.
 _ANSWER_S: Final = 0.5
 _POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """A place among the daemon's hosts, held while `messages` is open.
+class HostSession:
+    """A place among the daemon's hosts, which lasts while `messages` is open.
 
-    Attributes:
-        started: The models meant, where the daemon was started for this host; else None.
+    `started`: the models to start if the daemon was started for this host, or None.
     """
 
     messages: Iterator[StreamMessage]
@@ -284,11 +276,10 @@ class Joined:
 
 def join(
     client: Client, where: Directories, words: Sequence[str], options: Sequence[str]
-) -> Joined:
-    """Join, within half a minute; `words` and `options` are those of a daemon to start.
+) -> HostSession:
+    """Join within half a minute; starts a daemon with `words` and `options` if none runs.
 
-    Raises:
-        CorralError: No daemon can be started, or one runs that is no desktop backend.
+    Raises CorralError if no daemon can be started, or the running daemon is no desktop backend.
     """
     until_s = time.monotonic() + _TIMEOUT_S
     started, spawn_at_s = None, 0.0
@@ -296,7 +287,7 @@ def join(
         while True:
             try:
                 messages = client.host()
-                return Joined(messages, next(messages)["host"], started)
+                return HostSession(messages, next(messages)["host"], started)
             except DaemonStopping:
                 _wait_stopped(where, until_s)
             except NotRunning:
@@ -307,13 +298,13 @@ def join(
                 continue
             try:
                 started = spawn_daemon(words, ["--desktop", *options], where, stdin)
-            except DaemonBusy:  # another host's, which holds the lock before it answers
+            except DaemonBusy:  # another host's daemon holds the lock and does not answer yet
                 spawn_at_s = time.monotonic() + _ANSWER_S
 
 
 @contextmanager
 def _lifeline() -> Iterator[int]:
-    """A pipe that closes at the end of the block, and when this process is killed; its far end."""
+    """Yield the read end of a pipe that closes after the block, or when this process is killed."""
     reader, writer = os.pipe()
     try:
         yield reader
@@ -323,12 +314,12 @@ def _lifeline() -> Iterator[int]:
 
 
 def _wait_stopped(where: Directories, until_s: float) -> None:
-    """Wait for a daemon that is stopping; raises DaemonStopping when it takes too long."""
+    """Wait for the end of a stopping daemon; raises DaemonStopping if it takes too long."""
     with process_end(read_owner(where.state_file)) as end:
         if not end.wait(max(0.0, until_s - time.monotonic())):
             raise DaemonStopping(
                 "the daemon of this runtime directory has been stopping for half a minute",
-                hint="corral stop, once more, ends it at once",
+                hint="another corral stop ends it at once",
                 log=str(where.daemon_log),
             )
 
@@ -340,7 +331,7 @@ _EXIT_TIMEOUT_S: Final = 10.0
 def serve_desktop(
     words: Sequence[str], config: Path | None, watch_pid: int | None
 ) -> CommandResult:
-    """Serve one host until it has gone, or until the daemon ends."""
+    """Serve one host until it ends, or until the daemon ends."""
     output = LineWriter(1, lambda count: to_json(missed_line(count)))
     log = LineWriter(2, lambda count: to_json({"event": "events.dropped", "count": count}))
 
@@ -349,7 +340,7 @@ def serve_desktop(
 
     try:
         host = _DesktopHost(directories(), write, log.write)
-        watch_host(0, watch_pid, host.gone)
+        watch_host(0, watch_pid, host.leave)
         host.serve(words, settings_options(config, _LISTEN))
     except CorralError as error:
         write(error_line(error))
@@ -375,28 +366,35 @@ class _DesktopHost:
         self._number: int | None = None
         self._has_stopped = False
 
-    def gone(self, reason: str) -> None:
-        """Leave the daemon, for this reason; callable in any thread and in a signal handler."""
+    def leave(self, reason: str) -> None:
+        """Leave the daemon for this reason; callable in any thread and in a signal handler."""
         self._reasons.put(reason)
 
     def serve(self, words: Sequence[str], options: Sequence[str]) -> None:
-        """Join the daemon, and pass its events on until it ends or this host has left."""
-        _in_thread(self._leave)
-        joined = join(self._client, self._where, words, options)
-        self._number = joined.host["host"]
-        models = self._models_meant(words, joined)
-        requested = models or ()
-        is_attached = joined.started is None
+        """Join the daemon, and forward its events until it ends or this host has left."""
+        _run_in_thread(self._wait_for_reasons)
+        session = join(self._client, self._where, words, options)
+        self._number = session.host["host"]
+        is_attached = session.started is None
+        models: Sequence[str] | None = session.started
+        if is_attached and words:
+            models = resolve_running(words, session.host["status"])
         log = str(self._where.daemon_log)
-        self._write(ready_line(joined.host, requested, log, attached=is_attached))
-        for line in state_lines(joined.host["status"]):
+        self._write(ready_line(session.host, models or (), log, attached=is_attached))
+        for line in state_lines(session.host["status"]):
             self._write(line)
         if models is not None:
-            _in_thread(lambda: self._start(models))
+            names = models
+
+            def start() -> None:
+                with suppress(CorralError):  # the daemon's events tell the result
+                    next(self._client.command("start", names), None)
+
+            _run_in_thread(start)
         try:
-            is_done = self._pass_on(joined)
+            is_done = self._forward_events(session)
         except DaemonBusy:
-            if _is_alive(joined.host["status"]["pid"]):
+            if _is_alive(session.host["status"]["pid"]):
                 raise
             is_done = False
         if not is_done:
@@ -406,29 +404,19 @@ class _DesktopHost:
                 log=str(self._where.daemon_log),
             )
 
-    def _leave(self) -> None:
+    def _wait_for_reasons(self) -> None:
         """Leave for the first reason; a second one ends the wait for the daemon."""
         self._reasons.get()
         if self._number is None:
-            os._exit(0)  # a daemon that was started for us notices
+            os._exit(0)  # a daemon that was started for this host sees its pipe closed
         with suppress(CorralError):
             self._client.leave(self._number)
         self._reasons.get()
         os._exit(0)
 
-    @staticmethod
-    def _models_meant(words: Sequence[str], joined: Joined) -> Sequence[str] | None:
-        if joined.started is None and words:
-            return resolve_running(words, joined.host["status"])
-        return joined.started
-
-    def _start(self, models: Sequence[str]) -> None:
-        with suppress(CorralError):  # its events tell how it goes
-            next(self._client.command("start", models), None)
-
-    def _pass_on(self, joined: Joined) -> bool:
-        """Return whether the stream of events came to its end."""
-        for message in joined.messages:
+    def _forward_events(self, session: HostSession) -> bool:
+        """Return whether the stream of events came to its regular end."""
+        for message in session.messages:
             if event := message.get("event"):
                 self._has_stopped |= event["name"] == DAEMON_STOPPED
                 self._log(
@@ -437,17 +425,13 @@ class _DesktopHost:
                 for line in event_lines(event):
                     self._write(line)
             elif "done" in message:
-                pid = joined.host["status"]["pid"]
+                pid = session.host["status"]["pid"]
                 if self._has_stopped:
                     with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
                         end.wait(_EXIT_TIMEOUT_S)
                 self._write(stopped_line(is_daemon_running=not self._has_stopped))
                 return True
         return False
-
-
-def _in_thread(call: Callable[[], None]) -> None:
-    threading.Thread(target=call, daemon=True).start()
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,10 +1,10 @@
-"""`corral engine`: llama-server builds: listed, installed, chosen and removed."""
+"""Implements `corral engine`: lists, installs, chooses and removes llama-server builds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from supervisor.builds.installed import (
     use_build,
 )
 from supervisor.builds.releases import ReleaseApi, is_tag, new_client
-from supervisor.builds.variant import Choice, choose, this_machine
+from supervisor.builds.variant import choose, this_machine
 from supervisor.cli.transfer_meter import TransferMeter
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus
@@ -56,7 +56,14 @@ def path(config: Path | None) -> CommandResult:
 def show_help(name: str | None, config: Path | None) -> CommandResult:
     flags = _load(config).flags
     if name is None:
-        rows = [(_flag_names(flag), flag.hint or "", _state(flag)) for flag in flags.entries]
+        rows = [
+            (
+                _flag_names(flag),
+                flag.hint or "",
+                "removed" if flag.removed else "deprecated" if flag.deprecated else "",
+            )
+            for flag in flags.entries
+        ]
         return CommandResult(
             [asdict(flag) for flag in flags.entries], table(("FLAG", "VALUE", ""), rows)
         )
@@ -118,12 +125,6 @@ def _flag_names(flag: Flag) -> str:
     return ", ".join(flag.names)
 
 
-def _state(flag: Flag) -> str:
-    if flag.removed:
-        return "removed"
-    return "deprecated" if flag.deprecated else ""
-
-
 def _describe(flag: Flag) -> str:
     facts = {
         "value": flag.hint or "none",
@@ -139,9 +140,7 @@ def _describe(flag: Flag) -> str:
 def use(name: str, config: Path | None) -> CommandResult:
     """Use an installed build for models without an engine of their own.
 
-    Raises:
-        EngineMissing: It is not installed.
-        EngineBroken: It does not run here.
+    Raises EngineMissing if it is not installed, EngineBroken if it does not run.
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings
@@ -155,11 +154,7 @@ def use(name: str, config: Path | None) -> CommandResult:
 
 
 def rollback(config: Path | None) -> CommandResult:
-    """Use what was in use before.
-
-    Raises:
-        EngineMissing: Nothing was.
-    """
+    """Use the previous build; raises EngineMissing if there is none."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
     with changing(where.engines):
@@ -168,11 +163,9 @@ def rollback(config: Path | None) -> CommandResult:
 
 
 def remove(name: str, config: Path | None) -> CommandResult:
-    """Remove an installed build.
+    """Remove an installed build; raises EngineMissing.
 
-    Raises:
-        EngineMissing: It is not installed.
-        EngineInUse: It is in use, the settings name it, or the daemon runs it.
+    Raises EngineInUse if it is in use, the settings name it, or the daemon runs it.
     """
     where = directories()
     build = find_build(name, where.engines)
@@ -187,7 +180,7 @@ def remove(name: str, config: Path | None) -> CommandResult:
 def _uses(
     build: InstalledBuild, settings: Settings, where: Directories
 ) -> Iterator[tuple[str, str]]:
-    """Yield each use of a build, with what ends it."""
+    """Yield each use of a build, and how to end it."""
     if read_in_use(where.engines).current == build.name:
         yield "it is the build in use", "corral engine use another one, or corral engine rollback"
     for key, setting in _settings(settings):
@@ -232,9 +225,15 @@ def _status(where: Directories) -> DaemonStatus | None:
 
 
 def now_in_use(name: str | None, settings: Settings, where: Directories) -> CommandResult:
-    """Show what models without a setting run from now on."""
-    text, notes = f"in use: {name or 'no installed build'}", [*_setting_notes(settings, where)]
-    path = None
+    """Show the engine that models without a setting run from now on."""
+    text, path = f"in use: {name or 'no installed build'}", None
+    notes = [
+        f"the setting {key} = {setting} takes precedence"
+        for key, setting in _settings(settings)
+        if setting is not None
+    ]
+    if _status(where):
+        notes.append("corral reload applies it to the running daemon")
     try:
         places = discover.default_search_paths(where.engines)
         path = str(discover.load(None, cache_dir=where.cache, places=places).path)
@@ -245,29 +244,12 @@ def now_in_use(name: str | None, settings: Settings, where: Directories) -> Comm
     return CommandResult({"name": name, "path": path}, text, tuple(notes))
 
 
-def _setting_notes(settings: Settings, where: Directories) -> Iterator[str]:
-    for key, setting in _settings(settings):
-        if setting is not None:
-            yield f"the setting {key} = {setting} wins over this"
-    if _status(where):
-        yield "the running daemon takes it up with corral reload"
-
-
 STABLE: Final = "stable"
 NEWEST: Final = "newest"
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A build that is there now, and what to know of it."""
-
-    build: InstalledBuild
-    is_new: bool
-    notes: tuple[str, ...] = ()
-
-
 def install(wanted: str, variant: str | None, config: Path | None) -> CommandResult:
-    """Install a build; it is used where nothing else is found.
+    """Install a build; it is used if no other engine is found.
 
     Raises:
         EngineMissing: There is no such build for this machine.
@@ -278,38 +260,32 @@ def install(wanted: str, variant: str | None, config: Path | None) -> CommandRes
     where = directories()
     settings = load(config, config_dir=where.config).settings
     with changing(where.engines):
-        done = _install(wanted, variant, settings, where)
+        build, is_new, notes = _install(wanted, variant, settings, where)
         if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
-            use_build(done.build.name, where.engines)
-        is_used = read_in_use(where.engines).current == done.build.name
-    text = f"{'installed' if done.is_new else 'already installed:'} {done.build.name}"
-    then = "in use" if is_used else f"corral engine use {done.build.name}"
-    data = {**asdict(done.build), "path": str(done.build.path(where.engines))}
-    return CommandResult({**data, "is_new": done.is_new}, f"{text} ({then})", done.notes)
+            use_build(build.name, where.engines)
+        is_used = read_in_use(where.engines).current == build.name
+    text = f"{'installed' if is_new else 'already installed:'} {build.name}"
+    then = "in use" if is_used else f"corral engine use {build.name}"
+    data = {**asdict(build), "path": str(build.path(where.engines))}
+    return CommandResult({**data, "is_new": is_new}, f"{text} ({then})", notes)
 
 
 def update(wanted: str, config: Path | None) -> CommandResult:
-    """Install a newer build of the variant in use, and use it; the others stay."""
+    """Install a newer build of the variant in use, and use it; other builds stay installed."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
     with changing(where.engines):
-        current = _current_build(where)
+        name, current = read_in_use(where.engines).current, None
+        with suppress(EngineMissing):
+            current = find_build(name, where.engines) if name else None
         variant = current.variant.partition("-")[0] if current else None
-        done = _install(wanted, variant, settings, where, newer_than=current)
-        use_build(done.build.name, where.engines)
-    shown = now_in_use(done.build.name, settings, where)
-    if current == done.build:
+        build, _, notes = _install(wanted, variant, settings, where, newer_than=current)
+        use_build(build.name, where.engines)
+    shown = now_in_use(build.name, settings, where)
+    if current == build:
         return replace(shown, text=f"{current.name} is up to date")
     text = shown.text + (f", was {current.name}" if current else "")
-    return replace(shown, text=text, notes=(*done.notes, *shown.notes))
-
-
-def _current_build(where: Directories) -> InstalledBuild | None:
-    name = read_in_use(where.engines).current
-    try:
-        return find_build(name, where.engines) if name else None
-    except EngineMissing:
-        return None
+    return replace(shown, text=text, notes=(*notes, *shown.notes))
 
 
 def _install(
@@ -318,8 +294,11 @@ def _install(
     settings: Settings,
     where: Directories,
     newer_than: InstalledBuild | None = None,
-) -> _Done:
-    """Install a build unless it is there, or older than one."""
+) -> tuple[InstalledBuild, bool, tuple[str, ...]]:
+    """Install a build; return it, whether it is new, and notes.
+
+    An installed build is kept, and so is `newer_than` if the wanted build is not newer.
+    """
     if not (wanted in {STABLE, NEWEST} or is_tag(wanted)):
         raise EngineMissing(
             f"no build of llama.cpp is named {wanted!r}",
@@ -329,10 +308,10 @@ def _install(
     with new_client() as client:
         release = ReleaseApi(client, releases.api).find(wanted)
         if newer_than and (release.build or 0) <= newer_than.build:
-            return _Done(newer_than, is_new=False)
+            return newer_than, False, ()
         choice = choose(release, target, variant)
-        if there := find_installed_build(choice, where.engines):
-            return _Done(there, is_new=False)
+        if installed := find_installed_build(choice, where.engines):
+            return installed, False, ()
         with TransferMeter() as meter:
             meter.note(f"{choice.name}, {choice.reason}; {size(choice.size_bytes)} to download")
 
@@ -341,15 +320,11 @@ def _install(
                 meter.show(file, name, done, whole)
 
             made = install_release(choice, where.engines, client, releases.downloads, show)
-    return _Done(
-        made.build, is_new=True, notes=tuple(_install_notes(choice, len(made.engine.devices)))
-    )
-
-
-def _install_notes(choice: Choice, devices: int) -> Iterator[str]:
     variant = choice.named.variant
-    if variant != "cpu" and not devices:
-        yield (
-            f"{choice.name} runs, but lists no device: it computes on the CPU until the driver "
-            f"for {variant} is there"
-        )
+    if variant == "cpu" or made.engine.devices:
+        return made.build, True, ()
+    note = (
+        f"{choice.name} runs, but lists no device: it computes on the CPU until the driver "
+        f"for {variant} is installed"
+    )
+    return made.build, True, (note,)

@@ -1,4 +1,4 @@
-"""`corral events`, `logs`, `explain`, `usage` and `record`: what has happened."""
+"""Implements `corral events`, `logs`, `explain`, `usage` and `record`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from supervisor.system.paths import Directories, directories, name_of_file
 
 
 def events(*, as_json: bool) -> CommandResult:
-    """Print each event until Ctrl-C, or until the daemon stops; as JSON, one object a line."""
+    """Print each event until Ctrl-C or the daemon stops; as JSON, one object per line."""
     for message in Client(directories().control_socket).events():
         if event := message.get("event"):
             at = datetime.fromisoformat(event["at"])
@@ -37,7 +37,7 @@ def events(*, as_json: bool) -> CommandResult:
 def logs(model: str | None, lines: int, *, keep_reading: bool, raw: bool) -> CommandResult:
     """Show the last lines of a model's logs (None: the daemon's), or follow them until Ctrl-C.
 
-    `raw` passes control characters on to the terminal.
+    `raw` writes control characters to the terminal unchanged.
     """
     files = _files(model, directories())
     if keep_reading:
@@ -48,15 +48,14 @@ def logs(model: str | None, lines: int, *, keep_reading: bool, raw: bool) -> Com
 
 
 async def _print_all(files: Sequence[Path], lines: int, *, raw: bool) -> None:
+    async def print_file(file: Path) -> None:
+        prefix = f"{name_of_file(file.stem)}: " if len(files) > 1 else ""
+        async for line in follow(file, lines):
+            write(f"{prefix}{line}", raw=raw)
+
     async with asyncio.TaskGroup() as readers:
         for file in files:
-            prefix = f"{name_of_file(file.stem)}: " if len(files) > 1 else ""
-            readers.create_task(_print(file, lines, prefix, raw=raw))
-
-
-async def _print(file: Path, lines: int, prefix: str, *, raw: bool) -> None:
-    async for line in follow(file, lines):
-        write(f"{prefix}{line}", raw=raw)
+            readers.create_task(print_file(file))
 
 
 def _files(model: str | None, where: Directories) -> list[Path]:
@@ -78,7 +77,7 @@ def _files(model: str | None, where: Directories) -> list[Path]:
 
 
 def explain_request(request_id: str | None) -> CommandResult:
-    """Explain a request that has ended; without an id, the latest."""
+    """Explain an ended request; without an id, the latest."""
     found = read_past_requests(HistoryQuery(limit=1, request_id=request_id))
     if not found:
         raise _unknown(request_id)
@@ -93,7 +92,7 @@ def _unknown(request_id: str | None) -> NoSuchRequest:
     if any(request["id"] == request_id for request in read_running_requests()):
         return NoSuchRequest(
             f"{request_id} is still in flight",
-            hint=f"corral requests show {request_id} shows how far it is",
+            hint=f"corral requests show {request_id} shows its progress",
         )
     return NoSuchRequest(f"no request has the id {request_id}", hint=hint)
 
@@ -122,7 +121,7 @@ _HEAD = ("REQUESTS", "PROMPT", "CACHED", "SAVED", "GENERATED", "SLOT TIME", "CPU
 
 
 def usage(query: Query, *, as_csv: bool) -> CommandResult:
-    """Show tokens and seconds; `query.since` may also be a month, or days as in 7d."""
+    """Show tokens and seconds; `query.since` is a day, a month, or a number of days (7d)."""
     today = datetime.now().astimezone().date()
     try:
         query = replace(query, since=first_day(query.since, today))
@@ -172,7 +171,7 @@ def _csv(names: Sequence[str], data: Sequence[dict[str, object]]) -> str:
 
 
 def show_recorded() -> CommandResult:
-    """Show how much is recorded of each model, and where; works without a daemon."""
+    """Show the number of recorded requests of each model; works without a daemon."""
     root = directories().request_record
     counts = RecordFiles(root).counts()
     rows = [(model, str(count)) for model, count in counts.items()]
@@ -182,7 +181,7 @@ def show_recorded() -> CommandResult:
 
 
 def forget_recorded(model: str | None, *, everything: bool) -> CommandResult:
-    """Delete what is recorded of a model, or of all; works without a daemon."""
+    """Delete the records of a model, or of all models; works without a daemon."""
     if (model is None) is not everything:
         raise SettingsInvalid("name a model, or give --all", hint="corral record show lists them")
     counts = RecordFiles(directories().request_record).forget(model)

@@ -1,9 +1,10 @@
-"""Downloads of models from the hub or a URL: which one fits here, and its transfer."""
+"""Downloads models from the hub or a URL: chooses the one that fits this machine, transfers it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -30,17 +31,16 @@ from supervisor.plan.plan import Plan, make_plan
 from supervisor.plan.resolve import ModelEntry
 from supervisor.settings.load import load
 from supervisor.system import machine
-from supervisor.system.machine import Machine
 from supervisor.system.paths import Directories, make_ours
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a model would take at its start.
+    """The memory that a model would need at its start.
 
     Attributes:
-        text: A clause on its memory.
-        misfit: Why it can never fit, as a clause; None if it can.
+        text: A clause about it.
+        misfit: The reason why the model can never fit, as a clause; None if it can.
     """
 
     text: str
@@ -48,32 +48,40 @@ class Fit:
 
 
 class MachineFit:
-    """This machine, with the engine and the memory that the settings give to models."""
+    """This machine, with its engine and the memory that the settings allow for models."""
 
     def __init__(self, where: Directories) -> None:
         settings = load(None, config_dir=where.config, overrides={}).settings
         self._planner = LaunchPlanner(settings, where)
         self._budget_bytes = settings.supervisor.memory_budget
-        self._engine = _engine(self._planner)
-        self.room = self._room()
+        self._engine: Engine | None = None
+        with suppress(EngineMissing, EngineBroken):
+            self._engine = self._planner.engine()
+        self.room = (
+            self._planner.capacity(self._engine)
+            if self._engine
+            else capacity(machine.read(), (), self._budget_bytes)
+        )
 
     @property
     def most_bytes(self) -> int:
         """Memory that no model can exceed."""
         return self.room.host + sum(self.room.devices.values())
 
-    def of(self, model: Gguf, projector_bytes: int) -> Fit:
+    def fit_of(self, model: Gguf, projector_bytes: int) -> Fit:
         """Plan a model under the default profile; raises SettingsInvalid."""
         if self._engine is None:
             return self._by_size(model.size_bytes + projector_bytes)
         entry = ModelEntry(file_names.model_name(model.path.name), model.path)
         profile = self._planner.tuned_profiles.profile(entry)
+        here = machine.read()
+        most_bytes = min(self._budget_bytes or here.memory_bytes, here.memory_bytes)
         plan = make_plan(
             entry,
             profile,
             self._engine,
             model,
-            self._machine(),
+            replace(here, memory_bytes=most_bytes),
             instances=1,
             projector_bytes=projector_bytes,
         )
@@ -81,32 +89,15 @@ class MachineFit:
 
     def _by_size(self, size_bytes: int) -> Fit:
         misfit = (
-            f"its files have {size(size_bytes)}, but models may use {size(self.room.host)}"
+            f"its files take {size(size_bytes)}, but models may use {size(self.room.host)}"
             if size_bytes > self.room.host
             else None
         )
-        return Fit("no engine is here, so only the size of its files was compared", misfit)
-
-    def _machine(self) -> Machine:
-        here = machine.read()
-        most_bytes = min(self._budget_bytes or here.memory_bytes, here.memory_bytes)
-        return replace(here, memory_bytes=most_bytes)
-
-    def _room(self) -> MemoryCapacity:
-        if self._engine:
-            return self._planner.capacity(self._engine)
-        return capacity(machine.read(), (), self._budget_bytes)
-
-
-def _engine(planner: LaunchPlanner) -> Engine | None:
-    try:
-        return planner.engine()
-    except (EngineMissing, EngineBroken):
-        return None
+        return Fit("no engine is installed, so only the size of its files was compared", misfit)
 
 
 def _text(plan: Plan, room: MemoryCapacity) -> str:
-    """Such as `needs 5.1 GiB of 15.2 GiB main memory with 2 slots of 8,192 tokens`."""
+    """Return a clause: `needs 5.1 GiB of 15.2 GiB main memory with 8,192 tokens of context`."""
     needs = plan.estimate.host.at_start
     parts = [f"{size(needs)} of {size(room.host)} main memory"]
     parts += [
@@ -121,14 +112,14 @@ _COMPANIONS = (FileKind.PROJECTOR, FileKind.DRAFT)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """What to take of a repository.
+class ModelChoice:
+    """The parts to fetch from a repository.
 
     Attributes:
         model: The model, or another part that was named by its file.
-        companions: Its projector and its draft, where there are any.
-        reason: Why this one, as a clause.
-        warning: Why it does not fit, as a sentence; None if it does.
+        companions: Its projector and its draft, if there are any.
+        reason: The reason for this choice, as a clause.
+        warning: The reason why it does not fit, as a sentence; None if it does.
     """
 
     model: FileGroup
@@ -147,37 +138,37 @@ def choose(
     left_out: frozenset[FileKind],
     here: MachineFit,
     client: HubClient,
-) -> Chosen:
+) -> ModelChoice:
     """Choose by the names of files, and by the headers of models, which are requested.
 
     Raises:
-        NoSuchModel: Nothing of that name is there, or no model at all.
+        NoSuchModel: The repository has no file of that name, or no model at all.
         OutOfMemory: No model fits.
-        CorralError: As remote_header.read.
+        CorralError: As `transfer.read`.
     """
     chooser = _Chooser(repository, left_out, here, client)
     if wanted.file or wanted.quantisation:
-        return chooser.named(repository_module.choose_named(repository, wanted))
-    return chooser.fitting()
+        return chooser.choose_named(repository_module.choose_named(repository, wanted))
+    return chooser.choose_fitting()
 
 
-def without_fit(
+def choose_cached(
     repository: Repository, wanted: HubReference, left_out: frozenset[FileKind]
-) -> Chosen:
-    """Choose among files that are here."""
+) -> ModelChoice:
+    """Choose among files in the cache."""
     is_named = wanted.file or wanted.quantisation
     model = (
         repository_module.choose_named(repository, wanted)
         if is_named
         else repository_module.rank_models(repository)[0]
     )
-    return Chosen(model, companions(repository, model, left_out), "it is here")
+    return ModelChoice(model, companions(repository, model, left_out), "it is here")
 
 
 def companions(
     repository: Repository, model: FileGroup, left_out: frozenset[FileKind]
 ) -> tuple[FileGroup, ...]:
-    """The projector and the draft of a model; a part that was named alone has none."""
+    """Return the projector and the draft of a model; another part has no companions."""
     if model.first.kind is not FileKind.MODEL:
         return ()
     kinds = (kind for kind in _COMPANIONS if kind not in left_out)
@@ -199,16 +190,16 @@ class _Chooser:
         self._here = here
         self._client = client
 
-    def named(self, model: FileGroup) -> Chosen:
+    def choose_named(self, model: FileGroup) -> ModelChoice:
         others = companions(self._repository, model, self._left_out)
         if model.first.kind is not FileKind.MODEL:
-            return Chosen(model, others, "as named")
+            return ModelChoice(model, others, "as named")
         fit = self._fit(model, others)
         warning = f"it will not fit: {fit.misfit}" if fit.misfit else None
-        return Chosen(model, others, f"as named, {fit.text}", warning)
+        return ModelChoice(model, others, f"as named, {fit.text}", warning)
 
-    def fitting(self) -> Chosen:
-        """Try the models in their order, without those that are as large as one that misfits."""
+    def choose_fitting(self) -> ModelChoice:
+        """Try the models in their order; skip models as large as one that does not fit."""
         most_bytes, misfit, tried = self._here.most_bytes, "", ""
         for model in repository_module.rank_models(self._repository):
             size_bytes = self._repository.size_bytes(model)
@@ -217,29 +208,32 @@ class _Chooser:
             others = companions(self._repository, model, self._left_out)
             fit = self._fit(model, others)
             if fit.misfit is None:
-                return Chosen(model, others, _reason(self._repository, model, fit, tried))
+                reason = _reason(self._repository, model, fit, tried)
+                return ModelChoice(model, others, reason)
             most_bytes, misfit = size_bytes, fit.misfit
             tried = tried or f"{model.first.quantisation} can never fit: {fit.misfit}"
         raise self._nothing_fits(misfit)
 
     def _fit(self, model: FileGroup, others: tuple[FileGroup, ...]) -> Fit:
-        parts = [self._part(self._repository.file(file)) for file in model.files]
+        files = [self._repository.file(file) for file in model.files]
+        parts = [
+            RemotePart(
+                self._client.file_url(self._repository, file.path), file.path, file.size_bytes
+            )
+            for file in files
+        ]
         projectors = [group for group in others if group.first.kind is FileKind.PROJECTOR]
         beside_bytes = sum(self._repository.size_bytes(group) for group in projectors)
-        return self._here.of(transfer_module.read(parts, self._client), beside_bytes)
-
-    def _part(self, file: RemoteFile) -> RemotePart:
-        url = self._client.file_url(self._repository, file.path)
-        return RemotePart(url, file.path, file.size_bytes)
+        return self._here.fit_of(transfer_module.read(parts, self._client), beside_bytes)
 
     def _nothing_fits(self, misfit: str) -> OutOfMemory:
         least = min(repository_module.models(self._repository), key=self._repository.size_bytes)
         amount, most = size(self._repository.size_bytes(least)), size(self._here.room.host)
         name = least.first.quantisation or least.first.path
-        why = misfit or f"the smallest, {name}, has {amount}, and models may use {most}"
+        why = misfit or f"the smallest, {name}, takes {amount}, and models may use {most}"
         return OutOfMemory(
             f"no model of {self._repository.repo} fits this machine: {why}",
-            hint=f"take a smaller model; {self._repository.repo}:{name} fetches it all the same",
+            hint=f"choose a smaller model; {self._repository.repo}:{name} fetches it anyway",
         )
 
 
@@ -257,10 +251,10 @@ _LEAVES_OUT = {FileKind.PROJECTOR: "--no-projector", FileKind.DRAFT: "--no-draft
 
 @dataclass(frozen=True, slots=True)
 class _Download:
-    """What is fetched of a repository."""
+    """The files of a choice, in a repository and in the cache."""
 
     repository: Repository
-    chosen: Chosen
+    chosen: ModelChoice
     cache: HubCache
 
     @property
@@ -288,7 +282,7 @@ class _Download:
 
 
 def get_from_hub(wanted: HubReference, where: Directories, options: GetOptions) -> CommandResult:
-    """Fetch a model into the Hugging Face cache; raises as model_get.get."""
+    """Fetch a model into the Hugging Face cache; raises as `model.get`."""
     cache = HubCache(cache_root())
     try:
         if is_offline():
@@ -333,7 +327,7 @@ def _find_cached_model(wanted: HubReference, cache: HubCache, options: GetOption
             f"offline mode is on, and nothing of {wanted.repo} is in {cache.root}",
             hint="unset HF_HUB_OFFLINE to fetch it",
         )
-    chosen = without_fit(repository, wanted, options.left_out)
+    chosen = choose_cached(repository, wanted, options.left_out)
     return _result(_Download(repository, chosen, cache), 0)
 
 
@@ -364,7 +358,7 @@ def _hub_announcement(download: _Download) -> Iterator[str]:
     if chosen.warning:
         yield f"warning: {chosen.warning}"
     if parts := sum(download.cache.part_bytes(repository, file) for file in download.missing):
-        yield f"{size(parts)} of it came earlier; {size(download.missing_bytes)} are to come"
+        yield f"{size(parts)} of it is here already; {size(download.missing_bytes)} is missing"
 
 
 def _result(download: _Download, received_bytes: int) -> CommandResult:
@@ -374,7 +368,7 @@ def _result(download: _Download, received_bytes: int) -> CommandResult:
 
 
 def _name(download: _Download) -> str:
-    """The name under which `corral start` finds it."""
+    """Return the name that `corral start` takes."""
     first = download.chosen.model.first
     return f"{download.repository.repo}:{first.quantisation or Path(first.prefix).name}"
 
@@ -405,13 +399,13 @@ def _hub_data(download: _Download, received_bytes: int) -> dict[str, object]:
 
 
 def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) -> CommandResult:
-    """Fetch a file, or all shards of a model; raises as model_get.get.
+    """Fetch a file, or all shards of a model; raises as `model.get`.
 
-    Nothing tells their digests, so their headers are read first, and each SHA-256 is shown.
+    A URL has no digest, so the headers are read first, and the SHA-256 of each file is shown.
     """
     with transfer_meter.meter(as_lines=options.as_lines) as meter:
         client = HubClient(notify=meter.note)
-        transfers = [_describe_file(shard, where.models, client) for shard in wanted.shards]
+        transfers = [_url_transfer(shard, where.models, client) for shard in wanted.shards]
         for line in _url_announcement(transfers, MachineFit(where), client):
             meter.note(line)
         if options.dry_run:
@@ -448,16 +442,16 @@ def _url_data(transfers: Sequence[Transfer], done: Sequence[Fetched]) -> dict[st
     }
 
 
-def _describe_file(wanted: UrlReference, models: Path, client: HubClient) -> Transfer:
-    """Ask for the size of a file; raises DownloadFailed where another file has its name."""
+def _url_transfer(wanted: UrlReference, models: Path, client: HubClient) -> Transfer:
+    """Ask for the size of a file; raises DownloadFailed if another file has its name."""
     size_bytes, tag = client.describe(wanted.url, wanted.name)
-    transfer = _url_transfer(wanted, models, size_bytes, tag)
-    _check_target(transfer)
-    return transfer
-
-
-def _url_transfer(wanted: UrlReference, models: Path, size_bytes: int, tag: str) -> Transfer:
-    # A part of another version of the file is not continued.
+    target = models / wanted.name
+    if target.exists() and target.stat().st_size != size_bytes:
+        raise DownloadFailed(
+            f"{target} exists already, and its size differs from the file of the URL",
+            hint="remove or rename it, then run the same command again",
+        )
+    # A partial download of another version of the file is not continued.
     version = hashlib.sha256(f"{wanted.url} {tag}".encode()).hexdigest()[:8]
     return Transfer(
         name=wanted.name,
@@ -465,19 +459,10 @@ def _url_transfer(wanted: UrlReference, models: Path, size_bytes: int, tag: str)
         size_bytes=size_bytes,
         digest="",
         part=models / f".{wanted.name}.{version}.part",
-        target=models / wanted.name,
+        target=target,
         lock=models / f".{wanted.name}.lock",
         tag=tag,
     )
-
-
-def _check_target(transfer: Transfer) -> None:
-    target = transfer.target
-    if target.exists() and target.stat().st_size != transfer.size_bytes:
-        raise DownloadFailed(
-            f"{target} is there already, and has another size than the file of the URL",
-            hint="remove or rename it, then run the same command again",
-        )
 
 
 def _url_announcement(
@@ -485,7 +470,7 @@ def _url_announcement(
 ) -> Iterator[str]:
     parts = [RemotePart(transfer.url, transfer.name, transfer.size_bytes) for transfer in transfers]
     gguf = transfer_module.read(parts, client)
-    fit, shards = here.of(gguf, 0), len(transfers)
+    fit, shards = here.fit_of(gguf, 0), len(transfers)
     amount = size(gguf.size_bytes) + (f" in {shards} shards" if shards > 1 else "")
     yield f"{transfers[0].name}: {gguf.quantisation}, {amount}: {fit.text}"
     if fit.misfit:

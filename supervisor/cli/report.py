@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from supervisor.cli.engine import list_engines
 from supervisor.cli.plan import plan
-from supervisor.cli.requests import Chosen, list_past
+from supervisor.cli.requests import PastFilter, list_past
 from supervisor.daemon.control_client import Client
 from supervisor.diagnose.doctor import run_checks
 from supervisor.diagnose.host_checks import Finding, secrets_of
-from supervisor.diagnose.log_excerpt import LEFT_OUT, FoundLogs, clean_event, cut_quote, read_logs
+from supervisor.diagnose.log_excerpt import LEFT_OUT, clean_event, cut_quote, read_logs
 from supervisor.diagnose.report import (
     Anonymizer,
     Part,
@@ -77,14 +77,23 @@ _SECRET_VARIABLE: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$")
 
 
 def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> CommandResult:
-    """Write the archive; works without a daemon, and with settings that are wrong."""
+    """Write the archive; works without a daemon and with invalid settings."""
     where = directories()
     folder = f"corral-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     path = (output or Path(f"{folder}.tar.gz")).absolute()
     check_new(path)
-    loaded = _try_load(config, where)
-    logs = read_logs(where, with_prompts=with_prompts)
-    found = [*_parts(config, loaded, where, logs, with_prompts=with_prompts)]
+    loaded: Loaded | CorralError
+    try:
+        loaded = load(config, config_dir=where.config)
+    except CorralError as error:
+        loaded = error
+    logs, is_verbose = read_logs(where, with_prompts=with_prompts)
+    found = [
+        *_parts(config, loaded, with_prompts=with_prompts),
+        *_of_daemon(where, has_quotes=is_verbose and not with_prompts),
+        _past_requests(),
+        *logs,
+    ]
     clean = _anonymizer(loaded).clean
     parts = [Part(part.name, clean(part.text), part.note) for part in found]
     notes = [f"{part.name}: {part.note}" for part in parts if part.note]
@@ -97,23 +106,11 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
     return CommandResult(data, text, (*notes, _content(with_prompts=with_prompts)))
 
 
-def _try_load(config: Path | None, where: Directories) -> Loaded | CorralError:
-    try:
-        return load(config, config_dir=where.config)
-    except CorralError as error:
-        return error
-
-
 def _parts(
-    config: Path | None,
-    loaded: Loaded | CorralError,
-    where: Directories,
-    logs: FoundLogs,
-    *,
-    with_prompts: bool,
+    config: Path | None, loaded: Loaded | CorralError, *, with_prompts: bool
 ) -> Iterator[Part]:
     yield Part("versions.json", to_json(versions(), indent=True))
-    yield Part("machine.json", to_json(machine_facts(where), indent=True))
+    yield Part("machine.json", to_json(machine_facts(directories()), indent=True))
     yield _of_command("engines.txt", lambda: list_engines(config))
     yield _of_command("doctor.txt", lambda: doctor(config))
     if isinstance(loaded, CorralError):
@@ -125,16 +122,13 @@ def _parts(
         for model in list(loaded.settings.models)[:_MODELS_MAX]:
             name = f"plans/{_UNSAFE.sub('_', model)}.txt"
             yield _of_command(name, lambda model=model: plan(model, config))  # type: ignore[misc]
-    yield from _of_daemon(where, has_quotes=logs.is_verbose and not with_prompts)
-    yield _past_requests()
-    yield from logs.parts
 
 
 def _past_requests() -> Part:
     """Return the figures of the requests that ended last."""
     name = "past_requests.jsonl"
     try:
-        found = list_past(Chosen(_REQUESTS_MAX, None, None, is_failed=False, since=None)).data
+        found = list_past(PastFilter(_REQUESTS_MAX, None, None, is_failed=False, since=None)).data
     except CorralError as error:
         return Part(name, _error_text(error))
     rows = found if isinstance(found, list) else []

@@ -256,7 +256,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PastFilter:
     """Which of the requests that ended; nothing chosen: those in flight are meant."""
 
     last: int | None
@@ -272,7 +272,7 @@ class Chosen:
         )
 
 
-def list_past(chosen: Chosen) -> CommandResult:
+def list_past(chosen: PastFilter) -> CommandResult:
     """List requests that have ended, the latest last; works without a daemon."""
     query = HistoryQuery(
         limit=chosen.last or _LIMIT,

@@ -1,5 +1,6 @@
-"""The daemon: its parts, what connects them, and its control socket.
+"""The daemon: its parts, how they are connected, and its control socket.
 
-`daemon` runs the `parts` and shuts them down in order; `control_server` and `operations` serve
-commands, `control_client` is their side, `control_messages` the JSON between them.
+`daemon.Daemon` runs `parts.DaemonParts` and shuts them down in order. `control_server` serves the
+control socket with `operations.DaemonService`; commands use `control_client.Client`;
+`control_messages` defines the JSON between both, and the `*_status` modules build it.
 """

@@ -1,10 +1,9 @@
-"""Where the prompts of a model are kept, as control messages. Pure."""
+"""Builds control messages about the places that keep prompts: slots, host cache, disk. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 from proxy.cache.save_policy import ModelCounts, no_counts
@@ -34,7 +33,7 @@ def caches_status(
     budget: DiskBudget,
     limits: SaveLimits,
 ) -> CachesStatus:
-    """Return the tiers of all models, those that are only on disk among them."""
+    """Return the tiers of all models, including models that only have files on disk."""
     on_disk, contents = _by_model(saved), router.cache_contents()
     found = [
         cache_status(
@@ -48,7 +47,11 @@ def caches_status(
         for name in dict.fromkeys((*models, *on_disk))
     ]
     for status in found:
-        status["skipped"] = _count_skipped_saves(router, status["model"])
+        status["skipped"] = {
+            reason.value: count
+            for (name, reason), count in router.saves_skipped.items()
+            if name == status["model"]
+        }
     disk: SlotDiskStatus = {
         "size_bytes": _size_bytes(saved),
         "limit_bytes": budget.size_bytes,
@@ -60,7 +63,7 @@ def caches_status(
 
 
 def saved_status(saved: Sequence[Manifest]) -> CachesStatus:
-    """Return what is known without a daemon."""
+    """Return the part of the status that is known without a daemon: the files on disk."""
     found = [cache_status(model, its) for model, its in _by_model(saved).items()]
     disk: SlotDiskStatus = {
         "size_bytes": _size_bytes(saved),
@@ -85,25 +88,21 @@ def cache_status(
     counts: ModelCounts | None = None,
     not_saved_reason: str | None = None,
 ) -> CacheStatus:
-    """Return the tiers of a model; `contents` is None where no instance of it runs."""
+    """Return the tiers of a model; `contents` is None if no instance of it runs."""
+    oldest = min((manifest.saved_at for manifest in saved), default=None)
     return {
         "model": model,
         "slots": contents.slots if contents else 0,
         "prompts": sum(tier.prompts for tier in use.values()),
         "prompt_tokens": sum(tier.tokens for tier in use.values()),
         "computed_tokens": use[Tier.NONE].tokens,
-        "tiers": [_slot(contents, use), _host_cache(contents, use), _disk(saved, use)],
-        "oldest_at": _oldest(saved),
+        "tiers": _tiers(saved, contents or CacheContents(), use),
+        "oldest_at": oldest.isoformat(timespec="seconds") if oldest else None,
         "saves": _operation(counts, is_save=True),
         "restores": _operation(counts, is_save=False),
         "skipped": {},
         "not_saved_reason": not_saved_reason,
     }
-
-
-def _count_skipped_saves(router: Router, model: str) -> dict[str, int]:
-    skipped = router.saves_skipped.items()
-    return {reason.value: count for (name, reason), count in skipped if name == model}
 
 
 def _by_model(saved: Iterable[Manifest]) -> dict[str, list[Manifest]]:
@@ -113,22 +112,19 @@ def _by_model(saved: Iterable[Manifest]) -> dict[str, list[Manifest]]:
     return found
 
 
-def _slot(contents: CacheContents | None, use: Mapping[Tier, TierUse]) -> TierStatus:
-    held = contents or CacheContents()
-    return _tier(Tier.SLOT, use, (held.conversations, held.tokens, None))
-
-
-def _host_cache(contents: CacheContents | None, use: Mapping[Tier, TierUse]) -> TierStatus:
-    held = contents or CacheContents()
-    if held.copied_conversations is None:
-        return _tier(Tier.HOST_CACHE, use, (None, None, None), held.host_cache_bytes)
-    copies = (held.copied_conversations, held.copied_tokens, round(held.copied_bytes))
-    return _tier(Tier.HOST_CACHE, use, copies, held.host_cache_bytes)
-
-
-def _disk(saved: Sequence[Manifest], use: Mapping[Tier, TierUse]) -> TierStatus:
-    tokens = sum(manifest.tokens for manifest in saved)
-    return _tier(Tier.DISK, use, (len(saved), tokens, _size_bytes(saved)))
+def _tiers(
+    saved: Sequence[Manifest], contents: CacheContents, use: Mapping[Tier, TierUse]
+) -> list[TierStatus]:
+    copies: tuple[int | None, int | None, int | None] = (None, None, None)
+    if contents.copied_conversations is not None:
+        copied_bytes = round(contents.copied_bytes)
+        copies = (contents.copied_conversations, contents.copied_tokens, copied_bytes)
+    saved_tokens = sum(manifest.tokens for manifest in saved)
+    return [
+        _tier(Tier.SLOT, use, (contents.conversations, contents.tokens, None)),
+        _tier(Tier.HOST_CACHE, use, copies, contents.host_cache_bytes),
+        _tier(Tier.DISK, use, (len(saved), saved_tokens, _size_bytes(saved))),
+    ]
 
 
 def _tier(
@@ -148,11 +144,6 @@ def _tier(
         "found_tokens": use[tier].tokens,
         "saved_s": round(use[tier].saved_s, 3),
     }
-
-
-def _oldest(saved: Sequence[Manifest]) -> str | None:
-    oldest: datetime | None = min((manifest.saved_at for manifest in saved), default=None)
-    return oldest.isoformat(timespec="seconds") if oldest else None
 
 
 def _operation(counts: ModelCounts | None, *, is_save: bool) -> SlotFileStatus:

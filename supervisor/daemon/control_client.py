@@ -1,7 +1,7 @@
-"""Requests to the daemon over its control socket.
+"""Sends requests to the daemon over its control socket.
 
-This is `http.client`, not httpx: `corral status` takes 0.22 s of processor time with it, and 0.10 s
-more with httpx.
+Uses `http.client`, not httpx: `corral status` takes 0.22 s of processor time, and httpx would add
+0.10 s.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MESSAGE_MAX_BYTES: Final = 64 * 1024**2
 class Client:
     """The daemon behind a control socket.
 
-    Every method raises NotRunning where no daemon listens, and DaemonBusy where it does not answer.
-    Those that return messages also raise the error in which a command ended, such as NoSuchModel.
+    Every method raises NotRunning if no daemon listens, and DaemonBusy if it does not answer.
+    Iterators of messages also raise the error of a failed command, such as NoSuchModel.
     """
 
     def __init__(self, control_socket: Path) -> None:
@@ -59,17 +59,17 @@ class Client:
             return cast("list[RequestStatus]", json.load(response)["requests"])
 
     def cancel_request(self, request_id: str) -> None:
-        """End a request with an error; raises NoSuchRequest where none in flight has the id."""
+        """End a request with an error; raises NoSuchRequest if none in flight has the id."""
         with _response(self._socket, "POST", f"/v1/requests/{quote(request_id, safe='')}/cancel"):
             pass
 
     def dashboard_link(self) -> str:
-        """Return a link that signs one browser in; raises SettingsInvalid without a dashboard."""
+        """Return a link that signs in one browser; raises SettingsInvalid without a dashboard."""
         with _response(self._socket, "POST", "/v1/dashboard/link") as response:
             return str(json.load(response)["url"])
 
     def capture(self, body: Mapping[str, Any]) -> Iterator[bytes]:
-        """Capture requests until a limit; yield the lines as they are, and empty ones in pauses."""
+        """Capture requests until a limit; yield raw lines, and empty lines during pauses."""
         with _response(self._socket, "POST", "/v1/capture", body) as response:
             while line := response.readline(_MESSAGE_MAX_BYTES):
                 yield line
@@ -84,7 +84,7 @@ class Client:
             return cast("list[StoredRequest]", json.load(response)["requests"])
 
     def forget_requests(self, model: str | None) -> int:
-        """Delete what is stored of a model's requests, or of all; return of how many."""
+        """Delete the stored requests of a model, or of all models; return their number."""
         with _response(self._socket, "POST", "/v1/history/forget", {"model": model}) as response:
             return cast("int", json.load(response)["count"])
 
@@ -96,7 +96,6 @@ class Client:
         return self._messages("POST", f"/v1/models/{quote(model, safe='')}/canary", body)
 
     def end_canary(self, model: str, *, is_promoted: bool) -> Iterator[StreamMessage]:
-        """Promote or withdraw a canary."""
         verb = "promote" if is_promoted else "withdraw"
         return self._messages("POST", f"/v1/models/{quote(model, safe='')}/canary/{verb}", {})
 
@@ -105,18 +104,18 @@ class Client:
             return cast("list[BalanceStatus]", json.load(response)["balances"])
 
     def balance(self, model: str, *, undo: bool = False) -> Iterator[StreamMessage]:
-        """Move the layers of a model as suggested, or back."""
+        """Move the layers of a model as suggested; `undo` moves them back."""
         return self._messages("POST", f"/v1/models/{quote(model, safe='')}/balance", {"undo": undo})
 
     def command(self, verb: str, models: Sequence[str]) -> Iterator[StreamMessage]:
-        """Start, stop, restart, load or unload models, or all."""
+        """Start, stop, restart, load or unload models; no models means all."""
         return self._messages("POST", f"/v1/{verb}", {"models": list(models)})
 
     def reload(self, *, dry_run: bool) -> Iterator[StreamMessage]:
         return self._messages("POST", "/v1/reload", {"dry_run": dry_run})
 
     def add_models(self, tables: Mapping[str, Any]) -> Iterator[StreamMessage]:
-        """Serve further models until the daemon ends, each by `[models.NAME]`; loads none."""
+        """Serve further models until the daemon ends, by tables `[models.NAME]`; loads none."""
         return self._messages("POST", "/v1/models", {"models": tables})
 
     def caches(self) -> CachesStatus:
@@ -144,13 +143,12 @@ class Client:
     def host(self) -> Iterator[StreamMessage]:
         """Be a desktop host until the iterator is closed; the first message has `host`.
 
-        Raises:
-            DaemonStopping: The daemon is ending.
+        Raises DaemonStopping if the daemon is ending.
         """
         return self._messages("POST", "/v1/hosts", {})
 
     def leave(self, host: int) -> None:
-        """Leave; the stream of `host` then ends, for the last one with the daemon."""
+        """Leave; the stream of `host` then ends. If no host is left, the daemon ends first."""
         with _response(self._socket, "POST", f"/v1/hosts/{host}/leave", {}) as response:
             response.read()
 
@@ -183,9 +181,9 @@ class _UnixConnection(http.client.HTTPConnection):
 def _response(
     path: Path, method: str, target: str, body: Mapping[str, Any] | None = None
 ) -> Iterator[http.client.HTTPResponse]:
-    """Send a request; reading the response inside the block may fail with the same errors.
+    """Send a request; reading the response inside the block may raise the same errors.
 
-    A socket in another user's directory gets no request: its answers could not be trusted.
+    A socket in another user's directory gets no request: its answers cannot be trusted.
     """
     check_owner(path.parent)
     connection = _UnixConnection(path)

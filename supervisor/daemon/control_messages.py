@@ -1,8 +1,8 @@
-"""The JSON that the daemon and its commands exchange, and its parts in words.
+"""Defines the JSON between the daemon and its commands, and texts about it.
 
-The JSON that the daemon and its commands exchange. A stream (start, stop, reload, events, …) has
-one object a line, each with one key of StreamMessage. None is unknown or not applicable; rates are
-tokens per second of one sequence.
+A stream (start, stop, reload, events, …) has one object per line, with exactly one key of
+StreamMessage. None means unknown or not applicable. Rates are tokens per second of one sequence;
+times named `…_at` are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ShardStatus(TypedDict):
     """One worker of a split model, since the model was loaded; `last_update` is ISO 8601 in UTC.
 
-    `layers_max`: how many its memory holds. `suggested_layers`: None where nothing is to be moved.
-    `has_output`: it also computes the output, which is not in `layer_count`.
+    `layers_max`: number of layers that fit into its memory. `suggested_layers`: None if no move is
+    suggested. `has_output`: it also computes the output layer, which `layer_count` does not count.
     """
 
     shard_name: str
@@ -40,9 +40,9 @@ class ShardStatus(TypedDict):
 
 
 class BalanceStatus(TypedDict):
-    """`decision`: balanced, insufficient_data or rebalance.
+    """The workers of one instance; `decision`: balanced, insufficient_data or rebalance.
 
-    `estimated_speedup`: of one stream; `bottleneck_speedup`: of the slowest worker alone.
+    `estimated_speedup`: for one stream; `bottleneck_speedup`: for the slowest worker alone.
     """
 
     model: str
@@ -55,9 +55,9 @@ class BalanceStatus(TypedDict):
 
 
 class MovedLayers(TypedDict):
-    """Layers by worker, before and after they were moved; `file` keeps them.
+    """Layers by worker before and after a move, which `file` records.
 
-    `estimated_speedup`: None where they were moved back.
+    `estimated_speedup`: None if the layers were moved back.
     """
 
     model: str
@@ -69,8 +69,6 @@ class MovedLayers(TypedDict):
 
 
 class SavedSlot(TypedDict):
-    """`saved_at` is ISO 8601 in UTC."""
-
     name: str
     model: str
     replica: int
@@ -81,10 +79,10 @@ class SavedSlot(TypedDict):
 
 
 class ForgetRequest(TypedDict):
-    """What to forget: the saved conversations of a model or of all, or one conversation.
+    """Forget one conversation, or all saved conversations of a model or of all models.
 
-    `conversation`: the beginning of the name of a file; `request`: the id of a request; both None:
-    those of `model`, and where that is None too, of all.
+    `conversation` is the beginning of a file name, `request` the id of a request. If both are None,
+    all conversations of `model` are meant, or of all models if that is None too.
     """
 
     model: str | None
@@ -93,9 +91,9 @@ class ForgetRequest(TypedDict):
 
 
 class ForgottenSlots(TypedDict):
-    """What was deleted.
+    """The deleted files; `emptied`: number of engine slots that were emptied.
 
-    `emptied`: slots of engines. `in_use`: whether a request in flight is still of it.
+    `in_use`: a request in flight still belongs to the conversation.
     """
 
     slots: list[SavedSlot]
@@ -104,9 +102,9 @@ class ForgottenSlots(TypedDict):
 
 
 class TierStatus(TypedDict):
-    """One place where prompts are kept: `slot`, `host_cache` or `disk`; None: not known.
+    """One place where prompts are kept: `slot`, `host_cache` or `disk`.
 
-    `limit_bytes`: None for no limit of its own. The last three count since the daemon started.
+    `limit_bytes`: None without a limit of its own. The last three count since the daemon's start.
     """
 
     tier: str
@@ -120,7 +118,7 @@ class TierStatus(TypedDict):
 
 
 class SlotFileStatus(TypedDict):
-    """Saves or restores of single slots since the daemon started."""
+    """Saves or restores of single slots since the daemon's start."""
 
     count: int
     failures: int
@@ -130,10 +128,10 @@ class SlotFileStatus(TypedDict):
 
 
 class SlotDiskStatus(TypedDict):
-    """The slot files of all models; what only a daemon knows is None without one.
+    """The slot files of all models. Without a daemon only `size_bytes` is known.
 
-    `written_bytes`: in the last hour; `write_limit_bytes`: the limit of that. `paused`: nothing is
-    saved for a while, because the disk failed.
+    `written_bytes`: in the last hour; `write_limit_bytes`: its limit. `paused`: saving is paused
+    because the disk failed.
     """
 
     size_bytes: int
@@ -146,10 +144,9 @@ class SlotDiskStatus(TypedDict):
 class CacheStatus(TypedDict):
     """Where the prompts of one model are kept.
 
-    `skipped`: how many conversations were not saved, by the reason (`cost`, `limit`).
-
-    `slots`: of all its instances. `prompts`, `prompt_tokens`, `computed_tokens`: answered since the
-    daemon started. `oldest_at`: of what is on disk, ISO 8601 in UTC.
+    `slots`: of all instances. `prompts`, `prompt_tokens`, `computed_tokens`: since the daemon's
+    start. `oldest_at`: time of the oldest file on disk. `skipped`: number of conversations that
+    were not saved, by reason (`cost`, `limit`).
     """
 
     model: str
@@ -166,16 +163,14 @@ class CacheStatus(TypedDict):
 
 
 class CachesStatus(TypedDict):
-    """Where prompts are kept."""
-
     models: list[CacheStatus]
     disk: SlotDiskStatus
 
 
 class TrialNote(TypedDict):
-    """A trial in a model's status; `instance` runs `profile` for this share of conversations.
+    """A trial in a model's status: `instance` runs `profile` for a share of the conversations.
 
-    `is_canary`: it tries an engine and is not in the settings.
+    `is_canary`: it tries another engine, and is not in the settings.
     """
 
     profile: str
@@ -185,7 +180,7 @@ class TrialNote(TypedDict):
 
 
 class TrialSideStatus(TypedDict):
-    """One side of a trial; figures are medians of requests, `memory_bytes` is of one instance."""
+    """One side of a trial; rates and times are medians, `memory_bytes` is per instance."""
 
     profile: str
     instances: list[str]
@@ -199,9 +194,9 @@ class TrialSideStatus(TypedDict):
 
 
 class TrialComparison(TypedDict):
-    """The trial over the model's own profile: a ratio, and its interval of 95 %.
+    """Ratio of the trial to the model's own profile, with its 95 % confidence interval.
 
-    `requests_to_go`: of both sides, until a difference of 5 % would show; None if not known.
+    `requests_to_go`: requests of both sides until a difference of 5 % would be visible.
     """
 
     ratio: float | None
@@ -213,7 +208,7 @@ class TrialComparison(TypedDict):
 
 
 class FlagDifference(TypedDict):
-    """An option that both sides have with other values; None: it does not have it."""
+    """An option whose value differs between the sides; None: the side does not set it."""
 
     flag: str
     base: str | None
@@ -221,7 +216,7 @@ class FlagDifference(TypedDict):
 
 
 class TrialStatus(TypedDict):
-    """The trial of one model; `state` is that of its instance, which serves if it is `ready`."""
+    """The trial of one model; `state` is the state of its instance."""
 
     model: str
     share: float
@@ -237,9 +232,10 @@ class TrialStatus(TypedDict):
 
 
 class CanaryStatus(TypedDict):
-    """A canary that runs; `trial` are its figures, None while the daemon has none.
+    """A running canary; `trial`: its figures, None before the first.
 
-    `decides_in_s`: None where a command decides; `obstacle`: why it was not promoted by itself.
+    `decides_in_s`: None if only a command decides. `obstacle`: why it was not promoted
+    automatically.
     """
 
     model: str
@@ -263,17 +259,14 @@ class EndedCanaryStatus(TypedDict):
 
 
 class CanariesStatus(TypedDict):
-    """`ended`: the latest 16, the latest last."""
+    """All canaries; `ended`: the latest 16, the latest last."""
 
     running: list[CanaryStatus]
     ended: list[EndedCanaryStatus]
 
 
-__all__ = ["ErrorFields"]
-
-
 class DraftStatus(TypedDict):
-    """Tokens drafted and accepted in the latest run; `acceptance` is 0 to 1."""
+    """Tokens drafted and accepted in the latest run; `acceptance`: 0 to 1."""
 
     drafted: int
     accepted: int
@@ -283,9 +276,9 @@ class DraftStatus(TypedDict):
 class InstanceStatus(TypedDict):
     """One llama-server process.
 
-    `retiring`: it only finishes its requests, because new settings replaced it. `progress`: 0 to 1
-    while it loads. `engine`: the path of its program, known once it was planned. `draft` is None
-    without speculative decoding.
+    `retiring`: new settings replaced it, so it only finishes its requests. `progress`: 0 to 1
+    while it loads. `engine`: path of its program, known once it is planned. `draft`: None without
+    speculative decoding.
     """
 
     name: str
@@ -311,9 +304,9 @@ class InstanceStatus(TypedDict):
 
 
 class WaitStatus(TypedDict):
-    """A wait for a model's memory, by requests or (0 requests) a command.
+    """A model that waits for memory, for its requests or (if `requests` is 0) for a command.
 
-    `place`: 1 for the model that loads next. `leaving`: models that drain to be unloaded.
+    `place`: 1 for the model that loads next. `leaving`: models that drain before they are unloaded.
     """
 
     place: int
@@ -323,7 +316,7 @@ class WaitStatus(TypedDict):
 
 
 class AdaptedValue(TypedDict):
-    """A value that the daemon changed, and why; `key` is the option's name."""
+    """An option (`key`) that the daemon changed, and the reason."""
 
     key: str
     value: str | int | float | bool
@@ -334,8 +327,8 @@ class AdaptedValue(TypedDict):
 class IdleStatus(TypedDict):
     """How long a loaded model may be idle before it is unloaded.
 
-    `limit_s`: None for ever. `unload_in_s`: None while it is busy, or for ever. `origin`: the
-    setting `ttl_s`, or the `keep_alive` of a request.
+    `limit_s`: None for no limit. `unload_in_s`: None while the model is busy, or without a limit.
+    `origin`: the setting `ttl_s`, or the `keep_alive` of a request.
     """
 
     limit_s: float | None
@@ -344,13 +337,11 @@ class IdleStatus(TypedDict):
 
 
 class ModelStatus(TypedDict):
-    """One model; `slots` and `ctx_size` are those of one instance, known once it was planned.
-
-    `idle`: None unless it is loaded.
+    """One model; `slots` and `ctx_size` are per instance, and known once it is planned.
 
     `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
-    failed with a `reason`. `adapted`: what follows demand and load; `reduced`: what it gave up
-    after its engine ran out of memory.
+    failed with a `reason`. `idle`: None unless loaded. `adapted`: options that follow demand and
+    load. `reduced`: options that were lowered after the engine ran out of memory.
     """
 
     name: str
@@ -371,7 +362,7 @@ class ModelStatus(TypedDict):
 
 
 class CaptureStatus(TypedDict):
-    """A capture that runs; `dropped`: requests and responses that did not get into it."""
+    """A running capture; `dropped`: requests and responses that it could not take."""
 
     model: str
     requests: int
@@ -382,10 +373,10 @@ class CaptureStatus(TypedDict):
 
 
 class NodeStatus(TypedDict):
-    """`state`: up; or down, draining or same (as another node), with a `reason`.
+    """A node; `state`: up; or down, draining or same (as another node), with a `reason`.
 
-    A name that stands for nodes has an entry of its own, resolved or unresolved, and each of its
-    machines has one. `slots`: of all models, 0 while it is not up.
+    A name that stands for several nodes has its own entry, `resolved` or `unresolved`, beside those
+    of its machines. `slots`: of all models; 0 unless the node is up.
     """
 
     name: str
@@ -398,9 +389,9 @@ class NodeStatus(TypedDict):
 
 
 class WeightStatus(TypedDict):
-    """An instance's share of its model's requests, as a multiple of an average instance's.
+    """An instance's share of its model's requests, relative to an average instance.
 
-    `instance`: of this machine or of a node (`NODE/MODEL`). `reason`: measured, set, or equal.
+    `instance`: on this machine, or on a node (`NODE/MODEL`). `reason`: measured, set or equal.
     """
 
     instance: str
@@ -410,10 +401,10 @@ class WeightStatus(TypedDict):
 
 
 class WorkerStatus(TypedDict):
-    """An RPC worker.
+    """An RPC worker; `devices_bytes`: memory of each device.
 
-    `state`: of one on this machine ready, starting, backoff or failed; of another ready or lost as
-    it was when it was last asked, or unknown. `devices_bytes`: memory of each of its devices.
+    `state` of a local worker: ready, starting, backoff or failed. Of a remote worker: ready or lost
+    at the last probe, or unknown.
     """
 
     name: str
@@ -429,7 +420,7 @@ class WorkerStatus(TypedDict):
 
 
 class BatchQueueStatus(TypedDict):
-    """How the batch requests of a model have gathered since the daemon's start."""
+    """Batches formed from the queued batch requests of a model since the daemon's start."""
 
     model: str
     total_queued: int
@@ -440,10 +431,10 @@ class BatchQueueStatus(TypedDict):
 
 
 class DaemonStatus(TypedDict):
-    """`tls_cert`: path of the proxy's certificate; None without TLS.
+    """The daemon, its models and instances.
 
-    `listen`: the address of the proxy as its settings have it.
-    `keyless`: the addresses that other machines reach without a key.
+    `tls_cert`: path of the proxy's certificate; None without TLS. `listen`: the proxy's address
+    as in the settings. `keyless`: addresses that other machines can use without a key.
     """
 
     pid: int
@@ -466,7 +457,7 @@ class DaemonStatus(TypedDict):
 class ReloadReport(TypedDict):
     """Names of replicas (`chat.0`), each in one of the first four lists.
 
-    Those in `kept` continue untouched; added or changed ones that did not start are in `failures`.
+    Replicas in `kept` continue untouched. `failures`: added or changed replicas that did not start.
     """
 
     added: list[str]
@@ -478,7 +469,7 @@ class ReloadReport(TypedDict):
 
 
 class WarmedInstance(TypedDict):
-    """An instance that prefilled a prompt: tokens computed, and tokens already in its cache."""
+    """An instance that prefilled a prompt: `tokens` computed, `cached` tokens found."""
 
     instance: str
     tokens: int
@@ -486,7 +477,7 @@ class WarmedInstance(TypedDict):
 
 
 class EventLine(TypedDict):
-    """An event; `fields` are those of supervisor.events.EVENTS, `at` is ISO 8601 in UTC."""
+    """An event with its `fields` of supervisor.events.EVENTS; `at` is ISO 8601 in UTC."""
 
     name: str
     level: str
@@ -495,14 +486,14 @@ class EventLine(TypedDict):
 
 
 class LoadProgress(TypedDict):
-    """The share of a model's weights that an instance has loaded, 0 to 1."""
+    """The fraction of a model's weights that an instance has loaded, 0 to 1."""
 
     instance: str
     fraction: float
 
 
 class JoinedHost(TypedDict):
-    """A desktop host's number, the file that holds its API key, and the daemon at that moment."""
+    """The number of a new desktop host, the file with its API key, and the daemon's status."""
 
     host: int
     api_key_file: str
@@ -510,10 +501,7 @@ class JoinedHost(TypedDict):
 
 
 class StreamMessage(TypedDict):
-    """Exactly one key; the last seven end the stream.
-
-    `waiting`: seconds without another message.
-    """
+    """Has exactly one key; the last seven end the stream. `waiting`: seconds without a message."""
 
     event: NotRequired[EventLine]
     progress: NotRequired[LoadProgress]
@@ -533,7 +521,7 @@ def daemon_exited() -> DaemonBusy:
 
 
 class RequestStatus(TypedDict):
-    """As `RequestStats`."""
+    """A request in flight, see `RequestStats`."""
 
     id: str
     client: str
@@ -587,7 +575,7 @@ def state_text(model: ModelStatus, instance: InstanceStatus) -> str:
 
 
 def failed_text(instance: InstanceStatus) -> str | None:
-    """Say how an instance that has failed starts again; None for others."""
+    """Return how to start a failed instance again; None if it has not failed."""
     if instance["state"] != "failed":
         return None
     model = instance["name"].rpartition(".")[0]
@@ -595,7 +583,7 @@ def failed_text(instance: InstanceStatus) -> str | None:
 
 
 def keyless_warning(status: DaemonStatus) -> tuple[str, ...]:
-    """Say that other machines can send requests without a key."""
+    """Return a warning if other machines can send requests without a key."""
     if not status["keyless"]:
         return ()
     addresses = " and ".join(status["keyless"])

@@ -1,4 +1,4 @@
-"""The daemon: runs its parts, and shuts them down in order.
+"""Runs the parts of the daemon, and shuts them down in order.
 
 A shutdown (SIGINT, SIGTERM, control socket) drains the proxy, then stops the engines. A second
 request shortens the wait to 5 s, a third ends it. SIGHUP reloads the settings.
@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
@@ -27,8 +26,8 @@ from proxy.errors import ListenFailed
 from supervisor import __version__
 from supervisor.daemon import control_server
 from supervisor.daemon.control_messages import ADD_KEY
-from supervisor.daemon.desktop import STARTER, DesktopHosts, starter_watched
-from supervisor.daemon.operations import DaemonService, DaemonTimes
+from supervisor.daemon.desktop import STARTER, DesktopHosts, watch_starter
+from supervisor.daemon.operations import DaemonService
 from supervisor.daemon.parts import DaemonParts
 from supervisor.engine.orphans import kill_orphans
 from supervisor.errors import AccessDenied
@@ -42,7 +41,7 @@ _FORCED_DRAIN_S: Final = (5.0, 0.0)
 
 
 class Daemon:
-    """One daemon; construct it on a running loop, and `run` it once."""
+    """One daemon; construct it on a running loop and `run` it once."""
 
     def __init__(self, parts: DaemonParts) -> None:
         self.parts = parts
@@ -51,8 +50,16 @@ class Daemon:
         self._notifier = parts.notifier
         emit = parts.events.emit
         FAILURES.report_to(emit)
-        self._hosts = DesktopHosts(emit, self._end_of_hosts) if parts.desktop_key else None
-        self.service = DaemonService(self.parts, self._times, self.shutdown, self._hosts)
+        self._hosts: DesktopHosts | None = None
+        if parts.desktop_key:
+            leave = functools.partial(self.shutdown, "the last desktop host has left")
+            self._hosts = DesktopHosts(emit, leave)
+        self.service = DaemonService(
+            self.parts,
+            lambda: (self._now_s() - self._started_at_s, self._shutdown_requests > 0),
+            self.shutdown,
+            self._hosts,
+        )
         self._started_at_s = self._stopping_at_s = self._now_s()
         self._shutdown_requests = 0
         self._shutdown = asyncio.Event()
@@ -65,33 +72,31 @@ class Daemon:
             CorralError: Another daemon runs, a directory or the address cannot be used, or a model
                 is not configured.
         """
+        control = control_server.serve(self.service, self._events, self._directories.control_socket)
         for name in models:
             self.parts.fleet.planner.entry(name)
         with lock_runtime_dir(self._directories), self._signal_handlers():
             asyncio.get_running_loop().set_default_executor(worker_threads(None, "worker"))
-            self._warn_if_open()
+            if addresses := self.parts.keyless:
+                # Before anything else: other machines can send requests without a key.
+                self._events.emit("daemon.open", keyless=" ".join(addresses), hint=ADD_KEY)
             kill_orphans(self._directories.runtime, self._events.emit)
             clean_up(self.parts.fleet.planner.launches.slot_persistence, self._events.emit)
-            async with self._listening(), self._control_socket(), self._running():
+            async with self._listen(), control, self._run_parts():
                 if models:
                     self.parts.admission.command("start", models)
                 self._emit_started()
                 report()
                 self._notifier.started()
-                with self._starter_watched():
+                with self._watch_starter():
                     await self._shutdown.wait()
             self.parts.fleet.planner.launches.slot_persistence.store.empty_memory()
 
-    def _warn_if_open(self) -> None:
-        """Log first that other machines can send requests without a key."""
-        if addresses := self.parts.keyless:
-            self._events.emit("daemon.open", keyless=" ".join(addresses), hint=ADD_KEY)
-
     @asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
-        """Run all parts; after the block nothing is reloaded, and all is drained and stopped.
+    async def _run_parts(self) -> AsyncIterator[None]:
+        """Run all parts; after the block, stop reloads, drain requests and stop engines.
 
-        Models are still loaded for requests that are in flight.
+        During the drain, models are still loaded for requests in flight.
         """
         parts = self.parts
         async with asyncio.TaskGroup() as group:
@@ -126,7 +131,7 @@ class Daemon:
                 task.cancel()
 
     @asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
+    async def _listen(self) -> AsyncIterator[None]:
         server = self.parts.server
         try:
             await server.start()
@@ -134,24 +139,18 @@ class Daemon:
             raise AccessDenied(error.message, hint=error.hint) from error
         key = self.parts.desktop_key
         try:
-            with key.written() if key else nullcontext():
+            with key.write() if key else nullcontext():
                 owner = this_daemon(__version__, server.url, key.path if key else None)
                 write_owner(self._directories.state_file, owner)
                 yield
         finally:
             await server.close()
 
-    def _starter_watched(self) -> AbstractContextManager[None]:
+    def _watch_starter(self) -> AbstractContextManager[None]:
         if self._hosts is None:
             return nullcontext()
         lose = functools.partial(self._hosts.lose, STARTER)
-        return starter_watched(sys.stdin.fileno(), lose)
-
-    def _end_of_hosts(self) -> None:
-        self.shutdown("the last desktop host has left")
-
-    def _control_socket(self) -> AbstractAsyncContextManager[None]:
-        return control_server.serve(self.service, self._events, self._directories.control_socket)
+        return watch_starter(sys.stdin.fileno(), lose)
 
     def _emit_started(self) -> None:
         path = self.parts.reload.loaded.path
@@ -164,7 +163,7 @@ class Daemon:
         )
 
     async def _drain(self) -> None:
-        """Let requests in flight finish, and abort those that take too long."""
+        """Let requests in flight finish; abort those that take too long."""
         limit_s = self.parts.settings.supervisor.drain_timeout_s
         limit_s = min(limit_s, self._hosts.drain_max_s if self._hosts else math.inf)
         async with self._deadline(limit_s):
@@ -172,7 +171,7 @@ class Daemon:
         await self.parts.server.close()
 
     async def _stop(self) -> None:
-        """Save slots, stop the engines, and let hooks end."""
+        """Save slots, stop the engines, and wait for hooks."""
         limits = self.parts.settings.supervisor
         self.parts.fleet.command("stop")
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
@@ -186,7 +185,7 @@ class Daemon:
 
     @asynccontextmanager
     async def _deadline(self, limit_s: float) -> AsyncIterator[None]:
-        """Limit the block to this time, or to less after repeated requests to shut down."""
+        """Limit the duration of the block; repeated shutdown requests shorten it."""
         is_over = self._shutdown_requests > len(_FORCED_DRAIN_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if is_over else limit_s) as self._drain_timeout:
@@ -217,19 +216,16 @@ class Daemon:
         finally:
             _ignore_signals(loop)
 
-    def _times(self) -> DaemonTimes:
-        return DaemonTimes(self._now_s() - self._started_at_s, self._shutdown_requests > 0)
-
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
 
 
 def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Ignore signals while the process exits with code 0.
+    """Ignore signals from now on, so that the process exits with code 0.
 
-    They are blocked meanwhile, in worker threads always: a loop that removes a handler restores the
-    default, which kills.
+    Signals are blocked during the change (and always in worker threads): when the loop removes a
+    handler, it restores the default action, which would kill the process.
     """
     numbers = {*_SIGNALS, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

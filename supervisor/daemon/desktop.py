@@ -1,4 +1,4 @@
-"""The daemon as the backend of desktop applications: its key, its hosts, and who started it."""
+"""Supports daemons that are the backend of desktop applications: API key, hosts, starter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from supervisor.errors import DaemonStopping
 from supervisor.events import Emit
 from supervisor.system.files import write_atomic
 
-# Not a name that a keys file may have.
+# A keys file cannot contain this name.
 _NAME: Final = "(desktop)"
 _RANDOM_BYTES: Final = 32
 
@@ -34,8 +34,8 @@ class DesktopKey:
         return Key(_NAME, hashlib.sha256(self.secret.encode()).digest(), admin=True)
 
     @contextmanager
-    def written(self) -> Iterator[None]:
-        """Keep it in its file, mode 0600, for the block."""
+    def write(self) -> Iterator[None]:
+        """Keep the secret in its file, mode 0600, for the block."""
         write_atomic(self.path, self.secret, durable=False)
         try:
             yield
@@ -47,14 +47,14 @@ def new_desktop_key(path: Path) -> DesktopKey:
     return DesktopKey(path, f"corral-{secrets.token_hex(_RANDOM_BYTES)}")
 
 
-# The host that started the daemon, from the start of its process until it has joined.
+# The host that started the daemon, until it joins and gets a number.
 STARTER: Final = 0
 # A user who quits an application expects its processes to end.
 _DRAIN_MAX_S: Final = 5.0
 
 
 class DesktopHosts:
-    """Counts hosts; calls `on_empty` once, when none is left."""
+    """The connected hosts; calls `on_empty` once, when none is left."""
 
     def __init__(self, emit: Emit, on_empty: Callable[[], None]) -> None:
         self._emit = emit
@@ -69,18 +69,17 @@ class DesktopHosts:
 
     @property
     def drain_max_s(self) -> float:
-        """How long requests may take at the end: not at all where the last host was killed."""
+        """Time for requests in flight at the end; 0 if the last host was killed."""
         return 0.0 if self._is_lost else _DRAIN_MAX_S
 
     def has(self, host: int) -> bool:
         return host in self._hosts
 
     @contextmanager
-    def joined(self) -> Iterator[int]:
+    def join(self) -> Iterator[int]:
         """Be a host for the block, or until `leave`; yields its number.
 
-        Raises:
-            DaemonStopping: The last host has left.
+        Raises DaemonStopping if the last host has left.
         """
         if self.is_empty:
             raise DaemonStopping("the daemon is stopping", hint="retry when it has ended")
@@ -94,12 +93,12 @@ class DesktopHosts:
             self.lose(host)
 
     def lose(self, host: int) -> None:
-        """Be told that a host is not there any more; no effect if it has left."""
+        """Remove a host that has disappeared; no effect if it has left."""
         self._is_lost |= self._hosts == {host}
         self.leave(host)
 
     def leave(self, host: int) -> None:
-        """Has no effect for a host that has left."""
+        """Remove a host; no effect if it has left."""
         if not self.has(host):
             return
         self._hosts.remove(host)
@@ -114,9 +113,17 @@ _READ_BYTES: Final = 4096
 
 @contextmanager
 def exit_with_starter(descriptor: int) -> Iterator[None]:
-    """Exit at once when the pipe is closed within the block, which must leave nothing behind."""
+    """Exit at once if the pipe is closed within the block, which must need no clean-up."""
     done, end = os.pipe()
-    thread = threading.Thread(target=_exit_when_closed, args=(descriptor, done))
+
+    def exit_when_closed() -> None:
+        poll = select.poll()
+        for fd in (descriptor, done):
+            poll.register(fd, 0)  # POLLHUP is always reported; source: poll(2)
+        if descriptor in dict(poll.poll()):
+            os._exit(0)
+
+    thread = threading.Thread(target=exit_when_closed)
     thread.start()
     try:
         yield
@@ -126,17 +133,9 @@ def exit_with_starter(descriptor: int) -> Iterator[None]:
         os.close(done)
 
 
-def _exit_when_closed(descriptor: int, done: int) -> None:
-    poll = select.poll()
-    for fd in (descriptor, done):
-        poll.register(fd, 0)  # POLLHUP is always reported; source: poll(2)
-    if descriptor in dict(poll.poll()):
-        os._exit(0)
-
-
 @contextmanager
-def starter_watched(descriptor: int, on_closed: Callable[[], None]) -> Iterator[None]:
-    """Call `on_closed` when the pipe is closed within the block."""
+def watch_starter(descriptor: int, on_closed: Callable[[], None]) -> Iterator[None]:
+    """Call `on_closed` if the pipe is closed within the block."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Commands to a running daemon: which models the words name, and what a canary is asked for."""
+"""Parses commands to a running daemon: names of models, and requests for a canary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from supervisor.settings.tables import CATCH_ALL
 
 
 def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
-    """Return the models of a running daemon that the words name; raises NoSuchModel."""
+    """Return the names of the models that the words refer to; raises NoSuchModel."""
     if unknown := unknown_words(words, status):
         names = [model["name"] for model in status["models"]]
         raise NoSuchModel(
@@ -29,13 +29,13 @@ def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ..
 
 
 def unknown_words(words: Sequence[str], status: DaemonStatus) -> list[str]:
-    """Return the words that name no model of a running daemon."""
+    """Return the words that refer to no model of a running daemon."""
     names_by_word = _names_by_word(status)
     return [word for word in words if _key(word, names_by_word) not in names_by_word]
 
 
 def _names_by_word(status: DaemonStatus) -> dict[str, str]:
-    """Return the models by what may name one: its name, an alias, or the path of its file."""
+    """Map each way to refer to a model (name, alias, path of its file) to its name."""
     models = status["models"]
     by_path = {model["path"]: model["name"] for model in models}
     by_alias = {
@@ -72,7 +72,7 @@ LIMIT_MAX_S: Final = 31 * 86_400
 MARGIN_MAX: Final = 1.0
 
 
-class _Body(BaseModel):
+class _CanaryBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     engine: str = Field(min_length=1)
@@ -82,14 +82,14 @@ class _Body(BaseModel):
 
 
 def engine_setting(text: str) -> EngineSetting:
-    """Return the name of an installed build, or else a path."""
+    """Return the name of an installed build, or a path."""
     return text if is_build_name(text) else Path(text)
 
 
 def canary_request(model: str, body: bytes) -> CanaryRequest:
-    """Read a body; raises SettingsInvalid."""
+    """Parse a body; raises SettingsInvalid."""
     try:
-        found = _Body.model_validate_json(body)
+        found = _CanaryBody.model_validate_json(body)
     except ValidationError as error:
         raise SettingsInvalid(
             'the body must be {"engine": PATH, "share": 0 to 1, "limit_s": seconds or null, '

@@ -1,4 +1,4 @@
-"""Status of models, instances, RPC workers, balances and captures as control messages. Pure."""
+"""Builds control messages about models, instances, workers, balances and captures. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from supervisor.daemon.control_messages import (
     BalanceStatus,
     BatchQueueStatus,
     CaptureStatus,
-    DraftStatus,
     IdleStatus,
     InstanceStatus,
     ModelStatus,
@@ -92,7 +91,7 @@ def model_status(
 
 
 def not_persisted_reason(model: Model) -> str | None:
-    """Return why no slot of a model is saved; None if they are, or before the first run."""
+    """Return why slots of a model are not saved; None if they are, or before the first run."""
     return next((replica.slots.reason for replica in model.all_replicas if replica.plan), None)
 
 
@@ -150,15 +149,13 @@ def instance_status(
             *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
         ],
-        "draft": _draft(stats) if plan and spec_types(plan.memory_inputs.chosen) else None,
-    }
-
-
-def _draft(stats: EngineStats) -> DraftStatus:
-    return {
-        "drafted": stats.drafted_tokens,
-        "accepted": stats.accepted_tokens,
-        "acceptance": stats.acceptance,
+        "draft": {
+            "drafted": stats.drafted_tokens,
+            "accepted": stats.accepted_tokens,
+            "acceptance": stats.acceptance,
+        }
+        if plan and spec_types(plan.memory_inputs.chosen)
+        else None,
     }
 
 
@@ -175,7 +172,7 @@ def node_status(stats: NodeStats) -> NodeStatus:
 
 
 def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
-    """The weights of the models that several instances serve."""
+    """Return the weights of models that several instances serve."""
     serving = [instance for instance in instances if instance.in_service]
     counts = Counter(instance.upstream.model for instance in serving)
     return [
@@ -191,7 +188,7 @@ def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
 
 
 def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[BatchQueueStatus]:
-    """The models whose requests have gathered."""
+    """Return the models that have had batch requests."""
     return [
         cast("BatchQueueStatus", {"model": model, **asdict(queue)})
         for model, queue in sorted(stats.items())
@@ -245,24 +242,16 @@ def _text(path: Path | None) -> str | None:
 def worker_statuses(
     settings: Settings, known: KnownWorkers, pool: WorkerPool
 ) -> list[WorkerStatus]:
-    models = _models(settings)
     found = []
     for name, worker_settings in settings.workers.items():
         address = address_of(name, worker_settings, known)
+        models = [model for model, its in settings.models.items() if name in its.workers]
         worker = pool.worker(name)
         found.append(
-            _local(worker.snapshot(), known.devices(address), models.get(name, []))
+            _local(worker.snapshot(), known.devices(address), models)
             if worker
-            else _remote(address, known, models.get(name, []))
+            else _remote(address, known, models)
         )
-    return found
-
-
-def _models(settings: Settings) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for model, model_settings in settings.models.items():
-        for name in model_settings.workers:
-            found.setdefault(name, []).append(model)
     return found
 
 
@@ -302,13 +291,13 @@ def _bytes(devices: Sequence[Device]) -> list[int]:
 
 
 def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> BalanceStatus:
-    """Return the measurements of a run; `now_s` is monotonic."""
+    """Return the measurements of a run; `now_s` is the event loop's time."""
     decision = run.balancer.advice()
     moves = decision if isinstance(decision, Rebalance) else None
     return {
         "model": model,
         "instance": instance,
-        "decision": _name(decision),
+        "decision": _decision_name(decision),
         "reason": decision.reason,
         "estimated_speedup": moves.estimated_speedup if moves else None,
         "bottleneck_speedup": moves.bottleneck_speedup if moves else None,
@@ -328,7 +317,7 @@ def moved_layers(moved: Moved) -> MovedLayers:
     }
 
 
-def _name(decision: RebalanceDecision) -> str:
+def _decision_name(decision: RebalanceDecision) -> str:
     match decision:
         case Balanced():
             return "balanced"

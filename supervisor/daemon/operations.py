@@ -1,4 +1,4 @@
-"""What the daemon does for commands (`supervisor.daemon.control_server.Service`)."""
+"""Carries out the daemon's part of commands that arrive at the control socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
 
 from proxy.endpoints.requests import RequestStats
 from proxy.errors import NotFound
@@ -54,38 +53,46 @@ from supervisor.settings.load import read_models
 from supervisor.slot_store.manifest import Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonTimes:
-    """How long a daemon has run, and whether it is stopping."""
-
-    up_s: float
-    is_stopping: bool
-
-
 class DaemonService:
+    """The operations of one daemon. Model names that are not configured raise NoSuchModel.
+
+    Methods that return a task begin an operation. They raise DaemonBusy while the daemon stops; a
+    stop cancels the task.
+
+    Args:
+        parts: The parts of the daemon.
+        times: Returns the seconds since the daemon's start, and whether it is stopping.
+        shutdown: Begins to drain and stop; a repeated call shortens the drain.
+        hosts: The desktop hosts; None for a daemon that only ends by command.
+    """
+
     def __init__(
         self,
         parts: DaemonParts,
-        times: Callable[[], DaemonTimes],
+        times: Callable[[], tuple[float, bool]],
         shutdown: Callable[[str], None],
         hosts: DesktopHosts | None = None,
     ) -> None:
-        self._hosts = hosts
+        self.hosts = hosts
+        self.shutdown = shutdown
         self._parts = parts
         self._fleet = parts.fleet
         self._times = times
-        self._shutdown = shutdown
 
     def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
+        """Begin a command on models; return a function that tells whether it is over."""
         return self._parts.admission.command(verb, models)
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
+        """Reload; emits an event at the end unless `dry_run`. DaemonBusy if a reload runs."""
         return self._parts.triggers.start(dry_run=dry_run)
 
     def add_models(self, tables: Mapping[str, object]) -> asyncio.Task[ReloadResult | CorralError]:
+        """Serve further models, by tables `[models.NAME]`; raises SettingsInvalid."""
         return self._parts.triggers.add(read_models(tables))
 
     def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
+        """Save idle slots; the result is all saved slots."""
         replicas = [
             self._fleet.replica(instance.name) for instance in self._fleet.instances(models)
         ]
@@ -112,7 +119,7 @@ class DaemonService:
         return {"slots": files, "emptied": found.slots, "in_use": found.is_in_use}
 
     async def _conversation_number(self, request_id: str) -> int | None:
-        """Return the number of the conversation of a request that this daemon answered."""
+        """Return the conversation number of a request that this daemon answered."""
         with suppress(HistoryUnavailable):
             for request in await self._parts.history.requests(
                 HistoryQuery(1, request_id=request_id)
@@ -123,16 +130,18 @@ class DaemonService:
     def warm(
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Task[list[PrefillResult] | CorralError]:
+        """Prefill a prompt on every instance of a model."""
         replicas = [
             self._fleet.replica(instance.name) for instance in self._fleet.instances([model])
         ]
         return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._parts.router))
 
     async def refresh(self) -> None:
+        """Update the figures of `status`, `trials` and `canaries`, in a fraction of a second."""
         await self._parts.stats.refresh(replica.instance for replica in self._fleet.all_replicas())
 
     def status(self) -> DaemonStatus:
-        parts, times = self._parts, self._times()
+        parts, (up_s, is_stopping) = self._parts, self._times()
         path, waiting = parts.reload.loaded.path, parts.admission.waiting()
         unload = parts.admission.unload_times()
         return {
@@ -142,8 +151,8 @@ class DaemonService:
             "listen": parts.server.listen,
             "tls_cert": str(parts.tls_cert) if parts.tls_cert else None,
             "keyless": list(parts.keyless),
-            "up_s": times.up_s,
-            "stopping": times.is_stopping,
+            "up_s": up_s,
+            "stopping": is_stopping,
             "config": str(path) if path else None,
             "models": [
                 self._model_status(model, waiting.get(name), unload.get(name))
@@ -157,7 +166,7 @@ class DaemonService:
         }
 
     async def caches(self) -> CachesStatus:
-        """Return the tiers of all models, with those that are only on disk."""
+        """Return the tiers of all models, including models that only have files on disk."""
         persistence = self._fleet.planner.launches.slot_persistence
         saved, budget = await asyncio.to_thread(persistence.store.saved), persistence.budget
         limits = self._fleet.slot_files.limits
@@ -167,6 +176,7 @@ class DaemonService:
         return self._parts.app.requests.stats()
 
     def cancel_request(self, request_id: str) -> None:
+        """End a request with an error; raises NoSuchRequest if none in flight has the id."""
         try:
             self._parts.app.requests.cancel(request_id)
         except NotFound as error:
@@ -175,7 +185,10 @@ class DaemonService:
             ) from error
 
     def dashboard_link(self) -> str:
-        """Return a link that signs one browser in, within a minute."""
+        """Return a link that signs in one browser within a minute.
+
+        Raises SettingsInvalid without a dashboard.
+        """
         sessions = self._parts.app.sessions
         if sessions is None:
             raise SettingsInvalid(
@@ -186,6 +199,7 @@ class DaemonService:
     def capture(
         self, model: str, limits: CaptureLimits
     ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
+        """Capture requests for the block, which reads the lines; DaemonBusy if a capture runs."""
         self._fleet.planner.entry(model)
         return self._parts.captures.begin(model, limits)
 
@@ -193,9 +207,11 @@ class DaemonService:
         self._parts.captures.stop()
 
     async def past_requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
+        """Return requests that have ended, the latest first; raises HistoryUnavailable."""
         return await self._parts.history.requests(query)
 
     async def forget_requests(self, model: str | None) -> int:
+        """Delete the stored requests of a model, or of all models; return their number."""
         return await self._parts.history.forget(model)
 
     def trials(self) -> list[TrialStatus]:
@@ -234,12 +250,14 @@ class DaemonService:
         ]
 
     def balance(self, model: str, *, undo: bool) -> asyncio.Task[MovedLayers | CorralError]:
-        return self._fleet.spawn(self._balance(model, undo=undo))
-
-    async def _balance(self, model: str, *, undo: bool) -> MovedLayers | CorralError:
+        """Move the layers of a model as suggested; `undo` moves them back."""
         mover = self._parts.layer_mover
-        moved = await (mover.undo(model) if undo else mover.move(model))
-        return moved if isinstance(moved, CorralError) else moved_layers(moved)
+
+        async def move() -> MovedLayers | CorralError:
+            moved = await (mover.undo(model) if undo else mover.move(model))
+            return moved if isinstance(moved, CorralError) else moved_layers(moved)
+
+        return self._fleet.spawn(move())
 
     def _memory_bytes(self, replica: Replica) -> int | None:
         facts = replica.instance.snapshot()
@@ -256,10 +274,6 @@ class DaemonService:
         busy, stats = self._parts.router.count_in_flight(facts.name), self._parts.stats.of(facts)
         return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
 
-    @property
-    def hosts(self) -> DesktopHosts | None:
-        return self._hosts
-
     def joined_host(self, host: int) -> JoinedHost:
         key = self._parts.desktop_key
         return {
@@ -267,6 +281,3 @@ class DaemonService:
             "api_key_file": str(key.path) if key else "",
             "status": self.status(),
         }
-
-    def shutdown(self, reason: str) -> None:
-        self._shutdown(reason)

@@ -1,4 +1,4 @@
-"""The parts of a daemon, and what connects them."""
+"""Constructs the parts of a daemon and connects them."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ from supervisor.system.paths import Directories
 
 
 class DaemonParts:
-    """All parts of one daemon; constructs them on a running loop, and runs none.
+    """All parts of one daemon. Constructed on a running loop; `Daemon` runs them.
 
-    `reread` reads the sources of the settings again, in a thread; it raises CorralError.
+    `reread` reads the settings from their sources again, in a thread; it raises CorralError.
     """
 
     def __init__(
@@ -132,13 +132,7 @@ class DaemonParts:
         )
         self._apply_workers(loaded)
         events.add_sink(self._prefix_files.observe)
-        self.recorder = RequestRecorder(
-            RecordFiles(directories.request_record), events, self._is_recorded
-        )
-        self.history = History(
-            HistoryDatabase(directories.history), events.emit, lambda: self.settings.history
-        )
-        events.add_sink(self.history.observe)
+        self._make_records()
         self.trials = Trials(
             self.fleet, self.router.count_in_flight, TrialStore(directories.trials)
         )
@@ -159,12 +153,12 @@ class DaemonParts:
 
     @property
     def tls_cert(self) -> Path | None:
-        """The file of the certificate that the proxy shows."""
+        """The file of the proxy's certificate."""
         return self._tls.cert if self._tls else None
 
     @property
     def settings(self) -> Settings:
-        """Those that apply now."""
+        """The current settings; a reload replaces them."""
         return self.reload.loaded.settings
 
     def _planner(self, loaded: Loaded) -> LaunchPlanner:
@@ -214,6 +208,19 @@ class DaemonParts:
             replacer=replacer,
         )
 
+    def _make_records(self) -> None:
+        """Make the recorders of requests: their sizes for estimates, and the history."""
+        directories, events = self.directories, self.events
+
+        def is_recorded(model: str) -> bool:
+            return self.settings.supervisor.record_requests and model in self.settings.models
+
+        files = RecordFiles(directories.request_record)
+        self.recorder = RequestRecorder(files, events, is_recorded)
+        database = HistoryDatabase(directories.history)
+        self.history = History(database, events.emit, lambda: self.settings.history)
+        events.add_sink(self.history.observe)
+
     def _make_canaries(self) -> Canaries:
         emit = self.events.emit
         self.canary_history = CanaryHistory(CanaryRecord(self.directories.canaries), emit)
@@ -241,7 +248,7 @@ class DaemonParts:
         return usage
 
     def _token_limits(self) -> TokenLimits | None:
-        """Return the limits of API keys, which know what was used today."""
+        """Return the token limits of API keys, with today's recorded usage restored."""
         if (limits := self.app.token_limits) is None:
             return None
         day = f"{datetime.now().astimezone():%Y-%m-%d}"
@@ -264,6 +271,12 @@ class DaemonParts:
 
     def _make_app(self) -> App:
         settings = self.settings
+
+        def address() -> Address:
+            cert = str(self.tls_cert) if self.tls_cert else None
+            needs_key = bool(self.desktop_key or self.settings.proxy.api_keys_file)
+            return Address(self.server.url, cert, needs_key)
+
         warmer = PromptWarmerAdapter(self.fleet, self.router, self._prefix_files, self.events.emit)
         storage = JobStorage(self.directories.jobs, settings.jobs)
         control = ModelControlAdapter(self.fleet, self.admission, self.events)
@@ -285,7 +298,7 @@ class DaemonParts:
                 self.nodes,
                 self.events,
                 self.directories,
-                self._address,
+                address,
             ),
             RequestHistoryAdapter(self.history),
             LoadForecasterAdapter(self.fleet, self.admission),
@@ -293,32 +306,25 @@ class DaemonParts:
             self.conversations,
         )
 
-    def _address(self) -> Address:
-        cert = self.tls_cert
-        needs_key = bool(self.desktop_key or self.settings.proxy.api_keys_file)
-        return Address(self.server.url, str(cert) if cert else None, needs_key)
-
     def _make_hooks(self) -> Hooks:
+        router, app, fleet = self.router, self.app, self.fleet
+
+        def busy_models() -> set[str]:
+            """Return the models with requests: of batches, and of clients, queued ones included."""
+            leased = {instance.upstream.model for instance in router.instances() if instance.leases}
+            return leased | {request.model for request in app.requests.stats() if request.model}
+
+        def cause_of(name: str) -> FailureCause | None:
+            found = (replica.instance for replica in fleet.all_replicas() if replica.name == name)
+            return next((instance.snapshot().cause for instance in found), None)
+
         sources = HookSources(
             settings=lambda: self.settings.hooks,
             directory=lambda: hook_directory(self.reload.loaded.path),
-            busy_models=self._busy_models,
-            cause_of=self._failure_of,
+            busy_models=busy_models,
+            cause_of=cause_of,
         )
         return Hooks(sources, self.events.emit)
-
-    def _busy_models(self) -> set[str]:
-        """The models with requests in flight: those of clients, also queued, and of batches."""
-        leased = {
-            instance.upstream.model for instance in self.router.instances() if instance.leases
-        }
-        return leased | {request.model for request in self.app.requests.stats() if request.model}
-
-    def _failure_of(self, instance: str) -> FailureCause | None:
-        found = (
-            replica.instance for replica in self.fleet.all_replicas() if replica.name == instance
-        )
-        return next((process.snapshot().cause for process in found), None)
 
     def _model_files(self, control: ModelControlAdapter) -> ModelFilesAdapter:
         return ModelFilesAdapter(
@@ -330,7 +336,7 @@ class DaemonParts:
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
         nodes = read_nodes(loaded.settings.nodes, self.events.emit)
-        # TLS cannot begin or end while the address is listened on.
+        # TLS cannot be turned on or off while the proxy listens.
         tls = (loaded.settings.proxy.tls or self._tls) if self._tls else None
         context = tls_context(tls) if tls else None
 
@@ -349,6 +355,3 @@ class DaemonParts:
 
     def _engine(self) -> Engine:
         return self.fleet.planner.engine()
-
-    def _is_recorded(self, model: str) -> bool:
-        return self.settings.supervisor.record_requests and model in self.settings.models

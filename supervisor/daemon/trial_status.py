@@ -1,4 +1,4 @@
-"""Trials and canaries as control messages. Pure."""
+"""Builds control messages about trials and canaries. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from supervisor.experiments.verdict import FigureVerdict, Side, verdict, verdict
 from supervisor.fleet.model import Model, Replica
 from supervisor.plan.plan import CanaryTrial, Plan
 
-# What an instance is told about itself, not by a profile.
-_OF_THE_INSTANCE = frozenset({"--slot-save-path", "--host", "--port"})
+# Flags that identify an instance; no profile sets them.
+_INSTANCE_FLAGS = frozenset({"--slot-save-path", "--host", "--port"})
 
 Memory = Callable[[Replica], int | None]
 
@@ -126,7 +126,7 @@ def _differences(base: Iterable[Replica], trial: Replica) -> Iterator[FlagDiffer
 
 def _values(plan: Plan) -> Mapping[str, str]:
     return {
-        line.flag: line.value or "on" for line in plan.lines if line.flag not in _OF_THE_INSTANCE
+        line.flag: line.value or "on" for line in plan.lines if line.flag not in _INSTANCE_FLAGS
     }
 
 
@@ -134,10 +134,12 @@ def canary_status(
     canary: Canary, left_s: float | None, model: Model | None, trial: TrialStatus | None
 ) -> CanaryStatus:
     request = canary.request
+    replicas = replicas_by_side(model)["base"] if model else ()
+    plans = (replica.plan for replica in replicas)
     return {
         "model": request.model,
         "engine": str(request.engine),
-        "own_engine": _own_engine(model) if model else None,
+        "own_engine": next((str(plan.engine.path) for plan in plans if plan), None),
         "share": request.share,
         "margin": request.margin,
         "decides_in_s": left_s,
@@ -148,8 +150,3 @@ def canary_status(
 
 def ended_canary_status(ended: EndedCanary) -> EndedCanaryStatus:
     return cast("EndedCanaryStatus", asdict(ended))
-
-
-def _own_engine(model: Model) -> str | None:
-    plans = (replica.plan for replica in replicas_by_side(model)["base"])
-    return next((str(plan.engine.path) for plan in plans if plan), None)

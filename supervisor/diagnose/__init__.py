@@ -1,5 +1,5 @@
-"""Finds what is wrong with an installation, and collects what a bug report needs.
+"""Finds problems of an installation, and collects the files of a bug report.
 
-`doctor` runs every check (`host_checks` and its own); `report` and `log_excerpt` make the archive
-of a report: no keys, and no prompts unless they are asked for.
+`doctor.run_checks` runs every check, those of `host_checks` included; each yields a `Finding`.
+`report` and `log_excerpt` make the archive of a report: no secrets, and prompts only on request.
 """

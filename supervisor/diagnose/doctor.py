@@ -1,4 +1,4 @@
-"""Runs every check in the order in which a start depends on it; changes and starts nothing."""
+"""Runs every check, in the order in which a start depends on it. Changes and starts nothing."""
 
 from __future__ import annotations
 
@@ -51,11 +51,10 @@ class MemoryNeed:
     """Memory of a model, without compute buffers.
 
     Attributes:
-        model: Its name.
-        weights_bytes: Size of its tensors, shared by all its processes.
-        cache_bytes: KV cache of all its processes.
-        locked_bytes: Main memory to lock; 0 where the model does not ask for that.
-        is_preloaded: Whether it loads with the daemon.
+        weights_bytes: Size of the tensors, which all replicas share.
+        cache_bytes: KV cache of all replicas together.
+        locked_bytes: Main memory to lock; 0 if the model does not ask for that.
+        is_preloaded: Whether the model loads when the daemon starts.
     """
 
     model: str
@@ -99,7 +98,7 @@ def _check_trial(planner: LaunchPlanner, name: str) -> Iterator[Finding]:
 
 
 def check_plan(plan: Plan) -> Iterator[Finding]:
-    """Report on a model that can be planned, so its file exists and is complete."""
+    """Report on the plan of a model. A plan means that the file exists and is complete."""
     name, gguf = f"model {plan.model}", plan.gguf
     about = f"{gguf.architecture} {gguf.quantisation}, {size(gguf.size_bytes)}: {gguf.path}"
     yield Finding(name, "ok", f"{about}; {plan.slots} slots, {plan.ctx_size} tokens in all")
@@ -115,24 +114,21 @@ def check_plan(plan: Plan) -> Iterator[Finding]:
 def memory_need(plan: Plan, replicas: int) -> MemoryNeed:
     cache = kv_cache.cache_bytes(plan.gguf, plan.memory_inputs.cache)
     weights = plan.gguf.tensor_bytes
-    return MemoryNeed(plan.model, weights, cache * replicas, weights if _locks(plan) else 0)
-
-
-def _locks(plan: Plan) -> bool:
-    """Return whether a model wants locked main memory, even where the limit forbids it."""
+    # The plan omits mlock if the limit forbids it; the model needs the limit raised all the same.
     flags = [f"{line.flag} {line.value}" for line in (*plan.lines, *plan.omitted)]
-    return any("mlock" in flag for flag in flags) and not plan.engine.devices
+    is_locked = any("mlock" in flag for flag in flags) and not plan.engine.devices
+    return MemoryNeed(plan.model, weights, cache * replicas, weights if is_locked else 0)
 
 
 def check_memory(needs: Sequence[MemoryNeed], machine: Machine, device_bytes: int) -> Finding:
-    """Compare what the models need with what there is.
+    """Compare the memory that models need with the memory that is free.
 
     A model that can never fit is a failure; models that do not fit together take turns.
 
     Args:
-        needs: Of the models that are not loaded yet.
+        needs: The needs of the models that are not loaded yet.
         machine: This machine.
-        device_bytes: Memory of all devices; 0 where the models run on the CPU.
+        device_bytes: Memory of all devices; 0 if models run on the CPU.
     """
     whole, free = machine.memory_bytes, machine.memory_available_bytes
     available = f"{size(free)} of {size(whole)} are free"
@@ -192,7 +188,10 @@ def _local(address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerS
 
 def _remote(address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]) -> Finding:
     name, found = f"worker {address.name}", running.get(address.name)
-    reached = _exposure(address.host)
+    try:
+        reached = exposure(socket.gethostbyname(address.host))
+    except (OSError, UnicodeError):  # the probe reports it
+        reached = None
     if reached in {"public", "every"}:
         text = f"{address} is a public address; {UNPROTECTED}"
         return Finding(name, "fail", text, _TUNNEL)
@@ -215,21 +214,16 @@ def _check_running_worker(name: str, found: WorkerStatus) -> Finding:
     return Finding(name, "ok", f"{found['state']} at {found['address']}{used}")
 
 
-def _exposure(host: str) -> str | None:
-    try:
-        return exposure(socket.gethostbyname(host))
-    except (OSError, UnicodeError):  # the probe reports it
-        return None
-
-
 def run_checks(config: Path | None, where: Directories) -> list[Finding]:
     """Return all findings, redacted so that they can be published.
 
-    Args:
-        config: The settings file that was named, or None to search for it.
-        where: All directories.
+    `config` is the settings file; None searches for it.
     """
-    loaded, settings = _settings(config, where)
+    try:
+        loaded = load(config, config_dir=where.config)
+        settings = Finding("settings", "ok", str(loaded.path or "no settings file; defaults"))
+    except CorralError as error:
+        loaded, settings = Loaded(Settings(), None, {}), failure_finding("settings", error)
     here = machine.read()
     found = [_system(here), settings, *_findings(loaded, where, here)]
     secrets = secrets_of(loaded.settings)
@@ -250,7 +244,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
         yield from check_engine(engine)
         yield from _models(planner, engine, status, here)
         yield from check_workers(loaded.settings, engine, status)
-    yield check_processor(_own_pids(status))
+    yield check_processor(_own_pids(status) if status else [])
     yield check_files(max(1, planner.places.instances))
     yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)
     yield check_clients(loaded.settings.proxy)
@@ -258,14 +252,6 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     yield from check_traces(loaded.settings.proxy.tracing)
     yield from check_directories(where)
     yield check_leftovers(where, is_running=status is not None)
-
-
-def _settings(config: Path | None, where: Directories) -> tuple[Loaded, Finding]:
-    try:
-        loaded = load(config, config_dir=where.config)
-    except CorralError as error:
-        return Loaded(Settings(), None, {}), failure_finding("settings", error)
-    return loaded, Finding("settings", "ok", str(loaded.path or "no settings file; defaults"))
 
 
 def _system(here: Machine) -> Finding:
@@ -279,11 +265,11 @@ def _system(here: Machine) -> Finding:
 
 
 def describe_cores(here: Machine) -> str:
-    """Describe the cores; what an ordinary machine lacks is not mentioned."""
+    """Describe the cores; efficiency cores, a quota and NUMA nodes only if there are any."""
     slow = f" ({here.efficiency_cores} of them efficiency cores)" if here.efficiency_cores else ""
     nodes = f", {here.numa_nodes} NUMA nodes" if here.numa_nodes > 1 else ""
-    beyond = f", {here.quota_spare_cores} more cores beyond the CPU quota"
-    quota = beyond if here.quota_spare_cores else ""
+    spare = f", {here.quota_spare_cores} more cores beyond the CPU quota"
+    quota = spare if here.quota_spare_cores else ""
     return f"{here.physical_cores} cores{slow}, {here.logical_cores} threads{quota}{nodes}"
 
 
@@ -304,16 +290,14 @@ def _daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:
 
 
 def check_failed(models: Iterable[ModelStatus]) -> Iterator[Finding]:
-    """Yield the instances that are not restarted any more."""
+    """Yield a finding for each instance that is not restarted any more."""
     for instance in [found for model in models for found in model["instances"]]:
         if (text := failed_text(instance)) and (error := instance["error"]):
             fix = f"{error['hint']}; {text}" if error["hint"] else text
             yield Finding(f"instance {instance['name']}", "fail", error["message"], fix)
 
 
-def _own_pids(status: DaemonStatus | None) -> list[int]:
-    if status is None:
-        return []
+def _own_pids(status: DaemonStatus) -> list[int]:
     engines = (instance["pid"] for model in status["models"] for instance in model["instances"])
     return [status["pid"], *filter(None, engines)]
 

@@ -1,4 +1,4 @@
-"""Findings, and checks of the host: engine, hooks, traces, processor, limits, address."""
+"""Checks of the host: engine, hooks, traces, processor, limits, address, directories."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        name: What was checked, such as `engine` or `model chat`.
+        name: Name of the check, such as `engine` or `model chat`.
         level: `fail`: something will not work. `warn`: it works, but worse than it could.
         text: The result, without a full stop.
         fix: How to fix or improve it, if there is anything to do.
@@ -82,7 +82,7 @@ def secrets_of(settings: Settings) -> tuple[str, ...]:
 
 
 def _pairs(args: tuple[str, ...]) -> Iterable[tuple[str, str]]:
-    """Yield options with their values, written as `--a b` or `--a=b`."""
+    """Yield options with their values, for both spellings: `--a b` and `--a=b`."""
     for word in args:
         name, _, value = word.partition("=")
         yield name, value
@@ -93,15 +93,13 @@ def check_engine(engine: Engine) -> Iterator[Finding]:
     build = f"build {engine.build}" if engine.build else "build unknown"
     text = f"{build} ({engine.version}), from {engine.source}: {' '.join(engine.command)}"
     yield Finding("engine", "ok", text)
-    yield _check_cpu(engine)
-    yield Finding("devices", "ok", _devices(engine))
-
-
-def _check_cpu(engine: Engine) -> Finding:
     if engine.warning:
         fault, _, fix = engine.warning.rpartition("; ")
-        return Finding("cpu", "fail", fault or fix, fix if fault else None)
-    return Finding("cpu", "ok", engine.note or "has every instruction set that the engine needs")
+        yield Finding("cpu", "fail", fault or fix, fix if fault else None)
+    else:
+        note = engine.note or "has every instruction set that the engine needs"
+        yield Finding("cpu", "ok", note)
+    yield Finding("devices", "ok", _devices(engine))
 
 
 def _devices(engine: Engine) -> str:
@@ -137,7 +135,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def check_traces(settings: TracingSettings) -> Iterator[Finding]:
-    """Yield a finding where requests are traced."""
+    """Yield a finding if requests are traced."""
     endpoint = endpoint_of(settings)
     if endpoint is None:
         return
@@ -163,14 +161,14 @@ def _check_connection(endpoint: str) -> Finding:
 
 _NAME: Final = "processor load"
 _SPAN_S: Final = 0.3
-# As much as one busy program gets of a core that it shares with a thread.
+# The share of a core that a busy program gets if it competes with one of our threads.
 _BUSY_CORES: Final = 0.5
 
 
 def check_processor(
     own_pids: Iterable[int], read: Callable[[Iterable[int]], ProcessorReading] = read_this_processor
 ) -> Finding:
-    """Measure for a moment; `own_pids` are those of the daemon and its engines."""
+    """Measure the load of other programs for 0.3 s; `own_pids`: the daemon and its engines."""
     pids = tuple(own_pids)
     before = read(pids)
     time.sleep(_SPAN_S)
@@ -186,11 +184,11 @@ def check_processor(
     return Finding(_NAME, "warn", text, "end them, or lower their priority (renice 10 -p PID)")
 
 
-# Three pipes, a pidfd and a log for each engine; two sockets for each stream; and our own.
+# Each engine takes three pipes, a pidfd and a log; each stream takes two sockets.
 _FILES_OWN: Final = 64
 _FILES_PER_ENGINE: Final = 8
 _FILES_PER_STREAM: Final = 2
-# An ordinary limit of 1024 has room for so many.
+# The usual limit of 1024 files is enough for this many streams.
 _STREAMS: Final = 256
 _FIX_DIRECTORY: Final = (
     "make it yours and writable, or name another (corral config path lists them)"
@@ -198,7 +196,7 @@ _FIX_DIRECTORY: Final = (
 
 
 def check_files(instances: int) -> Finding:
-    """Compare the limit of open files with what engines and clients need."""
+    """Compare the limit of open files with the need of engines and clients."""
     soft, hard = limit("RLIMIT_NOFILE")
     least = _FILES_OWN + _FILES_PER_ENGINE * instances
     wanted = least + _FILES_PER_STREAM * _STREAMS
@@ -232,20 +230,17 @@ def check_address(listen: str, daemon_url: str | None) -> Finding:
         return Finding("address", "ok", f"the daemon listens on {daemon_url}")
     host, _, port = listen.rpartition(":")
     try:
-        _try_to_listen(host.strip("[]"), int(port))
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as trial:
+            # As the proxy does: connections of a daemon that just stopped do not block the port.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+            trial.listen()
     except OSError as error:
         fix = "set proxy.listen to another HOST:PORT, or stop the program that listens there"
         return Finding("address", "fail", f"{listen}: {error.strerror or error}", fix)
     return Finding("address", "ok", f"{listen} is free")
-
-
-def _try_to_listen(host: str, port: int) -> None:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as trial:
-        # As the proxy does: connections of a daemon that has just stopped do not block the port.
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        trial.bind(address)
-        trial.listen()
 
 
 def check_clients(settings: ProxySettings) -> Finding:

@@ -1,15 +1,15 @@
-"""The lines of the daemon's and the engines' logs that hold no prompt.
+"""Reads the logs of the daemon and its engines, without prompts.
 
-The events of the daemon's log without what clients sent. Fields are kept that are known to be safe,
-so that a new one is left out until somebody has looked.
+Daemon: only fields that are known to be safe are kept; a new field is left out until it is listed
+here.
 
-The lines of an engine's log that hold no prompt. Until an engine listens it has no prompt, so all
-lines of its load are kept. Then an engine writes figures at its usual level; at higher ones,
-prompts, answers and grammars, over several lines, and in errors what a client sent (build 10434).
-Which lines those are differs between builds, so the others are recognised: they begin as the engine
-begins a line and have no word but those below. A word of a prompt that is among these says nothing.
+Engines: an engine has no prompt before it listens, so all lines of its load are kept. After that it
+logs figures at its usual level. At higher levels it also logs prompts, answers and grammars, over
+several lines, and errors quote the request (build 10434). These lines differ between builds, so the
+harmless ones are recognised instead: they begin as the engine begins a line, and contain only the
+words listed below. A prompt's word that is in this list reveals nothing.
 
-After a verbose engine no line can be trusted that looks like the beginning of the next run: a
+After a verbose engine, a line that looks like the beginning of the next run is not trusted: a
 prompt may contain one.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +35,7 @@ priority profile removed request run settings signal stage status task timestamp
 worker workers
 """
 _SAFE: Final = frozenset(_SAFE_TEXT.split())
-# Sentences of ours, of these events.
+# Fields with our own sentences, in the events below.
 _OWN_SENTENCES: Final = frozenset({"error", "hint", "reason"})
 _OUR_EVENTS: Final = (
     "canary.",
@@ -49,26 +48,16 @@ _OUR_EVENTS: Final = (
     "slots.",
     "worker.",
 )
-# A sentence of ours that ends in a line of the engine's.
+# One of our sentences, which ends with a line of the engine.
 _QUOTED: Final = re.compile(r"(its last error: ).*", re.DOTALL)
 _FRAME: Final = re.compile(r'  File "[^"]{1,400}", line \d{1,9}, in [\w<>.]{1,200}')
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]{0,100}(?=\(|:|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class CleanEvents:
-    """`left_out`: lines that are no events."""
+def without_texts(lines: Iterable[str], *, has_quotes: bool) -> tuple[list[str], int]:
+    """Return the events of the daemon's log, and how many lines were no events.
 
-    lines: tuple[str, ...]
-    left_out: int
-
-
-def without_texts(lines: Iterable[str], *, has_quotes: bool) -> CleanEvents:
-    """Return the events of a log.
-
-    Args:
-        lines: Of the daemon's log.
-        has_quotes: Whether sentences of ours may quote a prompt, from the log of a verbose engine.
+    `has_quotes`: our own sentences may quote a prompt, from the log of a verbose engine.
     """
     kept, left_out = [], 0
     for line in lines:
@@ -77,7 +66,7 @@ def without_texts(lines: Iterable[str], *, has_quotes: bool) -> CleanEvents:
             left_out += bool(line.strip())
         else:
             kept.append(orjson.dumps(clean_event(event, has_quotes=has_quotes)).decode())
-    return CleanEvents(tuple(kept), left_out)
+    return kept, left_out
 
 
 def clean_event(event: Mapping[str, Any], *, has_quotes: bool) -> dict[str, Any]:
@@ -86,7 +75,7 @@ def clean_event(event: Mapping[str, Any], *, has_quotes: bool) -> dict[str, Any]
 
 
 def cut_quote(text: str) -> str:
-    """Return a sentence of ours without the engine's line that it ends in."""
+    """Remove the engine's line from the end of one of our sentences."""
     return _QUOTED.sub(rf"\1{LEFT_OUT}", text)
 
 
@@ -142,23 +131,14 @@ with within would x
 _WORDS: Final = frozenset(_WORDS_TEXT.split())
 
 
-@dataclass(frozen=True, slots=True)
-class CleanLog:
-    """`left_out`: how many lines; `is_verbose`: whether the engine wrote more than usual."""
+class LogFilter:
+    """Filters one engine's log, from its beginning, to the lines without prompts.
 
-    lines: tuple[str, ...]
-    left_out: int
-    is_verbose: bool
+    Attributes:
+        left_out: Number of lines left out so far.
+        is_verbose: Whether the engine logged at a higher level than usual.
+    """
 
-
-def without_prompts(lines: Iterable[str]) -> CleanLog:
-    """Return the lines of a log, read from its beginning, that hold no prompt."""
-    reader = _Reader()
-    kept = tuple(reader.read(lines))
-    return CleanLog(kept, reader.left_out, reader.is_verbose)
-
-
-class _Reader:
     def __init__(self) -> None:
         self.left_out = 0
         self.is_verbose = False
@@ -184,46 +164,39 @@ class _Reader:
 
 
 def is_figures(line: str) -> bool:
-    """Return whether a line has figures and known words only."""
+    """Return whether a line has only figures and known words."""
     if len(line) > _LINE_MAX or not _BEGINNING.match(line):
         return False
     return all(word in _WORDS for word in _WORD.findall(line))
 
 
 _BLOCK_BYTES: Final = 1024**2
-# As large as a log becomes before the next one begins.
+# A log is rotated before it is larger.
 _FILE_MAX_BYTES: Final = 17 * 1024**2
 _ENGINE_LINES_MAX: Final = 3000
 _DAEMON_LINES_MAX: Final = 5000
 _FILES_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class FoundLogs:
-    """`is_verbose`: whether an engine wrote more than usual, and so what clients sent."""
-
-    parts: tuple[Part, ...]
-    is_verbose: bool
-
-
-def read_logs(where: Directories, *, with_prompts: bool) -> FoundLogs:
+def read_logs(where: Directories, *, with_prompts: bool) -> tuple[list[Part], bool]:
+    """Return the logs, and whether an engine was verbose, so that its log has clients' texts."""
     parts, is_verbose = [], False
     for path in list(where.engine_logs().values())[:_FILES_MAX]:
         name = f"logs/{path.name}"
         if with_prompts:
             parts.append(_part(name, _lines(path), _ENGINE_LINES_MAX))
             continue
-        found = without_prompts(_lines(path))
-        is_verbose = is_verbose or found.is_verbose
-        parts.append(_part(name, found.lines, _ENGINE_LINES_MAX, found.left_out))
+        log_filter = LogFilter()
+        lines = list(log_filter.read(_lines(path)))
+        is_verbose = is_verbose or log_filter.is_verbose
+        parts.append(_part(name, lines, _ENGINE_LINES_MAX, log_filter.left_out))
     daemon = _lines(where.daemon_log)
     if with_prompts:
         parts.append(_part("logs/daemon.jsonl", daemon, _DAEMON_LINES_MAX))
     else:
-        events = without_texts(daemon, has_quotes=is_verbose)
-        lines, left_out = events.lines, events.left_out
-        parts.append(_part("logs/daemon.jsonl", lines, _DAEMON_LINES_MAX, left_out))
-    return FoundLogs(tuple(parts), is_verbose)
+        events, left_out = without_texts(daemon, has_quotes=is_verbose)
+        parts.append(_part("logs/daemon.jsonl", events, _DAEMON_LINES_MAX, left_out))
+    return parts, is_verbose
 
 
 def _part(name: str, lines: Iterable[str], most: int, left_out: int = 0) -> Part:
@@ -234,7 +207,7 @@ def _part(name: str, lines: Iterable[str], most: int, left_out: int = 0) -> Part
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a log; none of one that cannot be read."""
+    """Yield the lines of a log; none if it cannot be read."""
     splitter = LineSplitter(LINE_MAX_BYTES)
     try:
         with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""A bug report as one archive that only its user can read: no secrets, prompts on request."""
+"""Writes a bug report: one archive, mode 0600, without secrets, with prompts only on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from supervisor.system.paths import Directories
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`note`: what was left out of it, as a sentence."""
+    """A file of the report; `note` is a sentence about the lines left out."""
 
     name: str
     text: str
@@ -33,14 +33,14 @@ class Part:
 
 
 HIDDEN: Final = "[hidden]"
-# Shorter names, and these, are in ordinary words and paths.
+# Shorter names, and these names, occur in ordinary words and paths.
 _NAME_MIN: Final = 3
 _COMMON: Final = frozenset({"root", "localhost", "user", "llama", "corral"})
 _SECRET_MIN: Final = 6
 _PASSWORD: Final = re.compile(r"://[^/@\s\"']{1,256}@")
-# The same without a scheme, as curl and git take it.
+# USER:PASSWORD@ without a scheme, as curl and git accept it.
 _USER: Final = re.compile(r"(?<![\w.+/@-])[\w.+-]{1,64}:[^\s/@:\"']{1,256}@(?=\[?\w)")
-# Options of llama-server and of programs beside it; `--api-key-file` names a file.
+# Options of llama-server and of other programs; `--api-key-file` names a file and is kept.
 _OPTION: Final = re.compile(r"(--?[a-z][a-z-]{0,40}(?:key|token|password|secret))([ =])(?=\S)\S+")
 _BEARER: Final = re.compile(r"\b(Bearer|Basic) [A-Za-z0-9._~+/=-]{6,}")
 _KEY: Final = re.compile(r"\b(sk|hf|ghp|key)([-_])[A-Za-z0-9_-]{12,}")
@@ -48,7 +48,7 @@ _KEY: Final = re.compile(r"\b(sk|hf|ghp|key)([-_])[A-Za-z0-9_-]{12,}")
 
 @dataclass(frozen=True, slots=True)
 class Anonymizer:
-    """`secrets`: whatever else must not be seen, such as values of settings."""
+    """Removes secrets and personal names; `secrets`: further texts to hide, such as settings."""
 
     home: str
     user: str
@@ -79,12 +79,12 @@ _TEXTS: Final = re.compile(r"\.variants\.|(?:^|\.)hooks\.|chat[-_]template|syste
 def without_secrets(
     values: Mapping[str, Any], origins: Mapping[str, str], *, with_prompts: bool
 ) -> list[str]:
-    """Return `key = value` lines of those settings that are not the defaults.
+    """Return `key = value  # origin` lines of the settings that differ from the defaults.
 
     Args:
-        values: By dotted key.
-        origins: Where each comes from, of those that are set.
-        with_prompts: Whether texts that requests are made of are kept.
+        values: All settings, by dotted key.
+        origins: The origin of each setting that is set.
+        with_prompts: Whether to keep texts that become part of prompts.
     """
     return [
         f"{key} = {_report_value(key, value, with_prompts=with_prompts)!r}  # {origins[key]}"
@@ -147,35 +147,37 @@ def _distribution() -> str:
 def _directory(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {"path": str(path), "exists": False}
-    return {"path": str(path), "mode": f"{path.stat().st_mode & 0o7777:o}", **_space(path)}
-
-
-def _space(path: Path) -> dict[str, int]:
-    used = shutil.disk_usage(path)
-    return {"disk_free_bytes": used.free, "disk_bytes": used.total}
+    disk = shutil.disk_usage(path)
+    mode = f"{path.stat().st_mode & 0o7777:o}"
+    return {"path": str(path), "mode": mode, "disk_free_bytes": disk.free, "disk_bytes": disk.total}
 
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_new(path: Path) -> None:
-    """Raise AccessDenied where something is there already: before a report is gathered for it."""
+    """Raise AccessDenied if the path exists; called before the report is collected."""
     if path.exists():
-        raise _is_there(path)
+        raise _exists(path)
 
 
 def write_archive(path: Path, folder: str, parts: Sequence[Part]) -> int:
     """Write the parts below a folder; return the size in bytes.
 
     Raises:
-        AccessDenied: Something is there already, or the file cannot be made.
-        DiskFull: It does not fit.
+        AccessDenied: The path exists, or the file cannot be created.
+        DiskFull: The disk is full.
     """
     descriptor = _create(path)
     try:
         with os.fdopen(descriptor, "wb") as file, tarfile.open(mode="w:gz", fileobj=file) as tar:
             for part in parts:
-                _add(tar, f"{folder}/{part.name}", part.text.encode(errors="replace"))
+                content = part.text.encode(errors="replace")
+                # Without the names of the user and the group.
+                member = tarfile.TarInfo(f"{folder}/{part.name}")
+                member.size, member.mode = len(content), 0o600
+                member.mtime = int(time.time_ns() / 1e9)
+                tar.addfile(member, io.BytesIO(content))
     except OSError as error:
         path.unlink(missing_ok=True)
         raise DiskFull(
@@ -191,7 +193,7 @@ def _create(path: Path) -> int:
     try:
         return os.open(path, _FLAGS, 0o600)
     except FileExistsError as error:
-        raise _is_there(path) from error
+        raise _exists(path) from error
     except (OSError, ValueError) as error:
         raise AccessDenied(
             f"cannot write {path}: {getattr(error, 'strerror', None) or error}",
@@ -199,11 +201,5 @@ def _create(path: Path) -> int:
         ) from error
 
 
-def _is_there(path: Path) -> AccessDenied:
+def _exists(path: Path) -> AccessDenied:
     return AccessDenied(f"{path} is there already", hint="name another file with --output")
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)  # without the names of the user and the group
-    member.size, member.mode, member.mtime = len(content), 0o600, int(time.time_ns() / 1e9)
-    tar.addfile(member, io.BytesIO(content))

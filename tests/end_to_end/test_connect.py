@@ -66,7 +66,7 @@ def test_settings_are_shown_checked_written_and_taken_back(
     for model in ("vectors", "nobody"):
         unknown = corral("connect", "claude", "--model", model, "--write")
         assert unknown.returncode == 4
-        assert "those that do: tiny" in unknown.stderr
+        assert "models with chats: tiny" in unknown.stderr
 
     settings.write_text(settings.read_text().replace("dark", "light"))
     corral.ok("connect", "claude", "--undo")
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read_is_not_touched(
     settings.unlink()
     corral.ok("connect", "zed", "--write", "--no-check")
     settings.unlink()
-    assert "none of its files is there any more" in corral.ok("connect", "zed", "--undo")
+    assert "none of its files exists any more" in corral.ok("connect", "zed", "--undo")
     target = home / "dotfiles.json"
     target.write_text("{}")
     settings.symlink_to(target)

@@ -139,7 +139,7 @@ def test_the_end_of_a_watched_process_is_the_end_of_the_host(
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [([], "standard input is no pipe"), (["--watch-pid", "4194304"], "no such process")],
+    [([], "standard input is not a pipe"), (["--watch-pid", "4194304"], "no such process")],
 )
 def test_without_anything_to_watch_it_does_not_start(
     start: Start, words: list[str], reason: str

@@ -91,7 +91,7 @@ def test_a_setting_that_wins_is_told(
 ) -> None:
     install("stable", None, None)
     monkeypatch.setenv("CORRAL_ENGINE", "/opt/llama-server")
-    assert use("b11100", None).notes == ("the setting engine = /opt/llama-server wins over this",)
+    assert use("b11100", None).notes == ("the setting engine = /opt/llama-server takes precedence",)
 
 
 def test_a_build_that_was_damaged_since_is_told(server: ReleaseServer, engines: Path) -> None:

@@ -8,7 +8,7 @@ from support import tiny_gguf
 from support.hub import FakeHub
 
 from supervisor.cli import hub_model
-from supervisor.cli.hub_model import Chosen, Fit
+from supervisor.cli.hub_model import Fit, ModelChoice
 from supervisor.errors import NoSuchModel, OutOfMemory
 from supervisor.models import reference
 from supervisor.models.file_names import FileKind
@@ -31,7 +31,7 @@ class Machine:
     def room(self) -> MemoryCapacity:
         return MemoryCapacity(self.most_bytes, {})
 
-    def of(self, model: Gguf, projector_bytes: int) -> Fit:
+    def fit_of(self, model: Gguf, projector_bytes: int) -> Fit:
         self.asked.append((model.path.name, projector_bytes))
         needs = model.size_bytes + 100_000
         return Fit(f"needs {needs}", "too large" if needs > self.most_bytes else None)
@@ -46,7 +46,7 @@ def chosen(
     here: Machine,
     wanted: str = "",
     left_out: frozenset[FileKind] = frozenset(),
-) -> Chosen:
+) -> ModelChoice:
     with FakeHub({REPO: files}).running() as hub:
         client = HubClient(hub.url)
         asked = reference.parse_reference(f"{REPO}:{wanted}" if wanted else REPO)

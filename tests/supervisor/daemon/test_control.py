@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.corral_cli import PATIENCE_S
@@ -34,6 +34,7 @@ from supervisor.daemon.control_messages import (
 )
 from supervisor.daemon.desktop import STARTER, DesktopHosts
 from supervisor.daemon.model_status import saved_slot
+from supervisor.daemon.operations import DaemonService
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.errors import (
@@ -238,7 +239,7 @@ def path(tmp_path: Path) -> Path:
 async def service(path: Path) -> AsyncIterator[Service]:
     events = EventStream()
     service = Service(events)
-    async with control_server.serve(service, events, path):
+    async with control_server.serve(cast("DaemonService", service), events, path):
         yield service
 
 
@@ -248,7 +249,7 @@ async def lines(call: Callable[[], object]) -> list[StreamMessage]:
 
 async def test_the_socket_is_private_and_removed_afterwards(path: Path) -> None:
     events = EventStream()
-    async with control_server.serve(Service(events), events, path):
+    async with control_server.serve(cast("DaemonService", Service(events)), events, path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
 

@@ -17,7 +17,7 @@ def hosts(ends: list[str]) -> DesktopHosts:
 
 
 def test_the_last_host_to_leave_ends_the_daemon(hosts: DesktopHosts, ends: list[str]) -> None:
-    with hosts.joined() as first, hosts.joined() as second:
+    with hosts.join() as first, hosts.join() as second:
         hosts.leave(STARTER)
         hosts.leave(second)
         assert ends == []
@@ -34,7 +34,7 @@ def test_a_starter_that_dies_before_it_joined_is_the_last_one(
 
 
 def test_requests_may_finish_unless_the_last_host_was_killed(hosts: DesktopHosts) -> None:
-    with hosts.joined() as first, hosts.joined() as second:
+    with hosts.join() as first, hosts.join() as second:
         hosts.lose(STARTER)
         hosts.lose(second)
         hosts.leave(first)
@@ -42,7 +42,7 @@ def test_requests_may_finish_unless_the_last_host_was_killed(hosts: DesktopHosts
 
 
 def test_requests_end_with_the_last_host_if_it_was_killed(hosts: DesktopHosts) -> None:
-    with hosts.joined() as first, hosts.joined():
+    with hosts.join() as first, hosts.join():
         hosts.lose(STARTER)
         hosts.leave(first)
     assert hosts.drain_max_s == 0
@@ -50,6 +50,6 @@ def test_requests_end_with_the_last_host_if_it_was_killed(hosts: DesktopHosts) -
 
 def test_no_host_joins_a_daemon_that_is_ending(hosts: DesktopHosts) -> None:
     hosts.leave(STARTER)
-    with pytest.raises(DaemonStopping), hosts.joined():
+    with pytest.raises(DaemonStopping), hosts.join():
         pass
     assert hosts.is_empty

@@ -7,7 +7,7 @@ import sys
 
 from support.corral_cli import PATIENCE_S
 
-from supervisor.daemon.desktop import exit_with_starter, starter_watched
+from supervisor.daemon.desktop import exit_with_starter, watch_starter
 
 _PROGRAM = """
 import time
@@ -21,7 +21,7 @@ with exit_with_starter(0):
 async def test_the_end_of_the_starter_is_noticed() -> None:
     reader, writer = os.pipe()
     closed = asyncio.Event()
-    with starter_watched(reader, closed.set):
+    with watch_starter(reader, closed.set):
         os.close(writer)
         async with asyncio.timeout(PATIENCE_S):
             await closed.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.diagnose.log_excerpt import is_figures, without_prompts
+from supervisor.diagnose.log_excerpt import LogFilter, is_figures
 
 RUN = "[llama-corral: run 1, 2026-11-22T23:16:22+00:00] /bin/llama-server --model chat.gguf"
 LOAD = "0.00.089.685 I srv    load_model: loading model '/models/chat.gguf'"
@@ -18,7 +18,7 @@ DEBUG = "0.06.465.819 D srv    operator(): Grammar (): secret words"
 
 def test_a_load_and_figures_are_kept() -> None:
     lines = [RUN, LOAD, LISTENING, FIGURES]
-    assert without_prompts(lines).lines == tuple(lines)
+    assert list(LogFilter().read(lines)) == lines
 
 
 @pytest.mark.parametrize(
@@ -33,20 +33,23 @@ def test_a_load_and_figures_are_kept() -> None:
     ],
 )
 def test_after_the_load_other_lines_are_left_out(line: str) -> None:
-    found = without_prompts([RUN, LISTENING, line, FIGURES])
-    assert found.lines == (RUN, LISTENING, FIGURES)
-    assert found.left_out == 1
+    log_filter = LogFilter()
+    assert list(log_filter.read([RUN, LISTENING, line, FIGURES])) == [RUN, LISTENING, FIGURES]
+    assert log_filter.left_out == 1
 
 
 def test_a_prompt_cannot_begin_a_run_in_the_log_of_a_verbose_engine() -> None:
-    found = without_prompts([RUN, LISTENING, DEBUG, RUN, "quokka", FIGURES])
-    assert found.lines == (RUN, LISTENING, FIGURES)
-    assert found.is_verbose
+    log_filter = LogFilter()
+    assert list(log_filter.read([RUN, LISTENING, DEBUG, RUN, "quokka", FIGURES])) == [
+        RUN,
+        LISTENING,
+        FIGURES,
+    ]
+    assert log_filter.is_verbose
 
 
 def test_the_middle_of_a_run_has_figures_only() -> None:
-    found = without_prompts([LOAD, "quokka", FIGURES, RUN, LOAD])
-    assert found.lines == (FIGURES, RUN, LOAD)
+    assert list(LogFilter().read([LOAD, "quokka", FIGURES, RUN, LOAD])) == [FIGURES, RUN, LOAD]
 
 
 def test_figures_of_earlier_builds_are_recognised() -> None:

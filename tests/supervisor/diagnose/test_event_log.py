@@ -46,5 +46,5 @@ def test_of_an_exception_its_class_and_place_are_kept() -> None:
 
 def test_other_lines_are_counted() -> None:
     lines = [json.dumps({"event": "daemon.started"}), "quokka", "[1]", ""]
-    found = without_texts(lines, has_quotes=False)
-    assert (len(found.lines), found.left_out) == (1, 2)
+    events, left_out = without_texts(lines, has_quotes=False)
+    assert (len(events), left_out) == (1, 2)
