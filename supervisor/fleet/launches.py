@@ -98,25 +98,37 @@ class ModelFiles:
         Raises:
             ModelInvalid: The model of a reference is not stored, or cannot be served.
         """
-        if not model_lookup.is_reference(entry.path):
-            return entry.path
-        found = model_lookup.find(entry.path, self._places, self._cache_dir)
+        return self._locate(entry.path)
+
+    def _locate(self, path: Path) -> Path:
+        if not model_lookup.is_reference(path):
+            return path
+        found = model_lookup.find(path, self._places, self._cache_dir)
         if found is None or found.problem:
-            raise model_lookup.missing_model_error(entry.path, found)
+            raise model_lookup.missing_model_error(path, found)
         return found.path
 
     def version(self, entry: ModelEntry) -> FileVersion:
+        return self._version(entry.path)
+
+    def _version(self, path: Path) -> FileVersion:
         with suppress(ModelInvalid):
-            return FileVersion.of(self.path(entry))
-        return FileVersion.of(entry.path)
+            return FileVersion.of(self._locate(path))
+        return FileVersion.of(path)
 
     def gguf(self, entry: ModelEntry) -> Gguf:
         """Read the metadata of a model; raises ModelInvalid."""
         return metadata.read(self.path(entry), cache_dir=self._cache_dir)
 
     def draft(self, entry: ModelEntry, flags: Flags, engine: Engine, model: Gguf) -> Draft:
+        setting = entry.draft
+        if isinstance(setting, Path):
+            try:
+                setting = self._locate(setting)
+            except ModelInvalid as error:
+                return draft_module.no_draft(error.message, error.hint)
         return draft_module.choose(
-            entry.draft,
+            setting,
             model,
             cache_dir=self._cache_dir,
             spec_types=offered_types(engine.flags),
@@ -125,7 +137,7 @@ class ModelFiles:
 
     def draft_version(self, entry: ModelEntry, flags: Flags, engine: Engine) -> FileVersion | None:
         if isinstance(entry.draft, Path):
-            return FileVersion.of(entry.draft)
+            return self._version(entry.draft)
         with suppress(CorralError):
             found = self.draft(entry, flags, engine, self.gguf(entry))
             return FileVersion.of(found.gguf.path) if found.gguf else None

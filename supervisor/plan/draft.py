@@ -197,6 +197,12 @@ class Draft:
     warnings: tuple[str, ...] = ()
 
 
+def no_draft(reason: str, fix: str | None = None) -> Draft:
+    """The model runs without the draft model that is set."""
+    sentence = "; ".join(filter(None, (reason, fix)))
+    return Draft(reason=reason, warnings=(f"the model runs without its draft model: {sentence}",))
+
+
 def choose(
     setting: DraftSetting,
     model: Gguf,
@@ -240,8 +246,7 @@ def _read_draft(path: Path, model: Gguf, cache_dir: Path) -> Draft:
     try:
         found = metadata.read(path, cache_dir=cache_dir)
     except ModelInvalid as error:
-        reason = error.message.replace("model file", "its file", 1)
-        return Draft(reason=reason, warnings=(f"the model runs without its draft model: {reason}",))
+        return no_draft(error.message.replace("model file", "its file", 1))
     if misfit := _misfit(found, model, cache_dir):
         raise SettingsInvalid(
             f"{path} cannot draft for {model.path}: {misfit}",

@@ -134,7 +134,7 @@ def _model_paths(model: ModelSettings) -> Iterator[Path]:
         yield model.path
     if isinstance(model.engine, Path):
         yield model.engine
-    if isinstance(model.draft, Path):
+    if isinstance(model.draft, Path) and not is_reference(model.draft):
         yield model.draft
     yield from model.warm_prompts
 

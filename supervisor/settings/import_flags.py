@@ -177,6 +177,12 @@ class ModelOptions:
             return path or None
         return f"{HUB}{repository.partition(':')[0]}:{file}" if file else f"{HUB}{repository}"
 
+    @property
+    def draft(self) -> str | None:
+        """The draft model by its reference; a path is the flag `spec-draft-model`."""
+        repository = self.words.get("spec-draft-hf")
+        return f"{HUB}{repository}" if repository else None
+
     def read(self, words: Sequence[str]) -> None:
         """Take over the words of a command line after the program's name."""
         for name, value in self._options(words):
@@ -190,8 +196,8 @@ class ModelOptions:
         match key := self._key(name):
             case _ if key in _WORDS:
                 self.words[key] = value or ""
-            case "hf-repo":
-                self._take_repository(name, value or "")
+            case "hf-repo" | "spec-draft-hf":
+                self._take_repository(key, name, value or "")
             case "alias":
                 self.aliases += split_list(value or "")
             case "api-key":
@@ -215,14 +221,14 @@ class ModelOptions:
         yield from self.known.entries
         yield from newest_flags().entries
 
-    def _take_repository(self, name: str, value: str) -> None:
+    def _take_repository(self, key: str, name: str, value: str) -> None:
         try:
             found = reference.parse_reference(value)
         except NoSuchModel as error:
             self.omitted.append(f"{name} {value}: {error.message}")
             return
         if isinstance(found, reference.HubReference):
-            self.words["hf-repo"] = str(found)
+            self.words[key] = str(found)
 
     def _take_url(self, url: str) -> None:
         """Take over the URL of a model: a file of Hugging Face is one by reference."""
@@ -238,9 +244,6 @@ class ModelOptions:
         shown = name if value is None or _SECRET.search(name) else f"{name} {value}"
         if key == "model-url":
             self._take_url(value or "")
-            return
-        if key == "spec-draft-hf":
-            self.omitted.append(f"{name}: corral model get {value} downloads it; then set draft")
             return
         if reason := _DOWNLOADS.get(key):
             self.omitted.append(f"{shown}: {reason}")
@@ -271,7 +274,8 @@ class ModelOptions:
         """
         kind, mod = self.flags.get("spec-type"), "ngram-mod"
         limit = key.removeprefix("spec-draft-") if kind == mod else ""
-        if limit in {"n-max", "n-min"} and "spec-draft-model" not in self.flags:
+        drafts = "spec-draft-model" in self.flags or self.draft is not None
+        if limit in {"n-max", "n-min"} and not drafts:
             newer = f"spec-{mod}-{limit}"
         elif kind == mod and key == "spec-ngram-size-n":
             newer = f"spec-{mod}-n-match"
@@ -452,6 +456,7 @@ class ReadCommand:
         flags = with_paths(settled, lambda path: Path(change(str(path))))
         table = {
             "path": change(source),
+            **({"draft": draft} if (draft := self.options.draft) else {}),
             **({"aliases": others} if (others := _others(aliases, name)) else {}),
             **more,
             **({"args": self.options.args} if self.options.args else {}),

@@ -280,7 +280,7 @@ def _resolve_paths(settings: Settings, base: Path) -> Settings:
             "engine": join_engine_path(model.engine, base),
             "flags": {**beside, **absolute(model.flags, base)},
             "trial": model.trial and _resolved_trial(model.trial, base),
-            "draft": base / model.draft if isinstance(model.draft, Path) else model.draft,
+            "draft": located(model.draft)[0] if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
             "loras": loras.resolve_loras(model.loras, base),
             "restart": settings.restart_policy(name),

@@ -167,9 +167,10 @@ class ModelSettings(ResidencyPolicy):
         1,
         description="processes that serve this model; auto: as many as are of use on this machine",
     )
-    draft: Literal["auto"] | ExpandedPath | None = Field(
+    draft: Literal["auto"] | ModelPath | None = Field(
         None,
-        description="a smaller GGUF of the same vocabulary, for speculation; "
+        description="a smaller GGUF of the same vocabulary, for speculation: a file, or a "
+        "reference as for path; "
         "auto: one in the model's directory, where there is one",
     )
     aliases: tuple[Alias, ...] = Field(

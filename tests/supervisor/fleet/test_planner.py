@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 from support import tiny_gguf
 from support.samples import GIB, GPU, engine, machine
+from support.stores_layout import HuggingFace
 
 from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import parse
@@ -99,6 +100,10 @@ def test_a_draft_that_was_found_is_part_of_the_fingerprint(make: Any, tmp_path: 
     assert shop.fingerprint(ReplicaId("chat", 0), engine()).draft.path == draft
     gone = make(path=tmp_path / "none.gguf", draft="auto")
     assert gone.fingerprint(ReplicaId("chat", 0), engine()).draft is None
+    missing = "hf:org/tiny-GGUF:Q8_0"
+    assert make(draft=missing).fingerprint(ReplicaId("chat", 0), engine()).draft.path == Path(
+        missing
+    )
     named = make(draft=draft)
     assert named.fingerprint(ReplicaId("chat", 0), engine()).draft.path == draft
 
@@ -226,6 +231,26 @@ def test_adapted_values_are_of_one_model_and_another_planner(make: Any) -> None:
     assert adapting.plan("chat").slots == adapting.plan_at(ReplicaId("chat", 0)).slots == 8
     assert shop.plan("chat").slots == 4
     assert shop.adapting("other", more).plan("chat").slots == 4
+
+
+def test_a_draft_by_reference_is_used_once_it_is_stored(
+    make: Any, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = HuggingFace(tmp_path / "hub")
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub.root))
+    shop = make(draft="hf:org/tiny-GGUF:Q8_0")
+    plan = shop.plan("chat")
+    (missing,) = plan.missing_draft
+    assert missing == (
+        "the model runs without its draft model: hf:org/tiny-GGUF:Q8_0 is not stored on this "
+        "machine; corral model get org/tiny-GGUF:Q8_0 fetches it"
+    )
+    assert value(shop, 0, "--spec-draft-model") is None
+    hub.root.mkdir(parents=True, exist_ok=True)
+    hub.add("org/tiny-GGUF", "tiny-Q8_0.gguf", tiny_model.read_bytes())
+    assert str(value(shop, 0, "--spec-draft-model")).endswith("tiny-Q8_0.gguf")
+    used = shop.fingerprint(ReplicaId("chat", 0), engine()).draft
+    assert used.path.name == "tiny-Q8_0.gguf"
 
 
 def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> None:

@@ -209,6 +209,15 @@ def test_a_model_of_the_hub(command: str, name: str, path: str) -> None:
         assert table["aliases"] == [path.removeprefix("hf:")]
 
 
+def test_a_draft_of_the_hub() -> None:
+    command = "llama-server -m a.gguf -hfd org/Small-GGUF:Q8_0 --draft-max 8"
+    (made,) = converted(command).models
+    assert made.table["draft"] == "hf:org/Small-GGUF:Q8_0"
+    assert made.omitted == ()
+    (spec,) = converted("llama-server --fim-qwen-7b-spec").models
+    assert spec.table["draft"] == "hf:ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF"
+
+
 def test_paths_of_a_command_become_absolute() -> None:
     options = (
         "-m m.gguf -md d.gguf --mmproj p/p.gguf --lora a.gguf,/b.gguf --lora-scaled c.gguf 0.5"
