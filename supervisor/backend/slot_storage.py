@@ -42,7 +42,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica, availability
 from supervisor.slot_store.file_index import CataloguedFile, find_prefix
 from supervisor.slot_store.manager import SlotManager
-from supervisor.slot_store.manifest import Manifest, file_named, of_conversation
+from supervisor.slot_store.manifest import Manifest, find_conversation, find_file
 
 _WANTED_MAX: Final = 16
 # An engine that was never idle so long is asked again when three more conversations share a prefix.
@@ -241,12 +241,12 @@ class SlotFileStorageAdapter:
         return await self._finish(
             instance,
             id_slot,
-            lambda slots, *engine: slots.save_one(*engine, id_slot, tokens, fingerprint),
+            lambda slots, *engine: slots.save_slot(*engine, id_slot, tokens, fingerprint),
         )
 
     async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
         return await self._finish(
-            instance, id_slot, lambda slots, *engine: slots.restore_one(*engine, id_slot, name)
+            instance, id_slot, lambda slots, *engine: slots.restore_slot(*engine, id_slot, name)
         )
 
     async def settle(self) -> None:
@@ -331,7 +331,7 @@ class ConversationForgetter:
             NoSuchConversation: No file has it, or several do.
         """
         turns = await self._files.turns()
-        name = file_named(turns, name)
+        name = find_file(turns, name)
         return await self._forget({name}, turns[name])
 
     async def forget_request(self, request_id: str, number: int | None) -> Forgotten:
@@ -351,7 +351,7 @@ class ConversationForgetter:
         return await self._forget((), turns)
 
     async def _forget(self, names: Collection[str], turns: Collection[int]) -> Forgotten:
-        _, known = of_conversation(await self._files.turns(), turns)
+        _, known = find_conversation(await self._files.turns(), turns)
         forgotten = self._router.forget_conversations(known)
         await self._storage.settle()  # what is written now is stored and deleted
         erased = await self._erase(forgotten.slots)

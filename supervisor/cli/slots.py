@@ -12,7 +12,7 @@ from supervisor.daemon.model_status import saved_slot
 from supervisor.engine.prompts import LearnedPrompts
 from supervisor.errors import DaemonBusy, NoSuchConversation, NotRunning, SettingsInvalid
 from supervisor.output import CommandResult, size, table
-from supervisor.slot_store.manifest import file_named, of_conversation, turns_of
+from supervisor.slot_store.manifest import find_conversation, find_file, turns_of
 from supervisor.slot_store.store import SlotStore
 from supervisor.slot_store.store_config import store_in
 from supervisor.system.paths import directories
@@ -21,7 +21,7 @@ from supervisor.system.paths import directories
 def list_slots() -> CommandResult:
     """List saved conversations by model, the last used first; works without a daemon."""
     kept = sorted(
-        store_in(directories()).saved(), key=lambda manifest: manifest.used_at, reverse=True
+        store_in(directories()).list_saved(), key=lambda manifest: manifest.used_at, reverse=True
     )
     found = [saved_slot(manifest) for manifest in sorted(kept, key=lambda manifest: manifest.model)]
     text = render(found) if found else "no saved conversations"
@@ -110,10 +110,10 @@ def _forget_on_disk(store: SlotStore, asked: ForgetRequest) -> ForgottenSlots:
     if asked["conversation"] is None:
         gone = store.forget(asked["model"])
     else:
-        saved = store.saved()
+        saved = store.list_saved()
         turns = turns_of(saved)
-        name = file_named(turns, asked["conversation"])
-        names = {name, *of_conversation(turns, turns[name])[0]}
+        name = find_file(turns, asked["conversation"])
+        names = {name, *find_conversation(turns, turns[name])[0]}
         gone = [manifest for manifest in saved if manifest.name in names]
         store.forget_files(gone)
     return {"slots": [saved_slot(manifest) for manifest in gone], "emptied": 0, "in_use": False}

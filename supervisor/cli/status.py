@@ -240,7 +240,7 @@ def show_tiers() -> CommandResult:
         from supervisor.daemon.cache_status import saved_status
         from supervisor.slot_store.store_config import store_in
 
-        found, notes = saved_status(store_in(where).saved()), [_OFFLINE]
+        found, notes = saved_status(store_in(where).list_saved()), [_OFFLINE]
     if found["disk"]["paused"]:
         notes.append("the disk failed: nothing is saved for a while (corral logs says why)")
     notes += [

@@ -168,7 +168,7 @@ class DaemonService:
     async def caches(self) -> CachesStatus:
         """Return the tiers of all models, including models that only have files on disk."""
         persistence = self._fleet.planner.launches.slot_persistence
-        saved, budget = await asyncio.to_thread(persistence.store.saved), persistence.budget
+        saved, budget = await asyncio.to_thread(persistence.store.list_saved), persistence.budget
         limits = self._fleet.slot_files.limits
         return caches_status(self._fleet.models, self._parts.router, saved, budget, limits)
 

@@ -53,7 +53,7 @@ async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> lis
         await _save(replica)
     saved: list[Manifest] = []
     for model in dict.fromkeys(replica.place.model for replica in replicas):
-        saved += await asyncio.to_thread(persistence.store.saved, model)
+        saved += await asyncio.to_thread(persistence.store.list_saved, model)
     return saved
 
 

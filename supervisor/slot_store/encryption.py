@@ -1,17 +1,16 @@
-"""How the content of a slot file is kept: encrypted if there is a key, otherwise as it is.
+"""How the content of a slot file is stored: encrypted if there is a key, otherwise as it is.
 
-The keys that encrypt slot files: 64 hexadecimal digits a line, the newest key first. The first key
-encrypts, all of them decrypt. Empty lines and those that begin with # are ignored.
+The key file has a key of 64 hexadecimal digits per line, the newest first. The first key encrypts,
+all of them decrypt. Empty lines and lines that begin with # are ignored.
 
-Encrypts slot files, frame by frame, so that none is ever whole in memory.
+Slot files are encrypted in frames, so that none is ever whole in memory:
 
     u8 x 8: magic   u8 x 32: salt   frames
 
-A frame is 64 KiB of the file, the last one what is left, encrypted by AES-256-GCM and followed by
-its tag of 16 bytes. Its nonce is its number in 11 bytes, and a byte that is 1 for the last frame:
-so frames that are altered, missing or in another order do not decrypt. The key of a file comes by
-HKDF-SHA256 from the salt, the key of the user and the context, which binds the file to its
-manifest.
+A frame is 64 KiB of the file, the last one its rest, encrypted by AES-256-GCM and followed by its
+tag of 16 bytes. Its nonce is its number in 11 bytes, and a byte that is 1 for the last frame: so
+frames that are altered, missing or in another order do not decrypt. The key of a file is derived by
+HKDF-SHA256 from the salt, the user's key and the context, which binds the file to its manifest.
 
 Source: Hoang, Reyhanitabar, Rogaway, Vizár, "Online Authenticated-Encryption and its Nonce-Reuse
 Misuse-Resistance" (STREAM), as in age-encryption.org/v1; RFC 5869.
@@ -67,7 +66,7 @@ class SlotKey:
 
     @property
     def id(self) -> str:
-        """Names the key in manifests, and reveals nothing of it."""
+        """The name of the key in manifests, which reveals nothing about it."""
         return hashlib.sha256(b"llama-corral slot key\0" + self.secret).hexdigest()[:16]
 
 
@@ -114,7 +113,7 @@ def new_key() -> SlotKey:
 
 
 def with_newest(key: SlotKey, text: str) -> str:
-    """Return the text of a file of keys with one more, which encrypts from now on."""
+    """Return the text of a key file with a new key, which encrypts from now on."""
     return f"{key.secret.hex()}\n{text}"
 
 
@@ -127,12 +126,11 @@ _ALTERED: Final = "it was altered, or its manifest was"
 
 
 def encrypted_bytes(size_bytes: int) -> int:
-    """Return the size of an encrypted file."""
     return _HEAD_BYTES + size_bytes + _TAG_BYTES * _frames(size_bytes, _FRAME_BYTES)
 
 
 def encrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
-    """Encrypt a file into a new one of mode 0600, on the disk when this returns.
+    """Encrypt a file into a new one of mode 0600, which is on the disk when this returns.
 
     Raises:
         OSError: A file cannot be read or written; then there is no target.
@@ -169,10 +167,7 @@ def decrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
 
 
 def open_decrypted(source: Path, key: SlotKey, context: bytes) -> BinaryIO:
-    """Open a file to read it in order; each read verifies what it returns.
-
-    Raises as `decrypt`, also while it is read.
-    """
+    """Open a file for reading in order; each read verifies its result, and raises as `decrypt`."""
     return io.BufferedReader(_Decrypted(source.open("rb"), key, context))
 
 
@@ -184,7 +179,7 @@ def seal(text: str, key: SlotKey, context: bytes) -> str:
 
 
 def unseal(sealed: str, key: SlotKey, context: bytes) -> str:
-    """Return what `seal` was given; raises InvalidSlotFile as `decrypt`."""
+    """Reverse `seal`; raises InvalidSlotFile as `decrypt`."""
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 (as in _cipher)
 
     try:
@@ -235,7 +230,7 @@ def _decrypt_chunks(file: BinaryIO, key: SlotKey, context: bytes) -> Iterator[by
 
 
 def _cipher(key: SlotKey, salt: bytes, context: bytes) -> AESGCM:
-    # Loading it takes 8 MB, so only where files are encrypted.
+    # Imported here because it takes 8 MB, which only encryption needs.
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
     from cryptography.hazmat.primitives.hashes import SHA256  # noqa: PLC0415
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # noqa: PLC0415
@@ -262,28 +257,28 @@ _DRAFT: Final = ".new"
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """Moves the content of slot files out of the spool and into it."""
+    """Moves the content of slot files from the spool and into it."""
 
     keys: KeyRing | None = None
 
     def is_readable(self, manifest: Manifest) -> bool:
         return not manifest.key_id or bool(self.keys and manifest.key_id in self.keys.by_id)
 
-    def completed(self, unverified: Manifest, spooled: Path, header: SlotFileHeader) -> Manifest:
-        """Return the manifest of a file that is to be kept; encryption needs no hashes."""
+    def complete(self, unverified: Manifest, spooled: Path, header: SlotFileHeader) -> Manifest:
+        """Return the complete manifest of a file; an encrypted file needs no hashes."""
         if self.keys:
             return replace(unverified, key_id=self.keys.newest.id)
         return replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
 
-    def sealed(self, manifest: Manifest) -> Manifest:
-        """Return a manifest as it is kept: who knows a text cannot find its hashes in it."""
+    def seal(self, manifest: Manifest) -> Manifest:
+        """Encrypt the fingerprint, so that nobody can find the hashes of a known text in it."""
         if not manifest.key_id:
             return manifest
         sealed = seal(manifest.fingerprint, self._key(manifest), _seal_context(manifest))
         return replace(manifest, fingerprint=sealed)
 
-    def opened(self, manifest: Manifest) -> Manifest:
-        """Return what was sealed; without its fingerprint if no key at hand opens it."""
+    def unseal(self, manifest: Manifest) -> Manifest:
+        """Reverse `seal`; without a key for it the fingerprint is empty."""
         if not manifest.key_id:
             return manifest
         try:
@@ -293,10 +288,9 @@ class SlotContent:
         return replace(manifest, fingerprint=fingerprint)
 
     def put(self, spooled: Path, target: Path, manifest: Manifest) -> None:
-        """Move a file from the spool, whole and on the disk; encrypted if its manifest has a key.
+        """Move a whole file from the spool to disk; encrypt it if its manifest has a key.
 
-        Raises:
-            OSError: The disk refused.
+        Raises OSError.
         """
         if not manifest.key_id:
             spooled.chmod(0o600)
@@ -308,10 +302,10 @@ class SlotContent:
         draft.replace(target)
 
     def take(self, path: Path, link: Path, manifest: Manifest) -> None:
-        """Put a file, verified, into the spool.
+        """Verify a file and put it into the spool.
 
         Raises:
-            SlotKeyMissing: No key at hand decrypts it.
+            SlotKeyMissing: There is no key for it.
             InvalidSlotFile: It differs from its manifest.
             OSError: It cannot be read, or the spool is full (ENOSPC).
         """
@@ -326,7 +320,7 @@ class SlotContent:
         _link(path, link, manifest.size_bytes)
 
     def header(self, path: Path, manifest: Manifest) -> SlotFileHeader:
-        """Read what a file holds, without its content; raises as `take`."""
+        """Read the header of a file; raises as `take`."""
         expected = SlotFileInfo(manifest.tokens, manifest.size_bytes)
         if not manifest.key_id:
             return read_checked(path, expected)
@@ -345,7 +339,7 @@ PLAIN: Final = SlotContent()
 
 
 def _context(manifest: Manifest) -> bytes:
-    """Return what of a manifest belongs to its file and never changes."""
+    """Return the members of a manifest that never change."""
     members = ("name", "model", "size_bytes", "tokens", "key_id")
     fixed = {name: getattr(manifest, name) for name in members}
     fixed["identity"] = asdict(manifest.identity)
@@ -373,7 +367,7 @@ def _link(path: Path, link: Path, size_bytes: int) -> None:
     try:
         os.link(path, link)
     except OSError as error:
-        if error.errno != errno.EXDEV:  # the spool is in memory, as for encrypted files
+        if error.errno != errno.EXDEV:  # the spool may be in memory, as for encrypted files
             raise
         _check_room(link.parent, size_bytes)
         shutil.copyfile(path, link)

@@ -1,14 +1,15 @@
-"""Which slot files a daemon has, in memory, so that no decision reads the disk.
+"""An index in memory of a daemon's slot files, so that no decision reads the disk.
 
-Which slot files a new one replaces. A file of a later turn replaces that of an earlier one; a
-branch of the conversation that differs in more than a short answer is kept beside it. A
-conversation is known by its last turns; after more of them, or a restart, by its first prompt: then
-the new file must hold most of the old one, in case it is of another conversation. Of what belongs
-to no conversation, only files of nearly the same prompt replace each other: of two prefixes, the
-shorter is read more quickly.
+All manifests are read once; then all code that stores or deletes a file updates the index, which
+informs the router. A file that another program deleted stays listed until an engine should read it:
+a miss.
 
-All manifests are read once; then whatever stores or deletes a file says so here, and the router is
-told. A file that something else deleted stays listed until an engine is to read it: a miss.
+The index also decides which files a new one replaces. A file of a later turn replaces that of an
+earlier turn; a branch of the conversation that differs by more than a short answer is kept. A
+conversation is identified by its last turns. After many more turns, or a restart, it is identified
+by its first prompt; then the new file must hold most of the old one, in case that belongs to
+another conversation. Files of no conversation replace each other only if their prompts are nearly
+the same: the shorter of two prefixes is read more quickly.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _Key = tuple[str, int]
 
 
 class NameIndex:
-    """Names by the keys that each was added with."""
+    """Maps keys to the names that were added with them."""
 
     def __init__(self) -> None:
         self._names: defaultdict[_Key, set[str]] = defaultdict(set)
@@ -50,14 +51,15 @@ class NameIndex:
                 del self._names[key]
 
     def find(self, keys: Iterable[_Key]) -> list[str]:
-        """Return the names that were added with one of the keys."""
+        """Return the names with any of the keys."""
         return sorted({name for key in keys for name in self._names.get(key, ())})
 
 
 def replaced_files(new: SlotFile, others: Iterable[SlotFile], tokens_min: int) -> list[str]:
-    """Return the names of files that a new one replaces, of those of its conversation or of none.
+    """Return the names of the files that a new one replaces.
 
-    Two are of the same prompt if they differ by less than `tokens_min`.
+    `others` belong to its conversation, or to none if it has none. Prompts that differ by less than
+    `tokens_min` count as the same.
     """
     return [
         other.name
@@ -82,12 +84,12 @@ def _replaces(new: SlotFile, old: SlotFile, tokens_min: int) -> bool:
 def count_missing_blocks(
     fingerprint: ConversationFingerprint, other: ConversationFingerprint
 ) -> int:
-    """Return how many blocks of a prompt another does not begin with."""
+    """Return how many blocks of a prompt are not in its common prefix with another."""
     return len(fingerprint.blocks) - shared_blocks(fingerprint.blocks, other.blocks)
 
 
 def shared_blocks(ours: Sequence[int], its: Sequence[int]) -> int:
-    """Return how many blocks two prompts share; the hash of each includes all before it."""
+    """Return how many blocks two prompts share; a block's hash includes all blocks before it."""
     low, high = 0, min(len(ours), len(its))
     while low < high:
         middle = (low + high + 1) // 2
@@ -99,11 +101,11 @@ def shared_blocks(ours: Sequence[int], its: Sequence[int]) -> int:
 
 
 _KEY_DIGITS: Final = 32
-# The last token of an answer is not in the cache, nor is the one that ends it.
+# The cache lacks the last token of an answer, and the one that ends it.
 TOKENS_AWAY_MAX: Final = 2
-# Of files that nothing is known of, so many are compared token by token.
+# How many unidentified files are compared token by token.
 _COMPARED_MAX: Final = 16
-# Of prefixes for engines with the same cache key; the least recently used go first.
+# Prefixes per cache key; the least recently used are deleted first.
 _PREFIXES_MAX: Final = 16
 
 
@@ -112,8 +114,8 @@ class CataloguedFile:
     """A slot file.
 
     Attributes:
-        manifest: Without the text of its fingerprint, which `file` has.
-        restored_tokens: By this daemon; they count half with each day.
+        manifest: Without the text of the fingerprint, which is in `file`.
+        restored_tokens: Tokens that this daemon restored; they lose half their weight per day.
     """
 
     manifest: Manifest
@@ -122,7 +124,7 @@ class CataloguedFile:
 
 
 class Catalogue:
-    """The files of all models; only for the event loop."""
+    """The files of all models. Only the event loop's thread may use it."""
 
     def __init__(self, listener: Router) -> None:
         self._listener = listener
@@ -147,7 +149,7 @@ class Catalogue:
         return self._files.values()
 
     def add(self, manifest: Manifest, *, is_readable: bool = True) -> CataloguedFile:
-        """Add a file, or replace what is known of it; no engine fits one that is not readable."""
+        """Add or update a file; an unreadable file fits no engine."""
         entry, name = _catalogue_entry(manifest, is_readable=is_readable), manifest.name
         self._forget(name)
         self._files[name] = entry
@@ -156,8 +158,8 @@ class Catalogue:
         self._listener.add_slot_file(entry.file)
         return entry
 
-    def read_otherwise(self, is_readable: Callable[[Manifest], bool]) -> list[str]:
-        """Return the files that became readable or unreadable."""
+    def find_key_changes(self, is_readable: Callable[[Manifest], bool]) -> list[str]:
+        """Return the names of files that became readable or unreadable."""
         return [
             name
             for name, entry in self._files.items()
@@ -166,20 +168,19 @@ class Catalogue:
         ]
 
     def remove(self, names: Iterable[str]) -> list[Manifest]:
-        """Forget files; return those that were known."""
+        """Forget files; return the manifests of those that were listed."""
         gone = [entry.manifest for name in names if (entry := self._forget(name))]
         if gone:
             self._listener.remove_slot_files([entry.name for entry in gone])
         return gone
 
     def remove_all(self, cache_key: str) -> None:
-        """Forget the files of a cache key; they stay on the disk until others need the room."""
+        """Forget the files of a cache key; they stay on disk until others need the space."""
         self.remove(
             [name for name, entry in self._files.items() if entry.file.cache_key == cache_key]
         )
 
     def note_use(self, name: str, now: datetime) -> None:
-        """Note that an engine restored a file."""
         if entry := self._files.get(name):
             days = (now - entry.manifest.used_at) / timedelta(days=1)
             self._files[name] = replace(
@@ -189,29 +190,29 @@ class Catalogue:
             )
 
     def holds(self, cache_key: str, tokens: int, fingerprint: ConversationFingerprint) -> bool:
-        """Return whether a file holds as much of a conversation, or all of a prompt of none.
+        """Return whether a file has these tokens of a conversation, or all of another prompt.
 
-        What nothing is known of, with the tokens of a prefix, is the slot that this was saved from.
+        An unidentified slot with as many tokens as a prefix file is the slot of that file.
         """
         if fingerprint.turn_hashes:
             return any(
                 entry.file.fingerprint == fingerprint
                 and entry.file.tokens >= tokens - TOKENS_AWAY_MAX
-                for entry in self.of_conversation(cache_key, fingerprint)
+                for entry in self.files_of_conversation(cache_key, fingerprint)
             )
         if not fingerprint.blocks:
-            of_none = self.anonymous(cache_key)
             return any(
-                entry.file.fingerprint.blocks and entry.file.tokens == tokens for entry in of_none
+                entry.file.fingerprint.blocks and entry.file.tokens == tokens
+                for entry in self.anonymous(cache_key)
             )
         return any(
-            turn_hash.file.cache_key == cache_key
-            and not turn_hash.file.is_recurrent
-            and not count_missing_blocks(fingerprint, turn_hash.file.fingerprint)
-            for turn_hash in self._files.values()
+            entry.file.cache_key == cache_key
+            and not entry.file.is_recurrent
+            and not count_missing_blocks(fingerprint, entry.file.fingerprint)
+            for entry in self._files.values()
         )
 
-    def replaced_by(self, new: SlotFile, tokens_min: int) -> list[str]:
+    def find_replaced(self, new: SlotFile, tokens_min: int) -> list[str]:
         """Return the names of the files that a new one replaces."""
         its = new.fingerprint
         if its.turn_hashes:
@@ -229,15 +230,15 @@ class Catalogue:
         surplus = [file.name for file in prefixes[_PREFIXES_MAX:]]
         return [*surplus, *replaced_files(new, prefixes, tokens_min)]
 
-    def of_conversation(
+    def files_of_conversation(
         self, cache_key: str, fingerprint: ConversationFingerprint
     ) -> list[CataloguedFile]:
-        """Return the files that have a turn of a conversation."""
+        """Return the files with a turn of a conversation."""
         names = self._by_turn.find((cache_key, turn_hash) for turn_hash in fingerprint.turn_hashes)
         return [self._files[name] for name in names]
 
     def anonymous(self, cache_key: str) -> list[CataloguedFile]:
-        """Return the files that belong to no conversation, the last used first."""
+        """Return the files of no conversation, the latest used first."""
         found = (
             entry
             for entry in self._files.values()
@@ -245,11 +246,14 @@ class Catalogue:
         )
         return sorted(found, key=lambda entry: entry.manifest.used_at, reverse=True)
 
-    def unknown(self, manifest: Manifest) -> list[Manifest]:
-        """Return files of which only the tokens tell what they hold, for engines of a manifest."""
+    def unidentified(self, manifest: Manifest) -> list[Manifest]:
+        """Return files for the same engines without fingerprints: only their tokens identify them.
+
+        At most 16, the latest used first.
+        """
         found = self.anonymous(key_digest(manifest.model, manifest.identity))
-        unknown = (entry.manifest for entry in found if not entry.file.fingerprint.blocks)
-        return list(islice(unknown, _COMPARED_MAX))
+        unidentified = (entry.manifest for entry in found if not entry.file.fingerprint.blocks)
+        return list(islice(unidentified, _COMPARED_MAX))
 
     def _forget(self, name: str) -> CataloguedFile | None:
         if entry := self._files.pop(name, None):
@@ -287,7 +291,7 @@ def _cache_key(manifest: Manifest, *, is_readable: bool) -> str:
 
 @lru_cache(maxsize=64)
 def key_digest(model: str, key: CacheKey) -> str:
-    """Return the same text for all engines of a model that can use each other's slot files."""
+    """Return a text that is equal for the engines that can use each other's slot files."""
     shared_key = key.without_slots if key.slots is not None else key
     text = json.dumps([model, asdict(shared_key)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
@@ -296,7 +300,7 @@ def key_digest(model: str, key: CacheKey) -> str:
 def find_prefix(
     catalogue: Catalogue, cache_key: str, blocks: tuple[int, ...], tokens_min: int
 ) -> CataloguedFile | None:
-    """Return a file of a prefix: it lacks few tokens, and has few more."""
+    """Return a file of nearly this prefix: it lacks, and adds, fewer than `tokens_min` tokens."""
     wanted, few = ConversationFingerprint((), blocks), tokens_min // BLOCK_TOKENS
     for entry in prefixes(catalogue, cache_key):
         its = entry.file.fingerprint
@@ -306,11 +310,11 @@ def find_prefix(
 
 
 def prefixes(catalogue: Catalogue, cache_key: str) -> list[CataloguedFile]:
-    """Return the files of no conversation that begin conversations, the last used first."""
+    """Return the files that can be the beginning of conversations, the latest used first."""
     return [entry for entry in catalogue.anonymous(cache_key) if is_prefix(entry.file)]
 
 
 def is_prefix(file: SlotFile) -> bool:
-    """Return whether a file is of no conversation, and others can begin with it."""
-    of_none = file.fingerprint.blocks and not file.fingerprint.turn_hashes
-    return bool(of_none) and not file.is_recurrent
+    """Return whether a file belongs to no conversation, and conversations can begin with it."""
+    is_anonymous = file.fingerprint.blocks and not file.fingerprint.turn_hashes
+    return bool(is_anonymous) and not file.is_recurrent

@@ -1,12 +1,9 @@
 """Saves the idle slots of one replica, and restores them into its next run.
 
-Saves one idle slot of a serving engine, and fills one from a file. The engine decodes nothing while
-it writes or reads, so it is asked for nothing else, and what it wrote is stored afterwards. A
-failure fails no request: it is logged, once.
-
-An engine writes and reads in a spool directory of its own, never in the slot store. Each file is
-verified before it is kept and again before an engine reads it. Nothing here fails an instance: what
-cannot be saved or restored is logged, and the request is served without a cache.
+An engine writes and reads in a spool directory of its own, never in the slot store. While it does,
+it decodes nothing, so it gets no other work; its file is stored afterwards. Each file is verified
+before it is kept and again before an engine reads it. No error here fails an instance or a request:
+it is logged once, and the request is served without a cache.
 """
 
 from __future__ import annotations
@@ -47,14 +44,14 @@ from supervisor.slot_store.store import RestoreOutcome
 from supervisor.slot_store.store_config import SlotPersistence
 
 
-async def save_one(
+async def save_slot(
     task: SlotTask,
     client: EngineClient,
     id_slot: int,
     tokens: int,
     fingerprint: ConversationFingerprint,
 ) -> Transfer | None:
-    """Have the engine write a slot of `tokens`, or up to 2 fewer; store it in the background."""
+    """Have the engine write a slot of `tokens`, or up to 2 fewer; store the file in background."""
     try:
         spooled = await write(task, client, id_slot, fingerprint, datetime.now(tz=UTC))
     except EngineUnreachable as error:
@@ -67,16 +64,16 @@ async def save_one(
         return None
     written = spooled.unverified
     if not 0 <= tokens - written.tokens <= TOKENS_AWAY_MAX:
-        spooled.path.unlink(missing_ok=True)  # another conversation has the slot
+        spooled.path.unlink(missing_ok=True)  # another conversation took the slot
         return None
     task.files.store(spooled, task.pause_saving)
     return Transfer(written.tokens, written.size_bytes, spooled.duration_s)
 
 
-async def restore_one(
+async def restore_slot(
     task: SlotTask, client: EngineClient, id_slot: int, name: str
 ) -> Transfer | None:
-    """Fill a slot from a file; a file that cannot be used is removed from the catalogue."""
+    """Fill a slot from a file; remove an unusable file from the catalogue."""
     found = task.files.catalogue.get(name)
     is_paused = task.files.restore_pause.is_on
     if found is None or is_paused or not _fits(task, found.manifest):
@@ -84,7 +81,7 @@ async def restore_one(
     try:
         read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
     except EngineUnreachable as error:
-        if task.files.catalogue.get(name):  # else its quarantine is reported
+        if task.files.catalogue.get(name):  # otherwise its quarantine was reported
             task.emit_restore_failed(error)
         return None
     except (OSError, AccessDenied) as error:
@@ -105,7 +102,7 @@ def _fits(task: SlotTask, manifest: Manifest) -> bool:
     return has_room and manifest.model == task.owner.model and task.key.fits(manifest.identity)
 
 
-# So many responses in a row without a token from the cache disprove that restored slots are used.
+# This many responses in a row without a token from the cache prove that restored slots are unused.
 _UNUSED_MAX: Final = 2
 
 
@@ -113,7 +110,7 @@ class SlotManager:
     """Saves and restores the slots of one replica.
 
     Args:
-        save_predecessors: Saves the slots of serving instances that this one will replace.
+        save_predecessors: Saves the slots of serving instances that this replica will replace.
     """
 
     def __init__(  # noqa: PLR0913 (all by name)
@@ -141,7 +138,7 @@ class SlotManager:
         self._keyed: tuple[Plan, CacheKey] | None = None
         self._saved_tasks: dict[int, int | None] = {}
         self._restored: tuple[RestoredSlot, ...] = ()
-        self._unused = 0  # responses in a row that found nothing of what was restored
+        self._unused = 0  # responses in a row that used no restored token
 
     @property
     def reason(self) -> str | None:
@@ -154,13 +151,13 @@ class SlotManager:
         return self._restored if run == self._run else ()
 
     def check_restore(self, tokens: int, timings: Timings) -> bool:
-        """Check the first response to a prompt of which its slot was filled with `tokens`.
+        """Check the first response to a prompt whose slot was filled with `tokens` of it.
 
-        Returns whether the engine uses restored slots, as far as that is known. Counts only before
-        the first proof. One token from the cache is enough: a template that writes the date makes
-        another prompt from there on, on another day. None is too few only twice in a row: something
-        else may have used the slot meanwhile. A recurrent model or a window may find nothing of a
-        prompt that was edited.
+        Returns whether the engine uses restored slots, as far as known. Responses count only before
+        the first proof. One token from the cache is a proof: a template that writes the date
+        changes the rest of the prompt on another day. No token is a disproof only twice in a row,
+        because something else may have used the slot meanwhile. A recurrent model or a sliding
+        window may use nothing of an edited prompt.
         """
         task = self._task(self._run)
         if task is None or task.store.outcomes.get(task.key):
@@ -198,7 +195,7 @@ class SlotManager:
             task.emit_failed(reason)
         task.emit_transfer("slots.saved", transfer)
 
-    async def save_one(
+    async def save_slot(
         self,
         client: EngineClient,
         run: int,
@@ -206,25 +203,24 @@ class SlotManager:
         tokens: int,
         fingerprint: ConversationFingerprint,
     ) -> Transfer | None:
-        """Have the engine write an idle slot of `tokens`; return once it has, None if it has not.
+        """Have the engine write an idle slot of `tokens`; None if that failed. Raises nothing.
 
-        The file is stored in the background; nothing is raised.
+        The file is stored in the background.
         """
         task = self._task(run)
-        return await save_one(task, client, id_slot, tokens, fingerprint) if task else None
+        return await save_slot(task, client, id_slot, tokens, fingerprint) if task else None
 
-    async def restore_one(
+    async def restore_slot(
         self, client: EngineClient, run: int, id_slot: int, name: str
     ) -> Transfer | None:
-        """Fill an idle slot from a file; None if that failed. Nothing is raised."""
+        """Fill an idle slot from a file; None if that failed. Raises nothing."""
         task = self._task(run)
-        return await restore_one(task, client, id_slot, name) if task else None
+        return await restore_slot(task, client, id_slot, name) if task else None
 
     async def restore(self, client: EngineClient, run: int) -> int:
-        """Fill slots with the conversations used last, and with shared prefixes.
+        """Fill slots with the latest conversations and with shared prefixes.
 
-        Returns:
-            The slots that hold a conversation.
+        Returns the number of slots that hold a conversation.
         """
         task = self._task(run)
         if task is None:
@@ -234,17 +230,20 @@ class SlotManager:
         try:
             found = await restore(task, client, transfer)
         except EngineUnreachable:
-            pass  # the health checks find it
+            pass  # the health checks notice it
         except (OSError, AccessDenied) as error:
             task.emit_restore_failed(error)
         else:
             self._saved_tasks = {slot.id_slot: slot.task for slot in found}
             self._restored, self._run = tuple(found) if transfer.slots else (), run
         task.emit_transfer("slots.restored", transfer)
-        return sum(_is_conversation(slot) for slot in self.restored_slots(run))
+        return sum(
+            slot.tokens > 0 and not (slot.fingerprint.blocks and not slot.fingerprint.turn_hashes)
+            for slot in self.restored_slots(run)
+        )
 
     def has_prompt(self, prompt: WarmPrompt) -> bool:
-        """Return whether requests that begin with a prompt go on from a file of it."""
+        """Return whether requests that begin with this prompt can continue from a slot file."""
         task = self._task(self._run)
         if task is None or not task.plan.has_own_slots:
             return False
@@ -274,12 +273,7 @@ class SlotManager:
         )
 
     def _key(self, plan: Plan) -> CacheKey:
-        """Return the cache key of a run, whose files are looked at once."""
+        """Return the cache key of a plan; reads the files in its options once per plan."""
         if self._keyed is None or self._keyed[0] is not plan:
             self._keyed = plan, cache_key(plan)
         return self._keyed[1]
-
-
-def _is_conversation(slot: RestoredSlot) -> bool:
-    is_prefix = slot.fingerprint.blocks and not slot.fingerprint.turn_hashes
-    return slot.tokens > 0 and not is_prefix

@@ -1,11 +1,10 @@
-"""What is known of a slot file, as JSON beside it; which files belong to one conversation.
+"""The manifest of a slot file, as JSON beside it; which files belong to one conversation.
 
-What is known of a slot file, as JSON beside it. Pure but for `cache_key`. A manifest holds a hash
-of itself, so that a change is detected.
+A manifest holds a hash of itself, so that a change is detected. Pure, except `cache_key`.
 
-Which slot files are of one conversation. A file has the hashes of the last turns that it was saved
-after. Those of a conversation that was saved several times, or went on in two ways, share some of
-them with the next, not all with each.
+A file has the hashes of the last turns before it was saved. The files of a conversation that was
+saved several times, or continued in two ways, each share some turns with the next, but not all
+with each other.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from supervisor.system.files import is_regular
 
 FORMAT: Final = 3
 
-# Options that do not change the contents of a cache. All others must be equal, also unknown ones of
-# later builds: a discarded cache costs seconds, a wrong one makes wrong text.
+# Options that do not change the contents of a cache. All others must be equal, including unknown
+# options of later builds: a discarded cache costs seconds, a wrong cache produces wrong text.
 _WITHOUT_EFFECT: Final = frozenset(
     {
         "--model", "--alias", "--ctx-size", "--metrics", "--slots", "--no-ui", "--no-webui",
@@ -54,21 +53,21 @@ class ManifestInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What an engine must have in common with the one that made a cache."""
+    """The properties that an engine must share with the one that made a cache."""
 
     model: str  # the fingerprint of the GGUF
     engine: str  # version and size in bytes
-    # The options that change the contents of a cache; one that names a file has its size and date.
+    # The options that change the contents of a cache; with size and date if they name a file.
     options: tuple[str, ...]
-    # Of the recurrent layers, for one sequence; 0 without any, None if unknown.
+    # The recurrent state of one sequence; 0 without recurrent layers, None if unknown.
     state_bytes: int | None = 0
 
     @property
     def slots(self) -> int | None:
-        """The number of slots, where each has a cache of its own; else None.
+        """The number of slots if each has a cache of its own and files can be rewritten, or None.
 
-        With a sliding window there are two kinds of caches, whose parts cannot be told apart; nor
-        can a recurrent state of unknown size.
+        Files cannot be rewritten with a sliding window, as the parts of its two kinds of caches are
+        indistinguishable, or with a recurrent state of unknown size.
         """
         if _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
             return None
@@ -79,23 +78,22 @@ class CacheKey:
 
     @property
     def is_all_or_nothing(self) -> bool:
-        """Whether only a prompt that continues a whole cache finds anything in its file.
+        """Whether a file helps only prompts that continue all of it.
 
-        A recurrent state cannot be cut back. Of a window the file has the latest tokens, also with
-        `swa-full`: of 412 tokens and a window of 64, build 10434 found all but the last 63 tokens
-        and nothing of a prompt that differed before (a live slot: all up to there).
+        A recurrent state cannot be cut back. With a sliding window the file has only the latest
+        tokens, also with `swa-full`: of 412 tokens and a window of 64, build 10434 found nothing
+        for a prompt that differed before the last 63 tokens (a live slot: all up to there).
         """
         return self.state_bytes != 0 or _TWO_KINDS in self.options
 
     def fits(self, other: CacheKey) -> bool:
-        """Whether an engine of this key can use a cache of the other, perhaps rewritten."""
+        """Whether an engine of this key can use a cache of the other, rewritten if need be."""
         return self == other or (
             None not in {self.slots, other.slots} and self.without_slots == other.without_slots
         )
 
     @property
     def without_slots(self) -> CacheKey:
-        """The key without the number of slots."""
         options = tuple(option for option in self.options if option.split()[0] != _SLOTS)
         return replace(self, options=options)
 
@@ -111,24 +109,25 @@ class Manifest:
     size_bytes: int
     sha256: str  # of the file; empty if it is encrypted, which verifies it
     tokens: int
-    tokens_sha256: str  # likewise
+    tokens_sha256: str  # empty if it is encrypted
     ctx_slot: int  # the context size of a slot when it was saved
-    fingerprint: str  # the proxy's, of the conversation; empty if unknown; on disk encrypted too
+    fingerprint: str  # the proxy's, of the conversation; empty if unknown; encrypted with the file
     saved_at: datetime
-    used_at: datetime  # among those saved together only the order matters
-    key_id: str = ""  # of the key with which the file is encrypted; empty if it is not
+    used_at: datetime  # for files saved together, only the order matters
+    key_id: str = ""  # the SlotKey.id of the key that encrypts the file; empty if none does
 
 
 def cache_key(plan: Plan) -> CacheKey:
-    """Return the cache key of a plan. Reads the metadata of the files that its options name."""
+    """Return the cache key of a plan; reads the metadata of the files in its options."""
     words = (
         " ".join(filter(None, (line.flag, _with_file_stamp(line.value)))) for line in plan.lines
     )
-    # A recurrent state is the same for any number of slots.
+    engine_bytes = plan.engine.path.stat().st_size if plan.engine.path.is_file() else 0
+    # A recurrent state does not depend on the number of slots.
     without = _WITHOUT_EFFECT if any(plan.gguf.kv_heads) else _WITHOUT_EFFECT | {_SLOTS}
     return CacheKey(
         model=plan.gguf.fingerprint,
-        engine=f"{plan.engine.version}, {_size(plan.engine.path)} bytes",
+        engine=f"{plan.engine.version}, {engine_bytes} bytes",
         options=tuple(word for word in words if word.split()[0] not in without),
         state_bytes=state_bytes(plan.gguf) or (None if plan.gguf.recurrent else 0),
     )
@@ -176,15 +175,11 @@ def _check(content: dict[str, Any]) -> str:
 
 
 def _with_file_stamp(value: str | None) -> str | None:
-    """Return an option's value; if it names a file, with the file's size and date."""
+    """Return an option's value, with size and date if it names a file."""
     if value is None or "/" not in value or not is_regular(Path(value)):
         return value
     found = Path(value).stat()
     return f"{value} ({found.st_size} bytes, {found.st_mtime_ns})"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 # The turns of each file, by its name.
@@ -197,11 +192,11 @@ def turns_of(saved: Iterable[Manifest]) -> Turns:
     }
 
 
-def file_named(files: Turns, name: str) -> str:
-    """Return the name of a file by its beginning.
+def find_file(files: Turns, name: str) -> str:
+    """Return the name of the file whose name begins with `name`.
 
     Raises:
-        NoSuchConversation: No file has it, or several do.
+        NoSuchConversation: There is none, or more than one.
     """
     found = [file for file in files if name and file.startswith(name)]
     if len(found) == 1:
@@ -210,8 +205,8 @@ def file_named(files: Turns, name: str) -> str:
     raise NoSuchConversation(f"{what} with {name!r}", hint="corral slots list has their names")
 
 
-def of_conversation(files: Turns, turns: Collection[int]) -> tuple[list[str], frozenset[int]]:
-    """Return the files that share a turn with these, or with one that does; and all their turns."""
+def find_conversation(files: Turns, turns: Collection[int]) -> tuple[list[str], frozenset[int]]:
+    """Return the files that share a turn with these, directly or through others; and all turns."""
     found, known, left = list[str](), {*turns}, dict(files)
     while more := [name for name, its in left.items() if known.intersection(its)]:
         for name in more:

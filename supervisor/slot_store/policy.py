@@ -1,4 +1,4 @@
-"""Which conversations are saved, restored and deleted. Pure functions."""
+"""Which conversations are saved and restored, and which files are redundant. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SIMILARITY: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """How much is saved."""
+    """Limits of the slot files."""
 
     size_bytes: int
-    model_share: float = 0.75  # of size_bytes
-    # The manifest of each takes some 10 kB of memory.
+    model_share: float = 0.75  # the most of size_bytes for one model
+    # The manifest of a file takes some 10 kB of memory.
     files: int = 2048
     files_a_model: int = 1536
     tokens_min: int = 256  # a shorter conversation is prefilled as quickly
-    max_age: timedelta = timedelta(days=30)  # since it was used
-    write_hour_bytes: int = 32 * 1024**3  # written while engines serve
+    max_age: timedelta = timedelta(days=30)  # since the latest use
+    write_hour_bytes: int = 32 * 1024**3  # per hour, while engines serve
 
 
 def worth_saving(
@@ -44,8 +44,8 @@ def worth_saving(
 ) -> list[SlotState]:
     """Return the slots to save, the most recently used first.
 
-    `known` is the latest task of each slot when it was last saved, `token_bytes` the size of a
-    token in a file, `state_bytes` that of its recurrent state.
+    `known` is each slot's latest task when it was last saved, `token_bytes` the size of a token in
+    a file, `state_bytes` that of the recurrent state.
     """
     left_bytes = min(room_bytes, budget.model_share * budget.size_bytes)
     chosen = []
@@ -66,10 +66,10 @@ def is_redundant(
     others: Mapping[Manifest, SlotFileHeader],
     tokens_min: int,
 ) -> tuple[bool, list[Manifest]]:
-    """Return whether a new file adds nothing to the others, and which others it makes redundant.
+    """Return whether the others make a new file redundant, and which others it makes redundant.
 
-    Of two that differ by less than `tokens_min`, the one used last stays. Turns of a conversation
-    need not be equal token by token: a response is tokenized again as part of the next prompt.
+    Of two files that differ by less than `tokens_min`, the one used last stays. The turns of a
+    conversation may differ in tokens, as a response is tokenized again as part of the next prompt.
     """
     evicted = []
     for manifest, held in others.items():
@@ -93,9 +93,9 @@ def to_restore(
 ) -> list[CataloguedFile]:
     """Return at most `most` files to restore, of fewer than `ctx` tokens each.
 
-    `replica` is the number of the replica and how many there are: each restores what it saved, and
-    what removed replicas saved is distributed, but no conversation that is elsewhere. Behind those
-    come the prefixes of all replicas, then what nothing is known of, mostly a probe.
+    `replica` is the number of the replica and the number of replicas: each restores its own files
+    and a share of those of removed replicas, except conversations that are elsewhere. Then come the
+    prefixes of all replicas, then unidentified files, mostly of probes.
     """
     number, replicas = replica
     fitting = [
@@ -106,19 +106,22 @@ def to_restore(
         and entry.file.tokens < ctx
         and not is_elsewhere(entry.file.fingerprint)
     ]
-    return sorted(fitting, key=_is_wanted, reverse=True)[:most]
-
-
-def _is_wanted(entry: CataloguedFile) -> tuple[bool, bool, datetime]:
-    file = entry.file
-    return bool(file.fingerprint.turn_hashes), is_prefix(file), entry.manifest.used_at
+    fitting.sort(
+        key=lambda entry: (
+            bool(entry.file.fingerprint.turn_hashes),
+            is_prefix(entry.file),
+            entry.manifest.used_at,
+        ),
+        reverse=True,
+    )
+    return fitting[:most]
 
 
 def fill_order(slots: Sequence[SlotState]) -> list[int]:
     """Return the ids of slots in the order in which to fill them.
 
-    An engine that does not match prompts gives a new request the least recently used slot, and of
-    those never used the one with the highest id. So the slot filled first is reused last.
+    An engine that does not match prompts gives a new request the least recently used slot; among
+    slots that were never used, that with the highest id. So the slot filled first is reused last.
 
     Source: measured on build 10434; llama.cpp, get_available_slot.
     """
@@ -128,7 +131,7 @@ def fill_order(slots: Sequence[SlotState]) -> list[int]:
 def unsupported_reason(plan: Plan) -> str | None:
     """Return why no slot of a plan is saved, as a clause; None if they are.
 
-    Other kinds of models are tried once: `outcomes` has what their engines did.
+    Other kinds of models are tried once: the store's `outcomes` have the result.
 
     Source: measured on build 10434. With a sliding window and without swa-full the engine uses
     nothing of a restored prompt, because its checkpoints are not in the file.
@@ -151,8 +154,8 @@ def _reason_in_options(plan: Plan) -> str | None:
         return "it serves no conversations"
     if SCALED in chosen and "lora-init-without-apply" in chosen:
         return "a saved conversation does not tell with which adapter it was computed"
-    # With the cache of its draft model empty the engine responds with 500 to a conversation that it
-    # finds in cache-ram (build 10434).
+    # If the cache of its draft model is empty, the engine responds with 500 to a conversation that
+    # it finds in cache-ram (build 10434).
     if "spec-draft-model" in chosen or any(map(needs_draft_cache, spec_types(chosen))):
         return "the cache of its draft model is not saved"
     if plan.slots > 1 and not uses_prompt_similarity(plan) and chosen.get("cache-ram") == 0:

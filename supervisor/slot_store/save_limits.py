@@ -1,13 +1,12 @@
 """Limits of slot files: bytes per hour, pauses after failures, pending files, the budget.
 
-Limits of what is written while engines serve: bytes per hour, and pauses after a failure. Flash
-memory wears with each byte written.
+Writes while engines serve are limited per hour, because each written byte wears flash memory.
 
-Which slot files are deleted, so that the rest stays within the budget. A file is worth the tokens
-that it is expected to save: those that it holds, and those that were restored from it lately, times
-how likely its conversation returns. That falls with the time since it was used last, as most
-conversations that return do so soon. A prefix is worth as much more as conversations begin with it.
-What is worth least for each byte goes first.
+Files beyond the budget are deleted, beginning with the least value per byte. The value of a file is
+the number of tokens that it will probably save: its tokens and those lately restored from it, times
+the probability that its conversation returns. That falls with the time since its latest use, as
+most conversations that return do so soon. The value of a prefix is multiplied by the number of
+conversations that begin with it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _LAST_S: Final = 3600.0
 
 
 class Pause:
-    """A disk that fails is tried again, and reported, once for each pause."""
+    """Pauses after failures of a disk, which is tried and reported once per pause."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,7 +45,7 @@ class Pause:
         return self._clock() < self._until_s
 
     def begin(self) -> float | None:
-        """Begin a pause; return its seconds, None during one."""
+        """Begin a pause and return its seconds; None if one is running."""
         if self.is_on:
             return None
         self._length_s = min(_LAST_S, max(_FIRST_S, 2 * self._length_s))
@@ -54,7 +53,7 @@ class Pause:
         return self._length_s
 
     def end(self) -> None:
-        """Note a success: the next pause is a short one."""
+        """Note a success; the next pause will be short."""
         self._length_s = 0.0
 
 
@@ -62,22 +61,18 @@ _HOUR_S: Final = 3600.0
 _HOUR_MIN: Final = 60
 # A disk that is slower than this stores 2 000 tokens of an 8B model in more than 20 s.
 _RATE_MIN_BYTES: Final = 8 * 1024**2
-# The time for smaller files says nothing of the rate.
+# The time for a smaller file says nothing about the rate.
 _MEASURED_MIN_BYTES: Final = 4 * 1024**2
-# Of the latest file, in the average.
+# The weight of the latest file in the average.
 _LATEST: Final = 0.3
 
 
 class SaveLimits:
-    """What may be written now.
-
-    Attributes:
-        pause: After a failure.
-    """
+    """The limits of writes while engines serve, and the pause after a failure."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._spent_bytes = 0.0  # of an hour's, as of `_spent_at_s`
+        self._spent_bytes = 0.0  # of the hour's budget, at `_spent_at_s`
         self._spent_at_s = clock()
         self._written: defaultdict[int, float] = defaultdict(float)  # by minute
         self.pause = Pause(clock)
@@ -94,11 +89,11 @@ class SaveLimits:
         return int(self._clock() // 60)
 
     def may_write(self, size_bytes: float, hour_bytes: float) -> bool:
-        """Return whether so much may be written, of `hour_bytes` in an hour."""
+        """Return whether `size_bytes` may be written, with a budget of `hour_bytes` per hour."""
         return not self.pause.is_on and self._spent(hour_bytes) + size_bytes <= hour_bytes
 
     def note_written(self, size_bytes: float, hour_bytes: float) -> None:
-        """Note what an engine wrote, also what it had to although the hour's bytes are spent."""
+        """Note a write, which may exceed the budget of the hour if it was necessary."""
         self._written[self._minute] += size_bytes
         while len(self._written) > _HOUR_MIN:
             del self._written[min(self._written)]
@@ -106,7 +101,7 @@ class SaveLimits:
         self._spent_bytes, self._spent_at_s = min(spent_bytes, 2 * hour_bytes), self._clock()
 
     def note_stored(self, size_bytes: float, duration_s: float) -> str:
-        """Note how long a disk took; return why it is too slow, as a clause, or nothing."""
+        """Note the time of a write; return a clause if the disk is too slow, or an empty text."""
         if size_bytes < _MEASURED_MIN_BYTES:
             self.pause.end()
             return ""
@@ -131,7 +126,7 @@ _MAX_BYTES: Final = 2 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class SpooledFile:
-    """A file that an engine has written, for `duration_s`."""
+    """A file that an engine has written in `duration_s`."""
 
     path: Path
     unverified: Manifest
@@ -141,7 +136,7 @@ class SpooledFile:
 
 
 class PendingFiles:
-    """Each with the task that stores it."""
+    """Files that engines have written, each with the task that stores it."""
 
     def __init__(self) -> None:
         self._files: dict[asyncio.Task[Any], SpooledFile] = {}
@@ -171,9 +166,9 @@ class PendingFiles:
             await asyncio.wait(waiting)
 
 
-# Of the conversations that did not return in this time, half return in as much again.
+# Half of the conversations that did not return in this time return within the same time again.
 _RETURN_S: Final = 3600.0
-# What was restored counts half after a day.
+# Restored tokens lose half their weight in a day.
 _RESTORED_HALF_S: Final = 86_400.0
 
 _Worth = Callable[[CataloguedFile], float]
@@ -182,7 +177,7 @@ _Worth = Callable[[CataloguedFile], float]
 def to_evict(
     kept: Collection[CataloguedFile], budget: DiskBudget, now: datetime
 ) -> list[CataloguedFile]:
-    """Return what to delete: what is too old, then what is worth least for each byte."""
+    """Return the files to delete: the too old ones, then those of the least value per byte."""
     young = [entry for entry in kept if now - entry.manifest.used_at <= budget.max_age]
     fitting = _select_within_budget(young, budget, _worth(young, now))
     names = {entry.file.name for entry in fitting}
@@ -217,7 +212,7 @@ def _keep_best(
 
 
 def _worth(kept: Iterable[CataloguedFile], now: datetime) -> _Worth:
-    """Return what files are worth for each byte."""
+    """Return a function that computes the value of a file per byte."""
     conversations = _conversations(list(kept))
 
     def worth(entry: CataloguedFile) -> float:
@@ -231,7 +226,7 @@ def _worth(kept: Iterable[CataloguedFile], now: datetime) -> _Worth:
 
 
 def _conversations(kept: Collection[CataloguedFile]) -> Counter[str]:
-    """Return of how many conversations each prefix is the beginning."""
+    """Return how many conversations begin with each prefix."""
     counts = Counter[str]()
     for prefix in (entry.file for entry in kept if not entry.file.fingerprint.turn_hashes):
         if blocks := prefix.fingerprint.blocks:

@@ -1,33 +1,30 @@
 """The format of llama-server's slot files: header, tokens, and another number of slots.
 
-The header of a slot file: the tokens whose KV cache it holds.
+The header has the tokens of the KV cache:
 
     u32 magic   u32 version   u32 count   i32 x count: words   state
 
-The words are the tokens; builds whose prompts may hold media write a record instead, whose end is
-filled up to a whole word:
+The words are the tokens. Builds whose prompts may hold media write a record instead, padded to a
+whole word:
 
     i32 -1   u32 version   u32 count   i32 x count: tokens   u32 media   u32 x media: first token
     media x: u32 size   u8 x size: a medium, with the hash of its content
 
-The tokens of a medium are -1. The state is opaque.
-
-Source: llama.cpp, llama_state_seq_save_file, llama.h (LLAMA_STATE_SEQ_MAGIC) and server-common.cpp,
-server_tokens::serialize; the record was read from files of build 10434.
-
-Slot files for engines with another number of slots. Where each slot has a cache of its own, the
-state of a slot file has a part for every cache:
+The tokens of a medium are -1. If each slot has a cache of its own, the state has a part for every
+cache; otherwise it is opaque:
 
     u32 caches   u32 x before: 0   u32 cells   data of the cells   u32 x after: 0   recurrent state
 
-One part holds the sequence, the others have no cells. An engine refuses a file of another number of
-caches ("n_stream mismatch"), though the sequence would fit, so the empty parts are rewritten.
+One part holds the sequence, the others have no cells. An engine refuses a file with another number
+of caches ("n_stream mismatch"), although the sequence would fit, so the empty parts are rewritten.
 
 The recurrent state, of models that have one, begins with u32 1, i32 position, u32 0, u32 0,
-u32 layers, and the type and row size of its first tensor. It is the same for any number of slots.
+u32 layers, and the type and row size of its first tensor. It does not depend on the number of
+slots.
 
-Source: llama.cpp, llama_kv_cache::state_write and state_read, llama_memory_hybrid::state_write,
-llama_memory_recurrent::state_write; files of build 10434.
+Source: llama.cpp, llama_state_seq_save_file, llama.h (LLAMA_STATE_SEQ_MAGIC), server-common.cpp,
+server_tokens::serialize, llama_kv_cache::state_write and state_read,
+llama_memory_hybrid::state_write, llama_memory_recurrent::state_write; files of build 10434.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from typing import BinaryIO, Final
 from supervisor.engine.client import SlotFileInfo
 
 MAGIC: Final = 0x67677371
-# More than any context has.
+# More words than any context has.
 _WORDS_MAX: Final = 4 * 1024**2
 _HEAD: Final = struct.Struct("<III")
 _RECORD: Final = -1
@@ -65,11 +62,11 @@ class InvalidSlotFile(Exception):
 
 
 class SlotFileMissing(InvalidSlotFile):
-    """The file was deleted, and its manifest."""
+    """The file and its manifest were deleted."""
 
 
 class SlotKeyMissing(InvalidSlotFile):
-    """The file may be right, and its key is not at hand."""
+    """The key of the file is not in the key file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +74,11 @@ class Medium:
     """A picture or sound of a prompt."""
 
     at: int  # its first token
-    sha256: str  # of how the engine describes it, its content's hash included
+    sha256: str  # of the engine's description, which includes a hash of its content
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFileHeader:
-    """The header of a slot file."""
-
     version: int  # of the state; a build reads only its own
     tokens: tuple[int, ...]
     media: tuple[Medium, ...] = ()
@@ -97,7 +92,7 @@ class SlotFileHeader:
         return digest.hexdigest()
 
     def shared_with(self, other: SlotFileHeader) -> int:
-        """Return the length of the common prefix; it ends before another medium."""
+        """Return the length of the common prefix in tokens; it ends before a different medium."""
         pairs = zip(self.tokens, other.tokens, strict=False)
         differing = (at for at, (ours, its) in enumerate(pairs) if ours != its)
         shared = next(differing, min(len(self.tokens), len(other.tokens)))
@@ -132,7 +127,7 @@ def read_from(file: BinaryIO) -> SlotFileHeader:
 
 
 def state_offset(path: Path) -> int:
-    """Return where the state of a slot file begins; raises as `read`."""
+    """Return the offset of the state in a slot file; raises as `read`."""
     with path.open("rb") as file:
         _, count = _head(file)
     return _HEAD.size + 4 * count
@@ -142,7 +137,7 @@ def read_checked(path: Path, expected: SlotFileInfo) -> SlotFileHeader:
     """Read the header of a slot file of known size and number of tokens.
 
     Raises:
-        InvalidSlotFile: It differs from what is expected.
+        InvalidSlotFile: The size or the number of tokens differs.
         OSError: It cannot be read.
     """
     if (size_bytes := path.stat().st_size) != expected.size_bytes:
@@ -180,7 +175,7 @@ def _words(content: bytes) -> tuple[int, ...]:
 
 
 def _media(rest: BinaryIO, tokens: tuple[int, ...]) -> Iterator[Medium]:
-    """Read the media behind the tokens."""
+    """Read the media, which follow the tokens."""
     begin = _words(_read_exactly(rest, 4 * _number(rest, _WORDS_MAX)))
     for at in begin:
         if not 0 <= at < len(tokens) or tokens[at] != _NO_TOKEN:
@@ -206,7 +201,7 @@ def _read_exactly(file: BinaryIO, count: int) -> bytes:
 
 
 _COPY_BYTES: Final = 1024**2
-# One cell, its position, no sequence, not transposed, the number of layers.
+# The head of a recurrent state: one cell, its position, no sequence, not transposed, the layers.
 _RECURRENT: Final = re.compile(rb"\x01\x00{3}.{4}\x00{8}(.{2}\x00\x00)", re.DOTALL)
 _RECURRENT_HEAD_BYTES: Final = 20
 _LAYER_HEAD_BYTES: Final = 24
@@ -214,14 +209,10 @@ _LAYERS_MAX: Final = 1024
 
 
 def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes: int = 0) -> None:
-    """Write a slot file of an engine with `before` slots for one with `after`.
+    """Rewrite a slot file of an engine with `before` slots into `target`, for one with `after`.
 
-    Args:
-        source: The file.
-        target: Where to write.
-        before: Slots of the engine that wrote it, at least 1.
-        after: Slots of the engine that will read it, at least 1.
-        state_bytes: Of its recurrent state, without what describes it; 0 without any.
+    Both numbers are at least 1. `state_bytes` is the size of the recurrent state without its head,
+    0 if the model has none.
 
     Raises:
         InvalidSlotFile: It has no such state.
@@ -243,7 +234,7 @@ def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes:
 
 
 def refit(path: Path, before: int | None, after: int | None, state_bytes: int) -> None:
-    """Rewrite a file in its place for another number of slots; removed where that fails.
+    """Rewrite a file in its place for another number of slots; if that fails, delete it.
 
     Raises:
         InvalidSlotFile, OSError: As `rewrite`.
@@ -261,7 +252,7 @@ def refit(path: Path, before: int | None, after: int | None, state_bytes: int) -
 
 
 def _count_empty_parts(read: BinaryIO, before: int) -> int:
-    """Read up to the sequence; return the number of empty parts before it."""
+    """Read the empty parts before the sequence; return their number."""
     if _read_u32(read) != before:
         raise InvalidSlotFile(f"its state is not of {before} slots")
     for leading in range(before):
@@ -272,7 +263,7 @@ def _count_empty_parts(read: BinaryIO, before: int) -> int:
 
 
 def _recurrent_at(read: BinaryIO, state_bytes: int) -> int:
-    """Return where the recurrent state begins; the end of the file without one."""
+    """Return the offset of the recurrent state; the end of the file if there is none."""
     size_bytes = read.seek(0, os.SEEK_END)
     if not state_bytes:
         return size_bytes
@@ -288,7 +279,7 @@ def _recurrent_at(read: BinaryIO, state_bytes: int) -> int:
 
 
 def _end_of_sequence(read: BinaryIO, end: int, trailing: int) -> int:
-    """Return where the sequence ends: before the empty parts that end at `end`."""
+    """Return the offset of the end of the sequence: before the empty parts that end at `end`."""
     begin = end - _U32.size * trailing
     if begin < 0:
         raise InvalidSlotFile("it is too short")

@@ -1,8 +1,7 @@
-"""The slot files of a daemon, those just written, and what saving and restoring of one run share.
+"""The slot files of a daemon, those just written, and the values that saving and restoring share.
 
-The slot files of a daemon: which there are, and those that engines have just written. What an
-engine has written is verified, hashed and stored one file after another, in a thread. What waits
-for that is bounded: beyond it no engine is asked to save.
+After an engine has written a file, it is verified, hashed and stored in a thread, one file after
+another. The queue of these is bounded: while it is full, no engine is asked to save.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import Catalogue, key_digest
-from supervisor.slot_store.manifest import CacheKey, Manifest, Turns, of_conversation, turns_of
+from supervisor.slot_store.manifest import CacheKey, Manifest, Turns, find_conversation, turns_of
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.save_limits import Pause, PendingFiles, SaveLimits, SpooledFile, to_evict
 from supervisor.slot_store.slot_file import InvalidSlotFile
@@ -31,17 +30,15 @@ from supervisor.slot_store.store_config import SlotPersistence
 if TYPE_CHECKING:
     from proxy.router.router import Router
 
-# So many manifests are taken in at once, within milliseconds.
+# Adding this many manifests takes milliseconds; then other tasks get their turn.
 _READ_AT_ONCE: Final = 32
-# So often it is looked for what is too old or gone.
+# How often to look for files that are too old or gone.
 _TIDY_S: Final = 600.0
 
 Result = TypeVar("Result")
 
 
 class SlotFiles:
-    """The slot files of a daemon."""
-
     def __init__(
         self,
         persistence: Callable[[], SlotPersistence],
@@ -65,7 +62,7 @@ class SlotFiles:
         return self._persistence().timeout_s
 
     async def serve(self) -> None:
-        """Read what is on the disk, and run what is started, until cancelled."""
+        """Read the files on disk, and run the started work, until cancelled."""
         self._read_from = None
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -80,13 +77,13 @@ class SlotFiles:
         finally:
             self._group = None
 
-    async def loaded(self) -> None:
-        """Wait until the catalogue is of the settings that apply now."""
+    async def wait_loaded(self) -> None:
+        """Wait until the catalogue matches the present settings."""
         if self._read_from is not self._persistence():
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Forget files that something else deleted, and take in those that it added."""
+        """Forget files that other programs deleted, and add those that they added."""
         try:
             async with self._lock:
                 await self._reconcile()
@@ -94,19 +91,19 @@ class SlotFiles:
             self._pause_saving(str(error))
 
     def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result] | None:
-        """Run work that outlives its caller; None while nothing is served."""
+        """Run work in a task that outlives the caller; None while this is not served."""
         if self._group is None:
             work.close()
             return None
         return self._group.create_task(work, name=name)
 
     def check_keys(self) -> None:
-        """Take in again the files that new settings have keys of, or no longer have."""
+        """Read the files again whose keys new settings added or removed."""
         persistence = self._persistence()
         if persistence.problem:
             self._emit("slots.key_unusable", reason=persistence.problem)
         is_readable = persistence.store.content.is_readable
-        if names := self.catalogue.read_otherwise(is_readable):
+        if names := self.catalogue.find_key_changes(is_readable):
             self.catalogue.remove(names)
             self.start(self.reconcile(), "slot files of other keys")
 
@@ -129,7 +126,7 @@ class SlotFiles:
         except OSError:  # not made yet, or gone: the next save makes it
             return True
         full = next((name for name, room in rooms_bytes.items() if size_bytes > room), "")
-        if full and self._room_pause.begin():  # of warnings: a smaller file may fit
+        if full and self._room_pause.begin():  # it pauses only warnings: a smaller file may fit
             self._emit("slots.disk_full", reason=f"{full} has too little room")
         return not full
 
@@ -140,7 +137,10 @@ class SlotFiles:
     def store(
         self, spooled: SpooledFile, failed: Callable[[str], None]
     ) -> asyncio.Task[Manifest | None] | None:
-        """Store a file in the background; its result is None if it is redundant or that failed."""
+        """Store a file in the background; the task returns None if it is redundant or failed.
+
+        Returns None while this is not served.
+        """
         task = self.start(self._store(spooled, failed), f"store {spooled.unverified.name}")
         if task:
             size_bytes = spooled.unverified.size_bytes
@@ -154,22 +154,22 @@ class SlotFiles:
 
     async def turns(self) -> Turns:
         """Return the turns of each file on disk, by its name."""
-        return turns_of(await asyncio.to_thread(self._persistence().store.saved))
+        return turns_of(await asyncio.to_thread(self._persistence().store.list_saved))
 
     async def forget(self, names: Collection[str], turns: Collection[int]) -> list[Manifest]:
-        """Delete files by name, and those of a conversation; return what was deleted."""
+        """Delete files by name, and those of a conversation; return the deleted ones."""
         await self.settle()
         async with self._lock:
             store = self._persistence().store
-            saved = await asyncio.to_thread(store.saved)
-            found = {*names, *of_conversation(turns_of(saved), turns)[0]}
+            saved = await asyncio.to_thread(store.list_saved)
+            found = {*names, *find_conversation(turns_of(saved), turns)[0]}
             gone = [manifest for manifest in saved if manifest.name in found]
             self.catalogue.remove(manifest.name for manifest in gone)
             await asyncio.to_thread(store.forget_files, gone)
             return gone
 
     async def forget_model(self, model: str | None) -> list[Manifest]:
-        """Delete the files of a model, or of all, also those that are in quarantine."""
+        """Delete the files of a model, or of all, and the quarantine."""
         await self.settle()
         async with self._lock:
             all_files = self.catalogue.files()
@@ -190,21 +190,24 @@ class SlotFiles:
         return manifest
 
     async def _keep(self, spooled: SpooledFile) -> tuple[Manifest | None, str]:
-        """Store a file, and delete what it replaces; return why the disk is too slow, if it is."""
+        """Store a file and delete those that it replaces.
+
+        Returns the manifest, and why the disk is too slow, if it is.
+        """
         new, budget = spooled.unverified, spooled.budget
-        others = [] if new.fingerprint else self.catalogue.unknown(new)
+        others = [] if new.fingerprint else self.catalogue.unidentified(new)
         (manifest, replaced), duration_s = await asyncio.to_thread(
             _run_timed, spooled.store.add, spooled.path, new, others, budget.tokens_min
         )
         if manifest is not None:
             known = self.catalogue.add(manifest).file
-            names = self.catalogue.replaced_by(known, budget.tokens_min)
+            names = self.catalogue.find_replaced(known, budget.tokens_min)
             await self._delete([*names, *(file.name for file in replaced)])
             await self._evict()
         return manifest, self.limits.note_stored(new.size_bytes, duration_s)
 
     async def delete(self, names: Iterable[str]) -> None:
-        """Delete files, and have the router forget them first."""
+        """Delete files, after the router has forgotten them."""
         async with self._lock:
             await self._delete(names)
 
@@ -256,7 +259,7 @@ Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, ConversationFingerpr
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
-    """The replica whose slots they are."""
+    """The replica whose slots are saved or restored."""
 
     instance: str
     model: str
@@ -266,8 +269,6 @@ class ReplicaRef:
 
 @dataclass(slots=True)
 class SlotTransfer:
-    """What was saved or restored so far."""
-
     began_at_s: float = field(default_factory=time.monotonic)
     slots: int = 0
     tokens: int = 0
@@ -281,8 +282,6 @@ class SlotTransfer:
 
 @dataclass(frozen=True, slots=True)
 class SlotTask:
-    """One saving or restoring."""
-
     run: int
     owner: ReplicaRef
     plan: Plan
@@ -301,15 +300,11 @@ class SlotTask:
 
     @property
     def ctx_slot(self) -> int:
-        """The context size of a slot; 0 where the engine decides."""
+        """The context size of a slot; 0 if the engine decides."""
         return self.plan.ctx_size // max(1, self.plan.slots)
 
     def spool(self) -> Path:
-        """Return the directory in which the engine writes and reads, made if missing.
-
-        Raises:
-            AccessDenied: It cannot be made.
-        """
+        """Make the directory in which the engine writes and reads; raises AccessDenied."""
         return self.store.spool(self.owner.instance)
 
     def emit_transfer(self, event: str, transfer: SlotTransfer) -> None:
@@ -330,7 +325,7 @@ class SlotTask:
         self.emit("slots.restore_failed", run=self.run, reason=str(error))
 
     def pause_saving(self, reason: str) -> None:
-        """Save nothing for a while, except when an instance stops; report it once."""
+        """Save nothing for some time, except when an instance stops; report it once."""
         if pause_s := self.files.limits.pause.begin():
             self.emit_failed(f"{reason}; more is saved in {pause_s:.0f} s")
 

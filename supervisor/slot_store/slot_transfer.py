@@ -1,10 +1,10 @@
 """Has an engine write its idle slots, and fill its slots from verified files.
 
-Tries whether an engine uses restored slots, once for each cache key. What a build makes of the
-slots of a hybrid, recurrent or vision model stands nowhere in its help. So a file is restored
-twice: first to ask for its tokens and one more, as a conversation that goes on does, and to see how
-many of them the engine finds; then to keep. A file that holds pictures cannot be asked for by its
-tokens: there the first response to its conversation shows it.
+Tests once per cache key whether the engine uses restored slots, because no help text says so for
+the slots of a hybrid, recurrent or vision model. A file is restored twice: first to request its
+tokens and one more, as a continued conversation does, and to count how many of them the engine
+finds; then to keep. A file with pictures cannot be tested with tokens: there the first response to
+its conversation shows it.
 
 Source: measured on build 10434: of 1 077 tokens in the slot of a hybrid model it found all, of 790
 in that of a model with a sliding window none.
@@ -35,7 +35,6 @@ from supervisor.engine.client import (
     ErrorResponse,
     SlotFileInfo,
 )
-from supervisor.models.metadata import Gguf
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import CataloguedFile
 from supervisor.slot_store.manifest import Manifest
@@ -50,7 +49,7 @@ from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, Sl
 from supervisor.slot_store.slot_files import SlotTask, SlotTransfer
 from supervisor.slot_store.store import RestoreOutcome
 
-# The size of a token in a file beside its keys and values, generously.
+# An upper bound of the size of a token in a file without its keys and values.
 _TOKEN_EXTRA_BYTES: Final = 64
 # The fingerprint of a prompt of half a million bytes has some 90,000 characters.
 _FINGERPRINT_MAX_CHARACTERS: Final = 128 * 1024
@@ -64,13 +63,13 @@ async def save(
 ) -> None:
     """Save the idle slots, the most recently used first; update `saved_tasks` and `transfer`.
 
-    Returns when all are stored, also those that were written before.
+    Returns when all of them are stored, and also those that were written before.
 
     Raises:
         EngineUnreachable: The engine does not answer.
         OSError, AccessDenied: The disk refused.
     """
-    await task.files.loaded()
+    await task.files.wait_loaded()
     found = await client_module.get_slots(client)
     if isinstance(found, ErrorResponse):
         return
@@ -79,46 +78,28 @@ async def save(
         fingerprint = fingerprints.get(slot.id_slot, ConversationFingerprint())
         if not task.files.catalogue.holds(task.key_digest, slot.tokens, fingerprint):
             used_at = now - timedelta(milliseconds=rank)
-            await _save(task, client, slot.id_slot, fingerprint, used_at, transfer)
+            spooled = await write(task, client, slot.id_slot, fingerprint, used_at)
+            storing = task.files.store(spooled, task.pause_saving) if spooled else None
+            if storing and (manifest := await asyncio.shield(storing)):
+                transfer.add(manifest)
         saved_tasks[slot.id_slot] = slot.task
     await task.files.settle(task.owner.instance)
-
-
-async def _save(
-    task: SlotTask,
-    client: EngineClient,
-    id_slot: int,
-    fingerprint: ConversationFingerprint,
-    used_at: datetime,
-    transfer: SlotTransfer,
-) -> None:
-    spooled = await write(task, client, id_slot, fingerprint, used_at)
-    storing = task.files.store(spooled, task.pause_saving) if spooled else None
-    if storing and (manifest := await asyncio.shield(storing)):
-        transfer.add(manifest)
 
 
 def _worth_saving(
     task: SlotTask, found: tuple[SlotState, ...], saved_tasks: Mapping[int, int | None]
 ) -> list[SlotState]:
-    task.spool()  # the disk whose free space counts
-    room_bytes = task.store.room_bytes()
-    token_bytes, state_bytes = _token_bytes(task.plan.gguf), task.key.state_bytes or 0
-    return worth_saving(found, saved_tasks, task.budget, token_bytes, room_bytes, state_bytes)
-
-
-def _token_bytes(gguf: Gguf) -> int:
-    # A cache is rarely wider than f16.
+    task.spool()  # makes the directory whose free space counts
+    gguf = task.plan.gguf
     values = sum(gguf.kv_heads) * (gguf.key_length + gguf.value_length)
-    return 2 * values + _TOKEN_EXTRA_BYTES
-
-
-def _report_refusal(task: SlotTask, id_slot: int, refused: ErrorResponse) -> None:
-    detail = refused.message or str(refused.status)
-    task.pause_saving(f"slot {id_slot}: {detail}")
-    if refused.status == HTTPStatus.NOT_IMPLEMENTED:  # older builds, of a model with pictures
-        problem = f"its engine does not save them: {detail}"
-        task.store.outcomes.set(task.key, RestoreOutcome(task.owner.model, problem=problem))
+    return worth_saving(
+        found,
+        saved_tasks,
+        task.budget,
+        token_bytes=2 * values + _TOKEN_EXTRA_BYTES,  # a cache is rarely wider than f16
+        room_bytes=task.store.room_bytes(),
+        state_bytes=task.key.state_bytes or 0,
+    )
 
 
 async def write(
@@ -142,7 +123,11 @@ async def write(
         raise
     if isinstance(written, ErrorResponse):
         spooled.unlink(missing_ok=True)
-        _report_refusal(task, id_slot, written)
+        detail = written.message or str(written.status)
+        task.pause_saving(f"slot {id_slot}: {detail}")
+        if written.status == HTTPStatus.NOT_IMPLEMENTED:  # older builds, for a model with pictures
+            problem = f"its engine does not save them: {detail}"
+            task.store.outcomes.set(task.key, RestoreOutcome(task.owner.model, problem=problem))
         return None
     text = fingerprint.to_ascii()
     manifest = Manifest(
@@ -165,10 +150,10 @@ async def write(
 UNUSED: Final = "its engine used nothing of a restored conversation"
 _FAILED: Final = "its engine failed over a restored conversation"
 _ENDED: Final = "its engine ended when it used a restored conversation"
-# An engine that uses nothing computes all tokens; the shortest file has the fewest.
+# An engine that does not use the slot computes all tokens, so the shortest file is tried.
 _TIMEOUT_S: Final = 30.0
 
-RestoreOne = Callable[[Manifest, int], Awaitable[SlotFileInfo | None]]
+RestoreFile = Callable[[Manifest, int], Awaitable[SlotFileInfo | None]]
 
 
 async def uses_restored(
@@ -176,9 +161,9 @@ async def uses_restored(
     client: EngineClient,
     manifests: Sequence[Manifest],
     id_slot: int,
-    restore_one: RestoreOne,
+    restore_verified: RestoreFile,
 ) -> bool:
-    """Return whether restored slots are used, as far as that is known; leaves the slot empty.
+    """Return whether the engine uses restored slots, as far as known; leaves the slot empty.
 
     Raises:
         EngineUnreachable: The engine does not answer.
@@ -189,7 +174,7 @@ async def uses_restored(
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
-                outcome = await _try_restore(task, client, manifests, id_slot, restore_one)
+                outcome = await _try_restore(task, client, manifests, id_slot, restore_verified)
     except EngineUnreachable:
         outcome = RestoreOutcome(task.owner.model, problem=_ENDED)
         raise
@@ -200,7 +185,7 @@ async def uses_restored(
 
 
 def note_outcome(task: SlotTask, outcome: RestoreOutcome) -> None:
-    """Remember what became of the first restored slot, and report a problem."""
+    """Store the outcome of the first restored slot, and report a problem."""
     task.store.outcomes.set(task.key, outcome)
     if outcome.problem:
         expected, found = outcome.expected_tokens, outcome.found_tokens
@@ -212,31 +197,28 @@ async def _try_restore(
     client: EngineClient,
     manifests: Sequence[Manifest],
     id_slot: int,
-    restore_one: RestoreOne,
+    restore_verified: RestoreFile,
 ) -> RestoreOutcome | None:
     """Try the shortest conversation without pictures; None if there is none."""
     for manifest in sorted(manifests, key=attrgetter("tokens")):
         tokens = await asyncio.to_thread(_text, task, manifest)
-        if tokens and await restore_one(manifest, id_slot):
+        if tokens and await restore_verified(manifest, id_slot):
             found = await client_module.cached_tokens(client, id_slot, (*tokens, tokens[-1]))
             await client_module.erase(client, id_slot)
-            return _outcome(task.owner.model, len(tokens), found)
+            model = task.owner.model
+            if not isinstance(found, ErrorResponse):
+                return RestoreOutcome(model, len(tokens), found, "" if found else UNUSED)
+            if found.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                return None  # the request was wrong or too long, or the build reports no figures
+            return RestoreOutcome(model, len(tokens), 0, f"{_FAILED}: {found.message}")
     return None
-
-
-def _outcome(model: str, tokens: int, found: int | ErrorResponse) -> RestoreOutcome | None:
-    if not isinstance(found, ErrorResponse):
-        return RestoreOutcome(model, tokens, found, "" if found else UNUSED)
-    if found.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return None  # the request was wrong or too long, or the build reports no figures
-    return RestoreOutcome(model, tokens, 0, f"{_FAILED}: {found.message}")
 
 
 def _text(task: SlotTask, manifest: Manifest) -> tuple[int, ...]:
     """Return the tokens of a file; none if it is invalid or holds pictures."""
     try:
         header = task.store.header(manifest)
-    except InvalidSlotFile:  # found again when it is restored
+    except InvalidSlotFile:  # reported when it is restored
         return ()
     return () if header.media else header.tokens
 
@@ -251,7 +233,7 @@ async def restore(
         OSError, AccessDenied: The disk refused.
     """
     spool = task.spool()
-    await task.files.loaded()
+    await task.files.wait_loaded()
     await _empty_spool(task, spool)
     found = await client_module.get_slots(client)
     if isinstance(found, ErrorResponse) or not found:
@@ -272,16 +254,16 @@ async def restore(
 async def _fill(
     task: SlotTask, client: EngineClient, spool: Path, found: Sequence[SlotState]
 ) -> dict[int, CataloguedFile]:
-    """Restore the latest conversations; return them by slot. None where the engine uses none."""
+    """Restore the latest conversations, if the engine uses restored slots; return them by slot."""
     empty, filled = fill_order(found), dict[int, CataloguedFile]()
-    restore_one = functools.partial(restore_file, task, client, spool)
+    restore_verified = functools.partial(restore_file, task, client, spool)
     chosen = [entry.manifest for entry in _to_restore(task, found)]
-    if not await uses_restored(task, client, chosen, empty[0], restore_one):
+    if not await uses_restored(task, client, chosen, empty[0], restore_verified):
         return {}
     for entry in _to_restore(task, found):  # some may be invalid
         try:
-            is_filled = await restore_one(entry.manifest, empty[0])
-        except OSError as error:  # a full spool, which may have room for the next
+            is_filled = await restore_verified(entry.manifest, empty[0])
+        except OSError as error:  # a full spool, which may have room for the next file
             task.emit_restore_failed(error)
             continue
         if is_filled:
@@ -292,8 +274,8 @@ async def _fill(
 def needs_refresh(plan: Plan) -> bool:
     """Return whether restored slots need an empty request each."""
     # An engine that does not match prompts looks for a conversation in cache-ram if the request
-    # names no slot, and not all endpoints take one. It copies idle slots there when another slot is
-    # used, so at least two are used; and the slot used last is reused last.
+    # names no slot, as requests to some endpoints cannot. It copies idle slots there when another
+    # slot is used, so at least two slots must be used. The slot used last is reused last.
     return plan.slots > 1 and not uses_prompt_similarity(plan)
 
 
@@ -305,18 +287,14 @@ def restored_slot(slot: SlotState, filled: Mapping[int, CataloguedFile]) -> Rest
 
 
 async def _empty_spool(task: SlotTask, spool: Path) -> None:
-    """Quarantine the files that an engine crashed on or was stopped over: their links are left."""
-    paths = await asyncio.to_thread(_paths, spool)
+    """Quarantine the files whose links are left, because an engine ended while it read them."""
+    paths = await asyncio.to_thread(lambda: list(spool.iterdir()))
     left = [path for path in paths if path not in task.files.pending]
     for name in {path.name.partition(".")[0] for path in left if path.suffix == ".slot"}:
         if entry := task.files.catalogue.get(name):
             await _quarantine(task, entry.manifest, "the engine that read it did not answer")
     for path in left:
         path.unlink(missing_ok=True)
-
-
-def _paths(directory: Path) -> list[Path]:
-    return list(directory.iterdir())
 
 
 def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFile]:
@@ -333,10 +311,10 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFi
 async def restore_file(
     task: SlotTask, client: EngineClient, spool: Path, manifest: Manifest, id_slot: int
 ) -> SlotFileInfo | None:
-    """Fill a slot from a file, verified before; None where that failed.
+    """Verify a file and fill a slot from it; None if that failed.
 
-    Its duration is that of verifying and reading. A file that cannot be used is quarantined, with
-    an event, also one that the engine did not survive.
+    The duration includes both. A file that cannot be used, or during whose read the engine ended,
+    is quarantined, with an event.
 
     Raises:
         EngineUnreachable: The engine does not answer.
@@ -349,7 +327,7 @@ async def restore_file(
         expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
         verified_s = time.monotonic() - began_at_s
         read = await client_module.restore(client, id_slot, link.name)
-    except (SlotFileMissing, SlotKeyMissing):  # deleted by another program; the settings changed
+    except (SlotFileMissing, SlotKeyMissing):  # another program deleted it; the settings changed
         task.files.catalogue.remove([manifest.name])
         task.files.start(task.files.reconcile(), "slot files are gone")
         return None

@@ -1,27 +1,22 @@
 """Slot files on disk: a private directory, a manifest beside each file, a budget, a quarantine.
 
-Remembers what an engine did with the first slot that it restored. An outcome belongs to a cache key
-without its number of slots: a model, a build, and the options that matter to a cache. So another
-build or option is tried again.
-
-The file beside the slot store is read at every use, so a command may delete an entry that the
-daemon wrote. An unreadable file counts as empty.
-
-Slot files that must not be given to an engine, kept for inspection within bounds. A file that
-changed by itself hints at a failing disk.
-
-Slot files on disk: a private directory, a manifest beside each file, a budget over all.
-
     slots/kept/MODEL/NAME.slot, NAME.json    saved slots
-    slots/spool/INSTANCE/                    where an engine writes and reads; elsewhere in memory
-                                             where files are encrypted
+    slots/spool/INSTANCE/                    an engine writes and reads here; this is in memory
+                                             if files are encrypted
     slots/quarantine/                        invalid files, for some days
-    slots/outcomes.json                      what engines did with restored slots
+    slots/outcomes.json                      whether engines used their first restored slot
 
 File names are random; a model's directory has its name, which the settings checked. A file appears
 by rename, whole and on the disk, and its manifest after it: a file without a manifest does not
-count. Commands may use the directory beside a daemon, which has a `catalogue` of it in memory. All
+count. Commands may use the directory beside a daemon, whose `Catalogue` holds it in memory. All
 methods block; call them in a thread.
+
+An outcome belongs to a cache key without its number of slots: a model, a build, and the options
+that matter to a cache. So another build or option is tried again. The file is read at every use, so
+commands may delete entries; an unreadable file counts as empty.
+
+Invalid files must not be given to an engine, but are kept for inspection: a file that changed by
+itself may mean a failing disk.
 """
 
 from __future__ import annotations
@@ -60,12 +55,12 @@ _NAME: Final = "outcomes"
 
 @dataclass(frozen=True, slots=True)
 class RestoreOutcome:
-    """What became of the first restored slot."""
+    """Whether an engine used its first restored slot."""
 
     model: str  # its name in the settings
-    expected_tokens: int = 0  # that the slot held
-    found_tokens: int = 0  # of those, what the engine used
-    problem: str = ""  # a clause; empty where restored slots are used
+    expected_tokens: int = 0  # in the slot
+    found_tokens: int = 0  # tokens of these that the engine used
+    problem: str = ""  # a clause; empty if restored slots are used
 
 
 class RestoreOutcomes:
@@ -75,7 +70,7 @@ class RestoreOutcomes:
         self._directory = directory
 
     def get(self, key: CacheKey) -> RestoreOutcome | None:
-        """Return what became of the first restore; None if none was tried."""
+        """Return the outcome of the first restore; None if none was tried."""
         found = self._read().get(_digest(key))
         try:
             return RestoreOutcome(**found) if found else None
@@ -135,19 +130,19 @@ class Quarantine:
         self._root = root
 
     def take(self, *paths: Path) -> None:
-        """Move those of the files here that exist."""
+        """Move the existing ones of the files here."""
         make_private(self._root.parent)
         make_private(self._root)
         for path in paths:
             if path.exists():
                 path.replace(self._root / path.name)
-        self.bound()
+        self.limit()
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self._files())
 
-    def bound(self) -> None:
-        """Delete the oldest files beyond 16 files and 1 GiB, and all beyond 3 days."""
+    def limit(self) -> None:
+        """Delete files older than 3 days, and the oldest beyond 16 files or 1 GiB."""
         oldest_at = (datetime.now(tz=UTC) - _AGE_MAX).timestamp()
         left_bytes = _SIZE_MAX_BYTES
         newest_first = sorted(self._files(), key=lambda path: -path.lstat().st_ctime)
@@ -165,7 +160,7 @@ class Quarantine:
 
 
 def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
-    """Return a manifest, or why it is invalid; None if it is gone meanwhile."""
+    """Return a manifest, or why it is invalid; None if it was deleted meanwhile."""
     try:
         found = load(path.read_text("utf-8"))
         used_at = datetime.fromtimestamp(path.stat().st_mtime_ns // 1000 / 1e6, tz=UTC)
@@ -180,29 +175,29 @@ def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
 
 
 def set_time(path: Path, when: datetime) -> None:
-    """Make a manifest as old as the last use."""
+    """Set the time of a manifest to that of the latest use."""
     time_ns = 1000 * round(1e6 * when.timestamp())
     os.utime(path, ns=(time_ns, time_ns))
 
 
 _DATA: Final = ".slot"
 _MANIFEST: Final = ".json"
-# Left free on the disk, whatever the budget.
+# Free space to leave on the disk, independent of the budget.
 _RESERVE_BYTES: Final = 256 * 1024**2
 _MEMORY_RESERVE_BYTES: Final = 16 * 1024**2
 _SPOOL: Final = "spool"
-_NOT_OF_THE_FILE: Final = frozenset(
+_DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE}
 )
 _ENDINGS: Final = frozenset({_DATA, _MANIFEST})
 
 
 class SlotStore:
-    """The slot files of one data directory, made with mode 0700 when first written to.
+    """The slot files of a data directory, which the first write makes, with mode 0700.
 
     Args:
-        content: Encrypts the files; unset: they are not.
-        spool: Where engines write and read; unset: a directory in `root`.
+        content: Encrypts the files; by default they are not encrypted.
+        spool: The directory in which engines write and read; by default one in `root`.
     """
 
     def __init__(self, root: Path, content: SlotContent = PLAIN, spool: Path | None = None) -> None:
@@ -215,11 +210,7 @@ class SlotStore:
         self.outcomes = RestoreOutcomes(root)
 
     def spool(self, instance: str) -> Path:
-        """Make the directory in which an engine writes and reads.
-
-        Raises:
-            AccessDenied: It cannot be made.
-        """
+        """Make the directory in which an engine writes and reads; raises AccessDenied."""
         make_private(self.root)
         make_private(self._spool)
         return make_private(self.spool_path(instance))
@@ -228,35 +219,35 @@ class SlotStore:
         return self._spool / file_name(instance)
 
     def room_bytes(self) -> int:
-        """Return the size of the largest file for which there is room, less a reserve."""
+        """Return the size of the largest file that fits beside a reserve."""
         return min(self.rooms_bytes().values())
 
     def rooms_bytes(self) -> dict[str, int]:
-        """Return the room of the disk, and of the spool if that is in memory, by name."""
+        """Return the free bytes of the disk, and of the spool if that is in memory, by name."""
         rooms = {"the disk": shutil.disk_usage(self.root).free - _RESERVE_BYTES}
         if self._is_spool_in_memory:
             free_bytes = shutil.disk_usage(self._spool).free
             rooms[f"the memory of {self._spool}"] = free_bytes - _MEMORY_RESERVE_BYTES
         return rooms
 
-    def saved(self, model: str | None = None) -> list[Manifest]:
-        """Return what is saved of a model or of all, without invalid manifests."""
+    def list_saved(self, model: str | None = None) -> list[Manifest]:
+        """Return the valid manifests of a model, or of all."""
         found = (read_manifest(path) for path in self._manifests(model))
         return [
-            self.content.opened(manifest) for manifest in found if isinstance(manifest, Manifest)
+            self.content.unseal(manifest) for manifest in found if isinstance(manifest, Manifest)
         ]
 
     def mark_used(self, manifest: Manifest, now: datetime) -> None:
-        """Remember when a file was used; one that is gone is not an error."""
+        """Set the time of the latest use of a file; a missing file is not an error."""
         with suppress(OSError):
             set_time(self._path(manifest).with_suffix(_MANIFEST), now)
 
     def read_new(
         self, known: Collection[str]
     ) -> tuple[set[str], list[Manifest], list[QuarantinedFile]]:
-        """Return the names of all files and the manifests of those not known.
+        """Return the names of all files, the manifests that are not `known`, and invalid files.
 
-        Those that are invalid are quarantined, and returned last.
+        The invalid ones are quarantined.
         """
         paths = list(self._manifests(None))
         found = [read_manifest(path) for path in paths if path.stem not in known]
@@ -264,43 +255,47 @@ class SlotStore:
         for file in invalid:
             self._quarantine(file.model, file.name)
         new = [
-            self.content.opened(manifest) for manifest in found if isinstance(manifest, Manifest)
+            self.content.unseal(manifest) for manifest in found if isinstance(manifest, Manifest)
         ]
         return {path.stem for path in paths}, new, invalid
 
     def add(
         self, spooled: Path, unverified: Manifest, others: Iterable[Manifest], tokens_min: int
     ) -> tuple[Manifest | None, list[Manifest]]:
-        """Move a file from the spool; return its whole manifest, and which others it replaces.
+        """Move a file from the spool; return its complete manifest and the files that it replaces.
 
-        `others` are compared with it token by token; None: one of them makes it redundant.
+        `others` are compared with it token by token. The manifest is None if one of them makes the
+        file redundant.
 
         Raises:
-            InvalidSlotFile: It is not what the engine reported; nothing was stored.
+            InvalidSlotFile: It differs from the engine's report; nothing was stored.
             OSError: The disk refused; nothing was stored.
         """
         try:
             header = read_checked(spooled, SlotFileInfo(unverified.tokens, unverified.size_bytes))
-            headers = self._headers(others)
+            headers = {}
+            for other in others:
+                with suppress(InvalidSlotFile, OSError):  # reported before it is restored
+                    headers[other] = self.content.header(self._path(other), other)
             redundant, replaced = is_redundant(header, unverified.used_at, headers, tokens_min)
             if redundant:
                 return None, []
-            manifest = self.content.completed(unverified, spooled, header)
+            manifest = self.content.complete(unverified, spooled, header)
             self._put(spooled, manifest)
         finally:
             spooled.unlink(missing_ok=True)
         return manifest, replaced
 
     def check_out(self, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
-        """Verify a file and put it into the spool of an engine, until the engine has answered.
+        """Verify a file and put it into the spool of an engine; return the path there.
 
-        For an engine with another number of slots it is rewritten. The link begins with the name
-        of the file; each has a name of its own.
+        For an engine with another number of slots it is rewritten. The name in the spool is unique
+        and begins with the name of the file. The caller deletes it after the engine's answer.
 
         Raises:
-            SlotFileMissing: It was deleted, and its manifest.
-            InvalidSlotFile: It differs from its manifest.
-            OSError: The disk refused, full or read-only.
+            SlotFileMissing: The file and its manifest were deleted.
+            InvalidSlotFile: The file differs from its manifest.
+            OSError: The disk is full, read-only, or failed.
         """
         path = self._path(manifest)
         link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
@@ -312,17 +307,13 @@ class SlotStore:
             kind = InvalidSlotFile if is_listed else SlotFileMissing
             raise kind("it is gone") from error
         except OSError as error:
-            if error.errno in _NOT_OF_THE_FILE:
+            if error.errno in _DISK_ERRORS:
                 raise
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         return link
 
     def header(self, manifest: Manifest) -> SlotFileHeader:
-        """Read what a file holds, without its content.
-
-        Raises:
-            InvalidSlotFile: It differs from its manifest.
-        """
+        """Read the header of a file; raises InvalidSlotFile if it differs from its manifest."""
         try:
             return self.content.header(self._path(manifest), manifest)
         except OSError as error:
@@ -333,13 +324,13 @@ class SlotStore:
         return QuarantinedFile(manifest.model, manifest.name, reason)
 
     def forget_files(self, manifests: Iterable[Manifest]) -> None:
-        """Delete files, and the quarantine: nobody knows of which conversations that is."""
+        """Delete files, and the quarantine, whose files cannot be mapped to conversations."""
         self.drop(manifests)
         self.quarantine.empty()
 
     def forget(self, model: str | None = None) -> list[Manifest]:
-        """Delete and return what is saved of a model or of all; empty the quarantine."""
-        found = self.saved(model)
+        """Delete and return the saved files of a model, or of all; empty the quarantine."""
+        found = self.list_saved(model)
         for directory in self._directories(model):
             shutil.rmtree(directory)
         self.quarantine.empty()
@@ -347,7 +338,7 @@ class SlotStore:
         return found
 
     def clean_up(self) -> None:
-        """Delete partial files; only for the daemon that owns the directory, before it serves."""
+        """Delete partial files. Only the daemon that owns the directory may call this, at start."""
         for partial in self._spool.glob("*/*.new"):
             partial.unlink(missing_ok=True)
         if self._is_spool_in_memory:
@@ -358,10 +349,10 @@ class SlotStore:
                     path.unlink(missing_ok=True)
             with suppress(OSError):  # it is not empty
                 directory.rmdir()
-        self.quarantine.bound()
+        self.quarantine.limit()
 
     def empty_memory(self) -> None:
-        """Delete the spool if it is in memory; only after the last engine ended."""
+        """Delete the spool if it is in memory. Call this after the last engine has ended."""
         if self._is_spool_in_memory:
             shutil.rmtree(self._spool, ignore_errors=True)
 
@@ -381,26 +372,18 @@ class SlotStore:
         path = self._directory(model) / name
         self.quarantine.take(path.with_suffix(_DATA), path.with_suffix(_MANIFEST))
 
-    def _headers(self, manifests: Iterable[Manifest]) -> dict[Manifest, SlotFileHeader]:
-        found = {}
-        for manifest in manifests:
-            with suppress(InvalidSlotFile, OSError):  # found before it is restored
-                found[manifest] = self.content.header(self._path(manifest), manifest)
-        return found
-
     def _put(self, spooled: Path, manifest: Manifest) -> None:
         make_private(self._kept)
         target = make_private(self._directory(manifest.model)) / f"{manifest.name}{_DATA}"
         try:
             self.content.put(spooled, target, manifest)
-            write_atomic(target.with_suffix(_MANIFEST), dump(self.content.sealed(manifest)))
+            write_atomic(target.with_suffix(_MANIFEST), dump(self.content.seal(manifest)))
             set_time(target.with_suffix(_MANIFEST), manifest.used_at)
         except OSError:
             target.unlink(missing_ok=True)
             raise
 
     def drop(self, manifests: Iterable[Manifest]) -> None:
-        """Delete files."""
         for manifest in manifests:
             path = self._path(manifest)
             # The manifest first: a file without one does not count.

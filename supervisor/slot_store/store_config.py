@@ -28,14 +28,14 @@ _TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tri
 
 @dataclass(frozen=True, slots=True)
 class SlotPersistence:
-    """How slots are saved."""
+    """Where and whether slots are saved."""
 
     store: SlotStore
     is_on: bool
     budget: DiskBudget
     timeout_s: float  # for saving all slots of an instance
-    problem: str = ""  # why files that are to be encrypted cannot be
-    memory_spool: Path | None = None  # of engines whose files are encrypted
+    problem: str = ""  # why files cannot be encrypted although they should be
+    memory_spool: Path | None = None  # the spool in memory, if files are encrypted
 
     @property
     def encrypts(self) -> bool:
@@ -51,7 +51,7 @@ class SlotPersistence:
         return None
 
     def outcome(self, plan: Plan) -> RestoreOutcome | None:
-        """Return what the engine of a plan did with its first restored slot, if it restored one."""
+        """Return the outcome of the first restored slot of a plan's engine, if any."""
         return self.store.outcomes.get(cache_key(plan))
 
     def _unsupported_reason(self, plan: Plan) -> str | None:
@@ -65,9 +65,9 @@ class SlotPersistence:
         return (SLOT_DIRECTORY, str(self.store.spool_path(instance)))
 
     def prepare(self, plan: Plan, instance: str) -> tuple[str, ...]:
-        """Make the spool directory, without which an engine does not start; return `arguments`.
+        """Make the spool directory, which an engine needs to start; return `arguments`.
 
-        A directory that cannot be made only turns saving off.
+        If it cannot be made, saving is off.
         """
         if arguments := self.arguments(plan, instance):
             try:
@@ -78,7 +78,7 @@ class SlotPersistence:
 
 
 def clean_up(persistence: SlotPersistence, emit: Emit) -> None:
-    """Clean up the slot store; only for the daemon that owns it, before it starts an engine."""
+    """Clean up the slot store. Only the daemon that owns it may call this, before engines start."""
     if persistence.problem:
         emit("slots.key_unusable", reason=persistence.problem)
     with suppress(OSError, AccessDenied):  # saving reports them
@@ -86,10 +86,18 @@ def clean_up(persistence: SlotPersistence, emit: Emit) -> None:
 
 
 def slot_persistence(directories: Directories, settings: SupervisorSettings) -> SlotPersistence:
-    """Read the keys of slot files; one that cannot be used is a `problem`, not an error."""
+    """Resolve the settings; unusable encryption keys are a `problem`, not an error."""
     path = settings.slots_key_file if settings.persist_slots else None
     spool = memory_directory(directories.runtime, "slots") if path else None
-    keys, problem = _keys(path) if spool and path else (None, _NO_MEMORY if path else "")
+    keys: KeyRing | None = None
+    problem = ""
+    if path and not spool:
+        problem = _NO_MEMORY
+    elif path:
+        try:
+            keys = read_key_ring(path)
+        except SettingsInvalid as error:
+            problem = error.message
     return SlotPersistence(
         store=SlotStore(_root(directories), SlotContent(keys), spool),
         is_on=settings.persist_slots,
@@ -111,10 +119,3 @@ def store_in(directories: Directories) -> SlotStore:
 
 def _root(directories: Directories) -> Path:
     return directories.data / "slots"
-
-
-def _keys(path: Path) -> tuple[KeyRing | None, str]:
-    try:
-        return read_key_ring(path), ""
-    except SettingsInvalid as error:
-        return None, error.message

@@ -126,7 +126,7 @@ class FleetHarness:
         """Have one long conversation saved; return its next turn, and what is kept."""
         async with self.up():
             messages = await self.converse()
-        (kept,) = self.store.saved("chat")
+        (kept,) = self.store.list_saved("chat")
         return messages, kept
 
     async def converse(self, begin: str = "hello ") -> Messages:

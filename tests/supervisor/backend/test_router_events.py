@@ -71,7 +71,7 @@ async def saved(harness: FleetHarness) -> list[tuple[str, str, str]]:
         proxy = Proxy(harness)
         begun = [f"{word} {LONG}" for word in ("hello", "other")]
         turns = [(one, (await proxy.turn(one))[0], "and then?") for one in begun]
-    assert all(one.fingerprint for one in harness.store.saved("chat"))
+    assert all(one.fingerprint for one in harness.store.list_saved("chat"))
     return turns
 
 

@@ -217,5 +217,5 @@ async def test_a_file_that_an_engine_did_not_survive_is_not_restored_again(
     (event,) = storage.harness.emitted("slots.quarantined")
     assert "did not answer" in event["reason"]
     assert not storage.harness.emitted("slots.restore_failed")
-    assert not storage.harness.store.saved()
+    assert not storage.harness.store.list_saved()
     assert not list(storage.spool.iterdir())

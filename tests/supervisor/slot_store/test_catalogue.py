@@ -20,7 +20,7 @@ def replaced(old: str, new: str, tokens: int = 700, **changes: Any) -> bool:
     catalogue.add(manifest("old", fingerprint=old, tokens=tokens, **changes))
     later = manifest("new", 1, **{**changes, "fingerprint": new, "tokens": 1000})
     file = catalogue.add(later).file
-    return catalogue.replaced_by(file, 256) == ["old"]
+    return catalogue.find_replaced(file, 256) == ["old"]
 
 
 FIRST = text((1, 2), *range(40))

@@ -84,9 +84,9 @@ def test_a_file_is_encrypted_in_the_store_and_plain_in_the_spool(tmp_path: Path)
     assert tokens not in path_of(store, one).read_bytes()
     assert taken(store, one) == taken(plain, same)
     assert store.header(one) == plain.header(same)
-    assert store.saved() == [one]
+    assert store.list_saved() == [one]
     assert one.fingerprint not in path_of(store, one).with_suffix(".json").read_text()
-    assert plain.saved() == [same]
+    assert plain.list_saved() == [same]
     assert same.fingerprint in path_of(plain, same).with_suffix(".json").read_text()
     assert [path for path in (tmp_path / "memory").rglob("*") if path.is_file()] == []
 
@@ -114,13 +114,13 @@ async def test_a_file_of_another_key_waits_for_its_key(tmp_path: Path, moves: Sl
     await files.reconcile()
     assert events == [("slots.key_missing", {"files": 1, "keys": [OLD.id]})]
     assert len(files.catalogue) == 1  # it counts in the budget
-    assert files.catalogue.of_conversation(key, conversation) == []
+    assert files.catalogue.files_of_conversation(key, conversation) == []
     with pytest.raises(SlotKeyMissing, match=f"its key {OLD.id} is not at hand"):
         taken(persistence.store, one)
     persistence = persistence_of(store_with(tmp_path, content(NEW, OLD)))
     files.check_keys()
     await files.reconcile()
-    (found,) = files.catalogue.of_conversation(key, conversation)
+    (found,) = files.catalogue.files_of_conversation(key, conversation)
     assert found.manifest.name == one.name
     persistence = replace(persistence, problem="its key file is gone")
     files.check_keys()
@@ -209,7 +209,7 @@ async def test_a_conversation_continues_and_its_tokens_were_on_no_disk(
     async with harness.up():
         messages = await harness.converse()
         expected, _ = await harness.ask(messages)
-    (kept,) = harness.store.saved("chat")
+    (kept,) = harness.store.list_saved("chat")
     tokens = harness.store.header(kept).tokens
     words = struct.pack("<8i", *tokens[100:108])
     files = [path for path in runtime.rglob("*") if path.is_file()]
@@ -240,7 +240,7 @@ async def test_a_start_without_room_in_memory_says_so(
         pass
     assert "has 10 bytes left" in harness.emitted("slots.restore_failed")[0]["reason"]
     assert harness.emitted("slots.quarantined") == []
-    assert len(harness.store.saved("chat")) == 1
+    assert len(harness.store.list_saved("chat")) == 1
     shutil.rmtree(memory)
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from supervisor.errors import NoSuchConversation
-from supervisor.slot_store.manifest import file_named, of_conversation
+from supervisor.slot_store.manifest import find_conversation, find_file
 
 FILES = {"ab1": (1, 2), "ab2": (2, 3), "cd": (3, 4), "other": (8, 9), "prefix": ()}
 
 
 def test_files_that_share_turns_with_each_other_are_of_one_conversation() -> None:
-    names, turns = of_conversation(FILES, (4, 5))
+    names, turns = find_conversation(FILES, (4, 5))
     assert set(names) == {"ab1", "ab2", "cd"}
     assert turns == {1, 2, 3, 4, 5}
-    assert of_conversation(FILES, ()) == ([], frozenset())
+    assert find_conversation(FILES, ()) == ([], frozenset())
 
 
 def test_a_file_is_named_by_a_beginning_that_no_other_has() -> None:
-    assert file_named(FILES, "cd") == file_named(FILES, "c") == "cd"
+    assert find_file(FILES, "cd") == find_file(FILES, "c") == "cd"
     for name in ("ab", "", "../cd", "x"):
         with pytest.raises(NoSuchConversation):
-            file_named(FILES, name)
+            find_file(FILES, name)

@@ -54,7 +54,7 @@ async def test_a_conversation_continues_after_a_restart_with_the_same_text(
     async with harness.up():
         messages = await harness.converse()
         expected, _ = await harness.ask(messages)
-    (kept,) = harness.store.saved("chat")
+    (kept,) = harness.store.list_saved("chat")
     again = FleetHarness(runtime, tiny_model)
     async with again.up():
         said, timings = await again.ask(messages)
@@ -68,7 +68,7 @@ async def test_an_unused_restored_slot_is_not_saved_again(tiny_model: Path, runt
     _, before = await harness.saved_one()
     async with harness.up():
         pass
-    assert harness.store.saved("chat") == [before]
+    assert harness.store.list_saved("chat") == [before]
     assert len(harness.emitted("slots.saved")) == 1
 
 
@@ -78,7 +78,7 @@ async def test_two_conversations_are_restored_into_two_slots(
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
         turns = [await harness.converse("hello "), await harness.converse("other ")]
-    assert len(harness.store.saved("chat")) == 2
+    assert len(harness.store.list_saved("chat")) == 2
     async with harness.up():
         for messages in turns:
             _, timings = await harness.ask(messages)
@@ -93,10 +93,10 @@ async def test_of_two_states_of_one_conversation_the_longer_is_kept(
     async with harness.up():
         messages = await harness.converse()
         await harness.save()
-        (short,) = harness.store.saved("chat")
+        (short,) = harness.store.list_saved("chat")
         await harness.ask(messages)
         await harness.save()
-        (long,) = harness.store.saved("chat")
+        (long,) = harness.store.list_saved("chat")
     assert long.tokens > short.tokens
 
 
@@ -153,7 +153,7 @@ async def test_a_damaged_file_never_reaches_an_engine(
     assert "restore" not in transfers
     assert [emitted["file"] for emitted in harness.emitted("slots.quarantined")] == [one.name]
     assert harness.emitted("instance.exited")[-1]["code"] == 0
-    assert one.name not in [kept.name for kept in harness.store.saved()]
+    assert one.name not in [kept.name for kept in harness.store.list_saved()]
 
 
 CHANGES: dict[str, dict[str, object]] = {
@@ -174,7 +174,7 @@ async def test_a_file_with_another_cache_key_never_reaches_an_engine(
     assert timings["cache_n"] < 256
     assert "restore" not in transfers
     assert not harness.emitted("slots.quarantined")  # the settings may come back
-    assert one.name in {kept.name for kept in harness.store.saved()}
+    assert one.name in {kept.name for kept in harness.store.list_saved()}
 
 
 async def test_files_swapped_between_two_models_reach_neither(
@@ -187,7 +187,7 @@ async def test_files_swapped_between_two_models_reach_neither(
     for end in (".slot", ".json"):
         path = file_of(harness, one).with_suffix(end)
         path.rename(other / path.name)
-    assert harness.store.saved("other") == []
+    assert harness.store.list_saved("other") == []
     async with harness.up():
         _, timings = await harness.ask(messages)
     assert timings["cache_n"] == 0
@@ -233,7 +233,7 @@ async def test_nothing_is_written_to_a_nearly_full_disk(
     async with harness.up():
         await harness.converse()
     assert not transfers
-    assert not harness.store.saved()
+    assert not harness.store.list_saved()
 
 
 async def test_saving_from_a_suspended_engine_times_out(tiny_model: Path, runtime: Path) -> None:
@@ -271,7 +271,7 @@ async def test_a_sliding_window_is_not_saved_because_the_engine_would_not_use_it
     async with harness.up():
         await harness.converse()
     assert "its sliding window is not saved" in (harness.replica.slots.reason or "")
-    assert not harness.store.saved()
+    assert not harness.store.list_saved()
     monkeypatch.setattr(store_config, "unsupported_reason", lambda _plan: None)
     again = FleetHarness(runtime, windowed_model)
     messages, kept = await again.saved_one()
@@ -303,7 +303,7 @@ async def test_the_first_restore_of_a_hybrid_model_proves_that_its_engine_uses_i
     harness = FleetHarness(runtime, model, flags)
     async with harness.up():
         prompt += (await harness.complete(prompt))["tokens"]
-    (kept,) = harness.store.saved("chat")
+    (kept,) = harness.store.list_saved("chat")
     again = FleetHarness(runtime, model, flags)
     async with again.up():
         slot = (await begun(again)).id_slot
@@ -325,7 +325,7 @@ async def test_a_setting_turns_saving_off(tiny_model: Path, runtime: Path) -> No
     async with harness.up():
         await harness.converse()
     assert "--slot-save-path" not in harness.log
-    assert not harness.store.saved()
+    assert not harness.store.list_saved()
     assert harness.replica.slots.reason == "persist_slots is false"
 
 

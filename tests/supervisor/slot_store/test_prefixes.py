@@ -52,7 +52,7 @@ async def test_of_seventeen_prefixes_the_one_used_least_recently_goes(tmp_path: 
     files = SlotFiles(lambda: persistence, traffic, lambda *_, **__: None)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(files.serve())
-        await files.loaded()
+        await files.wait_loaded()
         for at in range(17):
             spooled = store.spool("chat.0") / f"{at}.new"
             written = write(spooled, range(1000 * at, 1000 * at + 300))

@@ -38,8 +38,8 @@ def names(store: SlotStore) -> set[str]:
 
 def test_an_added_file_leaves_the_spool(store: SlotStore) -> None:
     one = put(store, 1000)
-    assert store.saved() == store.saved("chat") == [one]
-    assert store.saved("other") == []
+    assert store.list_saved() == store.list_saved("chat") == [one]
+    assert store.list_saved("other") == []
     assert names(store) == {"1000.slot", "1000.json"}
 
 
@@ -98,7 +98,7 @@ def test_the_quarantine_is_bounded_in_number_bytes_and_age(
         store.quarantine_file(put(store, 1000 * number), "for a test")
     assert len(store.quarantine.names()) == 4
     monkeypatch.setattr(store_module, "_SIZE_MAX_BYTES", 10)
-    store.quarantine.bound()
+    store.quarantine.limit()
     assert store.quarantine.names() == []
 
 
@@ -118,7 +118,7 @@ def test_a_model_name_is_never_used_as_a_path(store: SlotStore, tmp_path: Path) 
     (tmp_path / "precious").mkdir()
     assert store.forget("../../precious") == []
     assert (tmp_path / "precious").exists()
-    assert len(store.saved()) == 1
+    assert len(store.list_saved()) == 1
 
 
 def test_a_full_disk_leaves_no_file(store: SlotStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +139,9 @@ def test_files_of_a_model_whose_name_has_slashes_are_found_again(store: SlotStor
     new = replace(unverified(spooled, moved), model="qwen/tiny:q4")
     found, _ = store.add(spooled, new, [], 256)
     assert found
-    assert SlotStore(store.root).saved("qwen/tiny:q4") == [found]
+    assert SlotStore(store.root).list_saved("qwen/tiny:q4") == [found]
     assert store.read_new(()) == ({"a"}, [found], [])
     assert store.check_out(found, store.spool("qwen/tiny:q4.0"), found.identity).is_file()
     assert {path.name for path in store.root.glob("*/*")} == {"qwen%2Ftiny:q4", "qwen%2Ftiny:q4.0"}
     assert store.forget("qwen/tiny:q4") == [found]
-    assert store.saved() == []
+    assert store.list_saved() == []
