@@ -308,7 +308,7 @@ def _fetch_model(
             meter.note(line)
         if options.dry_run:
             return CommandResult(_hub_data(download, 0))
-        transfer_module.check(cache.root, download.missing_bytes)
+        transfer_module.check_space(cache.root, download.missing_bytes)
         received = sum(
             fetch(
                 _hub_transfer(download, file, client), client, partial(meter.show, file.path)
@@ -411,7 +411,7 @@ def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) 
         if options.dry_run:
             return CommandResult(_url_data(transfers, []))
         make_ours(where.models)
-        transfer_module.check(where.models, sum(map(_missing_bytes, transfers)))
+        transfer_module.check_space(where.models, sum(map(_missing_bytes, transfers)))
         done = [
             fetch(transfer, client, partial(meter.show, transfer.name)) for transfer in transfers
         ]

@@ -1,6 +1,6 @@
-"""Model files: their GGUF metadata, where they are stored, where they come from.
+"""Reads model files, finds them on this machine, and downloads them.
 
-`gguf`, `tensors` and `metadata` read files; `stored_model`, `local_stores` and `catalogue` know
-what is on this machine; `hub`, `repository`, `transfer` and `pinned` fetch more; `reference` and
-`file_names` read what a word or a file name means.
+`gguf`, `tensors` and `metadata` read GGUF files. `stored_model`, `local_stores`, `catalogue` and
+`model_lookup` find stored models. `hub`, `repository`, `transfer` and `pinned` download models.
+`reference` and `file_names` parse the names that users and repositories give.
 """

@@ -1,4 +1,4 @@
-"""All models that are stored on this machine, each under its own name; their removal."""
+"""Lists all models on this machine under unique names, and finds files to delete."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, count
@@ -16,32 +17,29 @@ from typing import Final
 from supervisor.models.file_names import FileGroup, FileKind, group
 from supervisor.models.local_stores import (
     Root,
-    in_cache,
-    in_flat_cache,
-    in_folder,
-    in_store,
     repositories,
+    search_cache,
+    search_flat_cache,
+    search_folder,
+    search_ollama,
 )
-from supervisor.models.stored_model import Candidate, Store, StoredModel, Walk, open_candidate
+from supervisor.models.stored_model import Store, StoredModel, Walk, open_model
 from supervisor.system.files import open_regular
 
-Search = Callable[[Path, Walk], Iterator[Candidate]]
+Search = Callable[[Path, Walk], Iterator[StoredModel]]
 
 _NOTHING: Final[Mapping[Path, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What was found, and why something was not looked at, as sentences."""
+    """The stored models, and notes on places that were not searched."""
 
     models: tuple[StoredModel, ...]
     notes: tuple[str, ...] = ()
 
     def find(self, word: str) -> StoredModel | None:
-        """Return the model of a name, or of the name as `[models.NAME]` has it.
-
-        As with Ollama, a name without a tag stands for `NAME:latest`.
-        """
+        """Find a model by its name or id; as in Ollama, NAME also means `NAME:latest`."""
         by_name = {model.id: model for model in self.models}
         by_name |= {model.name: model for model in self.models}
         return by_name.get(word) or by_name.get(f"{word}:latest")
@@ -53,37 +51,37 @@ def search(
     taken: Collection[str] = (),
     pinned: Mapping[Path, str] = _NOTHING,
 ) -> Catalogue:
-    """Look through every place where models are kept.
+    """Search all places for models.
 
     Args:
         places: From `roots`.
-        cache_dir: Of the metadata.
-        taken: Names that others have.
-        pinned: Names of files that have one already.
+        cache_dir: The cache of metadata.
+        taken: Names that no model may get.
+        pinned: Fixed names by file.
     """
     notes: list[str] = []
     found = (
-        replace(candidate, name=pinned.get(candidate.path, candidate.name))
+        replace(file, name=pinned.get(file.path, file.name))
         for root in places
-        for candidate in candidates(root, notes)
+        for file in unopened_models(root, notes)
     )
-    models = [model for candidate in found if (model := open_candidate(candidate, cache_dir))]
+    models = [model for file in found if (model := open_model(file, cache_dir))]
     return Catalogue(tuple(give_unique_names(_without_copies(models), taken)), tuple(notes))
 
 
-def candidates(root: Root, notes: list[str]) -> Iterator[Candidate]:
-    """Yield what may be models in one place, unopened; what was not seen is noted."""
+def unopened_models(root: Root, notes: list[str]) -> Iterator[StoredModel]:
+    """Yield the files of one place that may be models; notes the places that it cannot see."""
     walk = Walk(root.path, notes=notes)
     for look in _SEARCHES[root.store]:
         yield from look(root.path, walk)
 
 
 def _folder(store: Store) -> Search:
-    return lambda root, walk: in_folder(root, store, walk)
+    return lambda root, walk: search_folder(root, store, walk)
 
 
 def _cache_search(store: Store) -> Search:
-    return lambda root, walk: in_cache(root, store, walk)
+    return lambda root, walk: search_cache(root, store, walk)
 
 
 _SEARCHES: Final[Mapping[Store, tuple[Search, ...]]] = MappingProxyType(
@@ -91,15 +89,15 @@ _SEARCHES: Final[Mapping[Store, tuple[Search, ...]]] = MappingProxyType(
         "corral": (_folder("corral"),),
         "models_dir": (_folder("models_dir"),),
         "huggingface": (_cache_search("huggingface"),),
-        "llama.cpp": (_cache_search("llama.cpp"), in_flat_cache),
+        "llama.cpp": (_cache_search("llama.cpp"), search_flat_cache),
         "lmstudio": (_folder("lmstudio"),),
-        "ollama": (in_store,),
+        "ollama": (search_ollama,),
     }
 )
 
 
 def _without_copies(models: Iterable[StoredModel]) -> Iterator[StoredModel]:
-    """Yield a file that several directories have once; the same blob may have several names."""
+    """Yield each file once per name, even if several directories contain it."""
     seen: set[tuple[str, str]] = set()
     for model in models:
         key = (os.path.realpath(model.path), model.name)
@@ -111,26 +109,24 @@ def _without_copies(models: Iterable[StoredModel]) -> Iterator[StoredModel]:
 def give_unique_names(
     models: Iterable[StoredModel], taken: Collection[str]
 ) -> Iterator[StoredModel]:
-    """Give each model a name of its own: the second one gets `@STORE` behind it, and a number."""
+    """Give each model a unique name, if necessary NAME@STORE or NAME@STORE-NUMBER."""
     names = set(taken)
     numbers: dict[str, Iterator[str]] = {}
     for model in models:
         longer = f"{model.name}@{model.store}"
         further = numbers.setdefault(longer, (f"{longer}-{number}" for number in count(2)))
-        candidates = (replace(model, name=name) for name in chain((model.name, longer), further))
-        found = next(
-            candidate for candidate in candidates if not names & {candidate.name, candidate.id}
-        )
+        renamed = (replace(model, name=name) for name in chain((model.name, longer), further))
+        found = next(model for model in renamed if not names & {model.name, model.id})
         names |= {found.name, found.id}
         yield found
 
 
-# Caches, of which each program that shares them may delete; the rest has a keeper of its own.
+# Every program that shares these caches may delete from them; other stores have an owner.
 _OURS: Final = frozenset({"corral", "huggingface", "llama.cpp"})
 
 
 def keeper_hint(model: StoredModel) -> str | None:
-    """Return how a model is removed that is not ours to remove; None if it is."""
+    """Tell how to remove a model with its store's own program; None if we may remove it."""
     if model.store in _OURS:
         return None
     if model.store == "ollama":
@@ -141,9 +137,10 @@ def keeper_hint(model: StoredModel) -> str | None:
 
 
 def files_to_remove(model: StoredModel) -> tuple[Path, ...]:
-    """Return the files of a model, with those beside it that only it uses, and blobs behind."""
-    directory = model.path.parent
-    names = [path.name for path in _entries(directory) if path.exists()]
+    """Return the files of a model, other files that only it uses, and the blobs behind links."""
+    directory, names = model.path.parent, list[str]()
+    with suppress(OSError):
+        names = [path.name for path in directory.iterdir() if path.exists()]
     groups = group(names)
     own = {path.name for path in model.files}
     models = [group for group in groups if group.first.kind is FileKind.MODEL]
@@ -162,7 +159,7 @@ def _blobs(links: Sequence[Path]) -> Iterator[Path]:
     """Yield the blobs of the Hugging Face cache to which no other link leads."""
     for link in filter(Path.is_symlink, links):
         blob = link.resolve()
-        # A link may lead anywhere; a blob of its own repository is beside its snapshots.
+        # A link may lead anywhere; the blobs of its repository are beside its snapshots.
         snapshots = blob.parent.parent / "snapshots"
         is_own = blob.parent.name == "blobs" and snapshots in link.parent.resolve().parents
         others = (path for path in snapshots.rglob("*") if path.is_symlink() and path not in links)
@@ -171,15 +168,15 @@ def _blobs(links: Sequence[Path]) -> Iterator[Path]:
 
 
 def bytes_of(files: Iterable[Path]) -> int:
-    """Return what files take on the disk, those behind links not counted."""
+    """Return the disk space of files, without the targets of links."""
     return sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
 
 
 def remove_files(files: Sequence[Path], root: Path) -> None:
-    """Delete files, then what is empty below a root: directories, repositories of the cache.
+    """Delete files, then empty directories and cache repositories below a root.
 
     Raises:
-        OSError: One cannot be deleted; those before it are.
+        OSError: A file cannot be deleted; earlier ones are.
     """
     for path in files:
         path.unlink(missing_ok=True)
@@ -202,19 +199,12 @@ def _remove_empty(directory: Path, root: Path) -> None:
 
 
 def _has_files(repository: Path) -> bool:
-    """Whether a repository of the cache has any file but the names of its revisions."""
+    """Return whether a repository of the cache contains more than the names of its revisions."""
     kept = (path for name in ("snapshots", "blobs") for path in (repository / name).rglob("*"))
     return any(not path.is_dir() or path.is_symlink() for path in kept)
 
 
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:
-        return []
-
-
-# A download writes more often than this.
+# A running download writes more often than this.
 _QUIET_S: Final = 60.0
 _PARTIAL: Final = (".part", ".incomplete", ".downloadInProgress")
 _WHEELS: Final = "wheels"
@@ -223,7 +213,7 @@ _MAGIC: Final = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file that nothing needs; `reason` is a clause."""
+    """A file that nothing needs; `reason` is a clause that says why."""
 
     path: Path
     root: Path
@@ -232,12 +222,13 @@ class Leftover:
 
 
 def leftovers(places: Sequence[Root], notes: list[str]) -> Iterator[Leftover]:
-    """Yield what can be deleted of our directory and the shared caches; downloads go on."""
+    """Yield files to delete from our directory and the shared caches; spares running downloads."""
+    now_s = datetime.now(tz=UTC).timestamp()
     for root in places:
         walk = Walk(root.path, notes=notes)
         for look in _LEFTOVER_SEARCHES.get(root.store, ()):
             for path, reason in look(root.path, walk):
-                if _is_growing(path):
+                if path.suffix in _PARTIAL and now_s - path.lstat().st_mtime < _QUIET_S:
                     notes.append(f"{path} was left: it was written in the last {_QUIET_S:.0f} s")
                 else:
                     yield Leftover(path, root.path, path.lstat().st_size, reason)
@@ -256,7 +247,7 @@ def _own_leftovers(root: Path, walk: Walk) -> Iterator[tuple[Path, str]]:
 
 
 def _unused_parts(groups: Sequence[FileGroup]) -> Iterator[tuple[str, str]]:
-    """Yield parts of models that cannot be served, and parts for models that are not there."""
+    """Yield shards of incomplete models, and companion files without a model."""
     whole = [file_group for file_group in groups if file_group.is_complete]
     has_model = any(file_group.first.kind is FileKind.MODEL for file_group in whole)
     for file_group in groups:
@@ -274,7 +265,8 @@ def _cache_leftovers(root: Path, walk: Walk) -> Iterator[tuple[Path, str]]:
     for repository in repositories(root, walk):
         locks = root / ".locks" / repository.name
         links = [path for path in (repository / "snapshots").rglob("*") if path.is_symlink()]
-        yield from ((path, "its blob is missing") for path in links if _is_dangling_gguf(path))
+        dangling = (path for path in links if path.suffix == ".gguf" and not path.exists())
+        yield from ((path, "its blob is missing") for path in dangling)
         used = {os.path.realpath(path) for path in links}
         for blob in _files(repository / "blobs"):
             if blob.suffix == ".incomplete":
@@ -308,10 +300,6 @@ def _files(directory: Path) -> list[Path]:
         return []
 
 
-def _is_dangling_gguf(link: Path) -> bool:
-    return link.suffix == ".gguf" and not link.exists()
-
-
 def _is_gguf(path: Path) -> bool:
     try:
         with open_regular(path) as file:
@@ -321,7 +309,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _is_locked(lock: Path) -> bool:
-    """Whether a download holds its lock. Source: filelock, which huggingface_hub uses: flock(2)."""
+    """Return whether a download holds the lock. Source: huggingface_hub (filelock); flock(2)."""
     try:
         with lock.open("rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,8 +318,3 @@ def _is_locked(lock: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def _is_growing(path: Path) -> bool:
-    now_s = datetime.now(tz=UTC).timestamp()
-    return path.suffix in _PARTIAL and now_s - path.lstat().st_mtime < _QUIET_S

@@ -1,9 +1,9 @@
-"""What the name of a GGUF file tells: its kind, quantisation and shards. Pure.
+"""Parses the names of GGUF files: kind, quantisation and shards. Pure.
 
-For files that cannot be opened yet; where a file is at hand, its metadata is the truth.
+Used for files that cannot be opened yet; the metadata of a local file is more reliable.
 
-Source: llama.cpp, common/download.cpp, for shards and for the names of projectors and draft heads;
-the names under which quantisers publish (ggml-org, unsloth, bartowski, mradermacher, lmstudio).
+Source: llama.cpp, common/download.cpp, for shards, projectors and draft heads; the file names of
+quantisers (ggml-org, unsloth, bartowski, mradermacher, lmstudio).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _QUANTISATION: Final = re.compile(
     r"|TQ[12]_0|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
-# `NAME-DRAFT-0.6B` is a small model of its own.
+# `NAME-DRAFT-0.6B` is a small model, not a part of another.
 _DRAFT: Final = re.compile(r"(?:^|[-_.])(?:mtp|eagle3|dflash|dspark)-|^draft-|-mtp$", re.IGNORECASE)
 _ADAPTER: Final = re.compile(r"(?:^|[-_.])lora(?:[-_.]|$)", re.IGNORECASE)
 _NAME_MAX: Final = 64  # of a model in corral.toml
@@ -35,12 +35,12 @@ class FileKind(StrEnum):
     PROJECTOR = "projector"  # makes images or audio into tokens
     DRAFT = "draft"  # a draft model, or draft heads
     ADAPTER = "adapter"  # LoRA
-    IMATRIX = "imatrix"  # what a quantiser measured
+    IMATRIX = "imatrix"  # measurements of a quantiser
 
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """A GGUF file by its path, which may be one in a repository."""
+    """The parsed path of a GGUF file, on disk or in a repository."""
 
     path: str
     prefix: str  # the path without shard number and suffix
@@ -56,7 +56,7 @@ class FileName:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """One model, projector or other part, with all its shards in order."""
+    """A model, projector or other part, with all its shards in order."""
 
     files: tuple[FileName, ...]
 
@@ -70,7 +70,7 @@ class FileGroup:
 
 
 def parse_file_name(path: str) -> FileName | None:
-    """Read the name of a file; None if it is not a GGUF."""
+    """Parse the path of a file; None if it is not a GGUF."""
     if not path.lower().endswith(_SUFFIX):
         return None
     prefix, shard, shards = path[: -len(_SUFFIX)], 1, 1
@@ -80,7 +80,7 @@ def parse_file_name(path: str) -> FileName | None:
 
 
 def group(paths: Iterable[str]) -> tuple[FileGroup, ...]:
-    """Put the shards of each model together; sorted by path, other files left out."""
+    """Group shards by model, sorted by path; files that are not GGUF are left out."""
     found: dict[tuple[str, int], list[FileName]] = defaultdict(list)
     for path in sorted(paths):
         if name := parse_file_name(path):
@@ -89,22 +89,22 @@ def group(paths: Iterable[str]) -> tuple[FileGroup, ...]:
 
 
 def companion(groups: Sequence[FileGroup], model: FileName, kind: FileKind) -> FileGroup | None:
-    """The projector or draft of a model: the nearest directory first, then the nearest size.
+    """Find the projector or draft of a model: in the nearest directory, then of the nearest size.
 
-    Of several, F16 is taken before BF16, which old processors lack, and before F32.
+    F16 wins over F32 and over BF16, which old processors lack.
     """
     found = [group for group in groups if group.first.kind is kind and group.is_complete]
     return min(found, key=lambda group: _distance(group.first, model), default=None)
 
 
 def bits(quantisation: str) -> int:
-    """Bits of a weight, about; 0 if unknown."""
+    """Return about how many bits a weight has; 0 if unknown."""
     found = re.search(r"\d+", quantisation)
     return int(found[0]) if found else 0
 
 
 def model_name(path: str) -> str:
-    """A name to serve a file by: its own, with `-` for characters that names cannot have."""
+    """Make a model name from a file name; characters that names cannot have become `-`."""
     name = parse_file_name(PurePosixPath(path).name)
     stem = name.prefix if name else PurePosixPath(path).stem
     cleaned = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", stem).lstrip("._:@+-")
@@ -123,7 +123,7 @@ def _kind(prefix: str) -> FileKind:
 
 
 def _quantisation(prefix: str) -> str:
-    """The last of the name, or else of its directory (`Q4_K_M/model-00001-of-00002.gguf`)."""
+    """Find it in the name, or else in the directory: `Q4_K_M/model-00001-of-00002.gguf`."""
     parts = PurePosixPath(prefix).parts[-2:]
     for part in reversed(parts):
         if found := _QUANTISATION.findall(part):

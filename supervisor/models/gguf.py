@@ -1,22 +1,28 @@
-"""Reads a GGUF header: metadata and positions of tensors, never more than the file can hold."""
+"""Reads a GGUF header: metadata and positions of tensors.
+
+A header is untrusted. Every count is compared with the bytes left in the file before anything is
+read or allocated, and the totals are limited by the needs of the largest real models. So reading
+any file costs at most about a second and some tens of MB.
+
+The reader of the `gguf` package builds an array for every string of the vocabulary (two seconds for
+49k tokens), and raises different errors for truncated files. This reader keeps scalars, strings and
+short arrays, counts the rest, and raises a single error.
+
+Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian; ggml/src/gguf.cpp for the limits
+of names, dimensions and alignment.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import BinaryIO, Final, TypeGuard
+from typing import BinaryIO, Final
 
 from supervisor.errors import ModelInvalid
-
-# A header is untrusted. Every count is compared with the bytes left in the file before anything is
-# read or allocated, and their totals with the needs of the largest real models, so that reading any
-# file costs about a second and some tens of MB at most.
-#
-# Source: docs/gguf.md of ggml; ggml/src/gguf.cpp for the limits of names, dimensions and alignment.
 
 Scalar = str | int | float | bool
 
@@ -34,7 +40,7 @@ _MIB: Final = 1024**2
 _HEADER_MAX_BYTES: Final = 64 * _MIB
 # Strings in all arrays together: Gemma 3 has 777 000.
 _STRINGS_MAX: Final = 1 << 21
-# Strings of the array that is kept, a vocabulary, and their bytes: each costs some 80 in memory.
+# Strings of a kept vocabulary, and their bytes; each string costs some 80 bytes of memory.
 _STRINGS_KEPT_MAX: Final = 1 << 19
 _STRINGS_KEPT_BYTES: Final = 16 * _MIB
 # The longest string kept (a chat template has some 20 KiB), and all strings together.
@@ -51,7 +57,7 @@ class Damaged(Exception):
 
 
 class Walker:
-    """Reads from the position of an open file, which has `size_bytes` left."""
+    """Reads from an open file that has `size_bytes` left."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._read = file.read
@@ -70,14 +76,13 @@ class Walker:
         return value
 
     def numbers(self, count: int) -> tuple[int, ...]:
-        """Read 64-bit numbers."""
         return struct.unpack(f"<{count}Q", self._bytes(8 * count))
 
     def count(self, what: str, *, most: int, each_bytes: int) -> int:
-        """Read the count of the items that follow, each of which takes `each_bytes` at least.
+        """Read the count of the next items, each of at least `each_bytes`.
 
         Raises:
-            Damaged: The file cannot hold them, or they are too many.
+            Damaged: There are more than `most`, or more than the file can hold.
         """
         found = self.u64()
         self._claim(found * each_bytes, f"{found:,} {what}")
@@ -103,7 +108,9 @@ class Walker:
 
     def scalars(self, kind: int, count: int) -> tuple[int | float | bool, ...]:
         """Read values of a fixed-size type; empty if they are too many to keep."""
-        code = self._format(kind)
+        if kind not in _FORMATS:
+            raise Damaged(f"its header has a value of the unknown type {kind}")
+        code = _FORMATS[kind]
         size = struct.calcsize(code) * count
         if count > ARRAY_KEPT:
             self._skip(size)
@@ -128,7 +135,7 @@ class Walker:
                 raise self._ends("a string")
             left -= size
             if not keep:
-                for at in range(0, size, _MIB):  # never all of a long one
+                for at in range(0, size, _MIB):  # a long string is never read at once
                     read(min(_MIB, size - at))
             elif (kept_left_bytes := kept_left_bytes - size) < 0:
                 raise Damaged(f"its vocabulary has more than {_STRINGS_KEPT_BYTES // _MIB} MiB")
@@ -148,12 +155,6 @@ class Walker:
             raise Damaged(f"it has more than {_TEXTS_MAX_BYTES // _MIB} MiB of text")
         return self._bytes(size).decode("utf-8", errors="replace")
 
-    @staticmethod
-    def _format(kind: int) -> str:
-        if kind not in _FORMATS:
-            raise Damaged(f"its header has a value of the unknown type {kind}")
-        return _FORMATS[kind]
-
     def _claim(self, size: int, what: str) -> None:
         if size > self._left_bytes:
             raise self._ends(what)
@@ -167,7 +168,7 @@ class Walker:
         self._claim(size, f"{size:,} bytes")
         self._left_bytes -= size
         found = self._read(size)
-        if len(found) < size:  # truncated while it is read
+        if len(found) < size:  # the file was truncated meanwhile
             raise self._ends(f"{size:,} bytes")
         return found
 
@@ -177,14 +178,14 @@ class Walker:
             self._bytes(min(_MIB, size - at))
 
 
-# Each one bounds a loop or scales an amount of memory, so an implausible value is rejected here.
-# The bounds are at least eight times the largest known models; the engine has bounds of its own,
-# such as 512 layers (LLAMA_MAX_LAYERS).
+# Each value bounds a loop or scales an amount of memory, so implausible values are rejected. The
+# limits are at least eight times the largest known values; the engine has limits of its own, such
+# as 512 layers (LLAMA_MAX_LAYERS).
 
 _TOKENS_MAX: Final = 2**31 - 1
 LAYERS_MAX: Final = 1024
 
-# By the key behind the architecture's name.
+# By key, without the prefix of the architecture.
 LIMITS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "block_count": LAYERS_MAX,
@@ -222,7 +223,7 @@ _BOOLEANS: Final = frozenset({"attention.sliding_window_pattern", "attention.rec
 def hyperparameter_problem(
     metadata: Mapping[str, object], lengths: Mapping[str, int]
 ) -> str | None:
-    """The first problem with the hyperparameters of a file, or None."""
+    """Return the first problem with the hyperparameters of a file, or None."""
     return next(_problems(metadata, lengths), None)
 
 
@@ -235,44 +236,27 @@ def _problems(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> Ite
         count = lengths.get(key)
         if count is not None and count > 1 and count != layers:
             yield f"{key} has {count:,} values for a block_count of {layers} (at most {ARRAY_KEPT})"
-        for value in _values(metadata.get(key)):
-            if not _is_number(value, may_be_bool=key.removeprefix(own) in _BOOLEANS):
-                yield f"{key} is {_brief(value)}, not an integer"
+        found = metadata.get(key, ())
+        for value in found if isinstance(found, tuple) else (found,):
+            may_be_bool = key.removeprefix(own) in _BOOLEANS
+            if not isinstance(value, int) or (isinstance(value, bool) and not may_be_bool):
+                text = repr(value)
+                shown = text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
+                yield f"{key} is {shown}, not an integer"
             elif not 0 <= value <= limit:
                 yield f"{key} is {value}, not between 0 and {limit}"
 
-
-def _values(found: object) -> tuple[object, ...]:
-    if found is None:
-        return ()
-    return found if isinstance(found, tuple) else (found,)
-
-
-def _is_number(value: object, *, may_be_bool: bool) -> TypeGuard[int]:
-    return isinstance(value, int) and (may_be_bool or not isinstance(value, bool))
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}…"
-
-
-# The `gguf` package's reader builds an array for every string of the vocabulary (two seconds for
-# 49k tokens) and raises a different error at each place where a file may be cut. This one keeps
-# scalars, strings and short arrays, counts the rest, and raises one error.
-#
-# Source: docs/gguf.md of ggml, GGUF versions 2 and 3, little-endian.
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = frozenset({2, 3})
 _ALIGNMENT: Final = 32
 _ALIGNMENT_MAX: Final = 1 << 16
-# The least that a key with its value, a tensor and a string take.
+# The smallest sizes of a key with its value, of a tensor and of a string.
 _PAIR_MIN_BYTES: Final = 8 + 4 + 1
 _TENSOR_MIN_BYTES: Final = 8 + 4 + 4 + 8
 _STRING_MIN_BYTES: Final = 8
-# Real models have some 50 keys and 2 000 tensors; 50 000 tensors were seen in one whose experts had
-# tensors of their own. Source: ggml.h, GGML_MAX_DIMS and, for names, GGML_MAX_NAME, 64.
+# Real models have some 50 keys and 2 000 tensors; a model with separate tensors for each expert had
+# 50 000. Source: ggml.h, GGML_MAX_DIMS and, for names, GGML_MAX_NAME, 64.
 _PAIRS_MAX: Final = 1 << 14
 _TENSORS_MAX: Final = 1 << 16
 _ARRAY_MAX: Final = 1 << 24
@@ -283,7 +267,7 @@ _DIMENSIONS_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: `offset` is in bytes from the start of the data, `shape[0]` is the row length."""
+    """A tensor; `offset` is in bytes from the start of the data, `shape[0]` is the row length."""
 
     name: str
     offset: int
@@ -297,8 +281,6 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A GGUF header."""
-
     # By key, without arrays of strings and arrays of more than 1024 elements.
     metadata: Mapping[str, Scalar | tuple[Scalar, ...]]
     lengths: Mapping[str, int]  # the number of elements of every array, by key
@@ -307,26 +289,27 @@ class Header:
     strings: tuple[bytes, ...]  # the requested array of strings; empty if none was requested
 
     def text(self, key: str) -> str:
-        """A string of the metadata; empty if missing."""
+        """Return a string of the metadata; empty if missing."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) else ""
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """An integer or an array of them; empty if missing."""
+        """Return an integer or an array of integers; empty if missing."""
         value = self.metadata.get(key, ())
         values = value if isinstance(value, tuple) else (value,)
         return tuple(value for value in values if isinstance(value, int))
 
     def integer(self, key: str, default: int = 0) -> int:
-        """An integer, or the greatest of an array."""
+        """Return an integer, or the largest of an array."""
         return max(self.integers(key), default=default)
 
 
 def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
-    """Read the header of an open file, and the array of strings at the key `strings_of`, if any.
+    """Read the header of an open file, with the array of strings at the key `strings_of`.
 
     Raises:
-        ModelInvalid: Empty, not a GGUF file, of another version, truncated, damaged or implausible.
+        ModelInvalid: The file is empty, not GGUF, of an unsupported version, truncated, damaged or
+            implausible.
     """
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -339,8 +322,7 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
                 f"{name} has GGUF version {version}; supported are 2 and 3",
                 hint="convert the model again with a current llama.cpp",
             )
-        found = _header(file, walker, strings_of)
-        _check_elements(found.tensors, size_bytes)
+        found = _header(file, walker, strings_of, size_bytes)
     except Damaged as error:
         raise ModelInvalid(
             f"{name} is truncated or damaged: {error}", hint="download the file again"
@@ -362,7 +344,7 @@ def _check_magic(magic: bytes, name: str) -> None:
         )
 
 
-def _header(file: BinaryIO, walker: Walker, strings_of: str) -> Header:
+def _header(file: BinaryIO, walker: Walker, strings_of: str, size_bytes: int) -> Header:
     tensors = walker.count("tensors", most=_TENSORS_MAX, each_bytes=_TENSOR_MIN_BYTES)
     pairs = walker.count("keys", most=_PAIRS_MAX, each_bytes=_PAIR_MIN_BYTES)
     metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
@@ -378,7 +360,7 @@ def _header(file: BinaryIO, walker: Walker, strings_of: str) -> Header:
             value = walker.value(kind)
         if value is not None:
             metadata[key] = value
-    found = tuple(_tensor(walker) for _ in range(tensors))
+    found = tuple(_tensor(walker, size_bytes) for _ in range(tensors))
     alignment = _alignment(metadata)
     data_at = -(-file.tell() // alignment) * alignment
     return Header(metadata, lengths, found, data_at, kept)
@@ -387,7 +369,7 @@ def _header(file: BinaryIO, walker: Walker, strings_of: str) -> Header:
 def _array(
     walker: Walker, *, keep: bool
 ) -> tuple[tuple[Scalar, ...] | None, int, tuple[bytes, ...]]:
-    """The values if they are few enough to keep, the length, and the strings if requested."""
+    """Return the values or None if there are too many, the length, and the strings if `keep`."""
     kind = walker.u32()
     if kind == STRING:
         count = walker.count("strings", most=_ARRAY_MAX, each_bytes=_STRING_MIN_BYTES)
@@ -397,14 +379,6 @@ def _array(
     return (values if len(values) == count else None), count, ()
 
 
-def _tensor(walker: Walker) -> Tensor:
-    name, dimensions = walker.name("the name of a tensor", _TENSOR_NAME_MAX_BYTES), walker.u32()
-    if dimensions > _DIMENSIONS_MAX:
-        raise Damaged(f"a tensor has {dimensions:,} dimensions, more than {_DIMENSIONS_MAX}")
-    shape = walker.numbers(dimensions)
-    return Tensor(name, kind=walker.u32(), offset=walker.u64(), shape=shape)
-
-
 def _alignment(metadata: Mapping[str, object]) -> int:
     found = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(found, int) or not 0 < found <= _ALIGNMENT_MAX or found.bit_count() != 1:
@@ -412,8 +386,12 @@ def _alignment(metadata: Mapping[str, object]) -> int:
     return found
 
 
-def _check_elements(tensors: Iterable[Tensor], size_bytes: int) -> None:
-    """Reject tensors larger than the file: no type has less than one bit per element."""
-    for tensor in tensors:
-        if tensor.elements > 8 * size_bytes:
-            raise Damaged(f"a tensor of {tensor.elements:,} elements is larger than the file")
+def _tensor(walker: Walker, file_bytes: int) -> Tensor:
+    name, dimensions = walker.name("the name of a tensor", _TENSOR_NAME_MAX_BYTES), walker.u32()
+    if dimensions > _DIMENSIONS_MAX:
+        raise Damaged(f"a tensor has {dimensions:,} dimensions, more than {_DIMENSIONS_MAX}")
+    shape = walker.numbers(dimensions)
+    found = Tensor(name, kind=walker.u32(), offset=walker.u64(), shape=shape)
+    if found.elements > 8 * file_bytes:  # no type has less than one bit per element
+        raise Damaged(f"a tensor of {found.elements:,} elements is larger than the file")
+    return found

@@ -1,13 +1,10 @@
-"""Client of the Hugging Face hub: what it has, the bytes of its files, and what its errors mean.
+"""Client of the Hugging Face hub and other file servers, with retries and translated errors.
 
-What a response of the hub that is not a success means.
+Requests use huggingface_hub's session, which has the user's proxy, certificates, token and offline
+mode (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE).
 
-Source: huggingface_hub, utils/_http.py, hf_raise_for_status, for X-Error-Code and X-Error-Message;
-the hub answers 401 for a repository that does not exist, unless a token is sent.
-
-Single requests to the hub and to servers of files, through huggingface_hub's session. That session
-has the user's proxy, certificates, token and offline mode (HF_ENDPOINT, HF_TOKEN, HF_HOME,
-HF_HUB_OFFLINE).
+Source: huggingface_hub, utils/_http.py, hf_raise_for_status, for X-Error-Code and X-Error-Message.
+Without a token, the hub answers 401 for a repository that does not exist.
 """
 
 from __future__ import annotations
@@ -47,17 +44,17 @@ from supervisor.models.repository import FoundRepository, RemoteFile, Repository
 _ATTEMPTS: Final = 5
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 8.0
-# A server that asks for more is told of to the user, who would else wait before a silent program.
+# If a server asks for a longer pause, tell the user instead of hanging silently.
 ASKED_WAIT_MAX_S: Final = 60.0
 
 
 class Interruption(Exception):
-    """A request broke in a way that another attempt may not.
+    """A request broke, but another attempt may succeed.
 
     Attributes:
         reason: A clause.
-        wait_s: What the server asked to wait, if it did.
-        is_unresolved: The server's name has no address, as without a network.
+        wait_s: The pause that the server asked for, or None.
+        is_unresolved: Whether the server's name has no address, as without a network.
     """
 
     def __init__(
@@ -76,14 +73,14 @@ class Attempts:
     failed: int = 0
     has_progressed: bool = False
 
-    def progressed(self) -> None:
+    def note_progress(self) -> None:
         self.failed = 0
         self.has_progressed = True
 
     def wait_s(self, broken: Interruption) -> float | None:
-        """How long to wait before the next attempt; None to give up."""
+        """Return the pause before the next attempt; None to give up."""
         self.failed += 1
-        # A download that runs outlives a gap in the network.
+        # A running download survives a gap in the network.
         is_offline = broken.is_unresolved and not self.has_progressed
         if is_offline or self.failed >= _ATTEMPTS:
             return None
@@ -99,14 +96,14 @@ _TEXT_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request.
+class HubRequest:
+    """A refused request.
 
     Attributes:
-        repo: OWNER/NAME; empty of another server than the hub.
+        repo: OWNER/NAME; empty if the server is not the hub.
         what: The file, or else the repository.
-        page: Where a browser shows it.
-        has_token: Whether the hub's token came with it.
+        page: Its URL for a browser.
+        has_token: Whether it was sent with the hub's token.
     """
 
     repo: str
@@ -115,13 +112,18 @@ class Asked:
     has_token: bool
 
 
-def refusal(status: int, headers: Mapping[str, str], asked: Asked) -> CorralError | Interruption:
-    """Return the error to raise; an Interruption where another attempt may succeed."""
+def _response_error(
+    status: int, headers: Mapping[str, str], asked: HubRequest
+) -> CorralError | Interruption:
+    """Return the error to raise; an Interruption if another attempt may succeed."""
     code = headers.get("x-error-code", "")
     if status in _TRANSIENT:
         return _transient(status, headers)
     if not asked.repo:
-        return _other_host_error(status, asked)
+        kind = NoSuchModel if status in {404, 410} else DownloadFailed
+        return kind(
+            f"the server answered {status} for {asked.page}", hint="check the URL in a browser"
+        )
     if code == "GatedRepo":
         return _gated_error(asked)
     if status == 404 or code in {"RepoNotFound", "RevisionNotFound", "EntryNotFound"}:
@@ -134,13 +136,8 @@ def refusal(status: int, headers: Mapping[str, str], asked: Asked) -> CorralErro
     )
 
 
-def _other_host_error(status: int, asked: Asked) -> CorralError:
-    kind = NoSuchModel if status in {404, 410} else DownloadFailed
-    return kind(f"the server answered {status} for {asked.page}", hint="check the URL in a browser")
-
-
 def _transient(status: int, headers: Mapping[str, str]) -> Interruption:
-    wait_s = _asked_wait_s(headers)
+    wait_s = _requested_wait_s(headers)
     if status != 429:
         return Interruption(f"the server answered {status}", wait_s)
     reason = "the server answered 429, too many requests"
@@ -149,7 +146,7 @@ def _transient(status: int, headers: Mapping[str, str]) -> Interruption:
     return Interruption(reason, wait_s)
 
 
-def _asked_wait_s(headers: Mapping[str, str]) -> float | None:
+def _requested_wait_s(headers: Mapping[str, str]) -> float | None:
     """Source: RFC 9110, Retry-After; the hub's "Rate limits", whose header is `"api";r=0;t=55`."""
     if (asked := headers.get("retry-after", "")).isdecimal():
         return float(asked)
@@ -157,7 +154,7 @@ def _asked_wait_s(headers: Mapping[str, str]) -> float | None:
     return float(found[1]) if found else None
 
 
-def _gated_error(asked: Asked) -> CorralError:
+def _gated_error(asked: HubRequest) -> CorralError:
     then = (
         "; the account of your token has no access yet"
         if asked.has_token
@@ -169,7 +166,7 @@ def _gated_error(asked: Asked) -> CorralError:
     )
 
 
-def _missing_error(code: str, asked: Asked) -> CorralError:
+def _missing_error(code: str, asked: HubRequest) -> CorralError:
     if code == "RevisionNotFound":
         return NoSuchModel(
             f"{asked.repo} has no such branch, tag or commit", hint=f"see {asked.page}"
@@ -187,7 +184,7 @@ def _missing_error(code: str, asked: Asked) -> CorralError:
     )
 
 
-def _denial_error(status: int, headers: Mapping[str, str], asked: Asked) -> CorralError:
+def _denial_error(status: int, headers: Mapping[str, str], asked: HubRequest) -> CorralError:
     said = _server_message(headers)
     if status == 401 and asked.has_token:
         return HubAccessDenied(
@@ -223,12 +220,12 @@ def is_offline() -> bool:
 
 
 def cache_root() -> Path:
-    """The Hugging Face cache of this user: HF_HUB_CACHE, or below HF_HOME."""
+    """Return the user's Hugging Face cache: HF_HUB_CACHE, or below HF_HOME."""
     return Path(constants.HF_HUB_CACHE)
 
 
 def default_endpoint() -> str:
-    """HF_ENDPOINT, or huggingface.co."""
+    """Return HF_ENDPOINT, or huggingface.co."""
     return str(constants.ENDPOINT)
 
 
@@ -236,15 +233,15 @@ def default_endpoint() -> str:
 def stream(
     url: str, endpoint: str, name: str, headers: Mapping[str, str], parameters: Mapping[str, Any]
 ) -> Iterator[httpx2.Response]:
-    """Request a URL, and yield the response before its body.
+    """Request a URL, and yield the response before its body arrives.
 
-    The token goes to the hub alone: the session drops it where it is redirected elsewhere.
+    Only the hub gets the token; the session drops it at a redirect to another server.
 
     Args:
-        url: What to get.
-        endpoint: Of the hub.
-        name: Of the repository or file, for messages.
-        headers: Those of this request.
+        url: The URL.
+        endpoint: The hub's URL.
+        name: The repository or file, for messages.
+        headers: Additional headers.
         parameters: The query.
 
     Raises:
@@ -281,15 +278,15 @@ def _refusal(
 ) -> CorralError | Interruption:
     first, last = str(answer.history[0].url if answer.history else answer.url), str(answer.url)
     if not first.startswith(f"{endpoint}/"):
-        asked = Asked("", name, without_secrets(first), has_token)
-        return refusal(answer.status_code, answer.headers, asked)
+        asked = HubRequest("", name, without_secrets(first), has_token)
+        return _response_error(answer.status_code, answer.headers, asked)
     if not last.startswith(f"{endpoint}/"):
-        # The link to the download server has expired; the hub gives another.
+        # The link to the download server has expired; the hub gives a new one.
         return Interruption(f"the download server answered {answer.status_code}")
     found = re.match(r"/(?:api/models/)?([^/]+/[^/]+)(?:/|$)", first.removeprefix(endpoint))
     repo = found[1] if found else name
-    asked = Asked(repo, name, f"{endpoint}/{repo}", has_token)
-    return refusal(answer.status_code, answer.headers, asked)
+    asked = HubRequest(repo, name, f"{endpoint}/{repo}", has_token)
+    return _response_error(answer.status_code, answer.headers, asked)
 
 
 @contextmanager
@@ -309,7 +306,7 @@ def _transport(url: str) -> Iterator[None]:
             f"{url} cannot be requested: {error}", hint="check HF_ENDPOINT"
         ) from error
     except httpx2.TooManyRedirects as error:
-        raise DownloadFailed(f"{url} redirects without an end", hint="check the URL") from error
+        raise DownloadFailed(f"too many redirects from {url}", hint="check the URL") from error
     except httpx2.HTTPError as error:
         if _is_unresolved(error):
             reason = f"the name {urlsplit(url).hostname} has no address ({error})"
@@ -324,11 +321,15 @@ def _is_unresolved(error: BaseException | None) -> bool:
 
 
 def repository(body: bytes, repo: str, revision: str) -> Repository:
-    """Return the GGUF files of a repository; raises DownloadFailed."""
-    with _readable(repo):
+    """Parse the hub's description of a repository; raises DownloadFailed."""
+    with _translate_shape_errors(repo):
         info = ModelInfo(**json.loads(body))
         files = [
-            RemoteFile(sibling.rfilename, sibling.size or 0, _digest(sibling))
+            RemoteFile(
+                sibling.rfilename,
+                sibling.size or 0,
+                (sibling.lfs.sha256 if sibling.lfs else sibling.blob_id) or "",
+            )
             for sibling in info.siblings or ()
             if sibling.rfilename.lower().endswith(".gguf")
         ]
@@ -336,8 +337,8 @@ def repository(body: bytes, repo: str, revision: str) -> Repository:
 
 
 def parse_search(body: bytes, words: str) -> tuple[FoundRepository, ...]:
-    """Return what a search found; raises DownloadFailed."""
-    with _readable(f"a search for {words}"):
+    """Parse the result of a search; raises DownloadFailed."""
+    with _translate_shape_errors(f"a search for {words}"):
         return tuple(_found_repository(ModelInfo(**model)) for model in json.loads(body))
 
 
@@ -353,13 +354,9 @@ def _found_repository(info: ModelInfo) -> FoundRepository:
     )
 
 
-def _digest(file: RepoSibling) -> str:
-    return (file.lfs.sha256 if file.lfs else file.blob_id) or ""
-
-
 @contextmanager
-def _readable(what: str) -> Iterator[None]:
-    """Turn what goes wrong with an answer of another shape into one error."""
+def _translate_shape_errors(what: str) -> Iterator[None]:
+    """Raise DownloadFailed for an answer of an unexpected shape."""
     try:
         yield
     except CorralError:
@@ -382,7 +379,7 @@ class HubClient:
     """The hub at an endpoint.
 
     Args:
-        endpoint: Its URL; unset: HF_ENDPOINT, or huggingface.co.
+        endpoint: Its URL; None for HF_ENDPOINT, or huggingface.co.
         sleep: Waits between attempts.
         notify: Receives a sentence for each wait.
     """
@@ -401,8 +398,8 @@ class HubClient:
         """List the GGUF files of a repository.
 
         Raises:
-            NoSuchModel, HubAccessDenied: It cannot be seen.
-            DownloadFailed: The hub cannot be reached, or its answer is not understood.
+            NoSuchModel, HubAccessDenied: The repository is missing or not visible.
+            DownloadFailed: The hub cannot be reached, or its answer is invalid.
         """
         path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
         body = self._get(path, {"blobs": "true"}, repo)
@@ -418,7 +415,7 @@ class HubClient:
         return f"{self.endpoint}/{repository.repo}/resolve/{repository.commit}/{quote(path)}"
 
     def describe(self, url: str, name: str) -> tuple[int, str]:
-        """Return the size and the entity tag of a file; raises as `stream` and `retried`."""
+        """Return the size and the strong entity tag of a file; raises as `stream` and `retry`."""
 
         def attempt(_: Attempts) -> tuple[int, str]:
             with self.stream(url, {"range": "bytes=0-0"}, name) as response:
@@ -428,25 +425,25 @@ class HubClient:
                 is_strong = tag.startswith('"')
                 return (int(length) if length.isdecimal() else 0), tag if is_strong else ""
 
-        return self.retried(attempt, f"cannot read {url}")
+        return self.retry(attempt, f"cannot read {url}")
 
     @contextmanager
     def stream(self, url: str, headers: Mapping[str, str], name: str) -> Iterator[Any]:
-        """Request a file; raises as session.stream."""
+        """Request a file; raises as `hub.stream`."""
         wanted = {"accept-encoding": "identity", **headers}
         with stream(url, self.endpoint, name, wanted, {}) as response:
             yield response
 
-    def retried(self, call: Callable[[Attempts], T], what: str, kept: str = "") -> T:
-        """Call until it is not interrupted, or too often without progress.
+    def retry(self, call: Callable[[Attempts], T], what: str, kept: str = "") -> T:
+        """Repeat a call after interruptions.
 
         Args:
-            call: Is given the attempts, to note its progress.
+            call: Gets the attempts, to note its progress.
             what: The subject of the error.
-            kept: What the error's hint adds.
+            kept: Text to append to the error's hint.
 
         Raises:
-            DownloadFailed: It was interrupted too often.
+            DownloadFailed: It was interrupted too often without progress.
         """
         attempts = Attempts()
         while True:
@@ -462,7 +459,6 @@ class HubClient:
                 self._sleep(wait_s)
 
     def _get(self, path: str, parameters: Mapping[str, Any], what: str) -> bytes:
-        """Return the body of an answer of the API."""
         url = f"{self.endpoint}{path}"
 
         def attempt(_: Attempts) -> bytes:
@@ -474,7 +470,7 @@ class HubClient:
                         raise DownloadFailed(f"the hub's answer about {what} does not end")
             return body
 
-        return self.retried(attempt, f"cannot read {what} from {self.endpoint}")
+        return self.retry(attempt, f"cannot read {what} from {self.endpoint}")
 
 
 def _next_step(broken: Interruption, kept: str) -> str:

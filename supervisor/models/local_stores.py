@@ -1,36 +1,25 @@
-"""Where people already have GGUF files: our directory, Hugging Face, llama.cpp, Ollama, LM Studio.
+"""Finds GGUF files in our directory and in the stores of other programs.
 
-The directories of the Hugging Face cache, which other programs read and write too.
+The Hugging Face cache, which newer builds of llama.cpp share:
 
-Source: huggingface_hub's "Understand caching"; llama.cpp's common/hf-cache.cpp uses the same
-directories for `-hf`:
-
-    models--OWNER--NAME/blobs/DIGEST             a file
+    models--OWNER--NAME/blobs/DIGEST             a file; DIGEST.incomplete during a download
     models--OWNER--NAME/snapshots/COMMIT/PATH    a link to it
     models--OWNER--NAME/refs/main                the commit of a branch
     .locks/models--OWNER--NAME/DIGEST.lock       held during a download
 
-The Hugging Face cache, which newer builds of llama.cpp use too.
+The flat cache of older builds of llama.cpp: for `-hf USER/REPO:TAG`, files USER_REPO_FILE.gguf, and
+`manifest=USER=REPO=TAG.json` with their names in the repository.
 
-    models--ORG--REPO/refs/main           the name of a revision
-    models--ORG--REPO/snapshots/REV/FILE  a link to blobs/DIGEST
-    models--ORG--REPO/blobs/DIGEST.incomplete
+Ollama's store:
 
-Source: huggingface_hub's documentation, "Manage huggingface_hub cache-system"; llama.cpp,
-common/hf-cache.cpp.
-
-The cache of older builds of llama.cpp: files in one directory, with manifests beside them. `-hf
-USER/REPO:TAG` wrote USER_REPO_FILE.gguf and `manifest=USER=REPO=TAG.json`, with the names of the
-files in the repository. Newer builds use the Hugging Face cache, or LLAMA_CACHE like one.
-
-Source: llama.cpp, common/download.cpp before and common/hf-cache.cpp after March 2026.
-
-Ollama's store: manifests that name blobs by their digest.
-
-    manifests/registry.ollama.ai/library/qwen3/8b  a manifest: qwen3:8b
+    manifests/registry.ollama.ai/library/qwen3/8b  the manifest of qwen3:8b, with digests of blobs
     blobs/sha256-HEX                               a GGUF, a template, parameters, …
 
-Source: Ollama, docs (FAQ: where models are stored), types/model/name.go, server/layer.go.
+LM Studio's folder and ours have plain files, at best as PUBLISHER/REPOSITORY/FILE.
+
+Sources: huggingface_hub, "Understand caching", "Manage huggingface_hub cache-system"; llama.cpp,
+common/download.cpp before and common/hf-cache.cpp after March 2026; Ollama, docs (FAQ: where models
+are stored), types/model/name.go, server/layer.go.
 """
 
 from __future__ import annotations
@@ -49,7 +38,7 @@ from typing import Any, Final
 
 from supervisor.models.file_names import FileGroup, FileKind, FileName, group
 from supervisor.models.repository import RemoteFile, Repository
-from supervisor.models.stored_model import Candidate, Store, Walk, label
+from supervisor.models.stored_model import Store, StoredModel, Walk, label
 from supervisor.system.files import expand_home, open_regular
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -67,14 +56,13 @@ class HubCache:
         return self.repository_dir(repo) / "blobs" / digest
 
     def part(self, repo: str, digest: str) -> Path:
-        """Where a file grows; huggingface_hub before 2.0 continues it too."""
+        """Return the path of a partial download, which huggingface_hub before 2.0 resumes too."""
         return self.blob(repo, digest).with_name(f"{digest}.incomplete")
 
     def lock(self, repo: str, digest: str) -> Path:
         return self.root / ".locks" / self.repository_dir(repo).name / f"{digest}.lock"
 
     def path(self, repository: Repository, file: str) -> Path:
-        """Where a file is found by its name."""
         return self._snapshot(repository.repo, repository.commit) / file
 
     def is_here(self, repository: Repository, file: RemoteFile) -> bool:
@@ -85,7 +73,7 @@ class HubCache:
         return _size(self.part(repository.repo, file.digest)) or 0
 
     def publish(self, repository: Repository, file: RemoteFile) -> Path:
-        """Give a whole file its name, and its branch the commit; return the path."""
+        """Link a complete file to its name, set the commit of its branch, and return the path."""
         path, blob = self.path(repository, file.path), self.blob(repository.repo, file.digest)
         path.parent.mkdir(parents=True, exist_ok=True)
         if _size(path) != file.size_bytes:
@@ -99,14 +87,17 @@ class HubCache:
         return path
 
     def local(self, repo: str, revision: str) -> Repository | None:
-        """Return what is here of a repository, as of the last download; None without any."""
+        """Return the stored files of a repository at its last download; None without any."""
         commit = revision if _REF.fullmatch(revision) else self._commit(repo, revision)
         where = self._snapshot(repo, commit)
         paths = [path for path in where.rglob("*.gguf") if path.is_file()] if commit else []
-        files = [
-            RemoteFile(path.relative_to(where).as_posix(), path.stat().st_size, _digest(path))
-            for path in paths
-        ]
+        files = []
+        for path in paths:
+            name = path.resolve().name
+            # On a file system without links, the file itself is here and its digest is unknown.
+            digest = name if _DIGEST.fullmatch(name) else "0" * 40
+            shown = path.relative_to(where).as_posix()
+            files.append(RemoteFile(shown, path.stat().st_size, digest))
         if not files:
             return None
         return Repository(repo, revision, commit, {file.path: file for file in files})
@@ -125,12 +116,6 @@ class HubCache:
         return self.repository_dir(repo) / "snapshots" / commit
 
 
-def _digest(path: Path) -> str:
-    """Return what a link tells; a file system without links has the file itself there."""
-    name = path.resolve().name
-    return name if _DIGEST.fullmatch(name) else "0" * 40
-
-
 def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
@@ -139,7 +124,7 @@ def _size(path: Path) -> int | None:
 
 
 _POINTER_MAX_BYTES: Final = 4096
-# Of Ollama's service on Linux. Source: its install.sh, OLLAMA_MODELS of its FAQ.
+# The store of Ollama's service on Linux. Source: its install.sh; OLLAMA_MODELS in its FAQ.
 _OLLAMA_SERVICE: Final = Path("/usr/share/ollama/.ollama/models")
 
 
@@ -152,15 +137,19 @@ class Root:
 def roots(
     ours: Path, models_dirs: Sequence[Path], environ: Mapping[str, str] = os.environ
 ) -> tuple[Root, ...]:
-    """Return every place to look, in the order in which names are given."""
-    home = expand_home(Path("~")).absolute()  # `~` stays where there is no home
+    """Return all places to search, in the order in which models get their names."""
+    home = expand_home(Path("~")).absolute()  # `~` stays if there is no home
+    ollama = tuple(_path_from_environment(environ, "OLLAMA_MODELS"))
     return (
         Root("corral", ours),
         *(Root("models_dir", path) for path in models_dirs),
         *(Root("huggingface", path) for path in _first(_huggingface(home, environ))),
         *(Root("llama.cpp", path) for path in _first(_llama_cpp(home, environ))),
-        *(Root("lmstudio", path) for path in _unique(_lm_studio(home))),
-        *(Root("ollama", path) for path in _ollama(home, environ)),
+        *(Root("lmstudio", path) for path in dict.fromkeys(_lm_studio(home))),
+        *(
+            Root("ollama", path)
+            for path in ollama or (home / ".ollama" / "models", _OLLAMA_SERVICE)
+        ),
     )
 
 
@@ -186,7 +175,7 @@ def _llama_cpp(home: Path, environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _lm_studio(home: Path) -> Iterator[Path]:
-    """The folder that its pointer file names, and the two that it had by default."""
+    """Yield the folder that LM Studio's pointer file names, and its two default folders."""
     try:
         with open_regular(home / ".lmstudio-home-pointer") as file:
             text = file.read(_POINTER_MAX_BYTES).decode("utf-8", "replace").strip()
@@ -198,12 +187,6 @@ def _lm_studio(home: Path) -> Iterator[Path]:
     yield home / ".cache" / "lm-studio" / "models"
 
 
-def _ollama(home: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    if named := tuple(_path_from_environment(environ, "OLLAMA_MODELS")):
-        return named
-    return (home / ".ollama" / "models", _OLLAMA_SERVICE)
-
-
 def _path_from_environment(environ: Mapping[str, str], name: str) -> Iterator[Path]:
     if text := environ.get(name):
         yield expand_home(Path(text)).absolute()
@@ -213,26 +196,23 @@ def _first(paths: Iterable[Path]) -> Iterator[Path]:
     yield next(iter(paths))
 
 
-def _unique(paths: Iterable[Path]) -> Iterator[Path]:
-    yield from dict.fromkeys(paths)
-
-
 # PUBLISHER/REPOSITORY/…/FILE
 _REPOSITORY_PARTS = 3
 
-# Names a file, with a tag: its quantisation, or its own name where several have that one.
+# Returns the name of a model for a file and a tag: its quantisation, or its file name if several
+# files have this quantisation.
 NameOf = Callable[[FileName, str], str]
 
 
-def in_folder(root: Path, store: Store, walk: Walk) -> Iterator[Candidate]:
-    """Yield the models below a directory, by PUBLISHER/REPOSITORY:QUANT where it has such parts."""
-    yield from of_files(root, walk.files(), store, path_name)
+def search_folder(root: Path, store: Store, walk: Walk) -> Iterator[StoredModel]:
+    """Yield the models below a directory, named PUBLISHER/REPOSITORY:QUANT if it has such parts."""
+    yield from _group_models(root, walk.files(), store, path_name)
 
 
-def of_files(
+def _group_models(
     root: Path, paths: Iterable[Path], store: Store, name_of: NameOf
-) -> Iterator[Candidate]:
-    """Yield one candidate for each model among files below a root."""
+) -> Iterator[StoredModel]:
+    """Yield an unopened model for each group of files below a root."""
     below = {str(path.relative_to(root)): path for path in paths}
     groups = [file_group for file_group in group(below) if file_group.first.kind is FileKind.MODEL]
     short = Counter(
@@ -243,13 +223,13 @@ def of_files(
         name = name_of(file_group.first, _short_tag(file_group.first))
         if short[name] > 1:
             name = name_of(file_group.first, _stem(file_group.first))
-        yield Candidate(
+        yield StoredModel(
             name, store, files[0], root, files=files, problem=_problem(file_group, files)
         )
 
 
 def path_name(file: FileName, tag: str) -> str:
-    """Name a file by its path, with a tag where that has a publisher and a repository."""
+    """Name a file by its path, with a tag if that has a publisher and a repository."""
     parts = Path(file.prefix).parts
     if len(parts) < _REPOSITORY_PARTS:
         return label(parts[-1])
@@ -282,19 +262,19 @@ _REPOSITORIES_MAX: Final = 2000
 _REF_MAX_BYTES: Final = 256
 
 
-def in_cache(root: Path, store: Store, walk: Walk) -> Iterator[Candidate]:
-    """Yield the models of all repositories of a cache, each by its newest revision."""
+def search_cache(root: Path, store: Store, walk: Walk) -> Iterator[StoredModel]:
+    """Yield the models in the newest revision of each repository of a Hugging Face cache."""
     for directory in repositories(root, walk):
         found = _REPOSITORY.fullmatch(directory.name)
         if found and (snapshot := _snapshot(directory)):
             inner = Walk(snapshot, walk.limits, walk.clock, walk.notes)
             name_of = partial(repository_name, found[1], found[2])
-            for candidate in of_files(snapshot, inner.files(), store, name_of):
-                yield replace(candidate, root=root)
+            for model in _group_models(snapshot, inner.files(), store, name_of):
+                yield replace(model, root=root)
 
 
 def repositories(root: Path, walk: Walk) -> list[Path]:
-    """Return the directories of models in a cache; those that cannot be listed are noted."""
+    """Return the directories of models in a cache; notes a cache that cannot be read."""
     try:
         found = sorted(path for path in root.iterdir() if path.name.startswith("models--"))
     except FileNotFoundError:
@@ -308,7 +288,7 @@ def repositories(root: Path, walk: Walk) -> list[Path]:
 
 
 def _snapshot(directory: Path) -> Path | None:
-    """Return the snapshot of the branch `main`, or else the one that was written last."""
+    """Return the snapshot of the branch `main`, or else the newest snapshot."""
     named = directory / "snapshots" / (_main(directory) or "-")
     if named.is_dir():
         return named
@@ -334,22 +314,22 @@ _MANIFEST_PARTS: Final = 3
 _STORE: Final = "llama.cpp"
 
 
-def in_flat_cache(root: Path, walk: Walk) -> Iterator[Candidate]:
-    """Yield the models of a cache, by USER/REPO:TAG where a manifest says so."""
-    found = list(in_folder(root, _STORE, walk))
+def search_flat_cache(root: Path, walk: Walk) -> Iterator[StoredModel]:
+    """Yield the models of a flat cache, named USER/REPO:TAG if they have a manifest."""
+    found = list(search_folder(root, _STORE, walk))
     manifests = dict(_manifests(root))
-    for candidate in found:
-        if known := manifests.get(candidate.path.name):
+    for model in found:
+        if known := manifests.get(model.path.name):
             name, projector = known
             beside = root / projector if projector else None
             exists = beside is not None and beside.is_file()
-            yield replace(candidate, name=name, projector=beside if exists else None)
+            yield replace(model, name=name, projector=beside if exists else None)
         else:
-            yield candidate
+            yield model
 
 
 def _manifests(root: Path) -> Iterator[tuple[str, tuple[str, str | None]]]:
-    """Yield the file of a model with its name and the file of its projector."""
+    """Yield the file of each model with the model's name and the projector's file."""
     try:
         paths = sorted(path for path in root.iterdir() if path.name.startswith(_MANIFEST))
     except OSError:
@@ -389,37 +369,17 @@ _REGISTRY, _LIBRARY = "registry.ollama.ai", "library"
 _PARTS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """The files of a model, and why it is not complete, or None."""
-
-    model: Path | None
-    projector: Path | None = None
-    adapters: tuple[Path, ...] = ()
-    problem: str | None = None
-
-
-def in_store(root: Path, walk: Walk) -> Iterator[Candidate]:
-    """Yield the models of a store (`root` is that of `manifests` and `blobs`)."""
+def search_ollama(root: Path, walk: Walk) -> Iterator[StoredModel]:
+    """Yield the models of Ollama's store; `root` contains `manifests` and `blobs`."""
     manifests = root / "manifests"
     for path in Walk(manifests, walk.limits, walk.clock, walk.notes).files():
         parts = path.relative_to(manifests).parts
         if len(parts) == _PARTS:
-            found = _layers(path, root / "blobs")
-            yield Candidate(
-                _name(parts),
-                "ollama",
-                found.model or path,
-                root,
-                projector=found.projector,
-                adapters=found.adapters,
-                problem=found.problem,
-                is_certain=True,
-            )
+            yield _add_layers(StoredModel(_name(parts), "ollama", path, root), root / "blobs")
 
 
 def _name(parts: Sequence[str]) -> str:
-    """As Ollama shows it: its own registry and library are left out."""
+    """Return the name that Ollama shows, which omits its own registry and library."""
     host, namespace, model, tag = parts
     shown = f"{model}:{tag}"
     if host != _REGISTRY:
@@ -427,27 +387,29 @@ def _name(parts: Sequence[str]) -> str:
     return label(shown) if namespace == _LIBRARY else label(namespace, shown)
 
 
-def _layers(manifest: Path, blobs: Path) -> Layers:
+def _add_layers(model: StoredModel, blobs: Path) -> StoredModel:
+    """Replace the manifest's path by the files that it names, or add the problem with them."""
     try:
-        listed = _read_layers(manifest)
+        listed = _read_layers(model.path)
         files = {
             kind: [_blob(layer, blobs) for layer in listed if _kind(layer) == kind]
             for kind in _KINDS
         }
     except _Broken as error:
-        return Layers(None, problem=str(error))
-    if len(files["model"]) != 1:
-        count = len(files["model"])
-        return Layers(None, problem="it has no GGUF" if not count else f"it has {count} GGUFs")
+        return replace(model, problem=str(error))
+    if (count := len(files["model"])) != 1:
+        return replace(model, problem=f"it has {count} GGUFs" if count else "it has no GGUF")
     projector = next(iter(files["projector"]), None)
-    return Layers(files["model"][0], projector, tuple(files["adapter"]))
+    return replace(
+        model, path=files["model"][0], projector=projector, adapters=tuple(files["adapter"])
+    )
 
 
 _KINDS: Final = ("model", "projector", "adapter")
 
 
 class _Broken(Exception):
-    """Why a manifest cannot be used, as a clause."""
+    """A manifest cannot be used; the text is a clause that says why."""
 
 
 def _read_layers(manifest: Path) -> list[dict[str, Any]]:
@@ -469,7 +431,7 @@ def _kind(layer: dict[str, Any]) -> str:
 
 
 def _blob(layer: dict[str, Any], blobs: Path) -> Path:
-    """Return the file of a layer: whatever the manifest says, one in the directory of blobs."""
+    """Return the file of a layer; a digest cannot lead out of the directory of blobs."""
     digest = _BLOB_DIGEST.fullmatch(str(layer.get("digest")))
     if not digest:
         raise _Broken("its manifest names a digest that is none")

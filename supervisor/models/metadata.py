@@ -1,11 +1,9 @@
-"""Metadata of a GGUF model, checked against the size of its file; what kind of file it is.
+"""Reads the metadata of a GGUF model, and checks it against the size of the file.
 
-What a GGUF file holds, from its header.
+The metadata is cached by path, size and modification time, because reading takes a tenth of a
+second and commands need it often.
 
 Source: gguf-py, GGUFType, the values of `general.type`; llama.cpp, tools/mtmd/clip.cpp.
-
-Metadata of a GGUF model, checked against the size of its file. Cached by path, size and
-modification time: reading takes a tenth of a second, and commands need it often.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _ENCODER_TENSORS: Final = ("v.", "mm.", "a.")
 
 
 def file_kind(header: Header, *, drafts: bool) -> Kind:
-    """Return what a file holds; `drafts`: draft heads for a model in another file."""
+    """Return the kind of a file; `drafts` means that it has draft heads for another model."""
     if found := _KINDS.get(header.text("general.type")):
         return found
     if header.text("general.architecture") == _ENCODER:
@@ -51,25 +49,25 @@ def file_kind(header: Header, *, drafts: bool) -> Kind:
 
 
 def projection_width(header: Header) -> int:
-    """Width of the model for which a projector makes tokens; 0 if unknown."""
+    """Return the width of the model for which a projector makes tokens; 0 if unknown."""
     keys = (f"{_ENCODER}.{part}projection_dim" for part in ("vision.", "audio.", ""))
     return next((width for key in keys if (width := header.integer(key))), 0)
 
 
 def holds_encoder(header: Header, tensors: Iterable[Tensor]) -> bool:
-    """Whether a text model has its picture encoder in the same file, as Ollama's own engine does.
+    """Return whether a text model has its picture encoder in the same file.
 
-    llama.cpp refuses the file: it counts the tensors. Source: llama-model-loader.cpp,
-    done_getting_tensors.
+    Ollama's own engine reads such files, but llama.cpp refuses them because it counts the tensors.
+    Source: llama-model-loader.cpp, done_getting_tensors.
     """
     if header.text("general.architecture") == _ENCODER:
         return False
     return any(tensor.name.startswith(_ENCODER_TENSORS) for tensor in tensors)
 
 
-# Raise it when Gguf gets another field, or a field another meaning.
+# Increase it when a field of Gguf is added or changes its meaning.
 _CACHE_VERSION: Final = "gguf 7"
-# Source: llama.cpp, llama_split_path: shards go by PREFIX-00001-of-00003.gguf.
+# Shards are called PREFIX-00001-of-00003.gguf. Source: llama.cpp, llama_split_path.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
 _CHUNK_BYTES: Final = 1024**2
@@ -77,9 +75,9 @@ _CHUNK_BYTES: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """Metadata of a model."""
+    """The metadata of a model."""
 
-    path: Path  # of a split model, the first shard
+    path: Path  # the first shard of a split model
     size_bytes: int  # all shards together
     architecture: str
     name: str
@@ -95,34 +93,34 @@ class Gguf:
     tokenizer: str  # such as `gpt2`
     chat_template: str | None  # Jinja
     quantisation: str  # the file type, such as `Q4_1`
-    # Values per token in the widest feed-forward layer; with experts, in all those a token uses.
+    # Values per token in the widest feed-forward layer, or in all experts that a token uses.
     feed_forward: int
     experts_used: int  # per token; 0 without experts
     sliding_window: int | None  # tokens that sliding-window layers see
     sliding: tuple[bool, ...]  # per layer
-    recurrent: bool  # some layers keep a state instead of a KV cache
-    state_values: int  # of all recurrent layers, for one sequence
-    draft_layers: int  # at its end, which draft for it (MTP)
-    drafts_for: int  # width of the model whose draft heads it holds; 0 for a model of its own
+    recurrent: bool  # whether some layers keep a state instead of a KV cache
+    state_values: int  # state of all recurrent layers for one sequence
+    draft_layers: int  # layers at its end that draft for it (MTP)
+    drafts_for: int  # width of the model whose draft heads it contains; 0 for a whole model
     shards: int
     tensor_bytes: int  # weights in all shards
-    embedding_bytes: int  # of those, the table of token embeddings
-    output_bytes: int  # of those, the output matrix; 0 if the embeddings serve as one
+    embedding_bytes: int  # the table of token embeddings
+    output_bytes: int  # the output matrix; 0 if the embeddings serve as one
     # Matrices used in multiplications: type, largest group of rows (32, 8, 1), bytes.
     matrix_bytes: MatrixBytes
-    is_causal: bool  # a token sees earlier ones only, so the model can generate text
+    is_causal: bool  # whether a token sees only earlier tokens, so that the model generates text
     pooling: str | None  # `none`, `mean`, `cls`, `last` or `rank`; None if the file names none
     fingerprint: str  # hash of the header, the size and samples of the weights
-    kind: Kind = "model"  # what the file holds
-    projection_width: int = 0  # of a projector: width of the model that it makes tokens for
-    holds_encoder: bool = False  # a picture encoder in the same file, which llama.cpp refuses
+    kind: Kind = "model"
+    projection_width: int = 0  # for a projector: width of the model that it makes tokens for
+    holds_encoder: bool = False  # has a picture encoder in the same file, which llama.cpp refuses
 
 
 def read(path: Path, *, cache_dir: Path) -> Gguf:
-    """Read the metadata of a model; the path of a split model is that of its first shard.
+    """Read the metadata of a model, given its file or first shard.
 
     Raises:
-        ModelInvalid: Missing, not a valid GGUF file, truncated, or a later shard.
+        ModelInvalid: The file is missing, not a valid GGUF, truncated, or a later shard.
     """
     shards = _shards(path.absolute())
     try:
@@ -157,7 +155,7 @@ def _shards(path: Path) -> tuple[Path, ...]:
     prefix, number, count = split.groups()
     names = [f"{prefix}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1)]
     if int(number) != 1:
-        raise _later_shard(path, path.with_name(names[0]))
+        raise _later_shard_error(path, path.with_name(names[0]))
     return tuple(_check_exists(path.with_name(name)) for name in names)
 
 
@@ -169,13 +167,13 @@ def _check_exists(path: Path) -> Path:
             f"model file {path} not found", hint="corral model list shows the available models"
         ) from error
     except NotRegular as error:
-        raise _not_regular(path, error) from error
+        raise _not_regular_error(path, error) from error
     except OSError as error:
         raise _unreadable_model(path, error) from error
     return path
 
 
-def _not_regular(path: Path, error: NotRegular) -> ModelInvalid:
+def _not_regular_error(path: Path, error: NotRegular) -> ModelInvalid:
     return ModelInvalid(f"{path} {error.strerror}", hint="give the path of a .gguf file")
 
 
@@ -185,7 +183,7 @@ def _unreadable_model(path: Path, error: OSError) -> ModelInvalid:
     )
 
 
-def _later_shard(path: Path, first: Path) -> ModelInvalid:
+def _later_shard_error(path: Path, first: Path) -> ModelInvalid:
     return ModelInvalid(
         f"{path} is a later shard of a split model", hint=f"give the first shard: {first}"
     )
@@ -201,13 +199,13 @@ def _read(shards: Sequence[Path]) -> Gguf:
                 _check_size(path, found, os.fstat(file.fileno()).st_size)
                 _sample(file, found.data_at, digest)
         except NotRegular as error:
-            raise _not_regular(path, error) from error
+            raise _not_regular_error(path, error) from error
         except OSError as error:
             raise _unreadable_model(path, error) from error
         headers.append(found)
     _check_split(shards, headers[0])
     size_bytes = sum(path.stat().st_size for path in shards)
-    return of_headers(shards[0], size_bytes, headers, digest.hexdigest()[:32])
+    return from_headers(shards[0], size_bytes, headers, digest.hexdigest()[:32])
 
 
 def _check_size(path: Path, found: Header, size_bytes: int) -> None:
@@ -235,14 +233,11 @@ def _sample(file: BinaryIO, data_at: int, digest: Any) -> None:
 
 
 def _check_split(shards: Sequence[Path], first: Header) -> None:
-    """Reject shards whose names contradict their metadata.
-
-    Source: llama.cpp names the keys split.no (from 0) and split.count.
-    """
+    """Reject shards whose names contradict llama.cpp's keys split.no (from 0) and split.count."""
     path = shards[0]
     number, count = first.integer("split.no"), first.integer("split.count")
     if number > 0:
-        raise _later_shard(path, path.with_name(f"…-00001-of-{count:05d}.gguf"))
+        raise _later_shard_error(path, path.with_name(f"…-00001-of-{count:05d}.gguf"))
     if count > 1 and count != len(shards):
         raise ModelInvalid(
             f"{path} is one of {count} shards, but not named as one",
@@ -250,14 +245,14 @@ def _check_split(shards: Sequence[Path], first: Header) -> None:
         )
 
 
-def of_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerprint: str) -> Gguf:
-    """Return the metadata of a model with the headers of its shards in order. Pure.
+def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerprint: str) -> Gguf:
+    """Derive the metadata of a model from the headers of its shards. Pure.
 
     Args:
-        path: Of the first shard.
-        size_bytes: Of all shards.
-        headers: One for each shard.
-        fingerprint: What distinguishes the file from others.
+        path: The first shard.
+        size_bytes: The size of all shards.
+        headers: The headers of all shards, in order.
+        fingerprint: A value that differs between files.
     """
     first = headers[0]
     found = tuple(tensor for header in headers for tensor in header.tensors)

@@ -1,11 +1,11 @@
-"""Models that settings name by what they are, not by a path: `path = "hf:OWNER/NAME:QUANT"`.
+"""Finds stored models by reference instead of path: `path = "hf:OWNER/NAME:QUANT"`.
 
-    hf:OWNER/NAME              a repository of Hugging Face: Q4_K_M, or else what is stored of it
+    hf:OWNER/NAME              a repository of Hugging Face: Q4_K_M, or else any stored model of it
     hf:OWNER/NAME:QUANT        one quantisation of it
     hf:OWNER/NAME:FILE.gguf    one file of it
     ollama:NAME[:TAG]          a model of Ollama's registry
 
-They are looked for in every store, so that it does not matter which program fetched them.
+All stores are searched, no matter which program downloaded the model.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Final
 
 from supervisor.errors import ModelInvalid, NoSuchModel
 from supervisor.models import reference
-from supervisor.models.catalogue import candidates
+from supervisor.models.catalogue import unopened_models
 from supervisor.models.file_names import parse_file_name
 from supervisor.models.local_stores import Root
 from supervisor.models.reference import HubReference
-from supervisor.models.stored_model import Candidate, StoredModel, open_candidate
+from supervisor.models.stored_model import StoredModel, open_model
 
 HUB: Final = "hf:"
 OLLAMA: Final = "ollama:"
 _OLLAMA_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,79}(?:/[\w.-]{1,79}){0,2}(?::[\w.-]{1,79})?")
 _LATEST: Final = "latest"
-# What `llama-server -hf` takes of a repository. Source: llama.cpp, common/download.cpp.
+_HUB_HOST: Final = re.compile(r"^(hf\.co|huggingface\.co)/")
+# The default quantisation of `llama-server -hf`. Source: llama.cpp, common/download.cpp.
 _USUAL: Final = "Q4_K_M"
 
 
@@ -36,7 +37,7 @@ def is_reference(path: str | Path) -> bool:
 
 
 def check(path: Path) -> Path:
-    """Check the form of a reference; other paths pass. Raises ValueError."""
+    """Return the path; raises ValueError if it is a malformed reference."""
     text = str(path)
     if text.startswith(HUB):
         try:
@@ -51,66 +52,56 @@ def check(path: Path) -> Path:
 
 
 def find(path: Path, places: Sequence[Root], cache_dir: Path) -> StoredModel | None:
-    """Look for the model of a reference in the stores; None if no whole one is there.
+    """Find the model of a reference in the stores; None if there is no complete one.
 
     Args:
+        path: The reference.
         places: From `roots`.
-        cache_dir: Of the metadata.
+        cache_dir: The cache of metadata.
     """
-    found = _candidate(str(path), places)
-    return open_candidate(found, cache_dir) if found else None
+    found = _find_unopened(str(path), places)
+    return open_model(found, cache_dir) if found else None
 
 
-def _candidate(text: str, places: Sequence[Root]) -> Candidate | None:
+def _find_unopened(text: str, places: Sequence[Root]) -> StoredModel | None:
     notes = list[str]()
     stored = (
-        candidate
-        for root in places
-        for candidate in candidates(root, notes)
-        if not candidate.problem
+        model for root in places for model in unopened_models(root, notes) if not model.problem
     )
     if text.startswith(OLLAMA):
         name = text.removeprefix(OLLAMA)
         wanted = name if ":" in name else f"{name}:{_LATEST}"
         return next(
-            (
-                candidate
-                for candidate in stored
-                if candidate.store == "ollama" and candidate.name == wanted
-            ),
-            None,
+            (model for model in stored if model.store == "ollama" and model.name == wanted), None
         )
     found = reference.parse_reference(text.removeprefix(HUB))
-    return _of_hub(found, stored) if isinstance(found, HubReference) else None
+    return _choose_stored(found, stored) if isinstance(found, HubReference) else None
 
 
-def _of_hub(wanted: HubReference, stored: Iterable[Candidate]) -> Candidate | None:
-    """Return the first store's, of one store the wanted or usual quantisation."""
+def _choose_stored(wanted: HubReference, stored: Iterable[StoredModel]) -> StoredModel | None:
+    """Choose the wanted or usual quantisation of a repository, from the first store with it."""
     found = [
-        candidate for candidate in stored if _repository(candidate).lower() == wanted.repo.lower()
+        model
+        for model in stored
+        # Ollama's names may contain the host: `hf.co/OWNER/NAME:TAG`.
+        if _HUB_HOST.sub("", model.name.partition(":")[0]).lower() == wanted.repo.lower()
     ]
     if wanted.file:
         name = Path(wanted.file).name
-        return next((candidate for candidate in found if candidate.path.name == name), None)
-    labels = {candidate: _quantisation(candidate) for candidate in found}
-    fitting = reference.matching(set(labels.values()), wanted.quantisation or _USUAL)
-    exact = [candidate for candidate in found if labels[candidate] in fitting]
+        return next((model for model in found if model.path.name == name), None)
+    labels = [_quantisation(model) for model in found]
+    fitting = reference.matching(set(labels), wanted.quantisation or _USUAL)
+    exact = [model for model, label in zip(found, labels, strict=True) if label in fitting]
     return next(iter(exact or ([] if wanted.quantisation else found)), None)
 
 
-def _repository(candidate: Candidate) -> str:
-    """Return OWNER/NAME; Ollama names the host too: `hf.co/OWNER/NAME:TAG`."""
-    name = candidate.name.partition(":")[0]
-    return re.sub(r"^(hf\.co|huggingface\.co)/", "", name)
-
-
-def _quantisation(candidate: Candidate) -> str:
-    named = parse_file_name(candidate.path.name)
-    return (named.quantisation if named else "") or candidate.name.rpartition(":")[2].upper()
+def _quantisation(model: StoredModel) -> str:
+    named = parse_file_name(model.path.name)
+    return (named.quantisation if named else "") or model.name.rpartition(":")[2].upper()
 
 
 def missing_model_error(path: Path, found: StoredModel | None) -> ModelInvalid:
-    """Return the error for a reference to a model that is not stored, or cannot be served."""
+    """Return the error for a reference to a model that is missing or cannot be served."""
     text = str(path)
     if found:
         return ModelInvalid(

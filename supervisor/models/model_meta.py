@@ -1,13 +1,9 @@
-"""What clients are told of a model, from its file: capabilities and `/v1/models` metadata. Pure.
+"""Derives a model's capabilities and `/v1/models` metadata from its file, for clients. Pure.
 
-What a model can do, in Ollama's words.
-
-Source: Ollama, types/model/capability.go, and server/images.go, which reads templates likewise.
-
-What llama-server's `/v1/models` tells of a model, from its file.
-
-Source: llama.cpp, build 10434: `get_models` of tools/server/server-context.cpp, `llama_vocab_type`
-of include/llama.h, `llama_model_ftype_name` of src/llama-model-loader.cpp.
+Sources: for capabilities, Ollama, types/model/capability.go and server/images.go, which inspects
+templates in the same way; for metadata, llama.cpp, build 10434: `get_models` of
+tools/server/server-context.cpp, `llama_vocab_type` of include/llama.h, `llama_model_ftype_name` of
+src/llama-model-loader.cpp.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ _GENERATES: Final = frozenset({None, "none"})
 
 
 def makes_vectors(found: Gguf, flags: Mapping[str, object]) -> bool:
-    """Return whether a model with these flags of its own embeds or ranks texts."""
+    """Return whether a model with these flags embeds or ranks texts."""
     pooling = flags.get("pooling", found.pooling)
     is_asked = any(flags.get(name) for name in _VECTORS) or pooling not in _GENERATES
     return is_asked or not found.is_causal
@@ -81,22 +77,19 @@ _FILE_TYPES: Final = MappingProxyType(
 
 
 def model_meta(found: Gguf) -> Mapping[str, int | str]:
-    """Return the members of `meta`, without what only a running instance has."""
+    """Return the members of `meta` that do not need a running instance."""
+    file_type = _FILE_TYPES.get(found.quantisation, found.quantisation)
+    kind, _, size = found.quantisation.rpartition("_")
+    if kind.endswith("_K") and size in _SIZES:
+        file_type = f"{kind} - {_SIZES[size]}"
     meta: dict[str, int | str] = {
         "n_vocab": found.vocab_size,
         "n_ctx_train": found.ctx_train,
         "n_embd": found.embedding_length,
         "n_params": found.parameters,
         "size": found.tensor_bytes,
-        "ftype": _file_type(found.quantisation),
+        "ftype": file_type,
     }
     if found.tokenizer in _VOCABULARIES:
         meta["vocab_type"] = _VOCABULARIES[found.tokenizer]
     return meta
-
-
-def _file_type(name: str) -> str:
-    kind, _, size = name.rpartition("_")
-    if kind.endswith("_K") and size in _SIZES:
-        return f"{kind} - {_SIZES[size]}"
-    return _FILE_TYPES.get(name, name)

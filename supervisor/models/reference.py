@@ -1,4 +1,4 @@
-"""What a word names: a repository of the hub, a file in one, or another URL. Pure."""
+"""Parses references to models: a repository of the hub, a file in one, or another URL. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _USER: Final = re.compile(r"^[^/@\s:]{1,256}:[^/@\s]{1,256}@")
 _PAGES: Final = frozenset({"resolve", "blob", "raw"})
 # Branches, tags and commits, and `refs/pr/1`.
 _REVISION: Final = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)
-# Those of the largest models have some 100.
+# The largest models have some 100 shards.
 _SHARDS_MAX: Final = 1000
 _MAIN: Final = "main"
-# What Ollama calls a model whose quantisation it chooses.
+# Ollama's tag for a quantisation of its choice.
 _LATEST: Final = "LATEST"
 
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository, and what to take of it."""
+    """A repository, and the wanted part of it."""
 
     repo: str  # OWNER/NAME
     revision: str = _MAIN
@@ -43,17 +43,17 @@ class HubReference:
 
 @dataclass(frozen=True, slots=True)
 class UrlReference:
-    """A file anywhere else."""
+    """A file on another server."""
 
     url: str
-    name: str  # the last part of its path, which is safe as a file name
+    name: str  # the last part of the path, which is safe as a file name
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def shards(self) -> tuple[UrlReference, ...]:
-        """Itself, or all shards of the model of which it is one."""
+        """All shards of the model, or only itself if the model is not split."""
         found, (head, _, tail) = (
             file_names.parse_file_name(self.name),
             self.url.rpartition(self.name),
@@ -68,19 +68,19 @@ class UrlReference:
 
 
 def is_remote(word: str) -> bool:
-    """Whether a word names a model elsewhere: pinned names have no slash."""
+    """Return whether a word is a reference; names of pinned models have no slash."""
     return "/" in word
 
 
 def parse_reference(word: str, endpoint: str = "") -> HubReference | UrlReference:
-    """Read `OWNER/NAME[:QUANT]`, also behind `hf:` or `hf.co/`, or a URL.
+    """Parse `OWNER/NAME[:QUANT]`, also after `hf:` or `hf.co/`, or a URL.
 
     Args:
-        word: What the user typed.
-        endpoint: The hub in use; its URLs name its repositories, as those of huggingface.co do.
+        word: The user's input.
+        endpoint: The hub in use; its URLs mean repositories, as those of huggingface.co do.
 
     Raises:
-        NoSuchModel: It is none of these.
+        NoSuchModel: The word is no reference.
     """
     hosts, word = _HOSTS | ({urlsplit(endpoint).netloc} - {""}), word.removeprefix("hf:")
     if "://" not in word:
@@ -129,10 +129,7 @@ def _url_reference(word: str) -> UrlReference:
 
 
 def without_secrets(word: str) -> str:
-    """Return a word to show: a URL without its user, password, query and fragment.
-
-    One without a scheme is a URL too where it begins with `user:password@`.
-    """
+    """Remove user, password, query and fragment from a URL, and `user:password@` from a word."""
     if "://" not in word:
         return _USER.sub("", word)
     scheme, netloc, path, _, _ = urlsplit(word)
@@ -147,6 +144,6 @@ def _reference_error(word: str) -> NoSuchModel:
 
 
 def matching(names: Collection[str], wanted: str) -> tuple[str, ...]:
-    """Quantisations that a word means: itself, or else with unsloth's prefix `UD-`."""
+    """Return the quantisations that a word means: itself, or else with unsloth's prefix `UD-`."""
     exact = tuple(name for name in names if name == wanted)
     return exact or tuple(name for name in names if name == f"UD-{wanted}")

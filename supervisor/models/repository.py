@@ -1,4 +1,4 @@
-"""The files of a hub repository at one commit, and which model of it to take. Pure."""
+"""Lists the files of a hub repository at one commit, and chooses a model among them. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file; its digest is a SHA-256, or the SHA-1 of a git blob where it is not in LFS."""
+    """A file; its digest is a SHA-256, or the SHA-1 of a git blob if it is not in LFS."""
 
     path: str
     size_bytes: int
@@ -66,34 +66,34 @@ class FoundRepository:
     repo: str
     downloads: int  # in the last 30 days
     likes: int
-    parameters: int | None  # number of weights, if the hub tells it
-    date: str  # of the last change, as in 2026-10-31; empty if unknown
-    is_gated: bool  # its owner wants conditions to be accepted
+    parameters: int | None  # number of weights; None if unknown
+    date: str  # date of the last change, such as 2026-10-31; empty if unknown
+    is_gated: bool  # whether users must accept conditions first
 
 
-# Small models lose most by quantisation, and 8 bits cost them little.
+# Small models suffer most from quantisation, and 8 bits take little memory.
 EIGHT_BITS_MAX_BYTES: Final = 2 * 1024**3
-# The usual width first: half the size of 8 bits at nearly the same quality. Then what loses
-# nothing, then what loses more. Source: llama.cpp, tools/quantize/README.md; `llama-server -hf`
-# takes Q4_K_M unless another is named.
+# The usual width first, which has half the size of 8 bits at nearly the same quality; then widths
+# of higher quality, then of lower quality. Source: llama.cpp, tools/quantize/README.md;
+# `llama-server -hf` takes Q4_K_M by default.
 _BITS: Final = (4, 5, 6, 8, 16, 32, 3, 2, 1)
-# Of one width, by their ends; K_M is what most people run.
+# The order of quantisations of equal width, by their ends; K_M is the most common.
 _ENDS: Final = ("K_M", "K_XL", "K_L", "K_S", "XS", "NL", "_S", "_M", "_XXS", "_0", "_1")
-# Repacked by their publisher for one kind of processor; llama.cpp reads them no more.
+# Repacked by their publisher for one kind of processor; llama.cpp no longer reads them.
 _REMOVED: Final = re.compile(r"Q4_0_[48]_[48]")
 _LISTED: Final = 40
 _KINDS: Final = (FileKind.MODEL, FileKind.DRAFT)
 
 
 def models(repository: Repository) -> tuple[FileGroup, ...]:
-    """The models whose shards are all there; of a repository of drafts alone, those."""
+    """Return the complete models; in a repository that has only drafts, the drafts."""
     whole = [group for group in repository.groups if group.is_complete]
     of_kind = ([group for group in whole if group.first.kind is kind] for kind in _KINDS)
     return tuple(next((found for found in of_kind if found), ()))
 
 
 def choose_named(repository: Repository, wanted: HubReference) -> FileGroup:
-    """Return what the user named, of any kind.
+    """Return the file or quantisation that the user named; a file may be of any kind.
 
     Raises:
         NoSuchModel: There is no such file or quantisation, or there are several.
@@ -112,10 +112,10 @@ def choose_named(repository: Repository, wanted: HubReference) -> FileGroup:
 
 
 def rank_models(repository: Repository) -> tuple[FileGroup, ...]:
-    """The models of a repository, best first.
+    """Return the models of a repository, the best first.
 
     Raises:
-        NoSuchModel: It has none, or several different ones.
+        NoSuchModel: It has no model, or several different ones.
     """
     found = [group for group in models(repository) if not _REMOVED.search(group.first.quantisation)]
     if not found:
@@ -144,13 +144,9 @@ def _rank(repository: Repository, group: FileGroup) -> tuple[object, ...]:
     name, size_bytes = group.first, repository.size_bytes(group)
     is_small = name.quantisation == "Q8_0" and size_bytes <= EIGHT_BITS_MAX_BYTES
     bits = _BITS.index(name.bits) if name.bits in _BITS else len(_BITS)
-    return (not is_small, bits, _end(name), name.path.count("/"), -size_bytes, name.path)
-
-
-def _end(name: FileName) -> int:
-    return next(
-        (at for at, ending in enumerate(_ENDS) if name.quantisation.endswith(ending)), len(_ENDS)
-    )
+    ends = (at for at, ending in enumerate(_ENDS) if name.quantisation.endswith(ending))
+    end = next(ends, len(_ENDS))
+    return (not is_small, bits, end, name.path.count("/"), -size_bytes, name.path)
 
 
 def _check_same(repo: str, found: Iterable[FileGroup]) -> None:
@@ -163,18 +159,17 @@ def _check_same(repo: str, found: Iterable[FileGroup]) -> None:
 
 
 def _model_of(name: FileName) -> str:
-    """The name without its quantisation."""
+    """Return a file name without its quantisation."""
     stem = PurePosixPath(name.prefix).name.upper().replace("FP16", "F16").replace("FP32", "F32")
     return re.sub(r"[-_.]+", "-", stem.replace(name.quantisation, "", 1)).strip("-")
 
 
 def _available_text(repository: Repository, found: Iterable[FileGroup]) -> str:
-    sizes = {_label(group): size(repository.size_bytes(group)) for group in found}
+    sizes = {}
+    for group in found:
+        name = group.first
+        is_model = name.kind is FileKind.MODEL and name.quantisation
+        label = name.quantisation if is_model else name.path
+        sizes[label] = size(repository.size_bytes(group))
     listed = [f"{label} ({amount})" for label, amount in sizes.items()][:_LISTED]
     return f"available: {', '.join(listed)}" if listed else "it has no GGUF model"
-
-
-def _label(group: FileGroup) -> str:
-    name = group.first
-    is_model = name.kind is FileKind.MODEL and name.quantisation
-    return name.quantisation if is_model else name.path

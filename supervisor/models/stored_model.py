@@ -1,9 +1,9 @@
-"""A stored model and its projector, and how a GGUF file is recognised as one.
+"""Describes stored models, walks through directories for them, and finds their projectors.
 
-Finds the projector (`mmproj`) that lies beside a model: pictures or sound become tokens by it. It
-is taken only if it was made for a model of this width, and its name leaves no doubt: it is called
-like the model, or has no name of its own and the directory has one model, in any number of
-quantisations. Another model's projector of the same width would answer nonsense.
+A projector (`mmproj`) turns pictures or sound into tokens. A projector beside a model is used only
+if it fits the model's width and clearly belongs to it: it is named like the model, or it has no
+name of its own and the directory has a single model, in any number of quantisations. With another
+model's projector of the same width, answers would be nonsense.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -35,7 +36,7 @@ _HIDDEN: Final = "."
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one walk; at any of them it ends early, with a note."""
+    """Limits of a walk, which ends early with a note when it reaches any of them."""
 
     entries: int = 50_000
     depth: int = 8
@@ -44,11 +45,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Walk:
-    """One walk through a tree.
-
-    Attributes:
-        notes: Why something was not seen, as sentences.
-    """
+    """A walk through a directory tree; `notes` has a sentence for everything it left out."""
 
     root: Path
     limits: Limits = field(default_factory=Limits)
@@ -59,18 +56,18 @@ class Walk:
     _until_s: float = 0
 
     def files(self) -> Iterator[Path]:
-        """Yield all files below the root by name, a link to a directory that was seen left out."""
+        """Yield all files below the root in order of name; visits each directory once."""
         self._until_s = self.clock() + self.limits.time_s
-        yield from self._below(self.root, 0)
+        yield from self._walk(self.root, 0)
 
-    def _below(self, directory: Path, depth: int) -> Iterator[Path]:
+    def _walk(self, directory: Path, depth: int) -> Iterator[Path]:
         for path in self._names(directory):
             if self._is_spent():
                 return
             if not os.path.isdir(path):  # noqa: PTH112 (Path.is_dir may raise)
                 yield path
             elif depth < self.limits.depth:
-                yield from self._below(path, depth + 1)
+                yield from self._walk(path, depth + 1)
             else:
                 self._note(f"{path} was not searched: more than {self.limits.depth} levels deep")
 
@@ -111,7 +108,7 @@ _NO_NAME: Final = frozenset({"", "model"})
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """The projector of a model, with its size; or sentences on files that are none."""
+    """The projector of a model, if any, and sentences about invalid files beside it."""
 
     path: Path | None = None
     size_bytes: int = 0
@@ -119,7 +116,7 @@ class Projector:
 
 
 def find_projector(model: Gguf, cache_dir: Path) -> Projector:
-    """Choose the projector beside a model. Reads the directory, and headers or cached metadata."""
+    """Choose the projector beside a model; reads its directory and the metadata of projectors."""
     own = parse_file_name(model.path.name)
     if own is None or own.kind is not FileKind.MODEL:
         return Projector()
@@ -140,7 +137,7 @@ def find_projector(model: Gguf, cache_dir: Path) -> Projector:
 
 def _directories(path: Path) -> Iterator[Path]:
     yield path.parent
-    # Repositories have their shards in a directory for each quantisation, the projector above it.
+    # A repository may have a directory of shards for each quantisation, and the projector above.
     above = parse_file_name(f"{path.parent.name}.gguf")
     if above and above.quantisation and not _base(above):
         yield path.parent.parent
@@ -164,7 +161,7 @@ def _is_named_for(file: FileName, model: FileName, groups: Sequence[FileGroup]) 
 
 
 def _base(file: FileName) -> str:
-    """A name without `mmproj`, quantisation and separators."""
+    """Return a name without `mmproj`, quantisation and separators."""
     name = re.sub(
         re.escape(file.quantisation or "\0"), "", Path(file.prefix).name, flags=re.IGNORECASE
     )
@@ -183,7 +180,7 @@ def _fits(path: Path, model: Gguf, cache_dir: Path, skipped: list[str]) -> bool:
 
 Store = Literal["corral", "models_dir", "huggingface", "llama.cpp", "lmstudio", "ollama"]
 
-# The order in which a name is given; the second of two models gets `@STORE` behind it.
+# The order in which models get their names; the second of two equal names gets `@STORE`.
 STORES: Final[tuple[Store, ...]] = (
     "corral",
     "models_dir",
@@ -199,14 +196,14 @@ _LABEL_MAX: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model that was found.
+    """A model in a store; until `open_model` has read its file, size, kind and so on are empty.
 
     Attributes:
-        name: What users call it, such as `qwen3:8b`, or `ORG/REPO:QUANT`.
-        path: The GGUF file, of a split model its first shard.
+        name: The name for users, such as `qwen3:8b` or `ORG/REPO:QUANT`.
+        path: The GGUF file, or the first shard of a split model.
         root: The directory of its store.
         files: All its shards.
-        size_bytes: On the disk, all shards together, without the projector.
+        size_bytes: Disk space of all shards, without the projector.
         kind: `chat`, `embedding` or `rerank`; empty with a problem.
         quantisation: Such as `Q4_K_M`; empty with a problem.
         projector: Its picture or sound encoder, or None.
@@ -232,13 +229,13 @@ class StoredModel:
 
     @property
     def flags(self) -> dict[str, str]:
-        """The flags for the files that belong to it."""
+        """llama-server's flags for its projector and adapters."""
         found = {"mmproj": str(self.projector)} if self.projector else {}
         return found | ({"lora": ",".join(map(str, self.adapters))} if self.adapters else {})
 
 
 def model_id(name: str) -> str:
-    """Return a name as `[models.NAME]` may have it: without `/`, and 64 characters at most."""
+    """Make a name valid for `[models.NAME]`: without `/`, and at most 64 characters."""
     written = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", name.replace("/", "--")).lstrip("._:@+-")
     if written and len(written) <= _NAME_MAX:
         return written
@@ -248,59 +245,34 @@ def model_id(name: str) -> str:
 
 
 def label(*parts: str) -> str:
-    """Join names that come from files and directories to one that clients can send."""
+    """Join the names of files and directories to a name that clients can send."""
     cleaned = (re.sub(r"[^A-Za-z0-9._:@+-]+", "-", part).lstrip("._:@+-") for part in parts)
     return "/".join(part for part in cleaned if part)[:_LABEL_MAX] or "model"
 
 
-# Stores that other programs and other users may keep; the rest was named by this user.
+# Other programs and users may own these stores; this user named the others.
 _SHARED: Final = frozenset({"huggingface", "llama.cpp", "lmstudio", "ollama"})
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A file that may be a model; the attributes are those of StoredModel.
+def open_model(model: StoredModel, cache_dir: Path) -> StoredModel | None:
+    """Read the file of a model; None if it is only a part, such as a projector.
 
-    Attributes:
-        is_certain: Whether its store says that it is a model.
+    Ollama's manifests name models, so there it is a problem instead.
     """
-
-    name: str
-    store: Store
-    path: Path
-    root: Path
-    projector: Path | None = None
-    adapters: tuple[Path, ...] = ()
-    files: tuple[Path, ...] = ()
-    problem: str | None = None
-    is_certain: bool = False
-
-
-def open_candidate(candidate: Candidate, cache_dir: Path) -> StoredModel | None:
-    """Read the header of a file; None for one that is no model of its own, such as a projector."""
-    found = StoredModel(
-        candidate.name,
-        candidate.store,
-        candidate.path,
-        candidate.root,
-        size_bytes=0 if candidate.problem else _size_bytes(candidate.path),
-        projector=candidate.projector,
-        adapters=candidate.adapters,
-        files=candidate.files,
-        problem=candidate.problem,
-    )
-    if found.problem:
-        return found
-    if candidate.store in _SHARED and (problem := foreign_owner(candidate.path)):
-        return replace(found, problem=problem)
+    if model.problem:
+        return model
+    with suppress(OSError):
+        model = replace(model, size_bytes=model.path.stat().st_size)
+    if model.store in _SHARED and (problem := foreign_owner(model.path)):
+        return replace(model, problem=problem)
     try:
-        gguf = metadata.read(candidate.path, cache_dir=cache_dir)
+        gguf = metadata.read(model.path, cache_dir=cache_dir)
     except ModelInvalid as error:
-        return replace(found, problem=error.message.replace(f"{candidate.path} ", "it ", 1))
+        return replace(model, problem=error.message.replace(f"{model.path} ", "it ", 1))
     if gguf.kind != "model":
         problem = f"it holds no model: {gguf.kind}"
-        return replace(found, problem=problem) if candidate.is_certain else None
-    return _describe_model(found, gguf, cache_dir)
+        return replace(model, problem=problem) if model.store == "ollama" else None
+    return _describe_model(model, gguf, cache_dir)
 
 
 def _describe_model(found: StoredModel, gguf: Gguf, cache_dir: Path) -> StoredModel:
@@ -312,28 +284,20 @@ def _describe_model(found: StoredModel, gguf: Gguf, cache_dir: Path) -> StoredMo
         )
     elif not gguf.layers:
         problem = f"its architecture {gguf.architecture or 'is missing'} has no layers of text"
+    kind, projector = "" if problem else kind_of(gguf), found.projector
+    if kind == "chat" and not projector:
+        projector = find_projector(gguf, cache_dir).path
     return replace(
         found,
         size_bytes=gguf.size_bytes,
-        kind="" if problem else kind_of(gguf),
+        kind=kind,
         quantisation=gguf.quantisation,
-        projector=found.projector or (None if problem else _projector(gguf, cache_dir)),
+        projector=projector,
         problem=problem,
     )
-
-
-def _projector(gguf: Gguf, cache_dir: Path) -> Path | None:
-    return find_projector(gguf, cache_dir).path if kind_of(gguf) == "chat" else None
 
 
 def kind_of(gguf: Gguf) -> str:
     if gguf.pooling == "rank":
         return "rerank"
     return "embedding" if gguf.pooling is not None or not gguf.is_causal else "chat"
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -1,9 +1,7 @@
-"""Sizes of tensors and properties of layers, from a GGUF header and ggml's tables of types. Pure.
+"""Derives sizes of tensors and properties of layers from a GGUF header. Pure.
 
-Tables of ggml's tensor types and llama.cpp's file types.
-
-Source: ggml.h (enum ggml_type), ggml-common.h (the blocks' structs), llama.h (enum llama_ftype);
-gguf-py's constants.py has the same, and the tests compare them.
+Source of the tables: ggml.h (enum ggml_type), ggml-common.h (the blocks' structs), llama.h (enum
+llama_ftype); the tests compare them with gguf-py's constants.py.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from supervisor.models.gguf import Header, Tensor
 
 
 class GgmlType(NamedTuple):
-    """How a tensor type stores values: in blocks of `block_elements` that take `block_bytes`."""
+    """A tensor type, which stores values in blocks of `block_elements` and `block_bytes`."""
 
     name: str
     block_elements: int
@@ -80,7 +78,6 @@ FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
 
 
 def block_bytes(name: str) -> int:
-    """Bytes of a block of a known type."""
     return _BY_NAME[name].block_bytes
 
 
@@ -93,15 +90,15 @@ _CLASSIFIER: Final = "cls.output.weight"
 # Source: ggml-cpu/amx/amx.cpp and ggml-cpu/repack.cpp.
 _ROW_GROUPS: Final = (32, 8, 1)
 
-# Where the file does not list the layers with a sliding window, llama.cpp derives them from the
+# If the file does not list the layers with a sliding window, llama.cpp derives them from the
 # architecture: of every N layers, all but the last have one. Source: llama-model.cpp, load_hparams;
-# llama-hparams.cpp, set_swa_pattern. An architecture that is missing here is taken to have no such
-# layers, so its KV cache is overestimated.
+# llama-hparams.cpp, set_swa_pattern. An architecture that is missing here is assumed to have no
+# such layers, so its KV cache is overestimated.
 _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
     {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "olmo2": 4}
 )
-# Of every N layers, the last has a KV cache and the others have a recurrent state, where the file
-# does not say otherwise. Source: llama.cpp, load_arch_hparams of these.
+# Of every N layers, the last has a KV cache and the others have a recurrent state, unless the file
+# says otherwise. Source: llama.cpp, load_arch_hparams of these architectures.
 _INTERVALS: Final[Mapping[str, int]] = MappingProxyType(
     {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 )
@@ -118,7 +115,7 @@ MatrixBytes = tuple[tuple[str, int, int], ...]
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Size of a tensor; 0 for an unknown type."""
+    """Return the size of a tensor; 0 for an unknown type."""
     kind = GGML_TYPES.get(tensor.kind, UNKNOWN)
     return tensor.elements // kind.block_elements * kind.block_bytes
 
@@ -128,9 +125,9 @@ def bytes_of(name: str, tensors: Iterable[Tensor]) -> int:
 
 
 def matrix_bytes(tensors: Sequence[Tensor], *, generates: bool) -> MatrixBytes:
-    """Sizes of matrices used in multiplications, by type and the group that divides their rows.
+    """Sum the matrices used in multiplications by type and by the group that divides their rows.
 
-    A model that generates text without an output matrix loads the embedding a second time as one.
+    A model that generates text without an output matrix loads the embedding twice.
     """
     is_tied = generates and all(tensor.name != OUTPUT for tensor in tensors)
     sizes: Counter[tuple[str, int]] = Counter()
@@ -152,7 +149,7 @@ def is_causal(header: Header, architecture: str) -> bool:
 
 
 def pooling(header: Header, architecture: str, tensors: Iterable[Tensor]) -> str | None:
-    """How token vectors become one vector; `rank` for a file that has only a classifier head."""
+    """Return how token vectors become one vector; `rank` if the file has a classifier head."""
     number = header.integer(f"{architecture}.pooling_type", -1)
     if 0 <= number < len(_POOLINGS):
         return _POOLINGS[number]
@@ -160,7 +157,7 @@ def pooling(header: Header, architecture: str, tensors: Iterable[Tensor]) -> str
 
 
 def per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
-    """Expand a key that has either one number for all layers or one for each."""
+    """Expand a key that has a single number for all layers or a number for each."""
     given = header.integers(key)
     if len(given) > 1:
         return given
@@ -168,7 +165,7 @@ def per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int,
 
 
 def sliding_layers(header: Header, architecture: str, layers: int) -> tuple[bool, ...]:
-    """Whether each layer sees a sliding window only."""
+    """Return, for each layer, whether it sees only a sliding window."""
     own = f"{architecture}.attention.sliding_window"
     if not header.integer(own):
         return (False,) * layers
@@ -182,10 +179,10 @@ def sliding_layers(header: Header, architecture: str, layers: int) -> tuple[bool
 
 
 def kv_heads(header: Header, architecture: str, layers: int, heads: int) -> tuple[int, ...]:
-    """Key and value heads of each layer; 0 for one without a KV cache of the model's own.
+    """Return the key and value heads of each layer; 0 for a layer without a KV cache.
 
-    Source: llama.cpp, load_arch_hparams of qwen35 and qwen3next; a layer that only drafts has its
-    cache in another context.
+    Layers that only draft have their cache in another context. Source: llama.cpp,
+    load_arch_hparams of qwen35 and qwen3next.
     """
     own = f"{architecture}."
     given = per_layer(header, f"{own}attention.head_count_kv", layers, heads)
@@ -200,18 +197,17 @@ def kv_heads(header: Header, architecture: str, layers: int, heads: int) -> tupl
 
 
 def is_recurrent(header: Header, architecture: str) -> bool:
-    """Whether some layers keep a state instead of a KV cache: Mamba, RWKV, LFM2, delta nets."""
+    """Return whether any layer has a state instead of a KV cache: Mamba, RWKV, LFM2, delta nets."""
     own = tuple(f"{architecture}.{name}." for name in ("ssm", "wkv", "shortconv", "kda"))
     return any(key.startswith(own) for key in header.metadata)
 
 
 def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -> int:
-    """Values that all recurrent layers keep for one sequence.
+    """Return the number of values that all recurrent layers keep for one sequence.
 
-    A Mamba layer keeps its state and the last inputs of its convolution, an LFM2 layer only these.
-    Where the file marks layers that have a KV cache, those have no recurrent state.
-
-    Source: llama-hparams.cpp, n_embd_r and n_embd_s.
+    A Mamba layer keeps its state and the last inputs of its convolution; an LFM2 layer, only the
+    inputs. A layer that the file marks as having a KV cache has no state. Source:
+    llama-hparams.cpp, n_embd_r and n_embd_s.
     """
     own = f"{architecture}."
     trunk = kv_heads[: len(kv_heads) - draft_layers(header, architecture)]
@@ -228,7 +224,7 @@ def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -
 
 
 def drafts_for(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
-    """Width of the model that a file of draft heads belongs to; 0 for a model of its own.
+    """Return the width of the model that a file of draft heads belongs to; 0 for a whole model.
 
     Source: llama.cpp, load_arch_hparams of eagle3; load_arch_tensors of qwen35, `mtp_only`.
     """
@@ -240,19 +236,19 @@ def drafts_for(header: Header, architecture: str, found: Sequence[Tensor]) -> in
 
 
 def loaded_draft_layers(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
-    """Layers that draft and are there: converters may leave their weights out."""
+    """Return the number of draft layers; 0 if the file lacks their weights."""
     is_there = any(tensor.name.endswith(_DRAFT_LAYER) for tensor in found)
     return draft_layers(header, architecture) if is_there else 0
 
 
 def draft_layers(header: Header, architecture: str) -> int:
-    """Layers at the end that only draft (multi-token prediction, MTP)."""
+    """Return the number of layers at the end that only draft (multi-token prediction, MTP)."""
     layers = header.integer(f"{architecture}.block_count")
     return min(layers, header.integer(f"{architecture}.nextn_predict_layers"))
 
 
 def feed_forward(header: Header, architecture: str) -> int:
-    """Values per token in the widest feed-forward layer."""
+    """Return the values per token in the widest feed-forward layer."""
     own = f"{architecture}."
     of_experts = header.integer(f"{own}expert_feed_forward_length") * header.integer(
         f"{own}expert_used_count"

@@ -1,9 +1,8 @@
-"""Transfers a file, continues where it stopped, and checks it; reads headers of remote GGUF files.
+"""Downloads a file with resumption and a check of its hash; reads headers of remote GGUF files.
 
-Transfers one file, continues where it stopped, and checks what came. Always over plain HTTP with
-ranges, which the hub offers for files in its Xet store as well. So it works through every proxy and
-mirror, and can be continued by any later command. Xet's own protocol would save what two versions
-of a file have in common, which quantised models do not have.
+Downloads use plain HTTP with ranges, which the hub offers for files in its Xet store as well. So
+they work through every proxy and mirror, and any later command can resume them. Xet's own protocol
+saves the common parts of two versions of a file, but quantised models have none.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class Digest(Protocol):
 
 
 def digest_like(expected: str, size_bytes: int) -> Digest:
-    """Return an empty digest of the kind of `expected`, for a file of this size.
+    """Return a new digest of the same kind as `expected`, for a file of this size.
 
-    A SHA-256 names a file in LFS, a git blob's SHA-1 any other. Source: gitformat-blob; the hub's
-    field `blobId`.
+    A file in LFS has a SHA-256, any other the SHA-1 of a git blob. Source: gitformat-blob; the
+    hub's field `blobId`.
     """
     if len(expected) != _SHA1_LENGTH:
         return hashlib.sha256()
@@ -58,7 +57,6 @@ def digest_like(expected: str, size_bytes: int) -> Digest:
 def update_from(
     digest: Digest, file: IO[bytes], size_bytes: int, progress: Callable[[int], None]
 ) -> None:
-    """Add the next bytes of a file to a digest."""
     done_bytes = 0
     while chunk := file.read(min(_CHUNK_BYTES, size_bytes - done_bytes)):
         digest.update(chunk)
@@ -66,7 +64,7 @@ def update_from(
         progress(done_bytes)
 
 
-def check(directory: Path, wanted_bytes: int) -> None:
+def check_space(directory: Path, wanted_bytes: int) -> None:
     """Raise DiskFull if a directory, which need not exist yet, has less space."""
     there = next(parent for parent in (directory, *directory.parents) if parent.exists())
     free_bytes = shutil.disk_usage(there).free
@@ -79,18 +77,18 @@ def check(directory: Path, wanted_bytes: int) -> None:
 
 
 _POLL_S: Final = 1.0
-# The other command gives up after less: four waits of up to a minute without a byte.
+# A live command gives up earlier: after four waits of up to a minute without a byte.
 _STALLED_S: Final = 600.0
 
 
 @contextmanager
-def turn(lock: Path, part: Path, name: str, notify: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a file during the block; wait while another command's part grows.
+def take_turn(lock: Path, part: Path, name: str, notify: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a file; wait while another command downloads the file.
 
-    The lock is huggingface_hub's own, so its commands wait too.
+    huggingface_hub uses the same lock, so its commands wait too.
 
     Raises:
-        DownloadFailed: The other command holds it and fetches nothing.
+        DownloadFailed: Another command holds the lock and makes no progress.
         OSError: The lock cannot be created.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +123,7 @@ def _acquire(
 
 
 def _size(part: Path) -> int:
-    """The bytes of all parts of a file: huggingface_hub gives each process one of its own."""
+    """Sum all partial files of a file, as each process of huggingface_hub has its own."""
     size_bytes = 0
     for path in part.parent.glob(f"{glob.escape(part.stem)}*{part.suffix}"):
         with suppress(FileNotFoundError):
@@ -137,13 +135,13 @@ _BUFFER_BYTES: Final = 1024**2
 
 
 class PartFile:
-    """Appends to a partial file, and keeps the digest of what it holds.
+    """Appends to a partial file, and computes the digest of its content.
 
     Args:
-        path: Of the partial file; its directory exists.
-        digest: That of the whole file; empty if unknown, then its SHA-256 is computed.
-        size_bytes: Of the whole file.
-        progress: Receives the bytes that were read again, of an earlier part.
+        path: The partial file, in an existing directory.
+        digest: The digest of the whole file; if empty, the SHA-256 is computed.
+        size_bytes: The size of the whole file.
+        progress: Receives the bytes read so far from an earlier partial file.
     """
 
     def __init__(
@@ -184,13 +182,13 @@ class PartFile:
         return not self._expected or self.hex_digest == self._expected
 
     def append(self, data: bytes) -> None:
-        """Raises OSError if the disk is full; what was written stays."""
+        """Append bytes; raises OSError if the disk is full, but keeps the file."""
         self._file.write(data)
         self._digest.update(data)
         self.done_bytes += len(data)
 
     def flush(self) -> None:
-        """Give what was appended to the system: it survives this process."""
+        """Pass appended bytes to the system, so that they survive this process."""
         self._file.flush()
 
     def restart(self) -> None:
@@ -200,7 +198,7 @@ class PartFile:
         self.done_bytes = 0
 
     def publish(self, path: Path) -> None:
-        """Write everything to the disk, then rename."""
+        """Write everything to the disk, then rename the file."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._path.replace(path)
@@ -209,8 +207,8 @@ class PartFile:
         self._path.unlink(missing_ok=True)
 
 
-# A CDN does not send objects of more than 50 GB at once. Source: huggingface_hub, constants.py,
-# MAX_HTTP_DOWNLOAD_SIZE; CloudFront's quotas. Parts of them it does.
+# A CDN does not send objects of more than 50 GB at once, but it sends ranges of them. Source:
+# huggingface_hub, constants.py, MAX_HTTP_DOWNLOAD_SIZE; CloudFront's quotas.
 _RANGE_MAX_BYTES: Final = 16 * 1024**3
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -226,11 +224,11 @@ class Transfer:
 
     Attributes:
         name: For messages.
-        digest: As the hub names it; empty if unknown.
-        tag: The entity tag of a file without digest, which is continued only if it has one.
-        part: Where it grows.
-        target: Its final name.
-        lock: Held by the one command that fetches it.
+        digest: The hub's digest; empty if unknown.
+        tag: The entity tag of a file without digest; needed to resume.
+        part: The path of the partial file.
+        target: The final path.
+        lock: Held by the command that fetches the file.
     """
 
     name: str
@@ -246,19 +244,22 @@ class Transfer:
 @dataclass(frozen=True, slots=True)
 class Fetched:
     received_bytes: int  # by this command
-    sha256: str  # or the digest of its kind; empty if the file was there
+    sha256: str  # or the SHA-1 of a git blob; empty if the file was there
 
 
 def fetch(transfer: Transfer, client: HubClient, progress: Progress) -> Fetched:
-    """Fetch a file unless it is there; two commands for one file take turns.
+    """Fetch a file unless it is there; two commands for the same file take turns.
 
     Raises:
-        DownloadFailed: It broke too often, or it is not what the hub says it is.
-        DiskFull: The disk is full; what there is stays.
-        AccessDenied: Its directory cannot be used.
+        DownloadFailed: The download broke too often, or the file's digest or size is wrong.
+        DiskFull: The disk is full; the partial file stays.
+        AccessDenied: The directory cannot be used.
         CorralError: The server refuses.
     """
-    with _disk_errors(transfer), turn(transfer.lock, transfer.part, transfer.name, client.notify):
+    with (
+        _translate_disk_errors(transfer),
+        take_turn(transfer.lock, transfer.part, transfer.name, client.notify),
+    ):
         if _is_there(transfer):
             return Fetched(0, "")
         transfer.part.parent.mkdir(parents=True, exist_ok=True)
@@ -286,7 +287,7 @@ def _is_there(transfer: Transfer) -> bool:
 def _receive(
     transfer: Transfer, part: PartFile, client: HubClient, progress: Callable[[int], None]
 ) -> int:
-    """Complete the part; return the bytes that came for it."""
+    """Complete the partial file; return the bytes received."""
     received = 0
 
     def attempt(attempts: Attempts) -> None:
@@ -294,19 +295,19 @@ def _receive(
         try:
             for data in _pieces(transfer, part, client):
                 part.append(data)
-                attempts.progressed()
+                attempts.note_progress()
                 received += len(data)
                 progress(part.done_bytes)
         finally:
             part.flush()
 
     while not part.is_complete:
-        client.retried(attempt, f"the download of {transfer.name} broke", _AGAIN)
+        client.retry(attempt, f"the download of {transfer.name} broke", _AGAIN)
     return received
 
 
 def _pieces(transfer: Transfer, part: PartFile, client: HubClient) -> Iterator[bytes]:
-    """Yield what comes next; the part is begun again where the server sends the whole file."""
+    """Request the next range; restarts the partial file if the server sends the whole file."""
     last = min(part.done_bytes + _RANGE_MAX_BYTES, transfer.size_bytes) - 1
     headers = {"range": f"bytes={part.done_bytes}-{last}"}
     if transfer.tag and part.done_bytes:
@@ -342,7 +343,7 @@ def _reject(transfer: Transfer, part: PartFile, reason: str) -> NoReturn:
 
 
 @contextmanager
-def _disk_errors(transfer: Transfer) -> Iterator[None]:
+def _translate_disk_errors(transfer: Transfer) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -358,7 +359,7 @@ def _disk_errors(transfer: Transfer) -> Iterator[None]:
         ) from error
 
 
-# The reader takes no more of a header.
+# The reader of headers reads no further.
 _MOST_BYTES: Final = 64 * 1024**2 + 1024
 _HEADER_BUFFER_BYTES: Final = 64 * 1024
 
@@ -373,7 +374,7 @@ class RemotePart:
 
 
 class _Stream(io.RawIOBase):
-    """The body of a response as a file that is read from its beginning to its end."""
+    """The body of a response as a file that can be read once, from start to end."""
 
     def __init__(self, response: Any, size_bytes: int) -> None:
         self._pieces: Iterator[bytes] = response.iter_raw()
@@ -388,7 +389,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def seek(self, _offset: int, whence: int = os.SEEK_SET, /) -> int:
-        # The reader asks for the size, and goes back to the beginning before it reads.
+        # The reader seeks to the end for the size, and back to the start before it reads.
         return self._size_bytes if whence == os.SEEK_END else self._at
 
     def tell(self) -> int:
@@ -410,13 +411,13 @@ def read(parts: Sequence[RemotePart], client: HubClient) -> Gguf:
     """Read the metadata of a model, given its shards in order.
 
     Raises:
-        ModelInvalid: It is no valid GGUF.
-        CorralError: As HubClient.stream and HubClient.retried.
+        ModelInvalid: A shard is not a valid GGUF.
+        CorralError: As HubClient.stream and HubClient.retry.
     """
     headers = [_header(part, client) for part in parts]
     digest = hashlib.sha256("".join(part.url for part in parts).encode()).hexdigest()
     size_bytes = sum(part.size_bytes for part in parts)
-    return metadata.of_headers(Path(parts[0].name), size_bytes, headers, digest[:32])
+    return metadata.from_headers(Path(parts[0].name), size_bytes, headers, digest[:32])
 
 
 def _header(part: RemotePart, client: HubClient) -> Header:
@@ -427,4 +428,4 @@ def _header(part: RemotePart, client: HubClient) -> Header:
             stream = io.BufferedReader(_Stream(response, part.size_bytes), _HEADER_BUFFER_BYTES)
             return gguf.read(cast("Any", stream), part.name)
 
-    return client.retried(attempt, f"cannot read the header of {part.name}")
+    return client.retry(attempt, f"cannot read the header of {part.name}")

@@ -296,7 +296,7 @@ def test_a_part_of_another_program_counts_as_progress(
 
     monkeypatch.setattr(filelock, "FileLock", Lock)
     said: list[str] = []
-    with transfer_module.turn(one.lock, one.part, FILE, said.append):
+    with transfer_module.take_turn(one.lock, one.part, FILE, said.append):
         assert next(sizes, None) is None
     assert said == [f"another command fetches {FILE}; waiting for it"]
 
