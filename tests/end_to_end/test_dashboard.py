@@ -184,6 +184,33 @@ def test_a_lost_connection_is_told_and_comes_back(dashboard: Dashboard) -> None:
     page.unroute_all(behavior="wait")
 
 
+def test_a_new_tab_is_signed_in_by_an_open_one(browser: Browser, daemon: CorralCli) -> None:
+    dashboard = Dashboard(browser.new_context(), daemon.url)
+    dashboard.sign_in(daemon.data("ui", "--no-browser")["url"])
+    (cookie,) = dashboard.context.cookies()
+    tab = dashboard.context.new_page()
+    tab.goto(f"{daemon.url}/corral")
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    token = tab.evaluate("sessionStorage.getItem('corral.session')")
+    assert token == dashboard.page.evaluate("sessionStorage.getItem('corral.session')")
+    assert token not in tab.url
+    assert dashboard.context.cookies() == [cookie]
+    assert token not in cookie["value"]
+    other = browser.new_context().new_page()
+    other.goto(f"{daemon.url}/corral")
+    expect(other.get_by_text("This tab is not signed in.")).to_be_visible()
+    dashboard.page.get_by_role("button", name="Sign out").click()
+    for page in (dashboard.page, tab):
+        expect(page.get_by_text("This tab is not signed in.")).to_be_visible()
+    late = dashboard.context.new_page()
+    late.goto(f"{daemon.url}/corral")
+    expect(late.get_by_text("This tab is not signed in.")).to_be_visible()
+    assert late.evaluate("sessionStorage.getItem('corral.session')") is None
+    assert dashboard.complaints == []
+    for context in (dashboard.context, other.context):
+        context.close()
+
+
 def test_strangers_are_refused(browser: Browser, daemon: CorralCli) -> None:
     link = daemon.data("ui", "--no-browser")["url"]
     dashboard = Dashboard(browser.new_context(), daemon.url)

@@ -4,7 +4,7 @@ import { App } from "./app.js";
 import { html, render } from "./html.js";
 import { LiveStore } from "./live/store.js";
 import { LiveStream } from "./live/stream.js";
-import { isSignInAddress, signInByAddress } from "./session.js";
+import { isSignInAddress, shareSession, signInByAddress } from "./session.js";
 import { apply, current } from "./theme.js";
 
 const TICK_MS = 1000;
@@ -18,3 +18,4 @@ setInterval(() => store.notify(), TICK_MS); // ages grow though nothing arrives
 // A link of `corral ui` that is opened in a window with this page changes its address alone.
 window.addEventListener("hashchange", () => isSignInAddress(location.hash) && location.reload());
 await stream.start();
+shareSession(store, () => stream.open());

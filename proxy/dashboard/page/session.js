@@ -1,8 +1,9 @@
 // The session of this tab.
 
-import { keepSessionToken, post } from "./api.js";
+import { keepSessionToken, post, sessionToken } from "./api.js";
 
 const TOKEN = /^#token=([\w-]+)$/;
+const CHANNEL = "corral.session";
 
 export function isSignInAddress(hash) {
   return TOKEN.test(hash);
@@ -28,6 +29,20 @@ export async function signInByKey(key) {
 export async function signOut() {
   await post("/corral/v1/session/end");
   keepSessionToken(null);
+}
+
+// Tabs that show the daemon's figures give their token to one that is signed out and asks. The
+// channel reaches pages of this origin in this browser alone, as `sessionStorage` does.
+export function shareSession(store, onToken) {
+  const channel = new BroadcastChannel(CHANNEL);
+  channel.addEventListener("message", ({ data: { isAsked, token } }) => {
+    const phase = store.connection.phase;
+    if (isAsked && phase === "open") channel.postMessage({ token: sessionToken() });
+    if (!token || phase !== "signed out") return;
+    keepSessionToken(token);
+    onToken();
+  });
+  if (store.connection.phase === "signed out") channel.postMessage({ isAsked: true });
 }
 
 async function begin(secret) {
