@@ -14,7 +14,6 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import is_
 from pathlib import Path
@@ -336,4 +335,4 @@ class EngineReaderAdapter:
         except CorralError as error:
             message = without_directories("; ".join(filter(None, (error.message, error.hint))))
             raise Unavailable(message, retry_after_s=10) from error
-        return asdict(runtime_metadata(engine))
+        return dict(runtime_metadata(engine))

@@ -1,5 +1,6 @@
-"""llama.cpp builds: found, probed, chosen, installed.
+"""Finds llama.cpp builds on this machine, probes them, and installs new ones.
 
-`discover` finds engines, `probe` and `help` read what each can do; `releases`, `variant` and
-`install` bring llama.cpp's releases; `installed` knows which build is in use.
+`discover` finds engines; `probe` runs their programs and `help` parses their options. `releases`
+reads llama.cpp's releases, `variant` chooses the files for this machine, and `install` installs
+them. `installed` knows the installed builds and the build in use.
 """

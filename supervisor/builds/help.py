@@ -1,13 +1,7 @@
-"""Parses the options of a build from its `--help`, with the values of `--spec-type`.
+"""Parses the options of a build from its `--help`, and knows the values of `--spec-type`.
 
-The values of `--spec-type`: how an engine drafts tokens, and how many at once.
-
-Source: llama.cpp, common_speculative_n_max; --spec-type and the defaults in --help of builds 10434
-and 11434.
-
-Parses the options of a build from its `--help`.
-
-Source: common/arg.cpp (common_arg::to_string), whose format has held since b3716.
+Source: llama.cpp, common/arg.cpp (common_arg::to_string), whose format has held since b3716;
+common_speculative_n_max; --spec-type and its defaults in the --help of builds 10434 and 11434.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from typing import Final, Literal
 
 from supervisor.system.paths import shipped_directory
 
-# The option that limits the tokens drafted at once, and its default. ngram-cache has no option.
+# The option that limits the tokens drafted at once, and its default; ngram-cache has no option.
 _NGRAM_LIMITS: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
     {
         "ngram-mod": ("spec-ngram-mod-n-max", 64),
@@ -33,32 +27,32 @@ _NGRAM_LIMITS: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
         "ngram-cache": ("", 8),
     }
 )
-# Drafting with layers of the model's own (multi-token prediction).
+# Drafting with layers of the model itself (multi-token prediction).
 MTP: Final = "draft-mtp"
-# draft-simple, draft-eagle3, draft-mtp.
+# The limit of draft-simple, draft-eagle3 and draft-mtp.
 _MODEL_LIMIT: Final = ("spec-draft-n-max", 3)
-# Before b9464 a draft model alone turned drafting on, of up to 16 tokens.
+# Before b9464 a draft model alone turned on drafting of up to 16 tokens.
 _UNNAMED: Final = "draft"
 _UNNAMED_LIMIT: Final = ("spec-draft-n-max", 16)
 
 
 def spec_types(chosen: Mapping[str, FlagValue]) -> list[str]:
-    """The types in use under options by today's names; empty without drafting."""
+    """Return the values of `--spec-type` in use, for options by today's names; often empty."""
     default = _UNNAMED if "spec-draft-model" in chosen else "none"
     kinds = str(chosen.get("spec-type", default)).split(",")
     return [kind for kind in kinds if kind not in {"", "none"}]
 
 
 def draft_limits(chosen: Mapping[str, FlagValue]) -> Iterator[tuple[str, int]]:
-    """The option that limits the tokens drafted at once, with its default, for each type in use."""
+    """Yield, for each type in use, the option that limits drafted tokens, and its default."""
     for kind in spec_types(chosen):
         yield _UNNAMED_LIMIT if kind == _UNNAMED else _NGRAM_LIMITS.get(kind, _MODEL_LIMIT)
 
 
 def needs_draft_cache(kind: str) -> bool:
-    """Whether a type fails where its KV cache lacks a prompt that the model's has.
+    """Return whether drafting fails if the draft's KV cache lacks a prompt in the model's cache.
 
-    N-grams are looked up in the text. Layers of the model's own draft less well. Source: measured
+    N-grams need only the text; layers of the model itself merely draft less well. Source: measured
     on build 10434.
     """
     return kind not in _NGRAM_LIMITS and kind != MTP
@@ -91,29 +85,28 @@ _BULLET_HINTS: Final = frozenset({"MODE", "TYPE", "FORMAT"})
 class Flag:
     """One option of one build."""
 
-    # Every spelling with its dashes, in the printed order, negative forms included.
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # all spellings with dashes, in the printed order, also negative forms
     kind: Kind  # the kind of its value; a `switch` has none
-    hint: str | None = None  # the value as the help names it, such as `N`; None without a value
-    # The words it accepts, empty if any. An `int` or `number` with choices accepts these words
-    # beside numbers; a `list` accepts any of them, comma-separated.
+    hint: str | None = None  # the name of its value in the help, such as `N`; None without a value
+    # The words that it accepts; empty if it accepts any. An `int` or `number` accepts these words
+    # as well as numbers; a `list` accepts any of them, separated by commas.
     choices: tuple[str, ...] = ()
-    default: str | None = None  # as printed; None if not printed
+    default: str | None = None  # None if not printed
     env: str | None = None
     deprecated: str | None = None  # the help's note on deprecation, or None
-    removed: str | None = None  # the help's advice, if only a stub is left that refuses to start
-    help: str = ""  # the description as printed, without the indent
+    removed: str | None = None  # the help's advice if the option only refuses to start, or None
+    help: str = ""  # the printed description, without the indent
 
     @property
     def key(self) -> str:
-        """The name used in settings: the first long one without its dashes."""
+        """The name in settings: the first long spelling, without its dashes."""
         longs = [name for name in self.names if name.startswith("--")]
         positive = [name for name in longs if not name.startswith("--no-")]
         return (positive or longs or self.names)[0].lstrip("-")
 
     @property
     def value_count(self) -> int:
-        """How many words follow it: two for `START END`, one for `<a pattern>=<a type>,...`."""
+        """Number of words after it: two for `START END`, one for `<a pattern>=<a type>,...`."""
         hint = self.hint or ""
         words = hint.split()
         return len(words) if all(word.isupper() for word in words) else 1
@@ -138,38 +131,37 @@ class Flags:
         object.__setattr__(self, "_index", MappingProxyType(index))
 
     def find(self, name: str) -> Flag | None:
-        """The option of this name, in any of its spellings, with or without dashes."""
+        """Find an option by any of its spellings, with or without dashes."""
         return self._index.get(plain_name(name))
 
     def nearest(self, name: str) -> str | None:
-        """The known long name most similar to `name`, or None."""
         return nearest(name, self._index)
 
 
 def plain_name(name: str) -> str:
-    """A name as settings have it: no leading dashes, and dashes for underscores.
+    """Return a name in the form of settings: no leading dashes, no underscores.
 
-    Source: common/arg.cpp turns underscores of long options into dashes too.
+    Source: common/arg.cpp, too, turns underscores of long options into dashes.
     """
     return name.lstrip("-").replace("_", "-")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` most similar to `name`, or None."""
+    """Return the name in `known` most similar to `name`, or None."""
     found = difflib.get_close_matches(
         plain_name(name), [name for name in known if len(name) > 3], n=1
     )
     return found[0] if found else None
 
 
-# Two formats are parsed: the output of `llama-server --help`, and the lists under `vendor/help/`,
-# most of which were derived from the sources of a build. A derived list starts with a `#` line and
-# has neither defaults nor descriptions; a flag whose kind it does not show is of kind `unknown`.
+# Two formats are parsed: the output of `llama-server --help`, and the lists in `vendor/help/`, most
+# of which were derived from the sources of a build. A derived list starts with a `#` line and has
+# neither defaults nor descriptions; an option whose kind it does not show has the kind `unknown`.
 
 
-@functools.lru_cache(maxsize=4)  # each plan of a model asks for those of its engine
+@functools.lru_cache(maxsize=4)  # every plan of a model needs the options of its engine
 def parse(text: str) -> Flags:
-    """The options of a help text; other lines are skipped."""
+    """Parse the options of a help text, and skip other lines."""
     is_derived = text.startswith("#")
     blocks: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
@@ -245,14 +237,14 @@ def _kind(hint: str | None, choices: tuple[str, ...], default: str | None) -> Ki
 
 
 def recorded_builds() -> Mapping[str, Path]:
-    """The recorded help texts by build, such as `b10434`, oldest first."""
+    """Return the recorded help texts by build, such as `b10434`, the oldest first."""
     paths = (shipped_directory("vendor") / "help").glob("b*.txt")
     return {path.stem: path for path in sorted(paths, key=lambda path: int(path.stem[1:]))}
 
 
 @functools.cache
 def recorded_names() -> frozenset[str]:
-    """Every name of any recorded build, without dashes."""
+    """Return every option name of any recorded build, without dashes."""
     texts = (path.read_text("utf-8") for path in recorded_builds().values())
     heads = (line for text in texts for line in text.splitlines() if line.startswith("-"))
     found = (_NAMES.match(head) for head in heads)
@@ -262,13 +254,12 @@ def recorded_names() -> frozenset[str]:
 
 @functools.cache
 def newest_flags() -> Flags:
-    """The options of the newest recorded build."""
     *_, newest = recorded_builds().values()
     return parse(newest.read_text("utf-8"))
 
 
 def recorded_flag(name: str) -> Flag | None:
-    """The option of this name in the newest recorded build that has it."""
+    """Find an option in the newest recorded build that has it."""
     if (flag := newest_flags().find(name)) or plain_name(name) not in recorded_names():
         return flag
     return _recorded_flags()[plain_name(name)]

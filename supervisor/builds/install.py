@@ -1,13 +1,12 @@
-"""Installs a release: downloads it, extracts its archive, and runs its program. Blocks.
+"""Installs a release: downloads it, extracts its archives, and runs its program. Blocks.
 
-Reads the entries of `.tar.gz` and `.zip`, and says where each may be put. An entry is a file, a
-directory, or a link to a file beside it. Others, and names that lead out of the archive's
-directory, are refused. What is read is counted, headers too: some kilobytes can expand to any size.
+A build gets its directory only after its program has run on this machine. Until then its files are
+in a directory whose name begins with a dot. An interrupted command leaves only a partial download,
+which the next command resumes.
 
-Installs the files of a release: downloads, extracts and runs them. Blocks. A build gets its
-directory when its program has run on this machine. Until then its files are in a directory that
-begins with a dot, and an interrupted command leaves nothing but a part of a download, which the
-next one continues.
+An archive (`.tar.gz` or `.zip`) may contain files, directories, and links to files in the same
+directory. Other entries, and names that lead out of the archive's directory, are refused. All bytes
+are counted, headers too, because some kilobytes can expand to any size.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal
 
@@ -31,7 +31,7 @@ import httpx
 
 from supervisor.builds import discover
 from supervisor.builds.discover import Engine
-from supervisor.builds.installed import REMOVED, InstalledBuild, files_of, read_build, write_build
+from supervisor.builds.installed import REMOVED, InstalledBuild, files_of, write_build
 from supervisor.builds.releases import Asset
 from supervisor.builds.variant import Choice
 from supervisor.errors import CorralError, DiskFull, DownloadFailed, EngineBroken
@@ -48,12 +48,12 @@ _EXECUTABLE: Final = 0o100
 
 
 class ArchiveRefused(Exception):
-    """An archive is damaged or not safe; the text is a clause that says how."""
+    """An archive is damaged or not safe; the text is a clause that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry; `target` is the name that a link leads to."""
+    """An entry of an archive; `target` is the file name that a link points to."""
 
     path: PurePosixPath
     kind: Kind
@@ -62,10 +62,10 @@ class Entry:
 
 
 def safe_path(name: str) -> PurePosixPath | None:
-    """Return where an entry belongs; None for the archive's directory itself.
+    """Return the path of an entry; None for the archive's directory itself.
 
     Raises:
-        ArchiveRefused: It leads elsewhere, or no file can have this name.
+        ArchiveRefused: The path leads out of the directory, or no file can have this name.
     """
     path = PurePosixPath(name)
     is_outside = path.is_absolute() or ".." in path.parts
@@ -77,10 +77,10 @@ def safe_path(name: str) -> PurePosixPath | None:
 
 
 def safe_link(name: str, target: str) -> str:
-    """Return the target of a link, which is a file beside it.
+    """Return the target of a link.
 
     Raises:
-        ArchiveRefused: It may be another.
+        ArchiveRefused: The target may be outside the link's directory.
     """
     if not target or target in {".", ".."} or "/" in target or safe_path(target) is None:
         raise ArchiveRefused(f"its entry {name[:80]!r} is a link to {target[:80]!r}")
@@ -89,10 +89,13 @@ def safe_link(name: str, target: str) -> str:
 
 @contextmanager
 def entries(path: Path, limit_bytes: int) -> Iterator[Iterator[tuple[Entry, IO[bytes] | None]]]:
-    """Read an archive, whose format its name says; each file is read before the next entry.
+    """Open an archive; its name's ending tells the format.
+
+    Yields:
+        Its entries; read each file before the next entry.
 
     Raises:
-        ArchiveRefused: As above, or it has more than `limit_bytes`.
+        ArchiveRefused: It is damaged or not safe, or expands to more than `limit_bytes`.
     """
     try:
         if path.name.endswith(".zip"):
@@ -112,7 +115,7 @@ def entries(path: Path, limit_bytes: int) -> Iterator[Iterator[tuple[Entry, IO[b
 
 
 def unpacked_bytes(path: Path) -> int:
-    """Return about how many bytes an archive says it has, for a meter; 0 if it does not.
+    """Return about how many bytes an archive claims to expand to, for a meter; 0 if unknown.
 
     Source: RFC 1952, ISIZE.
     """
@@ -125,7 +128,7 @@ def unpacked_bytes(path: Path) -> int:
 
 
 class Bounded(io.RawIOBase):
-    """A file of which no more than a number of bytes is read."""
+    """A file that raises ArchiveRefused once more than `limit_bytes` are read."""
 
     def __init__(self, file: gzip.GzipFile, limit_bytes: int) -> None:
         self._file = file
@@ -145,14 +148,14 @@ class Bounded(io.RawIOBase):
         return self._file.tell()
 
     def _check(self, position: int) -> None:
-        # A block may be asked for that is not there.
+        # tarfile may read a block beyond the end.
         if position > self._limit_bytes + tarfile.RECORDSIZE:
             raise ArchiveRefused(f"it expands to more than {self._limit_bytes} bytes")
 
 
 def _tar_entries(tar: tarfile.TarFile) -> Iterator[tuple[Entry, IO[bytes] | None]]:
     while (member := tar.next()) is not None:
-        tar.members = []  # type: ignore[attr-defined]  # it would keep the headers of all
+        tar.members = []  # type: ignore[attr-defined]  # it would keep all headers
         if (path := safe_path(member.name)) is None:
             continue
         if member.isdir():
@@ -185,29 +188,32 @@ def _zip_entries(archive: zipfile.ZipFile) -> Iterator[tuple[Entry, IO[bytes] | 
 
 _CHUNK_BYTES: Final = 1024**2
 _CREATE_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Releases expand to four times their size at most, b10621's CPU build for Linux to 3.6 times.
+# Releases expand to at most four times their size; b10621's CPU build for Linux, to 3.6 times.
 _EXPANSION_MAX: Final = 50
 _SMALL_BYTES: Final = 64 * 1024**2
 
-EntryProgress = Callable[[int], None]
 
-
-@dataclass(frozen=True, slots=True)
-class ExtractLimits:
-    """What an archive may contain."""
-
-    total_bytes: int
-    entries: int = 20_000
-
-    @classmethod
-    def for_archive(cls, size_bytes: int) -> ExtractLimits:
-        return cls(max(_SMALL_BYTES, size_bytes * _EXPANSION_MAX))
+def expanded_max_bytes(archive_bytes: int) -> int:
+    """Return the size that an archive may expand to."""
+    return max(_SMALL_BYTES, archive_bytes * _EXPANSION_MAX)
 
 
 def extract(
-    archive: Path, target: Path, limits: ExtractLimits, progress: EntryProgress = lambda _: None
+    archive: Path,
+    target: Path,
+    max_bytes: int,
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    max_entries: int = 20_000,
 ) -> None:
-    """Extract an archive into a new directory; files are on the disk when it returns.
+    """Extract an archive into a new directory; all files are on the disk when it returns.
+
+    Args:
+        archive: The archive.
+        target: The directory to create.
+        max_bytes: A larger content is refused.
+        progress: Receives the bytes written so far.
+        max_entries: More entries are refused.
 
     Raises:
         ArchiveRefused: It is damaged, too large, or not safe.
@@ -215,19 +221,19 @@ def extract(
     """
     target.mkdir(mode=0o700)
     total_bytes = 0
-    with entries(archive, limits.total_bytes) as found:
+    with entries(archive, max_bytes) as found:
         for count, (entry, content) in enumerate(found):
-            if count >= limits.entries:
-                raise ArchiveRefused(f"it has more than {limits.entries} entries")
+            if count >= max_entries:
+                raise ArchiveRefused(f"it has more than {max_entries} entries")
             for written in _put(target, entry, content):
                 total_bytes += written
-                if total_bytes > limits.total_bytes:
-                    raise ArchiveRefused(f"it expands to more than {limits.total_bytes} bytes")
+                if total_bytes > max_bytes:
+                    raise ArchiveRefused(f"it expands to more than {max_bytes} bytes")
                 progress(total_bytes)
 
 
 def _put(target: Path, entry: Entry, content: IO[bytes] | None) -> Iterator[int]:
-    """Create an entry; yields the bytes of each write."""
+    """Create an entry, and yield the bytes of each write."""
     is_directory = entry.kind == "directory"
     directory = _make_directories(target, entry.path if is_directory else entry.path.parent)
     path = directory / entry.path.name
@@ -235,32 +241,25 @@ def _put(target: Path, entry: Entry, content: IO[bytes] | None) -> Iterator[int]
         if entry.kind == "link":
             path.symlink_to(entry.target)
         elif content is not None:
-            yield from _write(path, content, 0o755 if entry.is_executable else 0o644)
+            mode = 0o755 if entry.is_executable else 0o644
+            with os.fdopen(os.open(path, _CREATE_NEW, mode), "wb") as file:
+                while chunk := content.read(_CHUNK_BYTES):
+                    yield file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
     except FileExistsError as error:
         raise ArchiveRefused(f"it has two entries named {entry.path}") from error
 
 
 def _make_directories(target: Path, path: PurePosixPath) -> Path:
-    """Create a directory and those above it, none of which may be a link."""
+    """Create a directory and its parents, none of which may be a link."""
     for part in path.parts:
         target /= part
-        if target.is_symlink() or not _make_directory(target).is_dir():
+        with suppress(FileExistsError):
+            target.mkdir(mode=0o755)
+        if target.is_symlink() or not target.is_dir():
             raise ArchiveRefused(f"it has an entry below {path}, which is no directory")
     return target
-
-
-def _make_directory(directory: Path) -> Path:
-    with suppress(FileExistsError):
-        directory.mkdir(mode=0o755)
-    return directory
-
-
-def _write(path: Path, content: IO[bytes], mode: int) -> Iterator[int]:
-    with os.fdopen(os.open(path, _CREATE_NEW, mode), "wb") as file:
-        while chunk := content.read(_CHUNK_BYTES):
-            yield file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # Receives a stage (`download NAME`, `extract NAME`), bytes done and bytes in all.
@@ -268,14 +267,23 @@ Progress = Callable[[str, int, int], None]
 
 
 def unpack(archive: Path, new: Path, progress: Progress) -> None:
-    """Extract an archive, and move what is in its innermost common directory to the files."""
-    scratch, size_bytes = new / "archive", archive.stat().st_size
-    limits, whole = ExtractLimits.for_archive(size_bytes), unpacked_bytes(archive)
+    """Extract an archive, and add the content of its innermost common directory to the files.
+
+    Existing files stay.
+    """
+    scratch, whole = new / "archive", unpacked_bytes(archive)
+    files = files_of(new)
     try:
         extract(
-            archive, scratch, limits, lambda done: progress(f"extract {archive.name}", done, whole)
+            archive,
+            scratch,
+            expanded_max_bytes(archive.stat().st_size),
+            lambda done: progress(f"extract {archive.name}", done, whole),
         )
-        _move(_content_of(scratch), files_of(new))
+        files.mkdir(mode=0o755, exist_ok=True)
+        for path in _content_of(scratch).iterdir():
+            if not os.path.lexists(files / path.name):
+                path.rename(files / path.name)
     except ArchiveRefused as error:
         archive.unlink()
         raise DownloadFailed(
@@ -286,7 +294,7 @@ def unpack(archive: Path, new: Path, progress: Progress) -> None:
 
 
 def _content_of(directory: Path) -> Path:
-    """Return the first directory that has more than another directory in it."""
+    """Return the outermost directory whose content is not just a single directory."""
     while True:
         found = list(directory.iterdir())
         if len(found) != 1 or found[0].is_symlink() or not found[0].is_dir():
@@ -294,27 +302,11 @@ def _content_of(directory: Path) -> Path:
         directory = found[0]
 
 
-def _move(source: Path, target: Path) -> None:
-    """Move what a directory contains; what the target has already stays."""
-    target.mkdir(mode=0o755, exist_ok=True)
-    for path in source.iterdir():
-        if not os.path.lexists(target / path.name):
-            path.rename(target / path.name)
-
-
 _DOWNLOADS: Final = ".downloads"
 _NEW: Final = ".new"
-# The archives, and what they expand to: four times as much for b10621's CPU build for Linux.
+# The archives and their content, which is four times as large for b10621's CPU build for Linux.
 _DISK_PER_DOWNLOADED_BYTE: Final = 5
 _NAMES: Final = ("llama-server", "llama")
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A build that was installed just now, with the engine in it as this machine runs it."""
-
-    build: InstalledBuild
-    engine: Engine
 
 
 def install(
@@ -323,37 +315,44 @@ def install(
     client: httpx.Client,
     mirror: str | None,
     progress: Progress,
-) -> Installed:
-    """Install the files of a release; the caller holds the directory of builds.
+) -> tuple[InstalledBuild, Engine]:
+    """Install the files of a release, and return the build and its engine.
 
     Args:
         choice: The files.
-        engines_dir: The directory of builds.
+        engines_dir: The directory of builds; the caller holds its lock.
         client: Follows redirects.
-        mirror: Where the files are, below the release's tag; None for where the release says.
+        mirror: A URL with the files below `TAG/`; None to use the release's own URLs.
         progress: For a meter.
 
     Raises:
-        DownloadFailed: A file cannot be fetched, or is not what the release says.
+        DownloadFailed: A file cannot be fetched, or its hash is wrong.
         EngineBroken: The engine does not run on this machine.
-        DiskFull: It does not fit on the disk.
+        DiskFull: The build does not fit on the disk.
         OSError: The directory cannot be written.
     """
-    _clean(engines_dir)
+    for prefix in (_NEW, REMOVED):  # left by a command that was killed
+        for path in engines_dir.glob(f"{prefix}-*"):
+            shutil.rmtree(path)
     files = [_remote(asset, choice.named.tag, mirror) for asset in choice.assets]
     new = engines_dir / f"{_NEW}-{choice.name}"
     with _downloads(engines_dir / _DOWNLOADS) as downloads:
         _check_space(choice, downloads)
-        archives = [_fetch_archive(client, file, downloads, progress) for file in files]
+        archives = [
+            download(
+                client, file, downloads, partial(progress, f"download {file.name}"), "the release"
+            )
+            for file in files
+        ]
         with _scratch(new):
             for archive in archives:
                 unpack(archive, new, progress)
-            made = _try_engine(choice, new)
-            write_build(new, made.build)
+            build, engine = _try_engine(choice, new)
+            write_build(new, build)
             sync(new)
             new.rename(engines_dir / choice.name)
     sync(engines_dir)
-    return made
+    return build, engine
 
 
 def _check_space(choice: Choice, downloads: Path) -> None:
@@ -368,16 +367,9 @@ def _check_space(choice: Choice, downloads: Path) -> None:
         )
 
 
-def _clean(engines_dir: Path) -> None:
-    """Remove what a command that was killed left."""
-    for prefix in (_NEW, REMOVED):
-        for path in engines_dir.glob(f"{prefix}-*"):
-            shutil.rmtree(path)
-
-
 @contextmanager
 def _downloads(directory: Path) -> Iterator[Path]:
-    """Make the directory of downloads; a part that a later command can continue stays in it."""
+    """Make the directory of downloads, and keep only partial files in it after an error."""
     directory.mkdir(mode=0o700, exist_ok=True)
     try:
         yield directory
@@ -411,16 +403,7 @@ def _remote(asset: Asset, tag: str, mirror: str | None) -> RemoteFile:
     return RemoteFile(asset.name, url, asset.sha256, asset.size_bytes)
 
 
-def _fetch_archive(
-    client: httpx.Client, file: RemoteFile, downloads: Path, progress: Progress
-) -> Path:
-    def step(done: int, whole: int) -> None:
-        progress(f"download {file.name}", done, whole)
-
-    return download(client, file, downloads, step, "the release")
-
-
-def _try_engine(choice: Choice, new: Path) -> Installed:
+def _try_engine(choice: Choice, new: Path) -> tuple[InstalledBuild, Engine]:
     """Run the engine.
 
     Raises:
@@ -443,11 +426,7 @@ def _try_engine(choice: Choice, new: Path) -> Installed:
             hint=error.hint,
         ) from error
     shutil.rmtree(new / "cache", ignore_errors=True)
-    return Installed(_describe(choice, binary), engine)
-
-
-def _describe(choice: Choice, binary: str) -> InstalledBuild:
-    return InstalledBuild(
+    build = InstalledBuild(
         name=choice.name,
         build=int(choice.named.tag.removeprefix("b")),
         variant=choice.named.full_variant,
@@ -455,7 +434,4 @@ def _describe(choice: Choice, binary: str) -> InstalledBuild:
         archives={asset.name: asset.sha256 or "" for asset in choice.assets},
         installed_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def find_installed_build(choice: Choice, engines_dir: Path) -> InstalledBuild | None:
-    return read_build(engines_dir / choice.name)
+    return build, engine

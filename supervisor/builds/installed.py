@@ -1,12 +1,11 @@
-"""llama.cpp builds in the data directory: which are installed, and which is in use.
+"""Manages the llama.cpp builds that `corral engine install` puts into the data directory.
 
-llama.cpp builds that `corral engine install` put under the data directory, by name.
+    engines/b10434-vulkan/engine.json     the description of the build
+    engines/b10434-vulkan/files/          the content of its release
+    engines/in_use.json                   the build in use, and earlier ones
 
-    engines/b10434-vulkan/engine.json     what it is
-    engines/b10434-vulkan/files/          what its release contains
-    engines/in_use.json                   the build in use, and those before it
-
-A directory gets its name when the build in it has run. Other directories begin with a dot.
+A directory gets the name of its build only after the build has run; until then its name begins
+with a dot.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from pydantic import AfterValidator, Field
 from proxy.common.toml_types import ExpandedPath
 from supervisor.errors import (
     AccessDenied,
-    CorralError,
     DiskFull,
     EngineBroken,
     EngineMissing,
@@ -50,7 +48,7 @@ EngineField = Annotated[BuildName | ExpandedPath, Field(union_mode="left_to_righ
 
 
 def join_engine_path(engine: EngineSetting | None, base: Path) -> EngineSetting | None:
-    """Join a relative path to a directory; names stay."""
+    """Join a relative path to a directory; the name of a build is returned unchanged."""
     return base / engine if isinstance(engine, Path) else engine
 
 
@@ -61,7 +59,7 @@ _PREVIOUS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """The name of the build in use, and of those before it, the last one last.
+    """The name of the build in use, and the names of earlier ones, the latest last.
 
     None stands for no installed build: the engine is then found elsewhere.
     """
@@ -69,16 +67,16 @@ class InUse:
     current: str | None = None
     previous: tuple[str | None, ...] = ()
 
-    def using(self, name: str) -> InUse:
-        """Return what holds when another build is used."""
+    def use(self, name: str) -> InUse:
+        """Return the state after a change to another build."""
         if name == self.current:
             return self
         return InUse(name, (*self.previous, self.current)[-_PREVIOUS_MAX:])
 
-    def rolled_back(self, installed: frozenset[str]) -> InUse | None:
-        """Return what holds with the build before this one that is still installed; None if none.
+    def roll_back(self, installed: frozenset[str]) -> InUse | None:
+        """Return the state with the latest earlier build that is still installed.
 
-        Where none of them is, but once no build was in use, none is again.
+        No build at all counts as an installed one. None if there is nothing to go back to.
         """
         for count in range(len(self.previous), 0, -1):
             name = self.previous[count - 1]
@@ -88,7 +86,7 @@ class InUse:
 
 
 def read_in_use(engines_dir: Path) -> InUse:
-    """Return what is in use; nothing where no build was ever used."""
+    """Return the build in use; an empty state if the file is missing or invalid."""
     try:
         with open_regular(engines_dir / _FILE) as file:
             found = json.loads(file.read(_FILE_MAX_BYTES))
@@ -101,15 +99,11 @@ def read_in_use(engines_dir: Path) -> InUse:
 
 
 def write_in_use(engines_dir: Path, in_use: InUse) -> None:
-    """Note what is in use.
-
-    Raises:
-        OSError: The directory cannot be written.
-    """
+    """Write the build in use; raises OSError if the directory cannot be written."""
     write_atomic(engines_dir / _FILE, json.dumps(asdict(in_use)))
 
 
-# What names an engine: the path of a binary, or the name of an installed build.
+# The path of a binary, or the name of an installed build.
 EngineSetting = Path | str
 
 _NAME: Final = re.compile(r"b(\d{1,9})(?:-[a-z0-9.]{1,24}){0,3}")
@@ -126,10 +120,10 @@ class InstalledBuild:
 
     Attributes:
         name: Its build and variant, such as `b10434-vulkan`.
-        build: llama.cpp's build number, which its release is named after.
-        variant: What it computes on, such as `cpu` or `cuda-13.4`.
+        build: llama.cpp's build number, from the name of the release.
+        variant: The hardware that it computes on, such as `cpu` or `cuda-13.4`.
         binary: The path of `llama-server` or `llama` below its files.
-        archives: The SHA-256 of each archive of the release that it was extracted from, by name.
+        archives: The SHA-256 of each archive that it was extracted from, by name.
         installed_at: A date and time in ISO 8601.
     """
 
@@ -146,18 +140,18 @@ class InstalledBuild:
 
 
 def is_build_name(text: str) -> bool:
-    """Return whether a text has the form of a name, whole or without its variant."""
+    """Return whether a text has the form of a build's name, with or without a variant."""
     return _NAME.fullmatch(text) is not None
 
 
 def build_number(name: str) -> int:
-    """Return the build number in a name; 0 without one."""
+    """Return the build number in a name; 0 if it has none."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else 0
 
 
 def files_of(directory: Path) -> Path:
-    """Return where the files of a build are, in the directory of that build."""
+    """Return the directory of the files in the directory of a build."""
     return directory / _FILES
 
 
@@ -175,10 +169,10 @@ def installed_builds(engines_dir: Path) -> tuple[InstalledBuild, ...]:
 
 
 def find_build(name: str, engines_dir: Path) -> InstalledBuild:
-    """Return the build of a name; the variant may be left out where it is the only one.
+    """Find a build by its name, which may lack the variant if only one is installed.
 
     Raises:
-        EngineMissing: None is installed under this name, or several are.
+        EngineMissing: No build or several builds have this name.
         EngineBroken: As `installed_builds`.
     """
     builds = installed_builds(engines_dir)
@@ -194,7 +188,7 @@ def find_build(name: str, engines_dir: Path) -> InstalledBuild:
 
 
 def read_build(directory: Path) -> InstalledBuild | None:
-    """Return the build in a directory; None where it has no valid description."""
+    """Return the build in a directory; None if it has no valid description."""
     try:
         with open_regular(directory / _DESCRIPTION) as file:
             found = InstalledBuild(**json.loads(file.read(_DESCRIPTION_MAX_BYTES)))
@@ -204,18 +198,14 @@ def read_build(directory: Path) -> InstalledBuild | None:
 
 
 def write_build(directory: Path, build: InstalledBuild) -> None:
-    """Describe the build in a directory.
-
-    Raises:
-        OSError: The directory cannot be written.
-    """
+    """Write the description of a build; raises OSError if the directory cannot be written."""
     write_atomic(directory / _DESCRIPTION, json.dumps(asdict(build), indent=2))
 
 
 def check_safe(engines_dir: Path) -> None:
-    """Raise EngineBroken where others can write in the directory: programs are run from it."""
+    """Raise EngineBroken if others can write in the directory, whose programs are run."""
     found = engines_dir.stat()
-    owner = found.st_uid or os.geteuid()  # root may put builds there for all
+    owner = found.st_uid or os.geteuid()  # root may install builds for all users
     if text := problem(found.st_mode, owner, os.geteuid(), _WRITABLE_BY_OTHERS):
         mode = stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS
         raise EngineBroken(
@@ -224,7 +214,7 @@ def check_safe(engines_dir: Path) -> None:
 
 
 def _is_valid(found: Any) -> bool:
-    """Check what was read; the names in it become paths."""
+    """Check a description that was read from a file; the names in it become paths."""
     texts = (found.name, found.variant, found.binary, found.installed_at)
     if not (all(isinstance(text, str) for text in texts) and isinstance(found.build, int)):
         return False
@@ -238,12 +228,12 @@ REMOVED: Final = ".removed"
 
 
 @contextmanager
-def changing(engines_dir: Path) -> Iterator[None]:
-    """Hold the directory of builds during the block; created if needed.
+def lock_builds(engines_dir: Path) -> Iterator[None]:
+    """Hold the lock of the directory of builds, which is created if needed.
 
     Raises:
-        EnginesBusy: Another command holds it.
-        AccessDenied, DiskFull: It cannot be written.
+        EnginesBusy: Another command holds the lock.
+        AccessDenied, DiskFull: The directory cannot be written.
     """
     make_ours(engines_dir.parent)
     make_ours(engines_dir)
@@ -256,36 +246,32 @@ def changing(engines_dir: Path) -> Iterator[None]:
             hint="run this one again when that is over",
         ) from error
     except OSError as error:
-        raise _unwritable(engines_dir, error) from error
-
-
-def _unwritable(engines_dir: Path, error: OSError) -> CorralError:
-    if error.errno in _NO_SPACE:
-        return DiskFull(
-            f"no space is left in {engines_dir}",
-            hint="free some, then run the same command again; what was downloaded is kept",
-        )
-    return AccessDenied(
-        f"cannot write in {engines_dir}: {error.strerror or error}",
-        hint="make it writable, or set CORRAL_DATA_DIR to another directory",
-    )
+        if error.errno in _NO_SPACE:
+            raise DiskFull(
+                f"no space is left in {engines_dir}",
+                hint="free some, then run the same command again; what was downloaded is kept",
+            ) from error
+        raise AccessDenied(
+            f"cannot write in {engines_dir}: {error.strerror or error}",
+            hint="make it writable, or set CORRAL_DATA_DIR to another directory",
+        ) from error
 
 
 def use_build(name: str, engines_dir: Path) -> InUse:
-    """Use an installed build; the caller holds the directory."""
-    in_use = read_in_use(engines_dir).using(name)
+    """Use an installed build; the caller holds the lock."""
+    in_use = read_in_use(engines_dir).use(name)
     write_in_use(engines_dir, in_use)
     return in_use
 
 
 def roll_back(engines_dir: Path) -> InUse:
-    """Use the build before the one in use; the caller holds the directory.
+    """Use the previous build again; the caller holds the lock.
 
     Raises:
-        EngineMissing: There is none.
+        EngineMissing: There is no previous build.
     """
     names = frozenset(build.name for build in installed_builds(engines_dir))
-    in_use = read_in_use(engines_dir).rolled_back(names)
+    in_use = read_in_use(engines_dir).roll_back(names)
     if in_use is None:
         raise EngineMissing(
             "no other build was in use before",
@@ -296,9 +282,9 @@ def roll_back(engines_dir: Path) -> InUse:
 
 
 def remove_build(build: InstalledBuild, engines_dir: Path) -> None:
-    """Remove the files of a build; the caller holds the directory.
+    """Remove the files of a build; the caller holds the lock.
 
-    It loses its name first, so that half of it is never taken for a build.
+    The directory is renamed first, so that a half-deleted build is never used.
     """
     aside = engines_dir / f"{REMOVED}-{build.name}"
     shutil.rmtree(aside, ignore_errors=True)

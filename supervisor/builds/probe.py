@@ -1,7 +1,11 @@
 """Runs an engine's `--help`, `--version` and `--list-devices`.
 
+Each command has a time limit, and an environment without the variables that change the engine's
+behaviour. The output is cached by the file's path, size and modification time until the machine
+reboots, as its devices may then have changed.
+
 llama.cpp's unified program `llama` has llama-server as its command `serve`, with the same options.
-Without a command its `--help` lists the commands; first builds do not know that option either.
+Without a command, its `--help` lists the commands; the first such builds do not know `--help`.
 
 Source: llama.cpp, app/llama.cpp; llama.cpp pull request 23296.
 """
@@ -32,10 +36,10 @@ def library_path(
     library_dirs: Iterable[Path],
     platform: str = sys.platform,
 ) -> dict[str, str]:
-    """Return the variable with these directories before those that are there; {} if there are none.
+    """Return the library path variable with these directories first; {} if it would be empty.
 
-    macOS looks for libraries of a program without a run path only where its variable says, so the
-    program's own directory is one of them. Source: dyld(1).
+    macOS searches the libraries of a program without a run path only in the variable's directories,
+    so there the program's own directory is added. Source: dyld(1).
     """
     is_mac = platform == "darwin"
     name = "DYLD_LIBRARY_PATH" if is_mac else "LD_LIBRARY_PATH"
@@ -45,13 +49,9 @@ def library_path(
 
 
 def creation_flags(platform: str = sys.platform) -> int:
-    """Return `creationflags` of subprocess: on Windows, the program gets no console window."""
+    """Return `creationflags` for subprocess, so that Windows opens no console window."""
     return _CREATE_NO_WINDOW if platform == "win32" else 0
 
-
-# Each command has a time limit, and an environment without the variables that change the engine's
-# behaviour. The output is cached by the file's path, size and modification time, until the machine
-# reboots: devices may have changed then.
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
@@ -61,7 +61,7 @@ _NO_LOADER: Final = (
     "this system has not the loader that it was linked for: it may have musl in place of glibc"
 )
 _SERVE: Final = "serve"
-# What the dynamic linker says. Source: glibc, elf/dl-version.c, elf/rtld.c.
+# Messages of the dynamic linker. Source: glibc, elf/dl-version.c, elf/rtld.c.
 _TOO_OLD: Final = re.compile(r"version `(GLIBC|GLIBCXX|CXXABI)_([0-9.]{1,20})' not found")
 _LIBRARY: Final = re.compile(r"loading shared libraries: (lib[a-z0-9.+_-]{1,60}): cannot open")
 _PACKAGES: Final = {
@@ -95,7 +95,8 @@ def probe(
     Raises:
         EngineBroken: It does not run, or is not a llama-server.
     """
-    key = files.key_of([path], *map(str, library_dirs), _boot_id())
+    boot_id = _BOOT_ID.read_text("utf-8") if _BOOT_ID.is_file() else ""
+    key = files.key_of([path], *map(str, library_dirs), boot_id)
     cached = files.get(cache_dir / "engines", key)
     if cached and cached.keys() == _FIELDS:
         return ProbeOutput(**cached)
@@ -133,7 +134,7 @@ def _is_server(text: str) -> bool:
 
 
 def list_devices(command: Sequence[str], library_dirs: Sequence[Path], limit_s: float) -> str:
-    """The `--list-devices` of an engine as of now; raises as `probe`."""
+    """Return an engine's current output of `--list-devices`; raises as `probe`."""
     env = environment(os.environ, Path(command[0]), library_dirs)
     return _output(_run([*command, "--list-devices"], env, limit_s))
 
@@ -141,13 +142,9 @@ def list_devices(command: Sequence[str], library_dirs: Sequence[Path], limit_s: 
 def environment(
     environ: Mapping[str, str], program: Path, library_dirs: Sequence[Path]
 ) -> dict[str, str]:
-    """The environment without llama.cpp's own variables, with these library directories first."""
+    """Remove llama.cpp's variables, and put the directories first on the library path."""
     env = {name: value for name, value in environ.items() if not name.startswith("LLAMA_")}
     return env | library_path(env, program, library_dirs)
-
-
-def _boot_id() -> str:
-    return _BOOT_ID.read_text("utf-8") if _BOOT_ID.is_file() else ""
 
 
 def _run(
@@ -164,7 +161,7 @@ def _run(
             creationflags=creation_flags(),
         )
     except OSError as error:
-        raise _did_not_start(argv[0], error) from error
+        raise _start_error(argv[0], error) from error
     except subprocess.TimeoutExpired as error:
         raise EngineBroken(
             f"{' '.join(argv)} did not finish within {limit_s:g} s",
@@ -173,7 +170,7 @@ def _run(
 
 
 def _output(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Output of a command; raises EngineBroken if it failed."""
+    """Return the output of a command; raises EngineBroken if it failed."""
     if done.returncode:
         raise _probe_error(done.args, done.returncode, _text(done, first="stderr"))
     return _text(done)
@@ -182,14 +179,17 @@ def _output(done: subprocess.CompletedProcess[bytes]) -> str:
 def _text(
     done: subprocess.CompletedProcess[bytes], first: Literal["stdout", "stderr"] = "stdout"
 ) -> str:
-    """What it printed where it printed something; old builds print their version to stderr."""
+    """Return the output of `first`, or of the other stream if that is empty.
+
+    Old builds print their version to stderr.
+    """
     found = [part[:_OUTPUT_MAX].decode("utf-8", "replace") for part in (done.stdout, done.stderr)]
     stdout, stderr = found
     ordered = (stdout, stderr) if first == "stdout" else (stderr, stdout)
     return next(filter(str.strip, ordered), "")
 
 
-def _did_not_start(path: str, error: OSError) -> EngineBroken:
+def _start_error(path: str, error: OSError) -> EngineBroken:
     if isinstance(error, PermissionError):
         return EngineBroken(f"{path} is not executable", hint=f"chmod +x {path}")
     is_there = isinstance(error, FileNotFoundError) and Path(path).exists()
@@ -211,7 +211,7 @@ def _probe_error(argv: Sequence[str], returncode: int, output: str) -> EngineBro
 
 
 def _library_hint(output: str) -> str | None:
-    """What to do about a library that is missing or too old; None if none is."""
+    """Advise on a library that is missing or too old; None if no library is the cause."""
     if found := _TOO_OLD.search(output):
         return (
             f"this system is older than the program, which needs {found[1]} {found[2]}: take an "

@@ -1,20 +1,19 @@
-"""llama.cpp's releases, read from GitHub's API or a mirror of it. Blocks.
+"""Reads llama.cpp's releases from GitHub's API or a mirror of it. Blocks.
 
-What the name of a release's file says about it.
+llama.cpp publishes builds several times a day, as prereleases with tags such as b11434. Its latest
+full release has a version such as v0.5.0 and no files of a build; its file `nightly-tag.txt` names
+the build. Source: llama.cpp pull request 27485; its releases of September 2026.
+
+The name of a file tells its system, processor and variant:
 
     llama-b11434-bin-ubuntu-x64.tar.gz                     CPU, Linux
     llama-b11434-bin-ubuntu-vulkan-arm64.tar.gz
-    llama-b11434-bin-ubuntu-cuda-13.4-x64.tar.gz           and the libraries that this needs:
+    llama-b11434-bin-ubuntu-cuda-13.4-x64.tar.gz           which needs these libraries:
     cudart-llama-b11434-bin-ubuntu-cuda-13.4-x64.tar.gz
     llama-b11434-bin-macos-arm64.tar.gz                    Metal
     llama-b4000-bin-ubuntu-x64.zip                         an old one
 
 Source: llama.cpp, .github/workflows/release.yml, and the files of b4000, b10621 and b11101.
-
-Reads llama.cpp's releases from GitHub's API, or a mirror of it. Blocks. llama.cpp publishes a build
-several times a day, as a prerelease with the tag bNNNNN. Its latest release proper has a version
-such as v0.5.0 and no build of its own: its file `nightly-tag.txt` names the build that it is.
-Source: llama.cpp pull request 27485; its releases of September 2026.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class AssetName:
     """A file of a release for Linux (`ubuntu`) or macOS.
 
     Attributes:
-        variant: What it computes on: `cpu`, `metal`, `vulkan`, `cuda`, `rocm`, and others.
-        version: Of that, such as `13.4`; empty without one.
-        is_runtime: Whether it has only the libraries that another file needs beside it.
+        variant: The backend that it computes with: `cpu`, `metal`, `vulkan`, `cuda`, `rocm`, ….
+        version: The backend's version, such as `13.4`, or empty.
+        is_runtime: Whether it has only libraries that another file needs.
     """
 
     tag: str
@@ -64,12 +63,12 @@ class AssetName:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The version in numbers, to compare; empty without one."""
+        """The version in numbers, for comparisons; empty without a version."""
         return tuple(int(part) for part in self.version.split(".") if part.isdecimal())
 
 
 def parse(name: str) -> AssetName | None:
-    """Return what a name says; None for files of other kinds, and for other systems."""
+    """Parse the name of a file; None for files of other kinds and for other systems."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -93,8 +92,8 @@ class Asset:
     """A file of a release.
 
     Attributes:
-        parsed: What its name says; None for files that are no builds for Linux or macOS.
-        sha256: In hex; None where the API does not say it, as for releases before June 2025.
+        parsed: The parts of its name; None unless it is a build for Linux or macOS.
+        sha256: In hex; None if the API lacks it, as for releases before June 2025.
     """
 
     name: str
@@ -117,7 +116,7 @@ class Release:
 
 
 def is_tag(text: str) -> bool:
-    """Return whether a text may name a release: a build such as b11434, or a version."""
+    """Return whether a text has the form of a build such as b11434 or a version such as v0.5.0."""
     return bool(_TAG.fullmatch(text) or _VERSION.fullmatch(text))
 
 
@@ -125,7 +124,7 @@ def read_release(found: Mapping[str, Any]) -> Release:
     """Read the API's description of one release.
 
     Raises:
-        ValueError, LookupError, TypeError, AttributeError: It is none.
+        ValueError, LookupError, TypeError, AttributeError: It describes no release.
     """
     if not is_tag(found["tag_name"]):
         raise ValueError(f"no release has the tag {found['tag_name']!r}")
@@ -158,13 +157,13 @@ def new_client() -> httpx.Client:
 
 
 class ReleaseApi:
-    """The releases at an address.
+    """The releases at a URL.
 
     Args:
         client: Follows redirects.
-        url: Of the list of releases.
-        environ: `GITHUB_TOKEN` is sent to GitHub, which then answers more often; to no mirror.
-        now: The time, to say how long a limit lasts.
+        url: The URL of the list of releases.
+        environ: `GITHUB_TOKEN` in it is sent to GitHub for a higher rate limit, but not to mirrors.
+        now: The clock, to tell how long a rate limit lasts.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class ReleaseApi:
                 `newest` for the newest build.
 
         Raises:
-            EngineMissing: There is none of this tag.
+            EngineMissing: No release has this tag.
             DownloadFailed: The releases cannot be read.
         """
         if wanted == "newest":
@@ -199,10 +198,12 @@ class ReleaseApi:
         return found if found.build else self._release(f"tags/{self._build_of(found)}", wanted)
 
     def _builds(self) -> Iterator[Release]:
-        """Yield builds, the newest first; those whose files are still being uploaded are not."""
+        """Yield builds, the newest first, without those whose files are still being uploaded."""
         listed = self._get(f"{self._url}?per_page={_LISTED}", _ANSWER_MAX_BYTES)
         found = [
-            self._read(release) for release in self._json(listed, list) if not _is_draft(release)
+            self._read(release)
+            for release in self._json(listed, list)
+            if not (isinstance(release, Mapping) and release.get("draft"))
         ]
         yield from sorted(
             (
@@ -219,7 +220,7 @@ class ReleaseApi:
         return self._read(self._json(content, dict))
 
     def _build_of(self, version: Release) -> str:
-        """Return the tag of the build that a version is."""
+        """Return the tag of the build that a version points to."""
         pointer = next((asset for asset in version.assets if asset.name == _POINTER), None)
         if pointer is None:
             raise EngineMissing(
@@ -291,12 +292,8 @@ class ReleaseApi:
         )
 
 
-def _is_draft(found: Any) -> bool:
-    return isinstance(found, Mapping) and bool(found.get("draft"))
-
-
 def _wait_s(response: httpx.Response, now: datetime) -> float | None:
-    """Return for how long requests are refused; None if they are not for their number.
+    """Return how long the rate limit lasts; None if the response is no rate limit.
 
     Source: GitHub's documentation, "Rate limits for the REST API".
     """

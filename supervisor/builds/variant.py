@@ -28,11 +28,11 @@ _VERSION_MAX_BYTES: Final = 80  # Source: nvml.h, NVML_SYSTEM_DRIVER_VERSION_BUF
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A machine.
+    """A machine to install a build on.
 
     Attributes:
         system, processor: As in the names of releases' files.
-        nvidia_driver: The major version of NVIDIA's driver; None without one.
+        nvidia_driver: The major version of NVIDIA's driver, or None.
         has_gpu: Whether it has a device that Vulkan may use.
     """
 
@@ -47,10 +47,10 @@ class Target:
 
 
 def this_machine() -> Target:
-    """Return what this machine is.
+    """Describe this machine.
 
     Raises:
-        EngineMissing: llama.cpp releases nothing for its system or processor.
+        EngineMissing: llama.cpp has no releases for its system or processor.
     """
     system = _SYSTEMS.get(platform.system())
     processor = _PROCESSORS.get(platform.machine().lower())
@@ -67,7 +67,7 @@ def this_machine() -> Target:
 
 
 def nvidia_driver(library: Library) -> int | None:
-    """Return the major version of NVIDIA's driver; None if it does not say.
+    """Return the major version of NVIDIA's driver; None if it is unknown.
 
     Source: NVML API reference, nvmlSystemGetDriverVersion.
     """
@@ -91,7 +91,7 @@ _DRIVERS: Final[Mapping[int, int]] = {12: 525, 13: 580}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The files to install, the one with the engine first, and why these."""
+    """The files to install, the engine's first, and the reason for the choice."""
 
     assets: tuple[Asset, ...]
     named: AssetName
@@ -110,14 +110,19 @@ def choose(release: Release, target: Target, variant: str | None) -> Choice:
     """Choose the files of a release for a machine.
 
     Args:
-        release: Of a build.
+        release: A release with a build number.
         target: The machine.
-        variant: What the engine is to compute on; None for what suits the machine best.
+        variant: The backend to compute with; None for the best one for the machine.
 
     Raises:
         EngineMissing: The release has no such build for this machine.
     """
-    there = list(_files(release, target))
+    place = (target.system, target.processor)
+    there = [
+        (asset.parsed, asset)
+        for asset in release.assets
+        if asset.parsed and (asset.parsed.system, asset.parsed.processor) == place
+    ]
     for wanted, reason in [(variant, "as you said")] if variant else _suitable_variants(target):
         if found := _newest_file(there, wanted, target):
             named = found[0]
@@ -130,16 +135,8 @@ def choose(release: Release, target: Target, variant: str | None) -> Choice:
     raise _no_variant_error(release, there, target, variant)
 
 
-def _files(release: Release, target: Target) -> Iterator[_File]:
-    """Yield the files of a release for a machine."""
-    for asset in release.assets:
-        name, place = asset.parsed, (target.system, target.processor)
-        if name and (name.system, name.processor) == place:
-            yield name, asset
-
-
 def _suitable_variants(target: Target) -> Iterator[tuple[str, str]]:
-    """Yield the variants for a machine, the best first, each with the reason for it."""
+    """Yield the variants for a machine with the reason for each, the best first."""
     if target.system == "macos":
         yield "metal", "because Metal computes on the GPU of this Mac"
     if target.nvidia_driver and target.nvidia_driver >= min(_DRIVERS.values()):
@@ -163,7 +160,7 @@ def _newest_file(there: list[_File], variant: str, target: Target) -> _File | No
 
 
 def _runs(version: tuple[int, ...], target: Target) -> bool:
-    """Return whether the driver supports a version of CUDA; without a driver, the oldest known."""
+    """Return whether the driver supports a CUDA version; without one, the oldest known driver."""
     needed = _DRIVERS.get(version[0]) if version else None
     return needed is not None and (target.nvidia_driver or min(_DRIVERS.values())) >= needed
 
@@ -175,13 +172,10 @@ def _no_variant_error(
     what = f"{variant} build" if variant else "build"
     driver = " that its driver supports" if variant == "cuda" and target.nvidia_driver else ""
     has = f"; it has {', '.join(names)}" if names else ""
+    hint = "choose one of these with --variant" if names else "another build may have one"
+    if variant == "cuda" and "vulkan" in names:
+        hint = "--variant vulkan computes on NVIDIA devices too"
     return EngineMissing(
         f"llama.cpp {release.tag} has no {what} for {target}{driver}{has}",
-        hint=_hint(names, variant),
+        hint=hint,
     )
-
-
-def _hint(names: list[str], variant: str | None) -> str:
-    if variant == "cuda" and "vulkan" in names:
-        return "--variant vulkan computes on NVIDIA devices too"
-    return "choose one of these with --variant" if names else "another build may have one"

@@ -12,13 +12,13 @@ from supervisor.builds import discover
 from supervisor.builds import discover as engines
 from supervisor.builds.discover import Engine, FoundEngine, runtime_metadata
 from supervisor.builds.help import Flag
-from supervisor.builds.install import find_installed_build
 from supervisor.builds.install import install as install_release
 from supervisor.builds.installed import (
     EngineSetting,
     InstalledBuild,
-    changing,
     find_build,
+    lock_builds,
+    read_build,
     read_in_use,
     remove_build,
     roll_back,
@@ -111,7 +111,7 @@ def _data(entry: FoundEngine) -> dict[str, object]:
         "path": str(found.path if found else entry.candidate.path),
         "subcommand": found.subcommand if found else "",
         "source": entry.candidate.source,
-        **asdict(runtime_metadata(found)),
+        **runtime_metadata(found),
         "build": found and found.build,
         "devices": [asdict(device) for device in found.devices] if found else [],
         "library_dirs": [str(directory) for directory in found.library_dirs] if found else [],
@@ -148,7 +148,7 @@ def use(name: str, config: Path | None) -> CommandResult:
     discover.load(
         build.name, cache_dir=where.cache, places=discover.default_search_paths(where.engines)
     )
-    with changing(where.engines):
+    with lock_builds(where.engines):
         use_build(build.name, where.engines)
     return now_in_use(build.name, settings, where)
 
@@ -157,7 +157,7 @@ def rollback(config: Path | None) -> CommandResult:
     """Use the previous build; raises EngineMissing if there is none."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with changing(where.engines):
+    with lock_builds(where.engines):
         current = roll_back(where.engines).current
     return now_in_use(current, settings, where)
 
@@ -170,7 +170,7 @@ def remove(name: str, config: Path | None) -> CommandResult:
     where = directories()
     build = find_build(name, where.engines)
     settings = load(config, config_dir=where.config).settings
-    with changing(where.engines):
+    with lock_builds(where.engines):
         for reason, hint in _uses(build, settings, where):
             raise EngineInUse(f"{build.name} is not removed: {reason}", hint=hint)
         remove_build(build, where.engines)
@@ -259,7 +259,7 @@ def install(wanted: str, variant: str | None, config: Path | None) -> CommandRes
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with changing(where.engines):
+    with lock_builds(where.engines):
         build, is_new, notes = _install(wanted, variant, settings, where)
         if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
             use_build(build.name, where.engines)
@@ -274,7 +274,7 @@ def update(wanted: str, config: Path | None) -> CommandResult:
     """Install a newer build of the variant in use, and use it; other builds stay installed."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with changing(where.engines):
+    with lock_builds(where.engines):
         name, current = read_in_use(where.engines).current, None
         with suppress(EngineMissing):
             current = find_build(name, where.engines) if name else None
@@ -310,7 +310,7 @@ def _install(
         if newer_than and (release.build or 0) <= newer_than.build:
             return newer_than, False, ()
         choice = choose(release, target, variant)
-        if installed := find_installed_build(choice, where.engines):
+        if installed := read_build(where.engines / choice.name):
             return installed, False, ()
         with TransferMeter() as meter:
             meter.note(f"{choice.name}, {choice.reason}; {size(choice.size_bytes)} to download")
@@ -319,12 +319,12 @@ def _install(
                 name, _, file = stage.partition(" ")
                 meter.show(file, name, done, whole)
 
-            made = install_release(choice, where.engines, client, releases.downloads, show)
+            build, engine = install_release(choice, where.engines, client, releases.downloads, show)
     variant = choice.named.variant
-    if variant == "cpu" or made.engine.devices:
-        return made.build, True, ()
+    if variant == "cpu" or engine.devices:
+        return build, True, ()
     note = (
         f"{choice.name} runs, but lists no device: it computes on the CPU until the driver "
         f"for {variant} is installed"
     )
-    return made.build, True, (note,)
+    return build, True, (note,)

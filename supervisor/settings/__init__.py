@@ -1,6 +1,6 @@
-"""`corral.toml`, the environment and the command line, as one frozen value.
+"""Merges `corral.toml`, the environment and the command line into one frozen value, `Settings`.
 
-`schema` and `tables` declare every setting, `load` reads and checks them, `edit` changes the file
-in place, `messages` explains what is wrong, `reference` lists all keys. `import_source` turns
-settings of other programs into ours.
+`schema` and `tables` declare every setting, `load` reads and checks them, and `messages` explains
+errors. `edit` changes the file in place, and `reference` lists all keys. `import_source` converts
+the settings of other programs; its readers are the other `import_…` modules.
 """

@@ -1,4 +1,4 @@
-"""Changes `corral.toml` in place: comments, order and layout stay. Writes a first one."""
+"""Changes `corral.toml` in place, keeping comments, order and layout, and writes the first file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BY_HAND: Final = "nothing was changed; correct it by hand, with corral config c
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The new text, and what it says now, for people."""
+    """The new text, and lines that tell people what changed."""
 
     text: str
     lines: tuple[str, ...]
@@ -34,7 +34,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A settings file that was changed, and what it said before; `lines` are for people."""
+    """A settings file that was changed, with its old text; `lines` are for people."""
 
     path: Path
     before: str
@@ -42,17 +42,17 @@ class ChangedFile:
     backup: Path
 
     def restore(self) -> None:
-        """Put the file back; raises AccessDenied."""
+        """Restore the old text; raises AccessDenied."""
         with _report_write_errors(self.path):
             rewrite(self.path, self.before)
             self.backup.unlink(missing_ok=True)
 
 
 def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
-    """Replace the text of a settings file by its edit.
+    """Apply an edit to a settings file, and keep a backup.
 
     Raises:
-        SettingsInvalid: As `edit` raises it; nothing is changed.
+        SettingsInvalid: `edit` raised it; nothing is changed.
         AccessDenied: The file cannot be read or written.
     """
     with _report_write_errors(path):
@@ -64,10 +64,10 @@ def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
 
 
 def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
-    """Replace the text of a settings file by its edit, without a backup; make it if there is none.
+    """Apply an edit to a settings file, which is created if missing, without a backup.
 
     Raises:
-        SettingsInvalid: As `edit` raises it; nothing is changed.
+        SettingsInvalid: `edit` raised it; nothing is changed.
         AccessDenied: The file cannot be read or written.
     """
     with _report_write_errors(path):
@@ -84,12 +84,12 @@ def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
 def edit_text(text: str, change: Callable[[Table], None]) -> str:
     """Apply a change to the tables of a TOML text.
 
-    The change is made twice, to the text with its layout and to the plain values. Where the new
-    text does not say what the plain values say, it is not used.
+    The change is made twice: to the text with its layout, and to the plain values. The new text is
+    used only if it parses to these values.
 
     Raises:
         SettingsInvalid: The text is not TOML, or cannot be changed safely.
-        LookupError, TypeError: As `change` raises them.
+        LookupError, TypeError: `change` raised them.
     """
     try:
         document, wanted = tomlkit.parse(text), tomllib.loads(text)
@@ -105,7 +105,7 @@ def edit_text(text: str, change: Callable[[Table], None]) -> str:
 
 
 def toml(value: object) -> str:
-    """Write a value as TOML does."""
+    """Format a value as TOML."""
     return tomlkit.item(value).as_string()
 
 
@@ -121,15 +121,15 @@ def _report_write_errors(path: Path) -> Iterator[None]:
 
 
 _KEY_HINT = (
-    'parts with other signs than letters, digits, - and _ are quoted: models."qwen3:8b".path'
+    'quote parts with characters other than letters, digits, - and _: models."qwen3:8b".path'
 )
 
 
 def key_parts(key: str) -> tuple[str, ...]:
-    """Read a dotted key as TOML does; a part with other signs may also stand without quotes.
+    """Parse a dotted TOML key, in which quotes may be missing.
 
     Raises:
-        SettingsInvalid: It is no key.
+        SettingsInvalid: It is not a key.
     """
     parts = _as_toml(key) or tuple(key.split("."))
     if not all(parts) or not key.isprintable():
@@ -152,12 +152,12 @@ def _as_toml(key: str) -> tuple[str, ...]:
 
 
 def key_text(parts: Sequence[str]) -> str:
-    """Write a dotted key as TOML does, with quotes where a part needs them."""
+    """Format a dotted key as TOML, with quotes around the parts that need them."""
     return tomlkit.key(list(parts)).as_string()
 
 
 def values_of(word: str) -> Iterator[object]:
-    """Return what a word of the command line may mean: a TOML value first, then a text."""
+    """Yield the possible meanings of a word of the command line: a TOML value, then a text."""
     try:
         found = tomllib.loads(f"value = {word}")
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -168,13 +168,13 @@ def values_of(word: str) -> Iterator[object]:
 
 
 def with_value(text: str, key: tuple[str, ...], value: object) -> Edit:
-    """Set a value. Raises SettingsInvalid: a part of the key is no table, or the text no TOML."""
+    """Set a value; raises SettingsInvalid if a part of the key is not a table."""
     edit = _edit_text(text, key, functools.partial(_set, key=key, value=value))
     return Edit(edit, (f"{key_text(key)} = {toml(value)}",))
 
 
 def without_value(text: str, key: tuple[str, ...]) -> Edit:
-    """Take a value or a table out. Raises SettingsInvalid: the file does not have it."""
+    """Remove a value or a table; raises SettingsInvalid if the file does not have it."""
     name = key_text(key)
     if not _has_key(tomllib.loads(text), key):
         raise SettingsInvalid(
@@ -243,11 +243,11 @@ _CHOICES: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """A model of the file.
+    """A model for the first settings file.
 
     Attributes:
-        table: `[models.NAME]`.
-        facts: What it is and takes, for a comment.
+        table: The content of `[models.NAME]`.
+        facts: A description of the model and its memory, for a comment.
         problem: Why it cannot be served here, or None.
         generates: Whether it generates text.
     """
@@ -264,7 +264,7 @@ class InitialModel:
 
 
 def initial_text(machine: str, models: Sequence[InitialModel]) -> str:
-    """Return the file; a model that cannot be served here stands in comments."""
+    """Return the text of the first file; models that cannot be served here are in comments."""
     chats = [model.name for model in models if model.is_usable and model.generates]
     default = f"default_model = {toml(chats[0] if chats else 'chat')}"
     line = f"{default:30} # for requests that name no model"
@@ -285,7 +285,7 @@ def _model(model: InitialModel, *, is_first: bool) -> str:
 
 
 def _lines(model: InitialModel, *, is_first: bool) -> Iterator[str]:
-    """Yield the lines of its table; one model is loaded at the start, others by requests."""
+    """Yield the lines of a model's table; only the first model is loaded at the start."""
     yield f"[{key_text(('models', model.name))}]"
     for key, value in model.table.items():
         yield f"{key} = {_value(value)}"
@@ -300,12 +300,12 @@ def _value(value: Any) -> str:
     return toml(list(value) if isinstance(value, tuple) else value)
 
 
-# What a trial says as the model's own table does.
+# Keys that a trial and a model's table share, beside `flags`.
 _OWN: Final = ("profile", "engine")
 
 
 def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:
-    """Remove a model's trial; its profile and flags become the model's own if `is_applied`.
+    """Remove a model's trial; if `is_applied`, its settings become the model's own.
 
     Raises:
         SettingsInvalid: The file does not have the trial, or cannot be changed safely.
@@ -342,7 +342,7 @@ def _change(whole: Table, model: str, *, is_applied: bool) -> None:
 
 
 def _own_lines(trial: Mapping[str, object]) -> list[str]:
-    """Return what the model's own table says once its trial is applied."""
+    """Return the lines that an applied trial adds to the model's table."""
     own = [f"{name} = {toml(trial[name])}" for name in _OWN if name in trial]
     flags = trial.get("flags")
     named = flags.items() if isinstance(flags, Mapping) else ()
@@ -350,7 +350,7 @@ def _own_lines(trial: Mapping[str, object]) -> list[str]:
 
 
 def _edit_by_hand_error(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:
-    """Return an error with what a person is to change."""
+    """Return an error that tells the user which lines to change."""
     trial_key = key_text(("models", model, "trial"))
     hint = f"remove [{trial_key}] from it, then run corral reload"
     if is_applied:

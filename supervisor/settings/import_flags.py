@@ -1,11 +1,11 @@
-"""Command lines and options of llama-server, as they become models of `corral.toml`.
+"""Converts command lines of llama-server to models of `corral.toml`.
 
-Options of llama-server by name, as they become the flags and other keys of a model. An option is
-looked up in the help of the engine at hand, then in the recorded builds, the newest first: a
-command line may have been written for any of them.
+Each option becomes a flag or another key of a model. It is looked up in the help of the installed
+engine, then in the recorded builds, the newest first, because a command line may have been written
+for any build.
 
-Source: llama.cpp, common/arg.cpp: an option given twice counts as it was given last, but for those
-that collect values; a variable LLAMA_ARG_X counts where its option is not given.
+Source: llama.cpp, common/arg.cpp: if an option is given twice, the last value counts, unless the
+option collects values; a variable LLAMA_ARG_X counts if its option is not given.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MAX_BYTES: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """One model.
+    """A converted model.
 
     Attributes:
         table: The keys of `[models.NAME]`.
-        omitted: What is not taken over, with the reason, one sentence each.
-        notes: What is to be known of what is taken over.
+        omitted: Sentences that name each omitted setting and the reason.
+        notes: Remarks on converted settings, one sentence each.
     """
 
     name: str
@@ -52,14 +52,13 @@ class ConvertedModel:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """All that a source says.
+    """The content of a source.
 
     Attributes:
-        source: What was read, for people: `llama-swap file`.
+        source: The kind of the source, for people: `llama-swap file`.
         tables: Other tables of `corral.toml` by name.
-        omitted: As of a model, but of no model that is taken over.
-        notes: As of a model.
-        keys: The API keys of its clients.
+        omitted, notes: Like a model's, but about no single converted model.
+        keys: The API keys of the clients.
     """
 
     source: str
@@ -70,16 +69,16 @@ class Converted:
     keys: tuple[str, ...] = field(default=(), repr=False)
 
     def document(self) -> dict[str, Any]:
-        """Return everything as `corral.toml` has it."""
+        """Return all tables of `corral.toml`."""
         models = {model.name: dict(model.table) for model in self.models}
         return {**self.tables, **({"models": models} if models else {})}
 
 
 def read_text(path: Path) -> str:
-    """Read a file of settings.
+    """Read a settings file.
 
     Raises:
-        SettingsInvalid: It cannot be read, is larger than 1 MiB, or no text.
+        SettingsInvalid: The file cannot be read, is larger than 1 MiB, or is not UTF-8.
     """
     try:
         with open_regular(path) as file:
@@ -95,7 +94,7 @@ def read_text(path: Path) -> str:
 
 
 def no_equivalent_notes(names: Iterable[object]) -> tuple[str, ...]:
-    """Return a sentence for the keys of a source that mean nothing here."""
+    """Return a sentence about a source's keys that have no equivalent; empty without keys."""
     found = ", ".join(sorted(map(str, names)))
     return (f"no equivalent: {found}",) if found else ()
 
@@ -106,7 +105,7 @@ _COLLECTED: Final = frozenset(
     {"lora", "lora-scaled", "override-kv", "override-tensor", "spec-draft-override-tensor"}
     | {"control-vector", "control-vector-scaled"}
 )
-# They collect values too, but have no separator: all but the first go to `args`.
+# These collect values too, but have no separator, so all values after the first go to `args`.
 _REPEATED: Final = frozenset({"dry-sequence-breaker", "logit-bias"})
 _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 _FALSE: Final = frozenset({"0", "false", "off", "disabled"})
@@ -115,7 +114,7 @@ _SWITCH_WORDS: Final = _TRUE | _FALSE | {"auto"}
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
 )
-# Where the model is, where the engine listens, and for whom.
+# Options for the model's place, the listening address and the API keys.
 _WORDS: Final = frozenset(
     {"model", "host", "port", "hf-file", "ssl-key-file", "ssl-cert-file", "api-key-file"}
     | {"models-dir"}
@@ -126,7 +125,7 @@ _DOWNLOADS: Final = {
     "docker-repo": "models of Docker's registry are not fetched; set path to a GGUF file",
     "hf-token": "corral model get reads the token from HF_TOKEN",
 }
-# Source: llama.cpp, common/arg.cpp: what each of these options sets.
+# The options that each of these stands for. Source: llama.cpp, common/arg.cpp.
 _FIM: Final = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
 _GPT_OSS: Final = (
     "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
@@ -150,14 +149,13 @@ _PRESETS: Final = {
 
 @dataclass
 class ModelOptions:
-    """What the options of one engine say.
+    """The settings in an engine's options.
 
     Attributes:
-        known: The options of the engine at hand.
-        words: Where the model is, and where the engine listens, by the option's long name.
-        keys: The API keys that clients must have.
-        omitted: What is not taken over, with the reason.
-        notes: What is to be known of what is taken over.
+        known: The options of the installed engine.
+        words: Values for the model's place and the listening address, by the option's long name.
+        keys: The API keys that clients need.
+        omitted, notes: As in `ConvertedModel`.
     """
 
     known: Flags = field(default_factory=newest_flags)
@@ -184,7 +182,7 @@ class ModelOptions:
         return f"{HUB}{repository}" if repository else None
 
     def read(self, words: Sequence[str]) -> None:
-        """Take over the words of a command line after the program's name."""
+        """Convert the words of a command line after the program's name."""
         for name, value in self._options(words):
             if name.startswith("-"):
                 self.take(name, value)
@@ -192,8 +190,9 @@ class ModelOptions:
                 self.omitted.append(f"{name}: not an option")
 
     def take(self, name: str, value: str | None) -> None:
-        """Take over one option of any build, with or without its dashes."""
-        match key := self._key(name):
+        """Convert an option of any build, with or without its dashes."""
+        flag = self._find(name)
+        match key := flag.key if flag else plain_name(name):
             case _ if key in _WORDS:
                 self.words[key] = value or ""
             case "hf-repo" | "spec-draft-hf":
@@ -208,18 +207,15 @@ class ModelOptions:
                 self._take_flag(name, key, value)
 
     def take_variable(self, name: str, value: str) -> bool:
-        """Take over a variable such as LLAMA_ARG_CTX_SIZE; return whether an option has it."""
+        """Convert a variable such as LLAMA_ARG_CTX_SIZE; return whether an option has it."""
         positive = name.replace("LLAMA_ARG_NO_", "LLAMA_ARG_", 1)
+        options = (*self.known.entries, *newest_flags().entries)
         for wanted in (name, positive):
-            option = next((option for option in self._variables() if option.env == wanted), None)
+            option = next((option for option in options if option.env == wanted), None)
             if option and (wanted == name or option.hint is None):
                 self.take(option.key if wanted == name else f"no-{option.key}", value)
                 return True
         return False
-
-    def _variables(self) -> Iterator[Flag]:
-        yield from self.known.entries
-        yield from newest_flags().entries
 
     def _take_repository(self, key: str, name: str, value: str) -> None:
         try:
@@ -231,7 +227,7 @@ class ModelOptions:
             self.words[key] = str(found)
 
     def _take_url(self, url: str) -> None:
-        """Take over the URL of a model: a file of Hugging Face is one by reference."""
+        """Convert the URL of a model; a file of Hugging Face becomes a reference."""
         with suppress(NoSuchModel):
             found = reference.parse_reference(url)
             if isinstance(found, reference.HubReference):
@@ -252,7 +248,7 @@ class ModelOptions:
             self.omitted.append(f"{shown}: no known build of llama-server has it")
             return
         try:
-            key, typed = canonical(name, self._typed(name, value), self.known)
+            key, typed = canonical(name, self._parse_value(name, value), self.known)
             render({key: typed}, self.known)
         except SettingsInvalid as error:
             reason = error.message.partition(": ")[2] or error.message
@@ -261,16 +257,16 @@ class ModelOptions:
         self._set(key, typed)
 
     def settled_flags(self) -> dict[str, FlagValue]:
-        """Return the flags after all options are read, and note those that the engine lacks."""
-        found = {self._of_ngrams(key): value for key, value in self.flags.items()}
+        """Return the flags once all options are read, and note those that the engine lacks."""
+        found = {self._ngram_option(key): value for key, value in self.flags.items()}
         for unused in render(found, self.known).omitted:
             self.notes.append(f"{unused.key} = {unused.value}: {unused.reason}")
         return found
 
-    def _of_ngrams(self, key: str) -> str:
-        """Return the option of one kind of n-gram drafting that an older one for all kinds means.
+    def _ngram_option(self, key: str) -> str:
+        """Return the newer option for one kind of n-gram drafting if `key` is for all kinds.
 
-        Source: llama.cpp, common/arg.cpp: what the help says of removed options.
+        Source: llama.cpp, common/arg.cpp, the help of removed options.
         """
         kind, mod = self.flags.get("spec-type"), "ngram-mod"
         limit = key.removeprefix("spec-draft-") if kind == mod else ""
@@ -313,23 +309,20 @@ class ModelOptions:
         """Return how many of the next words are values of an option."""
         flag = self._find(word) if word.startswith("-") else None
         if flag is None or flag.kind == "unknown":
-            return int(word.startswith("-") and bool(rest) and not _is_option(rest[0]))
+            is_value = rest and not (rest[0].startswith("-") and not _NUMBER.fullmatch(rest[0]))
+            return int(word.startswith("-") and bool(is_value))
         if flag.key in ONCE_BARE:
             is_value = bool(rest) and (rest[0].lower() in _SWITCH_WORDS or rest[0][:1] == "$")
             return int(is_value)
         if flag.key.endswith("-scaled") and len(rest) > 1 and ":" not in rest[0]:
-            return 1 + bool(_NUMBER.fullmatch(rest[1]))  # FILE SCALE, as older builds have it
+            return 1 + bool(_NUMBER.fullmatch(rest[1]))  # FILE SCALE, the syntax of older builds
         return flag.value_count
 
     def _find(self, name: str) -> Flag | None:
         return self.known.find(name) or recorded_flag(name)
 
-    def _key(self, name: str) -> str:
-        flag = self._find(name)
-        return flag.key if flag else plain_name(name)
-
-    def _typed(self, name: str, value: str | None) -> FlagValue:
-        """Return a value as settings have it: a number, a word, or true for a bare option."""
+    def _parse_value(self, name: str, value: str | None) -> FlagValue:
+        """Return a value in the form of settings: a number, a word, or true for a bare option."""
         flag = self._find(name)
         if value is None:
             return "on" if flag and flag.key in ONCE_BARE else True
@@ -341,17 +334,13 @@ class ModelOptions:
         return value
 
 
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and not _NUMBER.fullmatch(word)
-
-
 def split_list(text: str) -> list[str]:
-    """Split a list with commas."""
+    """Split at commas, and drop empty parts."""
     return [part for word in text.split(",") if (part := word.strip())]
 
 
 def resolve_source_path(path: str, base: Path) -> str:
-    """Return a path of a source, relative to the directory that it is read from."""
+    """Join a relative path of a source to the source's directory; references stay."""
     return path if is_reference(path) else str(base / expand_home(Path(path)))
 
 
@@ -372,14 +361,16 @@ _KEYLESS: Final = (
 def convert_commands(
     text: str, base: Path, known: Flags | None = None, more_omitted: tuple[str, ...] = ()
 ) -> Converted:
-    """Convert the commands of a text whose relative paths begin at a directory.
+    """Convert the commands of a text whose relative paths start at `base`.
 
     Args:
-        known: The options of the engine at hand; unset: those of the newest recorded build.
-        more_omitted: What of its source is not taken over besides.
+        text: The commands.
+        base: The base of relative paths.
+        known: The options of the installed engine; None for those of the newest recorded build.
+        more_omitted: Sentences about other parts of the source that were omitted.
 
     Raises:
-        SettingsInvalid: It does not start llama-server.
+        SettingsInvalid: No command starts llama-server.
     """
     commands = engine_commands(text)
     if not commands:
@@ -409,7 +400,7 @@ def convert_commands(
 
 
 def _number_names(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
-    """Give models of the same name numbers."""
+    """Append numbers to names that occur twice."""
     names = set[str]()
     for model in models:
         name, number = model.name, 2
@@ -421,11 +412,11 @@ def _number_names(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """A command as options.
+    """A command with parsed options.
 
     Attributes:
-        base: Where its relative paths begin.
-        program: The path of the engine; empty if PATH or a container has it.
+        base: The base of its relative paths.
+        program: The path of the engine; empty if it is on PATH or in a container.
     """
 
     options: ModelOptions
@@ -438,7 +429,7 @@ class ReadCommand:
         return tuple(self.options.omitted)
 
     def model(self, name: str | None = None, **more: Any) -> ConvertedModel | None:
-        """Return the model that it serves, under its alias if no name is given."""
+        """Return the model that the command serves, named by its alias unless `name` is given."""
         source = self.options.source
         if source is None:
             return None
@@ -454,19 +445,24 @@ class ReadCommand:
             notes.append(f"no model can have the name {wanted}; clients call it {name}")
         change = self._resolve(notes)
         flags = with_paths(settled, lambda path: Path(change(str(path))))
+        others = [other for other in unique(aliases) if other != name and is_alias(other)]
         table = {
             "path": change(source),
             **({"draft": draft} if (draft := self.options.draft) else {}),
-            **({"aliases": others} if (others := _others(aliases, name)) else {}),
+            **({"aliases": others} if others else {}),
             **more,
             **({"args": self.options.args} if self.options.args else {}),
             **({"flags": flags} if flags else {}),
         }
-        notes += _context_notes(self.options)
+        if self.options.flags.get("ctx-size") and "parallel" not in self.options.flags:
+            notes.append(
+                "slots: ctx-size is divided among them, and there are 4 unless flags.parallel says "
+                "another number; batching.max_context_length gives each so many tokens"
+            )
         return ConvertedModel(name, table, self.omitted, unique(notes))
 
     def _resolve(self, notes: list[str]) -> Callable[[str], str]:
-        """Return a function that makes a path of the command one of this machine."""
+        """Return a function that translates a path of the command to this machine."""
 
         def change(path: str) -> str:
             container = self.container
@@ -483,7 +479,7 @@ class ReadCommand:
         return change
 
     def proxy(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return `[proxy]`, and why its address is another one."""
+        """Return the table `[proxy]`, and sentences that say why its address differs."""
         known, keys = self.options.words, self.options.keys
         words = {name: word for name, word in known.items() if not _SHELL_VARIABLE.search(word)}
         host, port = words.get("host"), words.get("port")
@@ -503,7 +499,7 @@ class ReadCommand:
         return {"proxy": table} if table else {}, tuple(omitted)
 
     def models_dir(self) -> dict[str, Any]:
-        """Return the settings of the router mode: its models are found, and loaded on request."""
+        """Return the settings for the router mode, whose models are found and loaded on request."""
         path = self.options.words.get("models-dir")
         here = self.container.path(path) if self.container and path else path
         return (
@@ -517,10 +513,6 @@ class ReadCommand:
         paths = {key: self.options.words.get(name) for key, name in names.items()}
         files = {key: resolve_source_path(path, self.base) for key, path in paths.items() if path}
         return {"tls": files} if files.keys() == names.keys() else {}
-
-
-def _others(names: list[str], name: str) -> list[str]:
-    return [other for other in unique(names) if other != name and is_alias(other)]
 
 
 def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ReadCommand:
@@ -549,7 +541,7 @@ def read_command(command: EngineCommand, base: Path, known: Flags | None = None)
 def _take_key_file(
     options: ModelOptions, path: str, directory: Path, container: Container | None
 ) -> None:
-    """Take over the API keys of a file, one a line. Source: llama.cpp, common/arg.cpp."""
+    """Read the API keys of a file, one per line. Source: llama.cpp, common/arg.cpp."""
     here = container.path(path) if container else path
     if here is None:
         options.omitted.append(f"--api-key-file {path}: a path in the container")
@@ -571,11 +563,3 @@ def name_of(source: str) -> str:
         last = found.file or f"{found.repo.removesuffix('-GGUF')}.gguf"
         return file_names.model_name(Path(last).name)
     return file_names.model_name(f"{source.partition(':')[2].replace('/', '-')}.gguf")
-
-
-def _context_notes(options: ModelOptions) -> Iterator[str]:
-    if options.flags.get("ctx-size") and "parallel" not in options.flags:
-        yield (
-            "slots: ctx-size is divided among them, and there are 4 unless flags.parallel says "
-            "another number; batching.max_context_length gives each so many tokens"
-        )

@@ -1,8 +1,8 @@
-"""Converts the YAML settings of llama-swap, with their macros.
+"""Converts the YAML settings of llama-swap, and expands their macros.
 
-Macros are `${NAME}` in texts, lists and tables. `${env.X}` is replaced first; then each macro in
-turn, the last declared first, so that a macro may use those before it. The macros of a model come
-before those of all models. `${PORT}` and `${PID}` are known when a model starts.
+Macros are `${NAME}` in texts, lists and tables. `${env.X}` is replaced first, then each macro in
+turn, the last declared first, so that a macro may use earlier ones. The macros of a model win over
+the global macros. `${PORT}` and `${PID}` stay, as they are known only when a model starts.
 
 Source: llama-swap, internal/config, internal/config/macros.go and config.example.yaml.
 """
@@ -38,12 +38,16 @@ _TEXT_MAX: Final = 65_536
 
 
 def from_environment(text: str, environ: Mapping[str, str]) -> str:
-    """Replace `${env.X}`; unknown ones stay."""
+    """Replace `${env.X}`; unknown variables stay."""
     return _ENVIRONMENT.sub(lambda found: environ.get(found[1], found[0]), text)
 
 
 def expand_macros(value: Any, macros: Mapping[str, object]) -> Any:
-    """Replace macros, the last first; unknown ones stay. Raises SettingsInvalid."""
+    """Replace macros, the last first; unknown macros stay.
+
+    Raises:
+        SettingsInvalid: The result is longer than 65,536 characters.
+    """
     if isinstance(value, str):
         return _expanded_text(value, macros)
     if isinstance(value, list):
@@ -68,10 +72,10 @@ def _expanded_text(text: str, macros: Mapping[str, object]) -> str:
 
 _LLAMA_SWAP: Final = "llama-swap file"
 _DEFAULT_LISTEN: Final = "127.0.0.1:8080"
-_VALUES_MAX: Final = 100_000  # aliases repeat what they stand for
+_VALUES_MAX: Final = 100_000  # YAML aliases multiply values
 _DEPTH_MAX: Final = 32
 _INTEGER_MAX: Final = 2**63 - 1  # of TOML
-# llama-corral does these by itself, or they concern only llama-swap's own ports and log.
+# llama-corral needs no setting for these, or they concern only llama-swap's own ports and log.
 _NEEDLESS: Final = frozenset(
     {"checkEndpoint", "cmdStop", "proxy", "startPort", "unloadTimeout", "macros", "useModelName"}
     | {"logLevel", "logTimeFormat", "logToStdout", "logRequests", "metricsMaxInMemory", "name"}
@@ -86,10 +90,10 @@ _GLOBAL_KEYS: Final = frozenset(
 def convert_llama_swap(
     text: str, base: Path, environ: Mapping[str, str], known: Flags | None = None
 ) -> Converted:
-    """Convert settings whose relative paths begin at a directory; `known` as of a command line.
+    """Convert settings whose relative paths start at `base`; `known` as in `convert_commands`.
 
     Raises:
-        SettingsInvalid: The text is no YAML, or has no models.
+        SettingsInvalid: The text is not YAML, or is not a table.
     """
     whole = read_yaml(from_environment(text, environ))
     models, omitted = [], list(_omitted_keys(whole))
@@ -108,10 +112,10 @@ def convert_llama_swap(
 
 
 def read_yaml(text: str, what: str = "settings of llama-swap") -> Mapping[str, Any]:
-    """Parse YAML into tables with text as keys, lists, texts, numbers, booleans and None.
+    """Parse YAML into the values of JSON.
 
     Raises:
-        SettingsInvalid: The text is no YAML of `what`.
+        SettingsInvalid: The text is not YAML, has tags, is too large, or is not a table.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows them
@@ -130,7 +134,7 @@ def read_yaml(text: str, what: str = "settings of llama-swap") -> Mapping[str, A
 
 
 def _to_json_values(value: object, number: Iterator[int], depth: int) -> Any:
-    """Return what YAML has read as JSON would have it. Raises SettingsInvalid: it is too large."""
+    """Convert a YAML value to the types of JSON; raises SettingsInvalid if it is too large."""
     if depth > _DEPTH_MAX or next(number) > _VALUES_MAX:
         raise SettingsInvalid(
             f"more than {_DEPTH_MAX} levels or {_VALUES_MAX} values are no settings of llama-swap"
@@ -151,7 +155,7 @@ def _to_json_values(value: object, number: Iterator[int], depth: int) -> Any:
 def _llama_swap_model(
     name: str, entry: Mapping[str, Any], whole: Mapping[str, Any], base: Path, known: Flags | None
 ) -> ConvertedModel | str:
-    """Return a model, or a sentence why there is none."""
+    """Return a model, or a sentence that says why it was omitted."""
     macros = {**_macros(whole), **_macros(entry), "MODEL_ID": name}
     entry = expand_macros({**entry, "macros": None}, macros)
     command = entry.get("cmd")
@@ -189,7 +193,7 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
 
 
 def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request members of `setParamsByID` as variants, whose names are NAME:VARIANT."""
+    """Convert `setParamsByID`, whose keys are NAME:VARIANT, to variants."""
     strip = split_list(",".join(_texts(filters.get("stripParams"))))
     members = _table_or_empty(filters.get("setParams"))
     found: dict[str, dict[str, Any]] = {
@@ -266,13 +270,13 @@ def _table_or_empty(value: object) -> Mapping[str, Any]:
 
 
 def _texts(value: object) -> list[str]:
-    """Return the texts of a list, or the only one."""
+    """Return the texts of a list, or a single text as a list."""
     values = value if isinstance(value, list) else [value]
     return [_text(value) for value in values if isinstance(value, str | int | float)]
 
 
 def _text(value: object) -> str:
-    """Return a scalar as YAML writes it; halves of surrogate pairs are no text."""
+    """Return a scalar as YAML text; lone surrogates become `?`."""
     match value:
         case None:
             return ""
@@ -282,11 +286,11 @@ def _text(value: object) -> str:
 
 
 def _seconds(table: Mapping[str, Any], key: str, default: int) -> float:
-    """Return a number of seconds. Raises SettingsInvalid: it is none."""
+    """Return a number of seconds; raises SettingsInvalid if the value is not a number."""
     value = table.get(key)
     if value is None:
         return default
-    if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # as a macro says it
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:  # a macro gives texts
         return int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return value
@@ -294,7 +298,6 @@ def _seconds(table: Mapping[str, Any], key: str, default: int) -> float:
 
 
 def _without_null(value: Any) -> Any:
-    """Return a value as TOML has it."""
     if isinstance(value, Mapping):
         return {key: _without_null(member) for key, member in value.items() if member is not None}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""Finds commands that start llama-server in a text: scripts, units of systemd, `docker run`.
+"""Finds commands that start llama-server in scripts, systemd units and `docker run` lines.
 
-Variables that the text sets are replaced where it uses them. Nothing is run, and no file is read.
+Variables that the text sets are expanded. Nothing is run, and no file is read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ASSIGNMENT: Final = re.compile(
     re.MULTILINE,
 )
 _USE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^{}\n]*))?\}|(\w+))")
-# A command in a unit of systemd, with the prefixes that it may have. Source: systemd.service(5).
+# A command in a systemd unit, with its possible prefixes. Source: systemd.service(5).
 _EXEC_START: Final = re.compile(r"^ExecStart=[-@:+!]*", re.MULTILINE)
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _COMMENT_LINE: Final = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
-# They start another program and change nothing of it that llama-corral does not do itself.
+# They start another program without effects that llama-corral would have to reproduce.
 _TRANSPARENT: Final = frozenset({"exec", "env", "nohup", "command", "export", "time", "setsid"})
 _IMAGE: Final = re.compile(r"(?<!o)llama")  # not Ollama's
 _CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl"})
@@ -45,11 +45,11 @@ _BARE_LETTERS: Final = frozenset("ditPq")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What `docker run` says of the container of an engine.
+    """The container of an engine, from the options of `docker run`.
 
     Attributes:
-        volumes: Directories of this machine and of the container.
-        ports: The address here by the port in the container; empty with the host's network.
+        volumes: Pairs of a directory on this machine and its path in the container.
+        ports: Host and port on this machine, by the port in the container.
     """
 
     image: str
@@ -58,7 +58,7 @@ class Container:
     has_own_network: bool = True
 
     def path(self, path: str) -> str | None:
-        """Return where a path of the container is on this machine; None if nothing says it."""
+        """Translate a path of the container to this machine; None if no volume contains it."""
         for here, there in self.volumes:
             if path == there or path.startswith(f"{there.rstrip('/')}/"):
                 return here.rstrip("/") + path[len(there.rstrip("/")) :]
@@ -70,11 +70,11 @@ class EngineCommand:
     """A command that starts llama-server.
 
     Attributes:
-        program: As written; empty if the words are options alone, or it is a container's.
-        options: The words after it.
-        variables: Those set for it alone.
-        wrapper: The words before it that are not taken over, such as `taskset -c 0-7`.
-        directory: Where relative paths begin, relative to the text's own.
+        program: As written; empty if there are only options, or if it is in a container.
+        options: The words after the program.
+        variables: Environment variables set for this command only.
+        wrapper: Words before the program that are not converted, such as `taskset -c 0-7`.
+        directory: Base of relative paths, relative to the text's directory.
     """
 
     program: str
@@ -86,7 +86,7 @@ class EngineCommand:
 
 
 def split(text: str) -> list[str]:
-    """Split one command as a shell does, with comments and line continuations.
+    """Split a command as a shell does, with comments and line continuations.
 
     Raises:
         SettingsInvalid: A quotation mark is not closed.
@@ -109,14 +109,14 @@ def engine_commands(text: str) -> tuple[EngineCommand, ...]:
 
 
 def engine_command(words: Sequence[str], directory: str = "") -> EngineCommand | None:
-    """Return what words start, if it is llama-server."""
+    """Parse the words of a command; None if it does not start llama-server."""
     variables, wrapper = dict[str, str](), list[str]()
     for index, word in enumerate(words):
         name, rest = Path(word).name, words[index + 1 :]
         if name in _CONTAINERS:
             return _in_container(rest, directory)
         if _is_program(name):
-            options = _after_program(name, rest)
+            options = _engine_options(name, rest)
             if options is None:
                 return None
             return EngineCommand(word, options, variables, " ".join(wrapper), directory=directory)
@@ -130,7 +130,7 @@ def engine_command(words: Sequence[str], directory: str = "") -> EngineCommand |
 
 
 def _is_program(name: str) -> bool:
-    """Whether a name is that of llama-server, such as `llama-server-b10434` or `llama.exe`."""
+    """Return whether a name may be llama-server's: `llama-server-b10434`, `llama.exe`."""
     if not _PROGRAM_NAME.fullmatch(name):
         return False
     return (
@@ -138,14 +138,14 @@ def _is_program(name: str) -> bool:
     )
 
 
-def _after_program(name: str, rest: Sequence[str]) -> tuple[str, ...] | None:
+def _engine_options(name: str, rest: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the options after a program; None if `llama` has no `serve` command."""
     if name.removesuffix(".exe") != "llama":
         return tuple(rest)
     return tuple(rest[1:]) if rest[:1] in (["serve"], ["server"]) else None
 
 
 def _in_container(words: Sequence[str], directory: str) -> EngineCommand | None:
-    """Read the words after `docker`."""
     if "run" not in words:
         return None
     options, rest = _container_options(words[words.index("run") + 1 :])
@@ -170,7 +170,7 @@ def _in_container(words: Sequence[str], directory: str) -> EngineCommand | None:
 
 
 def _container_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the options of `docker run` with their values, and the words from the image on."""
+    """Split the words of `docker run` into options with values, and the rest from the image on."""
     options, rest = list[tuple[str, str]](), list(words)
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).partition("=")
@@ -204,7 +204,7 @@ def _ports(options: Sequence[tuple[str, str]]) -> Iterator[tuple[str, tuple[str,
 
 
 def _with_variables(text: str) -> str:
-    """Replace the uses of variables that lines of the text set; others get their default."""
+    """Expand the variables that lines of the text set; others get their default."""
     values = dict[str, str]()
 
     def value(found: re.Match[str]) -> str:
@@ -222,7 +222,7 @@ def _with_variables(text: str) -> str:
 
 
 class _Lines(io.StringIO):
-    """A text whose comments end before their line does, for `shlex`."""
+    """A text for `shlex` whose comments do not swallow the end of the line."""
 
     def readline(self, *_limits: int) -> str:  # type: ignore[override] # shlex gives no limit
         line = super().readline()

@@ -1,9 +1,12 @@
-"""Converts settings of another program to `corral.toml`: finds the kind of a text, and reads it.
+"""Converts settings of other programs to `corral.toml`.
 
-Sources: Ollama, docs/modelfile.md (Modelfile). llama.cpp, common/preset.cpp and docs (presets of
-router mode, `--models-preset FILE.ini`: sections are models, `[*]` counts for all; keys are long or
-short options or LLAMA_ARG_* variables). The Compose Specification, `services`, and docker run
---help (a compose file: its services of llama-server, each as the `docker run` that it stands for).
+`kind_of` recognises the kind of a text, `convert` reads it, and `render` writes TOML. Modelfiles,
+router presets and compose files are read here. In a preset of the router mode (`--models-preset
+FILE.ini`), sections are models, `[*]` applies to all, and keys are options or LLAMA_ARG_*
+variables. Each llama-server service of a compose file is read as the equivalent `docker run`.
+
+Sources: Ollama, docs/modelfile.md; llama.cpp, common/preset.cpp and docs; The Compose
+Specification, `services`; docker run --help.
 """
 
 from __future__ import annotations
@@ -59,17 +62,26 @@ _FLAGS: Final = MappingProxyType(
 
 
 def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Converted:
-    """Convert a Modelfile; its model gets the name of its file. Raises SettingsInvalid."""
+    """Convert a Modelfile to a model that is named after its GGUF file.
+
+    Raises:
+        SettingsInvalid: The text has no FROM.
+    """
     options = ModelOptions(known or newest_flags())
     stops, more = list[str](), dict[str, Any]()
-    for word, value in _instructions(text):
+    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for found in _INSTRUCTION.finditer(lines):
+        word, value = found[1].upper(), (found[2] or found[3] or "").strip()
         key, _, setting = value.partition(" ")
         if word == "PARAMETER" and key == "stop":
             stops.append(setting.strip().strip('"'))
         elif word == "PARAMETER" and key == "num_ctx" and _TOKENS.fullmatch(setting):
-            more["batching"] = {"max_context_length": int(setting)}  # of one conversation, there
+            more["batching"] = {"max_context_length": int(setting)}  # num_ctx is per conversation
         elif word == "PARAMETER":
-            _take_parameter(options, key, setting.strip())
+            if flag := _FLAGS.get(key):
+                options.take(flag, setting.strip())
+            else:
+                options.omitted.append(f"no equivalent: PARAMETER {key}")
         else:
             _take(options, word, value)
     if not options.source:
@@ -99,22 +111,8 @@ _REASONS: Final = MappingProxyType(
 )
 
 
-def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for found in _INSTRUCTION.finditer(lines):
-        word, value = found[1].upper(), (found[2] or found[3] or "").strip()
-        yield word, value
-
-
-def _take_parameter(options: ModelOptions, key: str, value: str) -> None:
-    if flag := _FLAGS.get(key):
-        options.take(flag, value)
-    else:
-        options.omitted.append(f"no equivalent: PARAMETER {key}")
-
-
 def _source(text: str) -> str:
-    """Return the path of a file, or the reference to a model of Hugging Face or Ollama."""
+    """Convert the argument of FROM to a path, or to a reference to Hugging Face or Ollama."""
     if text.startswith(("/", ".", "~")) or text.lower().endswith(".gguf"):
         return text
     host, _, rest = text.partition("/")
@@ -130,10 +128,10 @@ _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 
 
 def convert_router_preset(text: str, base: Path, known: Flags | None = None) -> Converted:
-    """Convert a preset whose relative paths begin at a directory; `known` as of a command line.
+    """Convert a preset whose relative paths start at `base`; `known` as in `convert`.
 
     Raises:
-        SettingsInvalid: It is no preset.
+        SettingsInvalid: The text is not a preset.
     """
     sections = _read(text)
     shared = sections.get(_ALL, {})
@@ -165,7 +163,7 @@ def _read(text: str) -> dict[str, dict[str, str]]:
 def _preset_model(
     name: str, section: Mapping[str, str], base: Path, known: Flags
 ) -> ConvertedModel | str:
-    """Return a model, or a sentence why there is none."""
+    """Return a model, or a sentence that says why it was omitted."""
     options, is_preloaded = ModelOptions(known), False
     for key, value in section.items():
         if key == _LOAD:
@@ -175,7 +173,7 @@ def _preset_model(
         elif not options.take_variable(key, value):
             options.take(key, value)
     if options.source is None:
-        options.take("hf-repo", name)  # a section may be named by the repository
+        options.take("hf-repo", name)  # the name of a section may be a repository
     made = ReadCommand(options, base, "").model(name, preload=is_preloaded)
     return made or f"{name}: {'; '.join(options.omitted) or 'it names no model'}"
 
@@ -186,7 +184,7 @@ _USE: Final = re.compile(r"\$(?:\$|\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
 def convert_compose(
     text: str, base: Path, environ: Mapping[str, str], known: Flags | None = None
 ) -> Converted:
-    """Convert the services of a file; raises SettingsInvalid if none is llama-server."""
+    """Convert the services of a compose file; raises SettingsInvalid if none is llama-server."""
     services = read_yaml(text, "a compose file").get("services")
     commands, omitted = list[str](), list[str]()
     for name, service in services.items() if isinstance(services, Mapping) else ():
@@ -225,7 +223,7 @@ def _each(option: str, values: Iterator[str]) -> Iterator[str]:
 
 
 def _joined(items: object, keys: tuple[str, ...], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield entries of the short form; those of the long form are a table with these keys."""
+    """Yield entries in the short form; `keys` are the parts of an entry in the long form."""
     for item in items if isinstance(items, list) else ():
         parts = [item.get(key) for key in keys] if isinstance(item, Mapping) else [item]
         if text := ":".join(_text(part, environ) for part in parts if part is not None):
@@ -233,7 +231,6 @@ def _joined(items: object, keys: tuple[str, ...], environ: Mapping[str, str]) ->
 
 
 def _variables(given: object, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield NAME=VALUE of a list or a table."""
     if isinstance(given, Mapping):
         given = [f"{name}={_text(value, environ)}" for name, value in given.items()]
     for item in given if isinstance(given, list) else ():
@@ -250,18 +247,18 @@ def _split(given: object, environ: Mapping[str, str]) -> list[str]:
 
 
 def _text(value: object, environ: Mapping[str, str]) -> str:
-    """Return a value with its variables replaced; one that is not set stays."""
+    """Expand the variables in a value; unset variables without a default stay."""
     if value is None:
         return ""
 
-    def replaced(found: re.Match[str]) -> str:
+    def expand(found: re.Match[str]) -> str:
         name = found[1] or found[3]
         if name is None:
             return "$"
         return environ.get(name) or (found[0] if found[2] is None else found[2])
 
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return _USE.sub(replaced, text)
+    return _USE.sub(expand, text)
 
 
 SourceKind = Literal["command", "compose", "llama-swap", "router", "modelfile"]
@@ -274,7 +271,7 @@ _FROM: Final = re.compile(r"^[ \t]*FROM[ \t]+\S", re.MULTILINE | re.IGNORECASE)
 
 
 def kind_of(text: str) -> SourceKind:
-    """Tell the kind of a text. Raises SettingsInvalid: it is of none."""
+    """Recognise the kind of a text; raises SettingsInvalid if it is none of `KINDS`."""
     if _EXEC_START.search(text):
         return "command"
     if _MODELS.search(text):
@@ -297,13 +294,17 @@ def kind_of(text: str) -> SourceKind:
 def convert(
     text: str, kind: SourceKind, base: Path, environ: Mapping[str, str], known: Flags | None = None
 ) -> Converted:
-    """Convert a text whose relative paths begin at a directory.
+    """Convert a text whose relative paths start at `base`.
 
     Args:
-        known: The options of the engine at hand; unset: those of the newest recorded build.
+        text: The settings of the other program.
+        kind: The kind of the text.
+        base: The base of relative paths.
+        environ: The environment, for variables in the text.
+        known: The options of the installed engine; None for those of the newest recorded build.
 
     Raises:
-        SettingsInvalid: It is not of that kind.
+        SettingsInvalid: The text is not of that kind.
     """
     match kind:
         case "command":
@@ -319,7 +320,7 @@ def convert(
 
 
 def render(converted: Converted) -> str:
-    """Return the text; what is not taken over, and what is to be known, stands in comments."""
+    """Return the text of `corral.toml`, with omissions and notes in comments."""
     document = tomlkit.document()
     document.add(tomlkit.comment(f"From a {converted.source}."))
     for comment in _comments(converted.omitted, converted.notes):
@@ -335,7 +336,7 @@ def render(converted: Converted) -> str:
 
 
 def _plain_first(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield values before tables, as TOML demands."""
+    """Yield values before tables, as TOML requires."""
     yield from sorted(table.items(), key=lambda item: isinstance(item[1], Mapping))
 
 
@@ -360,5 +361,5 @@ def _item(value: Any) -> Any:
 
 
 def _line(text: str) -> str:
-    """Return a text that cannot leave its comment."""
+    """Return a text on one line, so that it cannot leave its comment."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

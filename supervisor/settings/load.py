@@ -1,4 +1,4 @@
-"""Reads, merges and checks every source of settings."""
+"""Reads, merges and checks the settings: the file, the environment and the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from supervisor.models.local_stores import roots
 from supervisor.output import warn
 from supervisor.plan import loras
 from supervisor.plan.loras import absolute
-from supervisor.plan.plan import TrialSettings
 from supervisor.settings.messages import conflicts, explain, refusal, shared_names, unknown_tables
 from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.system import ownership
@@ -37,11 +36,11 @@ Table = TypeVar("Table", bound=SettingsTable)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The merged settings, and where they came from.
+    """The merged settings and their origins.
 
     Attributes:
         path: The file that was read, or None.
-        origins: "file", "environment" or "command line" by dotted key; others are defaults.
+        origins: "file", "environment" or "command line" by dotted key; other keys have defaults.
     """
 
     settings: Settings
@@ -49,7 +48,7 @@ class Loaded:
     origins: Mapping[str, str]
 
     def with_models(self, models: Mapping[str, ModelSettings]) -> Loaded:
-        """Return these settings with further models; a name that is there already stays as it is.
+        """Add models to the settings, except those whose names are taken.
 
         Raises:
             SettingsInvalid: An alias is another model's name.
@@ -77,10 +76,10 @@ def load(
     """Read, merge and check every source.
 
     Args:
-        config: The file of `--config`, or None to look for one.
+        config: The file of `--config`, or None to search for a file.
         config_dir: The user's config directory.
-        overrides: Values of the command line, shaped like the file.
-        environ: Read for `CORRAL_CONFIG` only; pydantic-settings reads the process's own.
+        overrides: Values from the command line, shaped like the file.
+        environ: Used for `CORRAL_CONFIG` only; pydantic-settings reads the process's environment.
 
     Raises:
         SettingsInvalid: The file is missing or not TOML, or a value is invalid.
@@ -114,7 +113,7 @@ def merge(
 
 
 def _place(sources: Mapping[str, Mapping[str, Any]], path: Path | None, key: Sequence[str]) -> str:
-    """Return `FILE:LINE: ` or `the variable NAME: ` for where a key is set, or should be."""
+    """Return the place that sets a key or should set it: `FILE:LINE: ` or `the variable NAME: `."""
     if _is_set_in(sources["command line"], key):
         return ""
     names = {name.upper() for name in os.environ}
@@ -136,7 +135,7 @@ def _is_set_in(table: object, key: Sequence[str]) -> bool:
 
 
 def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
-    """Check the content of `[models]` that no file has; its paths are absolute.
+    """Check the content of a `[models]` table that is in no file; its paths are absolute.
 
     Raises:
         SettingsInvalid: A name or a value is invalid.
@@ -148,7 +147,9 @@ def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
 
 
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the settings file to read, or None; one that others can have written is ignored.
+    """Return the settings file to read, or None.
+
+    A file in the current directory that others could have written is ignored with a warning.
 
     Raises:
         SettingsInvalid: A named file is missing.
@@ -201,7 +202,7 @@ def _doubts(path: Path) -> str | None:
 
 
 def search_path(config_dir: Path) -> tuple[Path, ...]:
-    """Return where the file is searched, the first first."""
+    """Return the paths at which the file is searched, in this order."""
     return (Path(FILE_NAME), config_dir / FILE_NAME)
 
 
@@ -219,7 +220,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def restart_changes(began_with: Settings, after: Settings) -> Iterator[tuple[str, object]]:
     """Yield each dotted key that only a restart of the daemon applies, with its old value."""
     kept: dict[str, object] = {"default_model": after.proxy.default_model}
-    if began_with.proxy.tls and after.proxy.tls:  # new connections get it
+    if began_with.proxy.tls and after.proxy.tls:  # new connections use the new files
         kept["tls"] = after.proxy.tls
     tables = {
         "proxy": (began_with.proxy.model_copy(update=kept), after.proxy),
@@ -245,7 +246,7 @@ def _environment() -> dict[str, Any]:
     """Read the variables `CORRAL_…`.
 
     Raises:
-        SettingsInvalid: One is not JSON where it must be, or nested too deep.
+        SettingsInvalid: A table's variable is not JSON, or a value is nested too deep.
     """
     try:
         found = EnvSettingsSource(Settings)()
@@ -263,10 +264,10 @@ def _environment() -> dict[str, Any]:
 
 
 def _resolve_paths(settings: Settings, base: Path) -> Settings:
-    """Join relative paths to a directory, and complete the models' restart policies."""
+    """Join relative paths to `base`, resolve references, and complete restart policies."""
     models_dirs = tuple(base / directory for directory in settings.models_dirs)
 
-    def located(path: Path) -> tuple[Path, Mapping[str, str]]:
+    def locate(path: Path) -> tuple[Path, Mapping[str, str]]:
         if not model_lookup.is_reference(path):
             return base / path, {}
         where = directories()
@@ -274,12 +275,18 @@ def _resolve_paths(settings: Settings, base: Path) -> Settings:
         return (path, {}) if found is None or found.problem else (found.path, found.flags)
 
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
-        path, beside = located(model.path)
+        path, beside = locate(model.path)
+        trial = model.trial and model.trial.model_copy(
+            update={
+                "engine": join_engine_path(model.trial.engine, base),
+                "flags": absolute(model.trial.flags, base),
+            }
+        )
         update = {
             "path": path,
             "engine": join_engine_path(model.engine, base),
             "flags": {**beside, **absolute(model.flags, base)},
-            "trial": model.trial and _resolved_trial(model.trial, base),
+            "trial": trial,
             "draft": located(model.draft)[0] if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
             "loras": loras.resolve_loras(model.loras, base),
@@ -308,13 +315,8 @@ def _resolve_paths(settings: Settings, base: Path) -> Settings:
     return settings.model_copy(update=update)
 
 
-def _resolved_trial(trial: TrialSettings, base: Path) -> TrialSettings:
-    engine = join_engine_path(trial.engine, base)
-    return trial.model_copy(update={"engine": engine, "flags": absolute(trial.flags, base)})
-
-
 def _join_paths(table: Table, base: Path, names: Sequence[str]) -> Table:
-    """Join those of the paths that are set to a directory."""
+    """Join the paths in these fields to `base`, except fields that are None."""
     paths = {name: getattr(table, name) for name in names}
     return table.model_copy(update={name: path and base / path for name, path in paths.items()})
 

@@ -1,4 +1,4 @@
-"""Error messages for settings: they name the file, the key and the nearest known key."""
+"""Explains errors in the settings, with the file, the key and the nearest known key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _BY_TABLE: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 
 
 def new_name(table: str, key: str) -> str | None:
-    """Return the new name of a setting; `table` is the last part, as `restart` of a model's."""
+    """Return the new name of a renamed setting, or None; `table` is the last part of its table."""
     return _BY_TABLE.get(table, {}).get(key)
 
 
@@ -57,7 +57,7 @@ _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL
 
 
 class Problem(NamedTuple):
-    """Something wrong at a key; `text` begins with the key, `hint` says what to do."""
+    """An error at a key; `text` begins with the key, and `hint` advises."""
 
     key: tuple[str, ...]
     text: str
@@ -65,19 +65,19 @@ class Problem(NamedTuple):
 
 
 def explain(error: ValidationError) -> Iterator[Problem]:
-    """Yield each wrong key."""
+    """Yield a problem for each wrong key."""
     by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False, include_context=False):
         by_key.setdefault(_key(detail), []).append(detail)
     for number, (key, details) in enumerate(by_key.items()):
-        # The nearest known key takes time to find, and no more lines are shown.
+        # Finding the nearest known key takes time, and later lines are not shown.
         yield Problem(key, _sentence(key, details) if number < _LINES_MAX else "")
 
 
 def refusal(
     problems: Sequence[Problem], place: Callable[[tuple[str, ...]], str]
 ) -> SettingsInvalid:
-    """Return an error with a line for each problem, twenty at most; `place` is put before it."""
+    """Return an error with a line for each of the first 20 problems, prefixed by its place."""
     lines = [f"{place(problem.key)}{problem.text}" for problem in problems[:_LINES_MAX]]
     more = [f"… and {len(problems) - _LINES_MAX} more"] if len(problems) > _LINES_MAX else []
     hints = {problem.hint for problem in problems}
@@ -86,7 +86,7 @@ def refusal(
 
 
 def _key(detail: ErrorDetails) -> tuple[str, ...]:
-    """Return the parts of a key, without those with which pydantic names the types of a union."""
+    """Return the parts of a key, without pydantic's names for the types of a union."""
     parts = [str(part) for part in detail["loc"] if part != LoraSettings.__name__]
     while parts and _TYPE.fullmatch(parts[-1]):
         parts.pop()
@@ -102,7 +102,7 @@ def unknown_tables(merged: Iterable[str]) -> Iterator[Problem]:
 
 
 def conflicts(settings: Settings) -> Iterator[Problem]:
-    """Yield what is wrong between settings that are valid each alone."""
+    """Yield conflicts between settings that are valid on their own."""
     yield from shared_names(settings.models)
     yield from _default_model(settings)
     yield from _fallbacks(settings)
@@ -112,7 +112,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
 
 
 def shared_names(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
-    """Yield the aliases and variants that have another model's name, or the same one twice."""
+    """Yield aliases and variants with another model's name, or with the same name twice."""
     owners = {name: name for name in models}
     for name, model in models.items():
         further = list(_further_names(name, model))
@@ -132,7 +132,7 @@ def shared_names(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
 
 
 def _default_model(settings: Settings) -> Iterator[Problem]:
-    """Yield a default model that there is not; a node may have it."""
+    """Yield a default model that does not exist; with nodes, one of them may have it."""
     default, models = settings.proxy.default_model, settings.models
     known = all_names(models)
     if not (default is None or default in known or settings.nodes):
@@ -145,7 +145,7 @@ def _default_model(settings: Settings) -> Iterator[Problem]:
 
 
 def _fallbacks(settings: Settings) -> Iterator[Problem]:
-    """Yield the fallbacks to models that there are not; a node may have them."""
+    """Yield fallbacks to models that do not exist; with nodes, one of them may have it."""
     known = all_names(settings.models)
     for name, model in settings.models.items():
         for other in () if settings.nodes else model.fallback:
@@ -159,7 +159,7 @@ def _fallbacks(settings: Settings) -> Iterator[Problem]:
 
 
 def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:
-    """Yield the fallbacks under `[proxy.fallback]` of models that are not a node's."""
+    """Yield entries of `[proxy.fallback]`, which is for models of nodes, for other models."""
     known = all_names(settings.models)
     for name in settings.proxy.fallback:
         key, shown = (
@@ -181,7 +181,7 @@ def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:
 
 
 def batching_conflicts(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
-    """Yield the options that `batching` and `flags` of a model both set."""
+    """Yield options that both `batching` and `flags` of a model set."""
     for name, model in models.items():
         for key, flag in model.batching.conflicts(model.flags):
             yield Problem(
@@ -194,7 +194,7 @@ def batching_conflicts(models: Mapping[str, ModelSettings]) -> Iterator[Problem]
 
 
 def _workers(settings: Settings) -> Iterator[Problem]:
-    """Yield the workers of models that there are not."""
+    """Yield models' workers that do not exist."""
     for name, model in settings.models.items():
         for worker in model.workers:
             if worker not in settings.workers:
@@ -207,7 +207,7 @@ def _workers(settings: Settings) -> Iterator[Problem]:
 
 
 def all_names(models: Mapping[str, ModelSettings]) -> set[str]:
-    """Return every name by which clients may ask for these models."""
+    """Return every name under which clients may request these models."""
     further = (name for model in models for name in _further_names(model, models[model]))
     return {*models, *further} - {CATCH_ALL}
 
@@ -230,13 +230,12 @@ def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
         return _unknown(name, _known_keys(table), key)
     if first["type"] == "missing":
         return f"{name} is missing"
-    reasons = " or ".join(dict.fromkeys(map(_reason, details)))
+    messages = (detail["msg"].removeprefix("Value error, ") for detail in details)
+    reasons = " or ".join(
+        dict.fromkeys(text.replace("Input should be", "must be") for text in messages)
+    )
     # A URL may contain a password.
     return f"{name}: {reasons}" + ("" if key == "url" else f" (it is {brief(first['input'])})")
-
-
-def _reason(detail: ErrorDetails) -> str:
-    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def _unknown(name: str, known: list[str], key: str) -> str:

@@ -1,6 +1,4 @@
-"""Every setting by its dotted key, and the JSON Schema of `corral.toml`.
-
-The JSON Schema of `corral.toml`, for editors and for the reference of settings.
+"""Lists every setting by its dotted key, and makes the JSON Schema of `corral.toml` for editors.
 
 Source: JSON Schema, draft 2020-12; taplo, "Directives" (the line `#:schema`).
 """
@@ -16,7 +14,7 @@ from supervisor.settings.schema import Settings
 FILE_NAME: Final = "corral.schema.json"
 DIRECTIVE: Final = f"#:schema ./{FILE_NAME}"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-# pydantic leaves the limits of a number that may be written as text under its own words.
+# If a number may also be written as text, pydantic names its limits by these words of its own.
 _WORDS: Final = {"ge": "minimum", "le": "maximum"}
 
 
@@ -27,7 +25,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _for_toml(node: Any) -> Any:
-    """Leave out null, which TOML does not have, and the values of whole tables."""
+    """Remove null, which TOML lacks, and the defaults of whole tables."""
     if isinstance(node, list):
         return [_for_toml(element) for element in node]
     if not isinstance(node, dict):
@@ -42,7 +40,7 @@ def _for_toml(node: Any) -> Any:
     return kept
 
 
-# A table whose keys users choose, as [models.NAME].
+# Stands for a key that users choose, as in [models.NAME].
 ANY: Final = "NAME"
 _LIMITS: Final = (
     ("minimum", "at least {}"),
@@ -55,14 +53,14 @@ _LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SettingReference:
-    """One setting.
+    """A setting.
 
     Attributes:
         key: Parts of the key; `NAME` stands for a name that users choose.
-        kind: As `integer`, `string or integer`, `"auto" or path`.
-        default: The value where it is not set; None if there is none.
-        limits: As `at least 1, at most 64`; may be empty.
-        description: What it means; may be empty.
+        kind: Such as `integer`, `string or integer`, `"auto" or path`.
+        default: The default value; None if there is none.
+        limits: Such as `at least 1, at most 64`; may be empty.
+        description: May be empty.
     """
 
     key: tuple[str, ...]
@@ -74,7 +72,7 @@ class SettingReference:
 
 
 def settings_reference() -> tuple[SettingReference, ...]:
-    """Return all settings in the order of their declaration."""
+    """Return all settings in the order of declaration."""
     schema = json_schema()
     return tuple(_settings((), schema, schema["$defs"]))
 
@@ -94,7 +92,7 @@ def _settings(
 
 
 def _table(node: object, tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the table that a node refers to."""
+    """Return the table that a node refers to, or None."""
     reference = node.get("$ref") if isinstance(node, Mapping) else None
     found = tables[reference.rpartition("/")[2]] if isinstance(reference, str) else None
     return found if found and "properties" in found else None
@@ -103,16 +101,15 @@ def _table(node: object, tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _setting(
     key: tuple[str, ...], node: Mapping[str, Any], *, is_required: bool
 ) -> SettingReference:
+    # A limit may be of the value, or of a type that the value may have.
+    parts = (node, *node.get("anyOf", ()))
     limits = ", ".join(
-        words.format(found) for word, words in _LIMITS if (found := _limit(node, word)) is not None
+        words.format(found)
+        for word, words in _LIMITS
+        if (found := next((part[word] for part in parts if word in part), None)) is not None
     )
     description = node.get("description", "")
     return SettingReference(key, _kind(node), node.get("default"), limits, description, is_required)
-
-
-def _limit(node: Mapping[str, Any], word: str) -> object:
-    """Return a limit of a value, or of one of the types that it may have."""
-    return next((part[word] for part in (node, *node.get("anyOf", ())) if word in part), None)
 
 
 def _kind(node: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Every table of `corral.toml`; most are declared by the package that uses them."""
+"""Declares the whole of `corral.toml`; many tables come from the packages that use them."""
 
 from __future__ import annotations
 
@@ -253,13 +253,13 @@ class ModelSettings(ResidencyPolicy):
 
 
 class FoundModel(ModelSettings):
-    """A model that no table has: `serve_found` found its file."""
+    """A model without a table of its own, whose file `serve_found` found."""
 
     preload: bool = False
 
 
 class Settings(BaseSettings):
-    """Everything that can be set."""
+    """All settings."""
 
     model_config = SettingsConfigDict(
         extra="forbid", frozen=True, env_prefix="CORRAL_", env_nested_delimiter="__"
@@ -307,7 +307,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return one source: load() merges the others itself, to know their origins."""
+        """Return a single source: `merge` reads the others itself to know their origins."""
         return (init_settings,)
 
     @property

@@ -1,4 +1,4 @@
-"""Tables of `corral.toml` that depend on no other package's tables."""
+"""Declares the tables of `corral.toml` that depend on no other package's tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODEL_NAME: Final = re.compile(
 _TICKS_PER_INTERVAL: Final = 8
 # Reading `/metrics` every second or more keeps the engine from noticing disconnected clients.
 _COUNTERS_EVERY_S: Final = 2.0
-# Means every name that no model has.
+# An alias that stands for every name that no model has.
 CATCH_ALL: Final = "*"
 _ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,127}|\*")
 _SHORT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
@@ -42,12 +42,12 @@ def _pattern_validator(
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `[models.NAME]` may have this name."""
+    """Return whether `[models.NAME]` may have this name."""
     return _MODEL_NAME.fullmatch(name) is not None
 
 
 def is_alias(name: str) -> bool:
-    """Whether `aliases` may have this name."""
+    """Return whether `aliases` may contain this name."""
     return _ALIAS.fullmatch(name) is not None
 
 
@@ -72,7 +72,7 @@ Alias = Annotated[str, _pattern_validator(_ALIAS, "an alias", has_slashes=True)]
 VariantName = Annotated[str, _pattern_validator(_SHORT_NAME, "a variant's name")]
 NodeName = Annotated[str, _pattern_validator(_SHORT_NAME, "a node's name")]
 WorkerName = Annotated[str, _pattern_validator(_SHORT_NAME, "a worker's name")]
-# A reference such as `hf:OWNER/NAME:QUANT` is one too.
+# A path, or a reference such as `hf:OWNER/NAME:QUANT`.
 ModelPath = Annotated[ExpandedPath, AfterValidator(model_lookup.check)]
 Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]
 # Seconds, or a duration such as `15m`.
@@ -80,14 +80,14 @@ Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=floa
 
 
 _SAMPLE_MAX_S: Final = 5.0
-# Samples in the shorter of the two times, at least.
+# At least this many samples in queued_s and in quiet_s.
 _SAMPLES: Final = 10
-# Times queued_s; it bounds the samples that are kept.
+# A multiple of queued_s; it bounds the number of stored samples.
 _QUIET_MAX: Final = 500
 
 
 class SlotSettings(SettingsTable):
-    """`[models.NAME.slots]`: slots that follow demand, where `parallel` and `ctx-size` are auto."""
+    """`[models.NAME.slots]`: slots that follow demand if `parallel` and `ctx-size` are auto."""
 
     follow_demand: bool = Field(
         default=True,
@@ -113,12 +113,12 @@ class SlotSettings(SettingsTable):
 
     @property
     def sample_s(self) -> float:
-        """How often demand is sampled."""
+        """The interval between samples of demand."""
         return min(_SAMPLE_MAX_S, self.queued_s / _SAMPLES, self.quiet_s / _SAMPLES)
 
 
 class LoadBalanceConfig(SettingsTable):
-    """What a decision to move layers takes."""
+    """Conditions for a decision to move layers."""
 
     min_samples: int = Field(
         100, ge=1, le=10**9, description="passes of each worker before anything is decided"
@@ -145,7 +145,7 @@ class BalanceSettings(LoadBalanceConfig):
 
 
 class HistorySettings(SettingsTable):
-    """`[history]`: figures of requests that have ended, never a text of theirs."""
+    """`[history]`: figures of finished requests, never their texts."""
 
     enabled: bool = Field(
         default=True,
@@ -168,7 +168,7 @@ HookName = Literal[
     "node_up",
 ]
 
-# Time that commands have left when the daemon stops, after its engines.
+# Time that commands get when the daemon stops, after its engines have stopped.
 STOP_LIMIT_S: Final = 5.0
 _COMMANDS_MAX: Final = 8
 _WORDS_MAX: Final = 64
@@ -177,7 +177,7 @@ _SECONDS_MAX: Final = 31_536_000
 
 
 def _commands(value: object) -> object:
-    """Take one command, a list of words, for a list of one command."""
+    """Turn a single command, a list of words, into a list with this command."""
     if isinstance(value, str):
         raise ValueError(  # noqa: TRY004 (pydantic explains a ValueError)
             'not a list of words, as ["notify-send", "loaded"]; no shell reads it'
@@ -205,7 +205,7 @@ Commands = Annotated[
 
 
 class HookSettings(SettingsTable):
-    """`[hooks]`: each a command as a list of words, or a list of commands."""
+    """`[hooks]`: each hook is a command as a list of words, or a list of commands."""
 
     model_loaded: Commands = Field((), description="a model began to serve")
     model_unloaded: Commands = Field((), description="the last process of a model has stopped")
@@ -266,7 +266,7 @@ _PRIVATE: Final = tuple(
 
 
 def exposure(host: str) -> Exposure | None:
-    """Return who reaches an IPv4 address, `every` for all of a machine's; None for a name."""
+    """Return who can reach an IPv4 address; `every` for 0.0.0.0, None for a host name."""
     if host == "localhost":
         return "loopback"
     try:
@@ -346,7 +346,7 @@ class RestartPolicy(SettingsTable):
 
 
 class HealthSettings(SettingsTable):
-    """How closely an engine in service is watched."""
+    """How closely a serving engine is watched."""
 
     liveness_interval_s: float = Field(
         5,
@@ -372,8 +372,8 @@ class HealthSettings(SettingsTable):
     @property
     def silence_s(self) -> float:
         """The silence that makes an engine unhealthy."""
-        # One tick may pass before progress is seen, another before its end is. So a hang is found
-        # within two intervals.
+        # One tick may pass before progress is noticed, and another before its end is. So a hang is
+        # found within two intervals.
         return 2 * self.liveness_interval_s - 2 * self.tick_s
 
     @property
@@ -404,5 +404,5 @@ class InstanceLimits(HealthSettings):
         description="time for running requests to finish before they are aborted",
     )
     stop_timeout_s: float = Field(5, gt=0, le=600, description="time to exit before SIGKILL")
-    # From SIGKILL until it is sent once more.
+    # Time after SIGKILL before it is sent again.
     kill_timeout_s: ClassVar[float] = 5.0

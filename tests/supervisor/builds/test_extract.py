@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from support.release_server import engine_archive, member, tar_of, zip_of
 
-from supervisor.builds.install import ArchiveRefused, ExtractLimits, extract
+from supervisor.builds.install import ArchiveRefused, expanded_max_bytes, extract
 
 MIB = 1024**2
-LIMITS = ExtractLimits(total_bytes=MIB, entries=20)
 
 
 def extracted(root: Path, content: bytes, suffix: str = "tar.gz") -> Path:
@@ -21,7 +20,7 @@ def extracted(root: Path, content: bytes, suffix: str = "tar.gz") -> Path:
     archive, target = root / f"a.{suffix}", root / "out"
     archive.write_bytes(content)
     try:
-        extract(archive, target, LIMITS)
+        extract(archive, target, MIB, max_entries=20)
     finally:
         assert {path.name for path in root.iterdir()} == {archive.name, "out"}
     return target
@@ -124,4 +123,4 @@ def test_a_zip_that_is_not_safe_is_refused(tmp_path: Path, content: bytes) -> No
 
 
 def test_an_archive_may_expand_by_what_releases_do() -> None:
-    assert ExtractLimits.for_archive(17 * MIB).total_bytes > 4 * 17 * MIB
+    assert expanded_max_bytes(17 * MIB) > 4 * 17 * MIB

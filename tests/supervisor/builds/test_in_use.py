@@ -11,7 +11,7 @@ HERE = frozenset({"b1-cpu", "b2-cpu", "b3-cpu"})
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_in_use(tmp_path) == InUse()
-    used = InUse().using("b1-cpu").using("b2-cpu")
+    used = InUse().use("b1-cpu").use("b2-cpu")
     write_in_use(tmp_path, used)
     assert read_in_use(tmp_path) == used == InUse("b2-cpu", (None, "b1-cpu"))
 
@@ -25,17 +25,17 @@ def test_a_damaged_file_names_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_each_rollback_goes_one_build_further_back() -> None:
-    used = InUse().using("b1-cpu").using("b2-cpu").using("b2-cpu").using("b3-cpu")
+    used = InUse().use("b1-cpu").use("b2-cpu").use("b2-cpu").use("b3-cpu")
     names = []
-    while back := used.rolled_back(HERE):
+    while back := used.roll_back(HERE):
         used = back
         names.append(used.current)
     assert names == ["b2-cpu", "b1-cpu", None]
 
 
 def test_a_build_that_was_removed_is_skipped() -> None:
-    used = InUse().using("b1-cpu").using("b2-cpu").using("b3-cpu")
-    back = used.rolled_back(HERE - {"b2-cpu"})
+    used = InUse().use("b1-cpu").use("b2-cpu").use("b3-cpu")
+    back = used.roll_back(HERE - {"b2-cpu"})
     assert back
     assert back.current == "b1-cpu"
 
@@ -43,5 +43,5 @@ def test_a_build_that_was_removed_is_skipped() -> None:
 def test_the_list_is_bounded() -> None:
     used = InUse()
     for number in range(1, 100):
-        used = used.using(f"b{number}-cpu")
+        used = used.use(f"b{number}-cpu")
     assert len(used.previous) == 16

@@ -13,8 +13,9 @@ import pytest
 from support.engine_program import engine_program
 from support.release_server import ReleaseServer, engine_archive, member, tar_of, zip_of
 
-from supervisor.builds.install import Installed, install
-from supervisor.builds.installed import changing, find_build, installed_builds
+from supervisor.builds.discover import Engine
+from supervisor.builds.install import install
+from supervisor.builds.installed import InstalledBuild, find_build, installed_builds, lock_builds
 from supervisor.builds.releases import ReleaseApi, new_client
 from supervisor.builds.variant import Target, choose
 from supervisor.errors import CorralError, DiskFull, DownloadFailed, EngineBroken
@@ -25,7 +26,7 @@ NAME = f"llama-{TAG}-bin-ubuntu-x64.tar.gz"
 CUDA = f"llama-{TAG}-bin-ubuntu-cuda-12.8-x64.tar.gz"
 TARGET = Target("ubuntu", "x64")
 
-Install = Callable[..., Installed]
+Install = Callable[..., tuple[InstalledBuild, Engine]]
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +50,11 @@ def engines(tmp_path: Path) -> Path:
 def run(server: ReleaseServer, engines: Path) -> Install:
     """Installs the release, into a directory that afterwards has no half of anything."""
 
-    def run(variant: str = "cpu", mirror: str | None = None, *, parts: bool = False) -> Installed:
+    def run(
+        variant: str = "cpu", mirror: str | None = None, *, parts: bool = False
+    ) -> tuple[InstalledBuild, Engine]:
         try:
-            with new_client() as client, changing(engines):
+            with new_client() as client, lock_builds(engines):
                 release = ReleaseApi(client, server.api, {}).find(TAG)
                 choice = choose(release, TARGET, variant)
                 return install(choice, engines, client, mirror, lambda *_: None)
@@ -71,7 +74,7 @@ def failing(run: Install, engines: Path, **options: object) -> CorralError:
 
 def test_a_build_is_there_once_it_has_run(run: Install, engines: Path) -> None:
     done = run()
-    assert done.engine.build == 11000
+    assert done[1].build == 11000
     found = find_build("b11000", engines)
     assert (found.name, found.variant, found.binary) == ("b11000-cpu", "cpu", "llama-server")
     assert list(found.archives) == [NAME]
@@ -106,7 +109,7 @@ def test_an_old_release_is_a_zip(run: Install, server: ReleaseServer, engines: P
         ("build/bin/LICENSE", 0o100644, b"MIT"),
     )
     server.releases[TAG] = {NAME.replace(".tar.gz", ".zip"): old}
-    assert run().build.path(engines).is_file()
+    assert run()[0].path(engines).is_file()
 
 
 def test_a_mirror_of_the_files(run: Install, server: ReleaseServer) -> None:

@@ -7,7 +7,7 @@ import pytest
 from support.engine_program import engine_program
 from support.release_server import ReleaseServer, engine_archive
 
-from supervisor.builds.installed import changing, read_in_use
+from supervisor.builds.installed import lock_builds, read_in_use
 from supervisor.builds.variant import Target
 from supervisor.cli import engine
 from supervisor.cli.engine import install, list_engines, rollback, update, use
@@ -106,5 +106,5 @@ def test_a_build_that_was_damaged_since_is_told(server: ReleaseServer, engines: 
 
 
 def test_one_command_changes_builds_at_a_time(server: ReleaseServer, engines: Path) -> None:
-    with changing(engines), pytest.raises(EnginesBusy):
+    with lock_builds(engines), pytest.raises(EnginesBusy):
         install("stable", None, None)
