@@ -1,4 +1,4 @@
-"""Requests of workloads, made of plain words, and what each took."""
+"""Sends the requests of workloads, which are made of plain words, and times the replies."""
 
 from __future__ import annotations
 
@@ -53,18 +53,17 @@ class Reply:
 
     Attributes:
         first_token_ms: From sending the request to its first text.
-        timings: As the engine measured them.
+        timings: The engine's own measurements.
     """
 
     text: str
     first_token_ms: float
     timings: Timings
-    token_ids: tuple[int, ...] = ()  # only of `complete_tokens`
-    id_slot: int | None = None  # not of `chat`, which does not tell
+    token_ids: tuple[int, ...] = ()  # set by `complete_tokens` only
+    id_slot: int | None = None  # None from `chat`: its events do not have it
 
     @property
     def tokens(self) -> int:
-        """Tokens computed."""
         return self.timings.prompt_tokens + self.timings.decoded_tokens
 
     @property
@@ -82,7 +81,7 @@ async def chat(
 
 
 async def complete(client: EngineClient, prompt: str, tokens: int) -> Reply:
-    """As `chat`, without a template."""
+    """Like `chat`, but without a chat template."""
     body = {"prompt": prompt, "n_predict": tokens, **_EXACT}
     return await _streamed(client, "/completion", body)
 
@@ -90,7 +89,7 @@ async def complete(client: EngineClient, prompt: str, tokens: int) -> Reply:
 async def complete_tokens(
     client: EngineClient, prompt: Sequence[int], tokens: int, id_slot: int | None = None
 ) -> Reply:
-    """As `complete`, with the prompt and the answer in tokens."""
+    """Like `complete`, but with the prompt and the answer as tokens."""
     body = {"prompt": prompt, "n_predict": tokens, "return_tokens": True, **_EXACT}
     body |= _slot(id_slot)
     return await _streamed(client, "/completion", body)
@@ -109,27 +108,27 @@ async def run_together(clients: Sequence[Coroutine[Any, Any, _Result]]) -> list[
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(client) for client in clients]
     except ExceptionGroup as errors:
-        raise _first(errors) from errors
+        raise first_error(errors) from errors
     return [task.result() for task in tasks]
 
 
-def _first(error: Exception) -> Exception:
+def first_error(error: Exception) -> Exception:
+    """Return the first error within nested exception groups."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def rate(tokens: int, took_ms: float) -> float | None:
-    """Tokens per second; None where nothing was computed."""
+    """Return tokens per second, or None if nothing was computed."""
     return _MS * tokens / took_ms if tokens and took_ms > 0 else None
 
 
 def without_none(values: Mapping[str, float | None]) -> Mapping[str, float]:
-    """The values that could be read."""
     return {name: value for name, value in values.items() if value is not None}
 
 
-# The same work for each variant: no end before the last token, and no random choice.
+# Every variant does the same work: no early end, no random choice.
 _EXACT: Mapping[str, Any] = {
     "stream": True,
     "ignore_eos": True,
@@ -166,7 +165,6 @@ async def _streamed(client: EngineClient, path: str, body: Mapping[str, Any]) ->
 
 
 def _piece(event: Mapping[str, Any]) -> str:
-    """The text of an event: of a completion, of a chat, or of its reasoning."""
     match event:
         case {"content": str(piece)}:
             return piece

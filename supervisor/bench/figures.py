@@ -1,10 +1,9 @@
-"""The figures of a bench: compared, judged, and as a table for a terminal.
+"""Compares the figures of a bench, judges them, and shows them as a table in a terminal.
 
-Compares measured values of two variants: ratio, interval, and a verdict in words. Ratios are
-averaged as logarithms, so that 2 × and 1/2 × weigh the same, and Student's t gives the interval, so
-that three values claim no more than three values can. The interval shown is of 95 %; a difference
-is claimed only where the interval of 99 % excludes 1: one benchmark makes tens of comparisons, and
-at 95 % one in twenty of identical variants would come out as different.
+Ratios are averaged as logarithms, so that 2 × and 1/2 × weigh the same. Student's t gives the
+interval, so that three values claim no more than three values can. The table shows the 95 %
+interval, but claims a difference only if the 99 % interval excludes 1: a benchmark makes tens of
+comparisons, and at 95 % one in twenty of identical variants would come out as different.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _HIGHEST: Final = 1e6
 
 @functools.cache
 def t_quantile(level: float, degrees: int) -> float:
-    """Return t of which |T| ≤ t has the probability `level`; degrees of freedom are at least 1."""
+    """Return the t with P(|T| ≤ t) = `level`, for at least 1 degree of freedom."""
     low, high = 0.0, _HIGHEST
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -57,7 +56,7 @@ _MAX_DEGREES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean, with its standard error and the degrees of freedom of this error."""
+    """A mean with its standard error and that error's degrees of freedom."""
 
     mean: float
     error: float
@@ -74,10 +73,10 @@ def of_values(values: Sequence[float]) -> Estimate:
 
 
 def of_clusters(clusters: Sequence[Sequence[float]]) -> Estimate:
-    """Estimate the mean over all values, with the error that the means of clusters tell.
+    """Estimate the mean over all values with its cluster-robust error.
 
-    The cluster-robust error of a mean; its degrees of freedom are those of the effective number of
-    clusters, which is lower where a few hold most values.
+    The degrees of freedom come from the effective number of clusters, which is lower if a few
+    clusters hold most values.
     Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference, 2015.
     """
     sizes = [len(cluster) for cluster in clusters]
@@ -113,7 +112,7 @@ TOO_FEW: Final = "too few values to compare"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words for a ratio above and below 1, and which of the two is better."""
+    """The words for a ratio above and below 1; `is_above_better` says which side is better."""
 
     above: str
     below: str
@@ -127,7 +126,7 @@ AMOUNT: Final = Words("more", "less", is_above_better=False)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of the values of one variant, and the lowest and the highest of them."""
+    """Median, lowest and highest value of one variant."""
 
     median: float
     low: float
@@ -140,10 +139,10 @@ class Comparison:
     """One variant against another.
 
     Attributes:
-        ratio: Other over base, the geometric mean; nan without values.
-        low: The lower end of the interval of 95 %.
-        high: Its upper end; infinite where there are too few values for an interval.
-        count: Pairs, or conversations of both sides, that could be compared.
+        ratio: Geometric mean of other over base; nan without values.
+        low: Lower end of the 95 % interval.
+        high: Upper end; infinite if there are too few values for an interval.
+        count: Compared pairs, or compared conversations of both sides.
     """
 
     ratio: float
@@ -157,7 +156,7 @@ class Comparison:
         return self.is_different and (self.ratio > 1) == words.is_above_better
 
     def data(self) -> dict[str, object]:
-        """Return the values for JSON, which has neither nan nor infinity: they are null."""
+        """Return the values for JSON; nan and infinity become null."""
         ends = {"ratio": self.ratio, "low": self.low, "high": self.high}
         known = {name: value if math.isfinite(value) else None for name, value in ends.items()}
         return known | {
@@ -168,15 +167,14 @@ class Comparison:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Summarise values of which there is at least one."""
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
 def compare(base: Sequence[float], other: Sequence[float], *, words: Words) -> Comparison:
-    """Compare values pair by pair: the first of both belong to the first round, and so on.
+    """Compare values pair by pair: the first values of both belong to the first round, and so on.
 
-    The values of a round that one variant did not finish, and pairs without a ratio (a value that
-    is 0, negative or not finite) are left out.
+    Skips pairs without a ratio (a value is 0, negative or not finite) and rounds that one variant
+    did not finish.
     """
     logs = [math.log(b / a) for a, b in zip(base, other, strict=False) if _has_ratio(a, b)]
     if len(logs) < _MIN_PAIRS:
@@ -190,8 +188,7 @@ def compare_unpaired(
     """Compare requests of two variants that served different conversations at the same time.
 
     Requests of one conversation resemble each other, so each inner sequence, a conversation,
-    counts as one observation of as many requests as it has. Values without a logarithm are left
-    out.
+    counts as one observation, weighted by its requests. Values without a logarithm are left out.
     """
     sides = [_logs(side) for side in (base, other)]
     count = sum(map(len, sides))
@@ -204,9 +201,9 @@ def compare_unpaired(
 
 
 def requests_to_go(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> int | None:
-    """Estimate how many more requests, of both sides, would show a difference of 5 %.
+    """Estimate how many more requests of both sides would show a 5 % difference, at most 100,000.
 
-    None while there are too few conversations to tell; at most 100,000.
+    Returns None while there are too few conversations.
     """
     sides = [_logs(side) for side in (base, other)]
     if min(map(len, sides)) < _MIN_CONVERSATIONS:
@@ -219,7 +216,7 @@ def requests_to_go(base: Sequence[Sequence[float]], other: Sequence[Sequence[flo
 
 
 def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the interval of 95 % of the geometric mean; None for fewer than three values."""
+    """Return the 95 % interval of the geometric mean, or None for fewer than three values."""
     logs = [math.log(value) for value in values if _has_ratio(value)]
     if len(logs) < _MIN_PAIRS:
         return None
@@ -257,23 +254,17 @@ def _exp(value: float) -> float:
 
 
 def _verdict(ratio: float, low: float, high: float, words: Words) -> str:
+    word = words.above
     if ratio < 1:
-        return _sentence(1 / ratio, 1 / high, 1 / low, words.below)
-    return _sentence(ratio, low, high, words.above)
-
-
-def _sentence(ratio: float, low: float, high: float, word: str) -> str:
-    digits = _digits(low, high)
-    return f"{ratio:.{digits}f} × {word} ({low:.{digits}f}–{high:.{digits}f})"
-
-
-def _digits(low: float, high: float) -> int:
-    """Return the decimals that the interval supports, and that keep its end from reading 1.0."""
+        ratio, low, high, word = 1 / ratio, 1 / high, 1 / low, words.below
+    # As many decimals as the interval supports, and enough that its end does not read 1.0.
     if low >= 10:
-        return 0
-    if low >= 1.05 and high - low >= 0.15:
-        return 1
-    return 2 if low >= 1.005 else 3
+        digits = 0
+    elif low >= 1.05 and high - low >= 0.15:
+        digits = 1
+    else:
+        digits = 2 if low >= 1.005 else 3
+    return f"{ratio:.{digits}f} × {word} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 Unit = Literal["s", "ms", "tokens/s", "tokens", "bytes", "J"]
@@ -286,9 +277,9 @@ class Figure:
     """One figure.
 
     Attributes:
-        name: `WORKLOAD.what`, or `what` alone of the whole round.
-        title: In words, without the workload and the unit.
-        unit: Of the raw values.
+        name: `WORKLOAD.what`, or `what` alone for a figure of the whole round.
+        title: Without the workload and the unit.
+        unit: Unit of the raw values.
     """
 
     name: str
@@ -297,7 +288,7 @@ class Figure:
 
     @property
     def workload(self) -> str | None:
-        """The workload it belongs to; None if to the whole round."""
+        """The workload, or None for a figure of the whole round."""
         before, separator, _ = self.name.partition(_SEPARATOR)
         return before if separator else None
 
@@ -309,12 +300,11 @@ class Figure:
 READY: Final = Figure("ready_s", "time to ready", "s")
 PEAK_MEMORY: Final = Figure("peak_memory", "peak memory", "bytes")
 ENERGY: Final = Figure("energy", "energy per 1000 tokens", "J")
-# Of a whole round.
 ROUND_FIGURES: Final = (READY, PEAK_MEMORY, ENERGY)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, interpolated; `values` is not empty."""
+    """Return the interpolated value below which `share` of at least one value lies."""
     if len(values) == 1:
         return values[0]
     ordered = sorted(values)
@@ -325,13 +315,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def median_rate(rates: Sequence[float | None]) -> float | None:
-    """The median of the rates that are known; None if none is."""
     known = [rate for rate in rates if rate is not None]
     return statistics.median(known) if known else None
 
 
-# For each unit the units to choose from, the largest first: the smallest value that each is for,
-# and how much one of it is.
+# For each unit the units to show it in, the largest first: name, smallest value to use it for, and
+# its size in the raw unit.
 _SCALES: Final[Mapping[Unit, Sequence[tuple[str, float, float]]]] = {
     "s": (("s", 1, 1), ("ms", 0, 1e-3)),
     "ms": (("s", 10_000, 1000), ("ms", 0, 1)),
@@ -342,8 +331,6 @@ _SCALES: Final[Mapping[Unit, Sequence[tuple[str, float, float]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A unit in which values are written, and how much one of it is."""
-
     unit: str
     factor: float
 
@@ -368,20 +355,19 @@ def scale_for(unit: Unit, values: Sequence[float]) -> Scale:
     return Scale(unit, 1)
 
 
-# One round of one variant: figure name → value. What could not be read, or was not reached, is
-# absent.
+# One round of one variant: figure name → value. Values that are not known are absent.
 Values = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What was measured of one way to run the model.
+    """The measurements of one way to run the model.
 
     Attributes:
         profile: None for the engine's own defaults.
-        argv: The command line, without the address it listens on.
-        rounds: One entry for each round that began; those of all variants at one place belong
-            together. None where nothing was measured.
+        argv: The command line, without the listening address.
+        rounds: One entry for each round that began, None if nothing was measured. Entries of all
+            variants at the same index belong to the same round.
         failure: Why it was given up, with the fix; None if it was not.
     """
 
@@ -392,7 +378,7 @@ class Variant:
     failure: str | None = None
 
     def values(self, figure: str) -> tuple[float, ...]:
-        """The figure's values of all rounds that have it."""
+        """The figure's values from all rounds that have it."""
         return tuple(values[figure] for values in self.rounds if values and figure in values)
 
 
@@ -410,14 +396,14 @@ class BenchMachine:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """All that a bench found.
+    """The result of a bench.
 
     Attributes:
-        model_file: The name of the GGUF, without its directory.
+        model_file: File name of the GGUF, without its directory.
         engine: The build, as it names itself.
         workloads: In the order in which each round runs them.
-        rounds_planned: At a fixed number of repeats; None if the time decided.
-        figures: Those that some variant has, in the order to show them.
+        rounds_planned: None if the time decided.
+        figures: Those with a value in any variant, in the order to show them.
         notes: Sentences for the reader.
     """
 
@@ -437,7 +423,6 @@ class BenchResult:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds that began."""
         return max((len(variant.rounds) for variant in self.variants), default=0)
 
 
@@ -449,10 +434,10 @@ class VariantFinding:
     """One figure of one variant.
 
     Attributes:
-        values: Of each round, nan where the round has none.
+        values: One per round, nan if the round has none.
         spread: None without any value.
-        interval: Of 95 %, of the geometric mean; None where there are too few values.
-        comparison: Against the first variant, round by round; None for the first one itself, and
+        interval: 95 % interval of the geometric mean; None if there are too few values.
+        comparison: Against the first variant, round by round; None for the first variant and
             without values.
     """
 
@@ -463,7 +448,7 @@ class VariantFinding:
     comparison: Comparison | None
 
     @property
-    def known(self) -> tuple[float, ...]:
+    def known_values(self) -> tuple[float, ...]:
         return tuple(value for value in self.values if not math.isnan(value))
 
 
@@ -487,18 +472,16 @@ def words_for(unit: Unit) -> Words:
 
 def _finding(figure: Figure, variants: tuple[Variant, ...]) -> Finding:
     words = words_for(figure.unit)
-    values = [_by_round(variant, figure.name) for variant in variants]
+    values = [
+        tuple((found or {}).get(figure.name, math.nan) for found in variant.rounds)
+        for variant in variants
+    ]
     found = tuple(
         _variant_finding(variant.name, own, values[0] if i else None, words)
         for i, (variant, own) in enumerate(zip(variants, values, strict=True))
     )
-    known = [value for variant in found for value in variant.known]
+    known = [value for variant in found for value in variant.known_values]
     return Finding(figure, words, scale_for(figure.unit, known), found)
-
-
-def _by_round(variant: Variant, figure: str) -> tuple[float, ...]:
-    """Return a value for every round, so that those of two variants stay in pairs."""
-    return tuple((values or {}).get(figure, math.nan) for values in variant.rounds)
 
 
 def _variant_finding(
@@ -517,10 +500,8 @@ _VARIANT_MAX: Final = 15
 _GAP: Final = "  "
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    cells: tuple[str, str, str, str]
-    verdict_style: str | None = None
+# The cells of a row, and the style of the last one.
+_Row = tuple[tuple[str, str, str, str], str | None]
 
 
 def table(result: BenchResult) -> str:
@@ -531,14 +512,12 @@ def table(result: BenchResult) -> str:
     base = _shorten(result.variants[0].name, _VARIANT_MAX)
     head = ("figure", "variant", "median (range)", f"against {base}")
     groups = list(_groups(found))
-    rows = [row for _, group in groups for row in group]
-    widths = [
-        max(len(cells[i]) for cells in (head, *(row.cells for row in rows))) for i in range(3)
-    ]
+    rows = [cells for _, group in groups for cells, _ in group]
+    widths = [max(len(cells[i]) for cells in (head, *rows)) for i in range(3)]
     lines = [colored(_line(head, widths), "bold")]
     for workload, group in groups:
         lines += ["", colored(one_line(workload), "bold")]
-        lines += [_style_row(row, widths) for row in group]
+        lines += [_line(cells, widths, style) for cells, style in group]
     return "\n".join(lines)
 
 
@@ -552,15 +531,18 @@ def _groups(found: Sequence[Finding]) -> Iterator[tuple[str, list[_Row]]]:
 
 
 def _rows(finding: Finding) -> Iterator[_Row]:
-    """Yield a row for each variant; a long title goes on beside the next one."""
+    """Yield a row for each variant; a long title continues in the next row."""
     titles = wrap(one_line(finding.figure.title), _TITLE_MAX) or [""]
     for title, variant in zip_longest(titles, finding.variants):
         if variant is None:
-            yield _Row((title, "", "", ""))
+            yield (title, "", "", ""), None
             continue
-        name = _shorten(variant.name, _VARIANT_MAX)
-        cells = (title or "", name, _values(variant, finding), _verdict_cell(variant))
-        yield _Row(cells, _style(variant, finding))
+        name, comparison = _shorten(variant.name, _VARIANT_MAX), variant.comparison
+        style = None
+        if comparison and comparison.is_different:
+            style = "green" if comparison.is_better(finding.words) else "red"
+        verdict = comparison.verdict if comparison else ""
+        yield (title or "", name, _values(variant, finding), verdict), style
 
 
 def _values(variant: VariantFinding, finding: Finding) -> str:
@@ -573,25 +555,10 @@ def _values(variant: VariantFinding, finding: Finding) -> str:
     return f"{text} ({scale.number(spread.low)}–{scale.number(spread.high)})"
 
 
-def _verdict_cell(variant: VariantFinding) -> str:
-    return variant.comparison.verdict if variant.comparison else ""
-
-
-def _style(variant: VariantFinding, finding: Finding) -> str | None:
-    if variant.comparison is None or not variant.comparison.is_different:
-        return None
-    return "green" if variant.comparison.is_better(finding.words) else "red"
-
-
-def _style_row(row: _Row, widths: Sequence[int]) -> str:
-    if row.verdict_style is None:
-        return _line(row.cells, widths)
-    before = _line((*row.cells[:3], ""), widths).ljust(sum(widths) + len(_GAP) * 3)
-    return before + colored(row.cells[3], row.verdict_style)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=True))
+def _line(cells: Sequence[str], widths: Sequence[int], style: str | None = None) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=True)]
+    if style:
+        padded[-1] = colored(padded[-1], style)
     return _GAP.join(padded).rstrip()
 
 

@@ -26,21 +26,24 @@ Child = Element | str
 
 
 def element(tag: str, *children: Child, **attributes: str | float) -> Element:
-    """Make an element; `class_` is the class, and `_` in a name of an attribute stands for `-`.
+    """Make an element; `class_` is the class, and `_` in an attribute's name stands for `-`.
 
-    Characters that cannot be printed, which names from outside may hold, are replaced by escapes.
+    Characters that cannot be printed, which names from outside may contain, become escapes.
     """
-    made = Element(
-        tag,
-        {name.rstrip("_").replace("_", "-"): _value(value) for name, value in attributes.items()},
-    )
+    texts = {
+        name.rstrip("_").replace("_", "-"): printable(value)
+        if isinstance(value, str)
+        else f"{value:.1f}".removesuffix(".0")
+        for name, value in attributes.items()
+    }
+    made = Element(tag, texts)
     for child in children:
         _append(made, child)
     return made
 
 
 def document(page: Element) -> str:
-    # The method `html` writes void elements without an end, and the text of <style> as it is.
+    # The method `html` writes void elements without an end tag, and the text of <style> unescaped.
     return f"<!doctype html>\n{tostring(page, encoding='unicode', method='html')}\n"
 
 
@@ -55,11 +58,7 @@ def _append(parent: Element, child: Child) -> None:
         parent.text = (parent.text or "") + text
 
 
-def _value(value: str | float) -> str:
-    return printable(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
-
-
-# Corners about the middle; the first variant has a circle.
+# Corners around the middle; the first variant has a circle.
 _SHAPES: Final[Sequence[Sequence[tuple[float, float]]]] = (
     (),
     ((-3.2, -3.2), (3.2, -3.2), (3.2, 3.2), (-3.2, 3.2)),
@@ -73,7 +72,7 @@ _RADIUS: Final = 3.7
 
 
 def marker(place: int, x: float, y: float, text: str) -> Element:
-    """Draw the mark of the variant at `place`; `text` shows while the pointer rests on it."""
+    """Draw the mark of the variant at `place`; `text` is its tooltip."""
     corners = _SHAPES[place % KINDS]
     label = element("title", text)
     if not corners:
@@ -83,10 +82,10 @@ def marker(place: int, x: float, y: float, text: str) -> Element:
 
 
 _TICKS: Final = 5
-# Zero belongs on the axis where the values reach far enough down for it to cost little.
+# The axis begins at zero if the values reach down far enough for that to cost little room.
 _ZERO_BELOW: Final = 0.35
 _MARGIN: Final = 0.06
-# How much of a single value, or of equal values, lies to either side of it.
+# The margin on either side of a single value, or of equal values, as a share of it.
 _AROUND_EQUAL: Final = 0.05
 
 
@@ -100,12 +99,11 @@ class Axis:
     right: float
 
     def position(self, value: float) -> float:
-        """Return where a value lies; one beyond the axis lies at its end."""
+        """Return the coordinate of a value; values beyond the axis are at its end."""
         share = (value - self.low) / (self.high - self.low)
         return self.left + max(0.0, min(1.0, share)) * (self.right - self.left)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return values at round steps, with what to write at each."""
         least = (self.high - self.low) / _TICKS
         power = 10.0 ** math.floor(math.log10(least))
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
@@ -115,7 +113,7 @@ class Axis:
 
 
 def axis_over(values: Sequence[float], left: float, right: float) -> Axis:
-    """Make an axis that holds all values, which are not negative."""
+    """Make an axis that holds all values, none of them negative."""
     low, high = min(values), max(values)
     if math.isclose(high, low):  # ticks between them would all be the same number
         around = high * _AROUND_EQUAL or 1
@@ -124,7 +122,7 @@ def axis_over(values: Sequence[float], left: float, right: float) -> Axis:
     return Axis(0.0 if low < high * _ZERO_BELOW else low - margin, high + margin, left, right)
 
 
-# The width is that of a phone, so that text keeps its size there.
+# As wide as a phone, so that text keeps its size there.
 _WIDTH: Final = 360
 _LEFT: Final = 10
 _RIGHT: Final = 350
@@ -133,11 +131,11 @@ _PLOT_ROW: Final = 48
 _STRIP: Final = 30  # from the top of a row to the line its points lie on
 _PLOT_AXIS: Final = 38
 _BAND: Final = 16
-_SCATTER: Final = 12  # the rounds lie below each other over this height, the first on top
-_DIGIT: Final = 7  # the width of one, at most
+_SCATTER: Final = 12  # height over which the rounds are spread, the first on top
+_DIGIT: Final = 7  # the greatest width of a digit
 _NAME_MAX: Final = 30
-# An interval of three values can be many times as wide as they are; the axis goes this
-# much of the values' range beyond them.
+# The interval of three values can be many times as wide as their range; the axis extends beyond
+# the values by at most this share of their range.
 _BEYOND: Final = 0.5
 
 
@@ -173,7 +171,6 @@ def capitalised(text: str) -> str:
 
 
 def description(finding: Finding) -> str:
-    """Describe the plot for those who cannot see it."""
     return " ".join(_sentence(variant, finding) for variant in finding.variants)
 
 
@@ -194,7 +191,7 @@ def _unit_text(finding: Finding) -> str:
 
 
 def _axis(finding: Finding, rows: list[VariantFinding]) -> Axis:
-    known = [value for row in rows for value in row.known]
+    known = [value for row in rows for value in row.known_values]
     reach = (max(known) - min(known)) * _BEYOND
     ends = [end for row in rows for end in row.interval or ()]
     inside = [min(max(end, min(known) - reach), max(known) + reach) for end in ends]
@@ -217,7 +214,8 @@ def _plot_row(
 ) -> Iterator[Element]:
     place, top = at
     median = finding.scale.quantity(row.spread.median) if row.spread else ""
-    yield element("text", _shorten_name(row.name), x=_LEFT, y=top + 13, class_="name")
+    name = row.name if len(row.name) <= _NAME_MAX else f"{row.name[: _NAME_MAX - 1]}…"
+    yield element("text", name, x=_LEFT, y=top + 13, class_="name")
     yield element("text", median, x=_RIGHT, y=top + 13, class_="median")
     strip = _strip(row, finding, axis, (place, top + _STRIP))
     yield element("g", *strip, class_=f"variant-{place % KINDS}")
@@ -228,16 +226,20 @@ def _strip(
 ) -> Iterator[Element]:
     (place, middle), factor = at, finding.scale.factor
     if row.interval:
-        low, high = (axis.position(end / factor) for end in row.interval)
+        low, high = row.interval
+        left, right = axis.position(low / factor), axis.position(high / factor)
+        scale = finding.scale
+        text = f"95 % interval of the mean: {scale.number(low)}–{scale.quantity(high)}"
         yield element(
             "rect",
-            element("title", _interval_text(row.interval, finding)),
-            x=low, y=middle - _BAND / 2, width=max(1.0, high - low), height=_BAND, rx=3,
+            element("title", text),
+            x=left, y=middle - _BAND / 2, width=max(1.0, right - left), height=_BAND, rx=3,
             class_="interval",
         )  # fmt: skip
+    last = len(row.values) - 1
     for i, value in enumerate(row.values):
         if not math.isnan(value):
-            y = middle + _scatter(i, len(row.values))
+            y = middle + (_SCATTER * (i / last - 0.5) if last else 0.0)
             text = f"round {i + 1}: {finding.scale.quantity(value)}"
             yield marker(place, axis.position(value / factor), y, text)
     if row.spread:
@@ -245,31 +247,18 @@ def _strip(
         yield element("line", x1=x, x2=x, y1=middle - 11, y2=middle + 11, class_="middle")
 
 
-def _interval_text(interval: tuple[float, float], finding: Finding) -> str:
-    low, high = interval
-    return f"95 % interval of the mean: {finding.scale.number(low)}–{finding.scale.quantity(high)}"
-
-
-def _scatter(place: int, count: int) -> float:
-    return 0.0 if count == 1 else _SCATTER * (place / (count - 1) - 0.5)
-
-
-def _shorten_name(name: str) -> str:
-    return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 1]}…"
-
-
 _OVERVIEW_TOP: Final = 22
 _OVERVIEW_ROW: Final = 36
 _HEADING: Final = 20
 _OVERVIEW_AXIS: Final = 24
 _TITLE_MAX: Final = 40
-# The ends of the axis, as a ratio, and its ticks: the least that holds what is to be shown.
+# Ends of the axis and its ticks, as ratios; the smallest that holds all ratios is chosen.
 _REACHES: Final = ((1.1, 1.05), (1.25, 1.1), (1.5, 1.2), (2, 1.5), (4, 2), (10, 3), (100, 10))
 
 
 @dataclass(frozen=True, slots=True)
 class _Ratio:
-    """How many times better, as logarithms; above 0 is better."""
+    """Logarithms of how many times better a variant is; above 0 is better."""
 
     finding: Finding
     variant: VariantFinding
@@ -279,11 +268,13 @@ class _Ratio:
 
 
 def overview(found: Sequence[Finding], place: int, name: str) -> Element | None:
-    """Draw the variant at `place`, not the first; None if nothing could be compared."""
+    """Draw the variant at `place`, which is not 0; None if nothing could be compared."""
     ratios = [ratio for finding in found if (ratio := _ratio(finding, finding.variants[place]))]
     if not ratios:
         return None
-    reach, tick = _reach(ratios)
+    # The ratios choose the axis; an interval may extend beyond it.
+    largest = math.exp(max(abs(ratio.middle) for ratio in ratios))
+    reach, tick = next((ends for ends in _REACHES if ends[0] >= largest * 1.03), _REACHES[-1])
     axis = Axis(-math.log(reach), math.log(reach), _LEFT, _RIGHT)
     rows = list(_place_ratios(ratios))
     bottom = rows[-1][1] + _OVERVIEW_ROW
@@ -314,12 +305,6 @@ def _ratio(finding: Finding, variant: VariantFinding) -> _Ratio | None:
     return _Ratio(finding, variant, -middle, -high, -low)
 
 
-def _reach(ratios: Sequence[_Ratio]) -> tuple[float, float]:
-    """Choose the axis by the ratios themselves; an interval may go beyond it."""
-    largest = math.exp(max(abs(ratio.middle) for ratio in ratios))
-    return next((reach for reach in _REACHES if reach[0] >= largest * 1.03), _REACHES[-1])
-
-
 def _overview_axis(axis: Axis, ratios: tuple[float, float], bottom: float) -> Iterator[Element]:
     yield element("text", "← worse", x=_LEFT, y=13, class_="name quiet")
     yield element("text", "better →", x=_RIGHT, y=13, class_="median quiet")
@@ -336,7 +321,7 @@ def _overview_axis(axis: Axis, ratios: tuple[float, float], bottom: float) -> It
 
 
 def _place_ratios(ratios: Sequence[_Ratio]) -> Iterator[tuple[_Ratio | str, float]]:
-    """Yield the ratios, below the headings of their workloads, each with its upper edge."""
+    """Yield the ratios, each workload's below its heading, with their upper edges."""
     top, before = float(_OVERVIEW_TOP), object()
     for ratio in ratios:
         workload = ratio.finding.figure.workload
@@ -355,7 +340,8 @@ def _draw_row(row: _Ratio | str, axis: Axis, top: float) -> Iterator[Element]:
     text = capitalised(row.finding.figure.title)
     text = text if len(text) <= _TITLE_MAX else f"{text[: _TITLE_MAX - 1]}…"
     yield element("text", text, x=_LEFT, y=top + 14, class_="name")
-    yield element("text", _ratio_text(row), x=_RIGHT, y=top + 14, class_=f"median {kind}")
+    verdict = _verdict(row.variant).partition(" (")[0]
+    yield element("text", verdict, x=_RIGHT, y=top + 14, class_=f"median {kind}")
     yield _bar(row, axis, top + 26)
 
 
@@ -377,11 +363,6 @@ def verdict_class(finding: Finding, variant: VariantFinding) -> str:
     return "better" if found.is_better(finding.words) else "worse"
 
 
-def _ratio_text(ratio: _Ratio) -> str:
-    verdict = _verdict(ratio.variant)
-    return verdict.partition(" (")[0]
-
-
 def _verdict(variant: VariantFinding) -> str:
     return variant.comparison.verdict if variant.comparison else ""
 
@@ -389,30 +370,25 @@ def _verdict(variant: VariantFinding) -> str:
 def shell(words: Sequence[str], home: Path | None = None) -> str:
     """Quote the words of a command; the home directory, which often names a person, becomes `~`."""
     start = f"{home or expand_home(Path('~'))}/"
-    return " ".join(_word(word, start) for word in words)
-
-
-def _word(word: str, home: str) -> str:
-    if word.startswith(home) and word != home:
-        return f"~/{shlex.quote(word.removeprefix(home))}"
-    return shlex.quote(word)
+    return " ".join(
+        f"~/{shlex.quote(word.removeprefix(start))}"
+        if word.startswith(start) and word != start
+        else shlex.quote(word)
+        for word in words
+    )
 
 
 def verdict_tables(found: Sequence[Finding]) -> Iterator[Element]:
     for workload in dict.fromkeys(finding.figure.workload for finding in found):
         yield element("h3", capitalised(workload or "whole round"))
         bodies = (_body(finding) for finding in found if finding.figure.workload == workload)
-        yield element("table", _verdict_head(found[0].variants[0].name), *bodies)
-
-
-def _verdict_head(base: str) -> Element:
-    names = ("Variant", "Median", "Range", f"Against {base}")
-    return element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+        names = ("Variant", "Median", "Range", f"Against {found[0].variants[0].name}")
+        cells = (element("th", name, scope="col") for name in names)
+        yield element("table", element("thead", element("tr", *cells)), *bodies)
 
 
 def _body(finding: Finding) -> Element:
-    better = "higher is better" if finding.figure.is_higher_better else "lower is better"
-    note = element("span", f" {finding.scale.unit}, {better}", class_="quiet")
+    note = element("span", f" {_unit_text(finding)}", class_="quiet")
     heading = element("th", capitalised(finding.figure.title), note, colspan="4", scope="rowgroup")
     rows = (_verdict_row(finding, variant, place) for place, variant in enumerate(finding.variants))
     return element("tbody", element("tr", heading, class_="figure"), *rows)
@@ -425,17 +401,16 @@ def _verdict_row(finding: Finding, variant: VariantFinding, place: int) -> Eleme
         "tr",
         element("th", mark, variant.name, scope="row"),
         element("td", number(spread.median) if spread else "none"),
-        element("td", _range(finding, variant), class_="quiet range"),
+        element(
+            "td",
+            f"{number(spread.low)}–{number(spread.high)}" if spread else "",
+            class_="quiet range",
+        ),
         element("td", _verdict(variant), class_=verdict_class(finding, variant)),
     )
 
 
-def _range(finding: Finding, variant: VariantFinding) -> str:
-    number, spread = finding.scale.number, variant.spread
-    return f"{number(spread.low)}–{number(spread.high)}" if spread else ""
-
-
-# Nothing is loaded and no script runs, also where a name from outside were not escaped.
+# Nothing is loaded and no script runs, even if a name from outside were not escaped.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = Path(__file__).with_name("style.css")
 _HOW_TO_COMPARE: Final = (
@@ -451,19 +426,15 @@ _HOW_TO_READ: Final = (
 
 
 def write_report(result: BenchResult, path: Path, repeat: str) -> None:
-    """Write the report, as a whole or not at all.
-
-    Args:
-        repeat: The command that measures the same again.
+    """Write the report atomically; `repeat` is the command that measures the same again.
 
     Raises:
-        OSError: It cannot be written; a file of that name is unchanged.
+        OSError: It cannot be written; an existing file of that name is unchanged.
     """
     write_atomic(path, report(result, repeat))
 
 
 def report(result: BenchResult, repeat: str) -> str:
-    """Return the report as HTML."""
     found = findings(result)
     return document(
         element(
@@ -555,12 +526,15 @@ def _headline(found: Sequence[Finding], place: int) -> str:
 
 def _plots(found: Sequence[Finding]) -> Element:
     drawn = [finding for finding in found if any(variant.spread for variant in finding.variants)]
-    return element("div", *(_plot(finding, i) for i, finding in enumerate(drawn)), class_="cards")
-
-
-def _plot(finding: Finding, number: int) -> Element:
-    heading = element("figcaption", element("strong", title(finding)))
-    return element("figure", heading, plot(finding, f"plot-{number}"))
+    figures = (
+        element(
+            "figure",
+            element("figcaption", element("strong", title(finding))),
+            plot(finding, f"plot-{i}"),
+        )
+        for i, finding in enumerate(drawn)
+    )
+    return element("div", *figures, class_="cards")
 
 
 def _facts(result: BenchResult) -> Element:

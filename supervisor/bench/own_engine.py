@@ -1,6 +1,6 @@
-"""Engines of a command's own: to measure them, beside a daemon and without it.
+"""Runs engines of a command's own, to measure them beside a daemon or without one.
 
-Each has a random key and a socket in a private directory, and dies with this process: by its stdin,
+Each has a random key and a socket in a private directory. It dies with this process: by its stdin,
 by the parent-death signal, or, should both fail, when the next such directory is made. Nothing is
 saved for it or restored into it.
 """
@@ -41,32 +41,31 @@ _LOG: Final = "private-engines.log"
 _LOOPBACK: Final = "127.0.0.1"
 _PROC: Final = Path("/proc")
 _LINES_TO_JUDGE: Final = 300
-# From a broken connection until the exit of the process that broke it is seen.
+# From a broken connection until we see that its process has exited.
 _EXIT_SEEN_S: Final = 1.0
 
 _Process = asyncio.Task[Exit | FailureCause]
 
 
 class PrivateInstance:
-    """A ready engine."""
+    """A ready engine; `ready_s` is from its spawning to its first token or vector."""
 
     def __init__(self, run: ProcessRun, pid: int, ready_s: float) -> None:
         self._run = run
         self.pid = pid
-        self.ready_s = ready_s  # from its spawn to its first token, or to its first vector
+        self.ready_s = ready_s
 
     def client(self) -> EngineClient:
-        """A client with connections of its own, at most eight; an async context manager."""
+        """Make a client, an async context manager, with at most eight connections of its own."""
         return self._run.client()
 
     def cpu_s(self) -> float | None:
-        """The processor time that it took; None if unknown."""
         return self._run.cpu_s()
 
     def peak_memory_bytes(self) -> int | None:
-        """The most resident memory so far, with the touched pages of the model's file.
+        """Return the peak resident memory, with the touched pages of the model's file.
 
-        None where the system does not tell. Source: proc(5), VmHWM.
+        None if the system does not report it. Source: proc(5), VmHWM.
         """
         try:
             lines = (_PROC / str(self.pid) / "status").read_text("ascii", "replace").splitlines()
@@ -82,13 +81,14 @@ async def private_instance(plan: Plan, directories: Directories) -> AsyncIterato
 
     Raises:
         StartFailed: It did not become ready.
-        EngineFailed: It ended within the block, which got EngineUnreachable from that.
+        EngineFailed: It ended within the block, which therefore got EngineUnreachable.
         AccessDenied: A directory or its log cannot be used.
     """
     failure: Exception | None = None
     with private_runtime(directories) as runtime:
-        run = _run(_launch(plan, replace(directories, runtime=runtime)))
-        # An error of the block leaves the group as it is, not within an exception group.
+        launch = _launch(plan, replace(directories, runtime=runtime))
+        run = ProcessRun(1, launch, clock=time.monotonic, on_progress=lambda _: None)
+        # The block's errors are raised after the group, so that no exception group wraps them.
         async with asyncio.TaskGroup() as group:
             process = group.create_task(run_to_exit(lambda: run))
             try:
@@ -101,10 +101,6 @@ async def private_instance(plan: Plan, directories: Directories) -> AsyncIterato
                 process.cancel()
     if failure:
         raise failure
-
-
-def _run(launch: Launch) -> ProcessRun:
-    return ProcessRun(1, launch, clock=time.monotonic, on_progress=lambda _: None)
 
 
 def _launch(plan: Plan, directories: Directories) -> Launch:
@@ -177,7 +173,7 @@ async def _explain(
 
 
 async def _cause_of_end(run: ProcessRun, process: _Process) -> FailureCause | None:
-    """Return why the process ended; None if it runs."""
+    """Return why the process ended, or None if it runs."""
     await asyncio.wait({process}, timeout=_EXIT_SEEN_S)
     if not process.done() or process.cancelled():
         return None
@@ -195,9 +191,9 @@ def _start_error(
 
 
 def measure_threads(planner: LaunchPlanner, model: str, directories: Directories) -> None:
-    """Measure until the next plan of a model has what a daemon would give it.
+    """Measure thread counts until the model's next plan has the count a daemon would use.
 
-    A model that does not run is left as it is; its next start reports why.
+    Does nothing for a model that does not run; its next start reports why.
     """
     plan = planner.plan(model)
     if plan.untried_threads is None:

@@ -42,21 +42,21 @@ _MOST_REPEATS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
-    """At most this many rounds, and, if set, at most this long."""
+    """The limits of a bench: its number of rounds and, if set, its duration."""
 
     repeats: int
     limit_s: float | None
 
     @classmethod
-    def of(cls, repeats: int | None, minutes: float | None) -> RoundLimits:
-        """With a time alone, as many rounds as fit in it; with neither, five."""
+    def from_options(cls, repeats: int | None, minutes: float | None) -> RoundLimits:
+        """With a duration alone, as many rounds as fit in it; with neither, five."""
         if minutes is None:
             return cls(repeats or DEFAULT_REPEATS, None)
         return cls(repeats or _MOST_REPEATS, 60 * minutes)
 
     @property
-    def planned(self) -> int | None:
-        """The number of rounds; None if the time decides."""
+    def planned_rounds(self) -> int | None:
+        """The number of rounds, or None if the duration decides."""
         return self.repeats if self.limit_s is None else None
 
     def may_begin(self, done: int, elapsed_s: float, longest_s: float) -> bool:
@@ -65,7 +65,7 @@ class RoundLimits:
         Args:
             done: Complete rounds.
             elapsed_s: Since the start.
-            longest_s: What the longest round took.
+            longest_s: Duration of the longest round.
         """
         if done == 0 or self.limit_s is None:
             return done < self.repeats
@@ -90,7 +90,6 @@ class Measurements:
         self.complete_rounds += 1
 
     def add(self, variant: str, values: Mapping[str, float]) -> None:
-        """Add values to the present round."""
         self._rounds[variant][-1].update(values)
 
     def give_up(self, variant: str, reason: str) -> None:
@@ -100,7 +99,6 @@ class Measurements:
         self._notes[text] = None
 
     def add_load(self, others_cores: float | None) -> None:
-        """Add the cores that other programs took while a variant was measured."""
         if others_cores is not None:
             self._others_cores.append(others_cores)
 
@@ -140,13 +138,13 @@ class Step:
 
 
 class Timeline:
-    """How long steps took, and how long the rest will take."""
+    """Estimates the remaining time from the duration of earlier steps."""
 
     def __init__(self, round_steps: Sequence[Step], limits: RoundLimits) -> None:
         self._round = round_steps
         self._limits = limits
         self._took_s: dict[Step, list[float]] = defaultdict(list)
-        self._done: list[Step] = []  # of the present round
+        self._done: list[Step] = []  # in the current round
 
     def begin_round(self) -> None:
         self._done.clear()
@@ -156,11 +154,11 @@ class Timeline:
         self._done.append(step)
 
     def remaining_s(self, rounds_done: int, step: Step, step_s: float, elapsed_s: float) -> float:
-        """The time that remains; an estimate, never negative.
+        """Estimate the remaining time; never negative.
 
         Args:
             rounds_done: Complete rounds.
-            step: The one that runs.
+            step: The running step.
             step_s: For how long it has run.
             elapsed_s: Since the first round began.
         """
@@ -176,7 +174,7 @@ class Timeline:
         return rest_s + max(0, fitting) * round_s
 
     def _mean_s(self, step: Step) -> float:
-        """Of this step; else of the same step of other variants; else of all."""
+        """The mean over this step's runs, or the same step of other variants, or all steps."""
         same = [s for other, took in self._took_s.items() if other.what == step.what for s in took]
         every = [s for took in self._took_s.values() for s in took]
         found = self._took_s.get(step) or same or every
@@ -224,7 +222,7 @@ class Progress:
             return
         left_s = self._timeline.remaining_s(self._round - 1, self._step, step_s, self.elapsed_s)
         whole_s = self.elapsed_s + left_s
-        planned = self._limits.planned
+        planned = self._limits.planned_rounds
         number = f"round {self._round}" + (f" of {planned}" if planned else "")
         left = f"{duration(left_s)} left · " if left_s else ""
         self._meter.show(
@@ -234,7 +232,7 @@ class Progress:
 
 @contextmanager
 def ticking(show: Callable[[], None]) -> Iterator[None]:
-    """Call it twice a second during the block."""
+    """Call `show` twice a second during the block."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
@@ -252,7 +250,7 @@ def ticking(show: Callable[[], None]) -> Iterator[None]:
 
 _PROMPT_WORDS: Final = 48
 _ANSWER_TOKENS: Final = 12
-# What an engine of an older build, which does not tell, most likely has.
+# The likely context of an older build's engine, which does not report it.
 _CTX_SLOT: Final = 512
 
 
@@ -273,7 +271,6 @@ async def rehearse(spec: VariantSpec, directories: Directories) -> Measured:
 
 
 async def _slots(client: EngineClient) -> tuple[int, int]:
-    """The number of slots, and the context of one."""
     response = await client.get("/props")
     match orjson.loads(response.body) if response.error is None else None:
         case {"total_slots": int(slots), "default_generation_settings": {"n_ctx": int(ctx)}}:
@@ -301,17 +298,17 @@ async def _rates(client: EngineClient, sample: str) -> tuple[float, float]:
 
 
 _START: Final = "start"
-# Sizes are chosen for some seconds; an engine that takes this long hangs.
+# Sizes are chosen so that a workload takes seconds; an engine that takes this long hangs.
 _WORKLOAD_TIMEOUT_S: Final = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """What to measure.
+    """The task of a bench.
 
     Attributes:
-        seed: Of texts and of the order of variants.
-        read_energy: Reads the counters of this machine.
+        seed: Seed of the texts and of the order of variants.
+        read_energy: Reads the machine's energy counters.
     """
 
     model: str
@@ -342,7 +339,7 @@ async def measure(job: BenchJob, found: Measurements, meter: ProgressMeter) -> N
 
 
 async def _first_starts(job: BenchJob, found: Measurements, progress: Progress) -> Sizes:
-    """Start each variant once, unmeasured; its files are then in the page cache."""
+    """Start each variant once, unmeasured, which brings its files into the page cache."""
     able: list[Measured] = []
     errors: list[CorralError] = []
     for spec in job.specs:
@@ -384,7 +381,7 @@ async def _rounds(run: _Run) -> None:
 
 
 def order(specs: Sequence[VariantSpec], seed: int, number: int) -> list[VariantSpec]:
-    """The order of the variants in a round: another one in each, and the same for one seed."""
+    """Return the order of variants in a round; it differs by round and depends on the seed."""
     return Random(f"{seed}:{number}").sample(specs, len(specs))  # noqa: S311 (an order)
 
 
@@ -398,7 +395,7 @@ async def _measure_one(run: _Run, spec: VariantSpec) -> None:
             await _run_workloads(run, spec, instance)
     except (StartFailed, EngineFailed) as error:
         run.found.give_up(spec.name, _sentence(error))
-    except EngineUnreachable as error:  # although it still runs
+    except EngineUnreachable as error:  # although its process still runs
         run.found.give_up(spec.name, str(error))
 
 
@@ -434,21 +431,17 @@ def _add_energy(run: _Run, spec: VariantSpec, used: Energy, tokens: int) -> None
 async def _outcome(
     run: _Run, spec: VariantSpec, workload: Workload, engine: MeasuredEngine
 ) -> Outcome | None:
-    """Run a workload; one that the engine rejects is noted, and the others go on."""
+    """Run a workload; note a failure and return None, so that the next workload can run."""
     rng = Random(f"{run.job.seed}:{run.found.complete_rounds}:{workload.name}")  # noqa: S311
-    try:
-        return await _run_bounded(workload, engine, rng)
-    except WorkloadFailed as error:
-        run.found.note(f"{spec.name}, {workload.name}: {error}")
-        return None
-
-
-async def _run_bounded(workload: Workload, engine: MeasuredEngine, rng: Random) -> Outcome:
     try:
         async with asyncio.timeout(_WORKLOAD_TIMEOUT_S):
             return await workload.run(engine, rng)
-    except TimeoutError as error:
-        raise WorkloadFailed(f"not finished in {_WORKLOAD_TIMEOUT_S:g} s") from error
+    except TimeoutError:
+        failure = f"not finished in {_WORKLOAD_TIMEOUT_S:g} s"
+    except WorkloadFailed as error:
+        failure = str(error)
+    run.found.note(f"{spec.name}, {workload.name}: {failure}")
+    return None
 
 
 def _sentence(error: CorralError) -> str:

@@ -1,11 +1,11 @@
-"""All workloads of a bench by name: what each asks of an engine, and which suit a model.
+"""The workloads of a bench: the requests that each sends, and the choice of those for a model.
 
-What the proxy does so that an engine which matches no prompts finds what it has computed. See
-proxy/prompt_cache/slot_map.py and proxy/router/slot_selection.py.
+On an engine that matches no prompts to slots, turns name their slot, as the proxy does
+(proxy/prompt_cache/slot_map.py and proxy/router/slot_selection.py).
 
-The sizes, pauses and overlap of the requests that the daemon recorded. Prompts are made of plain
-words, as many tokens as were recorded, and given as tokens: so the sizes are exact, whatever the
-template. A conversation goes on from the answers that it gets.
+The workload `yours` replays the sizes, pauses and overlap of the requests that the daemon recorded.
+Its prompts are plain words, given as tokens, so their sizes are exact whatever the template. Each
+conversation continues from the answers it gets.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ from supervisor.system.paths import Directories
 
 
 async def last_used_slot(client: EngineClient) -> int | None:
-    """The slot of the latest request; None if the engine does not tell."""
+    """Return the slot of the latest request, or None if the engine does not report it."""
     slots = await _by_use(client)
     return slots[-1].id_slot if slots else None
 
 
 async def save_idle_slots(client: EngineClient) -> None:
-    """Have an idle engine save what its slots hold, where it looks for a new conversation.
+    """Have an idle engine save its slots to the host cache, before a new conversation.
 
-    A request of no tokens in the slot used longest ago saves what the others hold; these are used
-    after it, and leave that slot to the conversation.
+    A request without tokens in the least recently used slot saves the contents of the others. The
+    others are then used after it, so that this slot stays the next conversation's.
     """
     for slot in await _by_use(client):
         await refresh_slot(client, slot.id_slot)
 
 
 async def _by_use(client: EngineClient) -> list[SlotState]:
-    """The slots, the one used longest ago first; of unused ones the engine takes the last."""
+    """Return the slots, least recently used first; of unused ones the engine takes the last."""
     slots = await get_slots(client)
     if isinstance(slots, ErrorResponse):
         return []
@@ -171,7 +171,7 @@ CHAT: Final = Workload(
 
 
 _REQUESTS_EACH: Final = 2
-# The end of a figure's name → clients for each slot.
+# Suffix of a figure's name → clients per slot.
 _LOADS: Final[Mapping[str, int]] = {"": 1, "_twice": 2}
 
 
@@ -197,7 +197,6 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
 def _requests(
     engine: MeasuredEngine, rng: Random, system: str, clients: int
 ) -> list[list[list[Message]]]:
-    """The requests of each client, which share a system prompt."""
     words = engine.sizes.words(engine.sizes.question)
     return [
         [
@@ -256,7 +255,6 @@ async def _run_embedding(engine: MeasuredEngine, rng: Random) -> Outcome:
 
 
 async def _embed(client: EngineClient, texts: Sequence[str]) -> int:
-    """Embed texts in one request; return their tokens."""
     answer = orjson.loads(await post(client, _EMBEDDINGS, {"input": texts}))
     match answer:
         case {"usage": {"prompt_tokens": int(tokens)}}:
@@ -327,12 +325,12 @@ LONG_PROMPT: Final = Workload(
 
 
 _REQUESTS_MIN: Final = 8
-# Each of the sizes named takes about two seconds on the fastest variant.
+# Of the long prompt and the generation, each of which takes about 2 s on the fastest variant.
 _SHARES: Final = 6
 
 
 def reason_unavailable(model: str, directories: Directories) -> str | None:
-    """Return why nothing can be replayed for a model, as a clause."""
+    """Return why nothing can be replayed for a model, as a clause, or None."""
     count = len(RecordFiles(directories.request_record).requests(model))
     if count >= _REQUESTS_MIN:
         return None
@@ -373,14 +371,13 @@ async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
 async def _clients(
     engine: MeasuredEngine, requests: Sequence[ReplayedRequest]
 ) -> AsyncIterator[list[EngineClient]]:
-    """Open a client for each conversation."""
     count = 1 + max(request.conversation for request in requests)
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(engine.client()) for _ in range(count)]
 
 
 class _Replay:
-    """One run of a replay; the texts are chosen before the first request is sent."""
+    """One run of a replay; texts are chosen before the first request is sent."""
 
     def __init__(
         self,
@@ -398,9 +395,9 @@ class _Replay:
         self._common = rng.choices(words, k=most)
         self._own = [rng.choices(words, k=request.prompt) for request in requests]
         self._answered = [asyncio.Event() for _ in requests]
-        # Of each conversation: its last prompt with the answer to it.
+        # By conversation, its last prompt with the answer.
         self._histories: dict[int, list[int]] = {}
-        # By slot, the conversation that it was last used for.
+        # By slot, the conversation that used it last.
         self._holds: dict[int, int] = {}
         self._unnamed = 0
 
@@ -427,7 +424,7 @@ class _Replay:
         return reply
 
     def _slot(self, conversation: int) -> int | None:
-        """Return the slot that holds a conversation, unless the engine may just have taken it."""
+        """Return the slot that holds a conversation, unless the engine may just have reused it."""
         if not self._names_slots or self._unnamed:
             return None
         held = [slot for slot, number in self._holds.items() if number == conversation]
@@ -475,21 +472,22 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
 
 
 def choose(
-    names: Sequence[str], model: str, plan: Plan, where: Directories
+    names: Sequence[str], model: str, plan: Plan, directories: Directories
 ) -> tuple[Workload, ...]:
-    """The named workloads, or all that suit the model; raises SettingsInvalid."""
+    """Return the named workloads, or all that suit the model; raises SettingsInvalid."""
     if not names:
-        return _all(model, plan, where)
+        return _all(model, plan, directories)
     found = tuple(_workload(name) for name in dict.fromkeys(names))
     for workload in found:
-        if reason := _reason_unsuited(workload, model, plan, where):
+        if reason := _reason_unsuited(workload, model, plan, directories):
             raise SettingsInvalid(f"the workload {workload.name} cannot be measured: {reason}")
     return found
 
 
-def _all(model: str, plan: Plan, where: Directories) -> tuple[Workload, ...]:
+def _all(model: str, plan: Plan, directories: Directories) -> tuple[Workload, ...]:
     reasons = {
-        workload: _reason_unsuited(workload, model, plan, where) for workload in WORKLOADS.values()
+        workload: _reason_unsuited(workload, model, plan, directories)
+        for workload in WORKLOADS.values()
     }
     if found := tuple(workload for workload, reason in reasons.items() if reason is None):
         return found
@@ -507,7 +505,9 @@ def _workload(name: str) -> Workload:
     )
 
 
-def _reason_unsuited(workload: Workload, model: str, plan: Plan, where: Directories) -> str | None:
+def _reason_unsuited(
+    workload: Workload, model: str, plan: Plan, directories: Directories
+) -> str | None:
     embedding = plan.embedding
     if workload.for_embedding and embedding is None:
         return f"{model} makes no embeddings"
@@ -515,4 +515,4 @@ def _reason_unsuited(workload: Workload, model: str, plan: Plan, where: Director
         return f"{model} ranks texts"
     if not workload.for_embedding and embedding and embedding.is_only:
         return f"{model} generates no text"
-    return workload.unavailable(model, where)
+    return workload.unavailable(model, directories)

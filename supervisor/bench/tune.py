@@ -1,10 +1,10 @@
-"""One tuning of a model: measures and checks variants until the result is certain, and shows it.
+"""One tuning of a model: searches the best variant, checks its answers, and shows the result.
 
-Compares what a variant generates with a reference whose cache is not rounded. Greedy tokens alone
-say little: another number of threads changes the last bits of a sum, and where two tokens are
-almost equally probable the text goes another way without being worse. So the probabilities decide.
-Where the texts part, the reference's token is put in, and the comparison goes on from there: all
-positions have the same text before them.
+The quality check compares a variant's probabilities with those of a reference whose cache is not
+rounded. Greedy tokens alone say little: another number of threads changes the last bits of a sum,
+and between two tokens of almost equal probability the text takes another course without being
+worse. After a different token the comparison continues from the reference's token, so that both
+sides always have the same text before them.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ from supervisor.settings.schema import Settings
 from supervisor.system import machine
 from supervisor.system.paths import Directories
 
-# An engine reports the most probable tokens; the others count as one.
+# An engine reports the most probable tokens; all others together count as one.
 _EPSILON: Final = 1e-6
 
 
 def kl_divergence(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
     """Return the Kullback-Leibler divergence of `other` from `reference`, in nats.
 
-    Args:
-        reference: Log-probabilities of the most probable tokens.
-        other: The same. A token that it lacks is at most as probable as its least probable one.
+    Both are log-probabilities of the most probable tokens. A token that `other` lacks counts
+    like its least probable one.
     """
     lowest = min(other.values(), default=math.log(_EPSILON))
     known = [(p, other.get(token, lowest)) for token, p in reference.items()]
@@ -58,9 +57,8 @@ def kl_divergence(reference: Mapping[int, float], other: Mapping[int, float]) ->
     return max(0.0, total + rest * math.log(rest / other_rest))
 
 
-# In nats, the mean over all tokens.
-LIMIT: Final = 0.02
-# A text that parts more often is not compared to its end.
+LIMIT: Final = 0.02  # nats, the mean over all tokens
+# A text that differs at more tokens is not compared to its end.
 _PARTS_MAX: Final = 16
 _GREEDY: Final[Mapping[str, Any]] = {
     "temperature": 0,
@@ -72,9 +70,10 @@ _GREEDY: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One generated token, and the log-probabilities of the most probable ones.
+    """A generated token and the log-probabilities of the most probable tokens.
 
-    A token that was drafted and accepted has none. Source: llama-server, builds 10434 and 11434.
+    `top` is empty for a token that was drafted and accepted. Source: llama-server, builds 10434 and
+    11434.
     """
 
     token: int
@@ -83,19 +82,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and what followed it."""
-
     prompt: tuple[int, ...]
     positions: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What a variant changes.
+    """How much a variant changes the answers.
 
     Attributes:
-        equal: Tokens as in the reference, of `total`.
-        divergence: The mean Kullback-Leibler divergence in nats; None where nothing was reported.
+        equal: How many of `total` tokens are those of the reference.
+        divergence: Mean Kullback-Leibler divergence in nats; None if nothing was reported.
     """
 
     equal: int
@@ -117,7 +114,6 @@ class Quality:
 
 
 async def record(client: EngineClient, tokens: int) -> tuple[Answer, ...]:
-    """Generate so many tokens for each text, greedily."""
     answers = []
     for text in TEXTS:
         prompt = await tokens_of(client, text)
@@ -126,7 +122,6 @@ async def record(client: EngineClient, tokens: int) -> tuple[Answer, ...]:
 
 
 async def compare(client: EngineClient, reference: Sequence[Answer]) -> Quality:
-    """Compare an engine with the answers of another."""
     pairs = [pair for answer in reference for pair in await _compare_positions(client, answer)]
     divergences = [
         kl_divergence(ours.top, theirs.top) for ours, theirs in pairs if ours.top and theirs.top
@@ -173,21 +168,21 @@ def _positions(content: Mapping[str, Any]) -> Iterator[Position]:
                 raise WorkloadFailed("/completion reported a token without probabilities")
 
 
-# A variant may be this much further from the reference than the profile that it extends.
+# A variant's divergence may be this many times that of the profile it extends.
 _MORE_THAN_BASE: Final = 1.25
-# The cache is not rounded below f16, and nothing is drafted.
+# An f16 cache, which is not rounded, and no drafts.
 REFERENCE: Final = Variant(
     flags=(("cache-type-k", "f16"), ("cache-type-v", "f16"), ("spec-type", "none"))
 )
 
 
 class QualityChecks:
-    """The checks of one search; `found` has what was seen of each variant."""
+    """The quality checks of one search; `found` has the results by variant."""
 
     def __init__(
         self, plans: VariantPlans, directories: Directories, tokens_each: Callable[[], int]
     ) -> None:
-        """Prepare checks of so many tokens for each of the texts."""
+        """`tokens_each` returns how many tokens to check for each text."""
         self._plans = plans
         self._directories = directories
         self._tokens_each = tokens_each
@@ -210,7 +205,9 @@ class QualityChecks:
             async with self._client(reference_plan) as client:
                 self._reference = await record(client, self._tokens_each())
         limit = LIMIT
-        if _has_rounded_cache(self._plans.base.plan):
+        chosen = self._plans.base.plan.memory_inputs.chosen
+        types = {str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv"}
+        if not types <= UNQUANTISED:
             of_base = (await self._quality(BASE)).divergence or 0.0
             limit = max(limit, of_base * _MORE_THAN_BASE)
         return (await self._quality(variant)).reason_against(limit)
@@ -231,27 +228,19 @@ class QualityChecks:
             yield client
 
 
-def _has_rounded_cache(plan: Plan) -> bool:
-    chosen = plan.memory_inputs.chosen
-    types = {str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv"}
-    return not types <= UNQUANTISED
-
-
-# An engine that is ended in the middle of a request takes this long on a busy machine.
+# Ending an engine in the middle of a request takes this long on a busy machine.
 _ENDING_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """The options of the command line."""
-
     goal: GoalName = "latency"
     minutes: float = 5.0
     seed: int = 0
 
 
 class TuneJob:
-    """What one command measures; its parts can be read after an interrupt."""
+    """One `corral tune`; its parts can be read after an interrupt."""
 
     def __init__(
         self,
@@ -262,7 +251,7 @@ class TuneJob:
         *,
         first: tuple[Variant, ...] = (),
     ) -> None:
-        """Plan the profile and its variants; those of `first` are tried before all others.
+        """Plan the profile and its variants; `first` are tried before all others.
 
         Raises:
             CorralError: The model cannot run, or generates no text.
@@ -275,21 +264,16 @@ class TuneJob:
         wanted = (*first, *candidates(options.goal, _situation(self.plans)))
         usable = self.plans.usable(wanted)
         self.refused: Mapping[Variant, str] = {
-            variant: found.reason for variant, found in usable.items() if found
+            variant: reason for variant, reason in usable.items() if reason
         }
-        self._candidates = tuple(variant for variant, found in usable.items() if found is None)
+        self.candidates = tuple(variant for variant, reason in usable.items() if reason is None)
         self._measurements = Measurements(self.goal, self.plans, directories)
         self.checks = QualityChecks(self.plans, directories, lambda: self.sizes.quality)
         self.search: Search | None = None
 
     @property
-    def candidates(self) -> tuple[Variant, ...]:
-        """What it tries, if there is time."""
-        return self._candidates
-
-    @property
     def sizes(self) -> Sizes:
-        """Of the requests; known once the base was measured."""
+        """The sizes of the requests; raises StartFailed before the base was measured."""
         if self._measurements.sizes is None:
             raise StartFailed("nothing was measured yet")
         return self._measurements.sizes
@@ -298,7 +282,7 @@ class TuneJob:
         """Search; raises StartFailed if nothing could be measured."""
         self.search = Search(
             self.goal,
-            self._candidates,
+            self.candidates,
             self._measurements.measure,
             self.checks.check,
             budget_s=self._ends_at_s - _ENDING_S - time.monotonic(),
@@ -338,7 +322,7 @@ def _check_generates(plans: VariantPlans) -> None:
         )
     if reason := plans.reason_against(BASE):
         raise StartFailed(
-            f"{plans.model} cannot be measured with its profile: {reason.reason}",
+            f"{plans.model} cannot be measured with its profile: {reason}",
             hint="end other programs, or unload models: corral unload",
         )
 
@@ -362,14 +346,14 @@ def _situation(plans: VariantPlans) -> Situation:
 
 
 HEAD: Final = ("VARIANT", "ROUNDS", "AGAINST BASE", "NOTE")
-# Below this, the best of many is as good as the base but for noise.
+# Below this ratio, noise alone explains that the best of many looks better than the base.
 _BETTER: Final = 1.03
 _Read = Callable[[Figures], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One figure: its name, and how to read and write it."""
+    """A figure to show: its name, and how to read and write it."""
 
     name: str
     read: _Read
@@ -377,7 +361,6 @@ class Shown:
 
 
 def shown_figures(goal: Goal, prompt_tokens: int) -> tuple[Shown, ...]:
-    """The figures of a goal; those it does not measure are left out."""
     decode = Shown("decoding, one stream", lambda figures: figures.decode, _tokens_per_s)
     title = f"first token after a prompt of {prompt_tokens}"
     first = Shown(
@@ -394,7 +377,6 @@ def shown_figures(goal: Goal, prompt_tokens: int) -> tuple[Shown, ...]:
 def figure_lines(
     trials: Trials, variant: Variant, rounds: Iterable[int], figures: Iterable[Shown]
 ) -> Iterator[tuple[str, str]]:
-    """Each figure of the base and of a variant, with its range over the rounds."""
     base, other = trials.pairs(variant, rounds)
     for figure in figures if base else ():
         texts = [_range(figure, list(map(figure.read, found))) for found in (base, other)]
@@ -404,13 +386,19 @@ def figure_lines(
 def rows(
     trials: Trials, qualities: Mapping[Variant, Quality], untried: Sequence[Variant]
 ) -> list[tuple[str, ...]]:
-    """All variants, the best first; what there was no time for stands last."""
-    known = sorted(trials, key=lambda trial: -_known_ratio(trials.ratio(trial.variant)))
+    """Return a row for each variant, the best first and the untried ones last."""
+    ratios = {trial.variant: trials.ratio(trial.variant) for trial in trials}
+    known = sorted(
+        trials,
+        key=lambda trial: 1.0 if math.isnan(ratios[trial.variant]) else -ratios[trial.variant],
+    )
     found = [
         (
             trial.variant.name,
             str(len(trial.rounds)),
-            _ratio(trials.ratio(trial.variant)) if trial.variant != BASE else "-",
+            "-"
+            if trial.variant == BASE or math.isnan(ratios[trial.variant])
+            else f"{ratios[trial.variant]:.2f} ×",
             trial.failure or str(qualities.get(trial.variant, "")),
         )
         for trial in known
@@ -425,7 +413,7 @@ def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str,
             "flags": dict(trial.variant.flags),
             "replicas": trial.variant.replicas,
             "rounds": len(trial.rounds),
-            "ratio": _finite(trials.ratio(trial.variant)),
+            "ratio": None if math.isnan(ratio := trials.ratio(trial.variant)) else ratio,
             "failure": trial.failure,
             "quality": str(qualities[trial.variant]) if trial.variant in qualities else None,
         }
@@ -434,7 +422,7 @@ def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str,
 
 
 def best_so_far(trials: Trials) -> Trial | None:
-    """The best of what was measured, if it seemed better than the base; rejected ones too."""
+    """Return the best variant measured, if it seemed better than the base, even if rejected."""
     known = [(trials.ratio(trial.variant), trial) for trial in trials if trial.variant != BASE]
     better = [(ratio, trial) for ratio, trial in known if ratio > _BETTER]
     return max(better, key=lambda pair: pair[0])[1] if better else None
@@ -447,15 +435,3 @@ def _range(figure: Shown, values: Sequence[float]) -> str:
 
 def _tokens_per_s(value: float) -> str:
     return f"{value:.1f} tokens/s"
-
-
-def _ratio(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f} ×"
-
-
-def _finite(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _known_ratio(ratio: float) -> float:
-    return -1.0 if math.isnan(ratio) else ratio

@@ -1,4 +1,4 @@
-"""What a goal counts, and what was measured of each variant so far. Pure."""
+"""The goals of a tuning, and the measurements of each variant so far. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from supervisor.bench.tune_space import BASE, GoalName, Variant
 
 # A short answer to a prompt of the measured length.
 _ANSWER_TOKENS: Final = 200
-# Of decode speed, the most that less memory may cost.
+# Decoding must keep this share of its speed when memory is saved.
 _DECODE_KEPT: Final = 0.9
-# Below it a figure is not called worse: an interval of few values is wide.
+# A ratio above it is not called worse: the interval of few values is wide.
 _WORSE: Final = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One measurement of a variant; 0 where the goal does not measure it."""
+    """One measurement of a variant; 0 if the goal does not measure it."""
 
     decode: float = 0.0  # tokens/s of one stream
-    first_token_s: float = 0.0  # of the measured prompt
-    total: float = 0.0  # tokens/s of as many streams as there are slots
+    first_token_s: float = 0.0  # for the measured prompt
+    total: float = 0.0  # tokens/s of as many streams as slots
     peak_bytes: int = 0
 
 
@@ -34,8 +34,8 @@ class Goal:
     """What to improve.
 
     Attributes:
-        title: Of the figure that counts.
-        words: Of the comparison of that figure.
+        title: Names the figure that counts.
+        words: How that figure is compared.
     """
 
     name: GoalName
@@ -43,7 +43,7 @@ class Goal:
     words: Words = field(default=RATE)
 
     def value(self, found: Figures) -> float:
-        """The figure that counts, in the direction of `words`."""
+        """Return the figure that counts, in the direction of `words`."""
         match self.name:
             case "latency":
                 return 1 / (found.first_token_s + _ANSWER_TOKENS / found.decode)
@@ -53,12 +53,12 @@ class Goal:
                 return float(found.peak_bytes)
 
     def score(self, found: Figures) -> float:
-        """The same, higher for better."""
+        """Return the figure that counts so that higher is better."""
         value = self.value(found)
         return value if self.words.is_above_better else 1 / value
 
     def drawback(self, base: Sequence[Figures], other: Sequence[Figures]) -> str | None:
-        """What gets worse by too much, round by round, as a clause; None if nothing does."""
+        """Return what gets too much worse, comparing round by round, as a clause, or None."""
         decode = compare(
             [figures.decode for figures in base], [figures.decode for figures in other], words=RATE
         )
@@ -99,7 +99,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Trial:
-    """One variant: its figures by round, and why it was given up, if it was."""
+    """A variant's figures by round, and why it was given up, if it was."""
 
     variant: Variant
     rounds: dict[int, Figures] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Trial:
 
 
 class Trials:
-    """All variants, with the base's figures of the same rounds to compare with."""
+    """All variants, and the base's figures in the same rounds to compare with."""
 
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
@@ -128,7 +128,6 @@ class Trials:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was compared."""
         return all(math.isnan(self.ratio(variant)) for variant in self._trials if variant != BASE)
 
     def is_alive(self, variant: Variant) -> bool:
@@ -138,13 +137,12 @@ class Trials:
     def pairs(
         self, variant: Variant, rounds: Iterable[int] | None = None
     ) -> tuple[list[Figures], list[Figures]]:
-        """The base's figures and the variant's of the rounds that both finished."""
         base, other = self._trials[BASE].rounds, self._trials[variant].rounds
         wanted = sorted(base.keys() & other.keys() & set(other if rounds is None else rounds))
         return [base[number] for number in wanted], [other[number] for number in wanted]
 
     def ratio(self, variant: Variant, rounds: Iterable[int] | None = None) -> float:
-        """How much better than the base it did, the geometric mean; nan if unknown."""
+        """Return how many times better than the base it was (geometric mean); nan if unknown."""
         if variant not in self._trials:
             return math.nan
         base, other = self.pairs(variant, rounds)
@@ -152,8 +150,8 @@ class Trials:
         logs = [math.log(score(b) / score(a)) for a, b in zip(base, other, strict=True)]
         return math.exp(statistics.fmean(logs)) if logs else math.nan
 
-    def ranked(self, variants: Iterable[Variant], rounds: range | None = None) -> list[Variant]:
-        """Those that were measured and not given up, the best first."""
+    def rank(self, variants: Iterable[Variant], rounds: range | None = None) -> list[Variant]:
+        """Return the variants that were measured and not given up, the best first."""
         known = [
             (self.ratio(variant, rounds) * PER_PART ** (variant.parts - 1), variant)
             for variant in variants

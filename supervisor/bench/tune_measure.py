@@ -34,17 +34,10 @@ from supervisor.system.paths import Directories
 
 @dataclass(frozen=True, slots=True)
 class PlannedVariant:
-    """The plan of one instance, and how many run."""
+    """The plan of one instance, and the number of instances."""
 
     plan: Plan
     replicas: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """Why a variant is not measured, as a clause."""
-
-    reason: str
 
 
 class VariantPlans:
@@ -67,40 +60,43 @@ class VariantPlans:
             self._plans[variant] = PlannedVariant(planner.plan(self.model), count)
         return self._plans[variant]
 
-    def usable(self, variants: tuple[Variant, ...]) -> dict[Variant, Unusable | None]:
-        """Which variants can be measured: those that fit, and each command line once."""
+    def usable(self, variants: tuple[Variant, ...]) -> dict[Variant, str | None]:
+        """Return why each variant is not measured, as a clause; None if it is.
+
+        Variants must fit into memory, and each command line is measured once.
+        """
         seen = {_identity(self.base)}
-        found: dict[Variant, Unusable | None] = {}
+        found: dict[Variant, str | None] = {}
         for variant in variants:
             found[variant] = self.reason_against(variant)
             if found[variant] is None:
                 identity = _identity(self.plan(variant))
-                found[variant] = Unusable("it changes nothing here") if identity in seen else None
+                found[variant] = "it changes nothing here" if identity in seen else None
                 seen.add(identity)
         return found
 
-    def reason_against(self, variant: Variant) -> Unusable | None:
-        """Why a variant cannot be measured now, or None."""
+    def reason_against(self, variant: Variant) -> str | None:
+        """Return why a variant cannot be measured now, as a clause, or None."""
         try:
             planned = self.plan(variant)
         except CorralError as error:
-            return Unusable(error.message)
+            return error.message
         omitted = {line.flag.removeprefix("--").removeprefix("no-"): line.reason
                    for line in planned.plan.omitted}  # fmt: skip
         for key, _ in variant.flags:
             if key in omitted:
-                return Unusable(omitted[key])
+                return omitted[key]
         return self._misfit(planned)
 
-    def _misfit(self, planned: PlannedVariant) -> Unusable | None:
+    def _misfit(self, planned: PlannedVariant) -> str | None:
         found = planned.plan.estimate
         capacity = self._planner(BASE).capacity(planned.plan.engine)
         if reason := misfit_reason(found, capacity):
-            return Unusable(reason)
+            return reason
         needed = found.own_at_start_bytes * planned.replicas + found.mapped_bytes
         free = min(machine.read().memory_available_bytes, capacity.host)
         if needed > free:
-            return Unusable(f"it needs {size(needed)} of main memory, and {size(free)} are free")
+            return f"it needs {size(needed)} of main memory, and {size(free)} are free"
         return None
 
     def _planner(self, variant: Variant) -> LaunchPlanner:
@@ -183,13 +179,13 @@ _TOGETHER_MIN, _TOGETHER_MAX, _TOGETHER_S = 8, 40, 0.4
 _QUALITY_MIN, _QUALITY_MAX, _QUALITY_S = 8, 40, 0.8
 _TOGETHER_PROMPT: Final = 32
 _LEAST: Final = 16
-# A context that the engine decides is the model's: long enough.
+# Used if the engine chooses the context; the model's context is long enough.
 _CTX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """In tokens."""
+    """Sizes of requests, in tokens."""
 
     prompt: int
     answer: int
@@ -199,13 +195,13 @@ class Sizes:
 
 
 def smallest(ctx_slot: int) -> Sizes:
-    """A first request, whose speeds decide the sizes of the others."""
+    """Return the sizes of the first request, whose speed decides the sizes of the others."""
     tokens = max(1, min(4 * _LEAST, (ctx_slot or _CTX) // 2 - 1))
     return Sizes(tokens, min(_LEAST, tokens), tokens, tokens, tokens)
 
 
 def sizes_of(first: Timings, ctx_slot: int) -> Sizes:
-    """Sizes for an engine of these speeds; all variants get the same."""
+    """Return sizes for an engine of these speeds; all variants get the same."""
     prefill = 1000 * first.prompt_tokens / max(1.0, first.prompt_ms)
     decode = 1000 * first.decoded_tokens / max(1.0, first.decode_ms)
     room = ctx_slot or _CTX
@@ -224,7 +220,7 @@ def _clamp(value: float, low: int, high: int) -> int:
     return min(max(round(value), low), high)
 
 
-# Not greedy: a small model repeats itself then, which drafting from the text would profit from.
+# Not greedy: a small model would repeat itself, and drafts from the text would profit from that.
 _SAMPLED: Final[Mapping[str, Any]] = {
     "temperature": 0.8,
     "seed": 1,
@@ -244,7 +240,6 @@ async def tokens_of(client: EngineClient, text: str) -> list[int]:
 
 
 async def long_prompt(client: EngineClient, tokens: int) -> list[int]:
-    """Return a text of exactly this many tokens."""
     found = await tokens_of(client, LONG_TEXT)
     return (found * (tokens // len(found) + 1))[:tokens]
 
@@ -262,7 +257,6 @@ async def answer(client: EngineClient, prompt: Sequence[int], tokens: int) -> Ti
 async def total_rate(
     clients: Sequence[EngineClient], prompts: Sequence[Sequence[int]], tokens: int
 ) -> float:
-    """Return the generated tokens per second of streams that run together."""
     began_at_s = time.perf_counter()
     found = await run_together(
         [answer(client, prompt, tokens) for client, prompt in zip(clients, prompts, strict=True)]
@@ -272,7 +266,7 @@ async def total_rate(
 
 
 class Measurements:
-    """Measures variants of one model for one goal; sizes of requests follow its first answer."""
+    """Measures variants of one model for one goal; the first answer decides the request sizes."""
 
     def __init__(self, goal: Goal, plans: VariantPlans, directories: Directories) -> None:
         self._goal = goal
@@ -282,12 +276,12 @@ class Measurements:
         self.sizes: Sizes | None = None
 
     async def measure(self, variant: Variant, limit_s: float) -> Figures | Failure:
-        """Measure a variant within a time; all its engines have ended then."""
-        if unusable := self._plans.reason_against(variant):
-            return Failure(unusable.reason)
+        """Measure a variant within `limit_s`; its engines have ended when this returns."""
+        if reason := self._plans.reason_against(variant):
+            return Failure(reason)
         try:
             async with asyncio.timeout(limit_s):
-                return await self._measured(self._plans.plan(variant))
+                return await self._measure(self._plans.plan(variant))
         except TimeoutError:
             return Failure(f"it took longer than {limit_s:.0f} s")
         except (StartFailed, EngineFailed) as error:
@@ -295,7 +289,7 @@ class Measurements:
         except (EngineUnreachable, WorkloadFailed) as error:
             return Failure(f"its engine did not answer as it should: {error}")
 
-    async def _measured(self, planned: PlannedVariant) -> Figures:
+    async def _measure(self, planned: PlannedVariant) -> Figures:
         async with AsyncExitStack() as stack:
             running = [
                 await stack.enter_async_context(private_instance(planned.plan, self._directories))
@@ -303,22 +297,22 @@ class Measurements:
             ]
             sizes = await self._sizes(running[0])
             if self._goal.name == "throughput":
-                return await self._together(running, planned.plan.slots, sizes)
-            return await self._alone(running, sizes)
+                return await self._measure_together(running, planned.plan.slots, sizes)
+            return await self._measure_alone(running, sizes)
 
-    async def _alone(self, running: Sequence[PrivateInstance], sizes: Sizes) -> Figures:
+    async def _measure_alone(self, running: Sequence[PrivateInstance], sizes: Sizes) -> Figures:
         async with running[0].client() as client:
             found = await answer(client, self._prompt[: sizes.prompt], sizes.answer)
         peaks = [engine.peak_memory_bytes() for engine in running]
         if self._goal.name == "memory" and None in peaks:
-            raise WorkloadFailed("this system does not tell the peak memory of a process")
+            raise WorkloadFailed("peak memory of a process is not available on this system")
         return Figures(
             decode=1000 * found.decoded_tokens / found.decode_ms,
             first_token_s=found.prompt_ms / 1000,
             peak_bytes=sum(peak or 0 for peak in peaks),
         )
 
-    async def _together(
+    async def _measure_together(
         self, running: Sequence[PrivateInstance], slots: int, sizes: Sizes
     ) -> Figures:
         async with AsyncExitStack() as stack:
@@ -327,7 +321,7 @@ class Measurements:
                 for _ in range(slots)
                 for instance in running
             ]
-            # Each begins with another token, so that no stream uses the prompt of another.
+            # Each prompt begins with another token, so that no stream reuses another's prompt.
             prompts = [
                 self._prompt[number : number + sizes.prompt_together]
                 for number in range(len(clients))

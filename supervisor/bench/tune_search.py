@@ -1,9 +1,9 @@
 """Finds the best variant within a time budget, by rounds and successive halving.
 
-Finds the best variant within a time budget, by successive halving. Pure but for its callables. Only
-ratios to the base of the same round count. The better half goes on, those that help are combined,
-and the best are measured against the base once more, in rounds of their own: a value that was the
-best of many was also lucky, so it decides nothing.
+Does no I/O but through its callables. Only ratios to the base of the same round count. The better
+half continues, variants that help are combined, and the best are measured against the base once
+more in rounds of their own: a value that was the best of many was also lucky, so it decides
+nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from supervisor.bench.figures import Comparison, compare
 from supervisor.bench.tune_goal import PER_PART, Failure, Figures, Goal, Trials
 from supervisor.bench.tune_space import BASE, Variant, combine_variants
 
-# Measures a variant within so many seconds.
+# Measures a variant within a number of seconds.
 Measure = Callable[[Variant, float], Awaitable[Figures | Failure]]
-# Takes the stage, and the seconds that are left.
+# Takes the stage and the remaining seconds.
 Progress = Callable[[str, float], None]
 
-# A machine's speed drifts: a round is short, so that its base is measured at the same time.
+# A machine's speed drifts: rounds are short, so that the base is measured at the same time.
 _GROUP: Final = 6
 _PASSES: Final = 3
-# A variant may take so many times as long as the base, and this longer: a start varies.
+# A variant may take this many times as long as the base, plus some seconds: starts vary.
 _LIMIT_FACTOR: Final = 4
 _LIMIT_MORE_S: Final = 5.0
 
@@ -49,7 +49,7 @@ class Rounds:
         seed: int,
         progress: Progress,
     ) -> None:
-        """Begin; the budget counts from now."""
+        """The budget counts from now."""
         self.stage = "base"
         self.number = 0
         self._trials = trials
@@ -63,10 +63,10 @@ class Rounds:
         self._base_s = 0.0
 
     async def measure_base(self, until_s: float) -> None:
-        """Measure it twice without counting it: the first start reads the model from disk.
+        """Measure the base twice without counting it: the first start reads the model from disk.
 
         Raises:
-            BaseFailed: Nothing can be compared.
+            BaseFailed: It could not be measured.
         """
         for _ in range(2):
             found = await self._timed(BASE, until_s - self._clock())
@@ -77,17 +77,17 @@ class Rounds:
         self._shares_from_s = self._clock()
 
     async def halve(self, alive: Sequence[Variant], until_s: float, kept: int) -> list[Variant]:
-        """Measure variants in passes, of which the better half goes on to the next."""
+        """Measure variants in passes; the better half of each continues to the next."""
         found: Sequence[Variant] = alive
         for _ in range(_PASSES):
             if not await self._pass(alive, until_s):
                 break
-            found = self._trials.ranked(alive)
+            found = self._trials.rank(alive)
             alive = found[: max(kept, math.ceil(len(found) / 2))]
-        return self._trials.ranked(found)
+        return self._trials.rank(found)
 
     async def run(self, variants: Sequence[Variant], until_s: float) -> bool:
-        """Measure the base and as many variants as there is time for; False if for none."""
+        """Measure the base and as many variants as time allows; return False if none."""
         room = int((until_s - self._clock()) / self.cost_s) - 1
         fitting = [variant for variant in variants if self._trials.is_alive(variant)][
             : max(0, room)
@@ -102,17 +102,17 @@ class Rounds:
                 variant, min(self.left_s, self._base_s * _LIMIT_FACTOR + _LIMIT_MORE_S)
             )
             if isinstance(found, Failure) and self.left_s <= 0:
-                return False  # the time is over, which says nothing of the variant
+                return False  # out of time, which says nothing about the variant
             self._trials.add(variant, self.number, found)
         return True
 
     def affordable(self, until_s: float) -> int:
-        """How many variants can go through all passes: half of them do so twice, and so on."""
+        """Return how many variants all passes have time for; each pass has half of the last."""
         measurements = (until_s - self._clock()) / self.cost_s * _GROUP / (_GROUP + 1)
         return max(0, int(measurements / sum(0.5**number for number in range(_PASSES))))
 
     def at(self, share: float) -> float:
-        """The time on the clock when this share of the time since the base is used."""
+        """Return the clock's time when this share of the time since the base is used."""
         return self._shares_from_s + (self._end_s - self._shares_from_s) * share
 
     @property
@@ -121,14 +121,12 @@ class Rounds:
 
     @property
     def cost_s(self) -> float:
-        """What a measurement takes, on average."""
         return max(1e-3, sum(self._taken_s) / len(self._taken_s))
 
     def show(self) -> None:
         self._progress(self.stage, self.left_s)
 
     async def _pass(self, variants: Sequence[Variant], until_s: float) -> bool:
-        """Measure each once; False if the time is over."""
         alive = [variant for variant in variants if self._trials.is_alive(variant)]
         self._random.shuffle(alive)
         for at in range(0, len(alive), _GROUP):
@@ -146,16 +144,16 @@ class Rounds:
         return found
 
 
-# Checks the quality of a variant within so many seconds; returns a clause against it, or None.
+# Checks a variant's quality within a number of seconds; returns a clause against it, or None.
 Check = Callable[[Variant, float], Awaitable[str | None]]
 
-# Ends of the stages, as shares of the time. The final needs most: it decides.
+# Ends of the stages, as shares of the time. The final decides, so it gets most.
 _BASE_UNTIL: Final = 0.4
 _SCREEN_UNTIL: Final = (0.4, 0.5, 0.6)
 _COMBINE_UNTIL: Final = 0.65
 _CHECK_UNTIL: Final = 0.75
 _KEPT: Final = 6
-# Noise alone makes the best of many look better than the base.
+# Below this ratio, noise alone explains that the best of many looks better than the base.
 _PROMISING: Final = 1.03
 _COMBINATIONS: Final = 6
 _FINALISTS: Final = 2
@@ -165,12 +163,12 @@ _ENOUGH_ROUNDS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result.
+    """The result of a search.
 
     Attributes:
         winner: None if the base is as good.
-        comparison: Of the winner, or of the best that did not win; None without a final.
-        untried: What there was no time for.
+        comparison: Of the winner, or of the best finalist that did not win; None without a final.
+        untried: Variants that there was no time for.
         final_rounds: The rounds that decided.
     """
 
@@ -195,7 +193,7 @@ class Search:
         seed: int,
         progress: Progress = lambda _stage, _left_s: None,
     ) -> None:
-        """Begin a search among the candidates, of which the first promise most."""
+        """`candidates` are ordered, the most promising first."""
         self.trials = Trials(goal)
         self._goal = goal
         self._untried = tuple(candidates)
@@ -209,18 +207,18 @@ class Search:
         """Search until the result is certain or the time is over.
 
         Raises:
-            BaseFailed: Nothing can be compared.
+            BaseFailed: The base could not be measured.
         """
         rounds = self._rounds
         await rounds.measure_base(rounds.at(_BASE_UNTIL))
         alive = await self._screen()
-        finalists = await self._accepted(await self._combine(alive))
+        finalists = await self._accept_finalists(await self._combine(alive))
         final = await self._final(finalists)
         winner, comparison = self._decide(finalists, final)
         return Outcome(winner, comparison, self._untried, final)
 
     async def _screen(self) -> list[Variant]:
-        """Measure as many as there is time for; more while none of them helps."""
+        """Measure as many variants as time allows; take more time while none of them helps."""
         self._rounds.stage = "screening"
         alive: list[Variant] = []
         for share in _SCREEN_UNTIL:
@@ -233,19 +231,18 @@ class Search:
         return alive
 
     async def _combine(self, alive: Sequence[Variant]) -> list[Variant]:
-        """Measure what helps together, and the best alone; return all that help."""
+        """Measure combinations of what helps, and the best alone; return all that help."""
         helping = [
-            variant for variant in self.trials.ranked(alive) if self.trials.ratio(variant) > 1
+            variant for variant in self.trials.rank(alive) if self.trials.ratio(variant) > 1
         ][:_KEPT]
         if not helping:
             return []
         both = [*self._combinations(helping)[:_COMBINATIONS], *helping[:_FINALISTS]]
         self._rounds.stage = "combinations"
         best = await self._rounds.halve(both, self._rounds.at(_COMBINE_UNTIL), _FINALISTS)
-        return [*best, *(variant for variant in self.trials.ranked(helping) if variant not in best)]
+        return [*best, *(variant for variant in self.trials.rank(helping) if variant not in best)]
 
     def _combinations(self, helping: Sequence[Variant]) -> list[Variant]:
-        """Combinations of what helps, the most promising first."""
         groups: Iterable[tuple[Variant, ...]] = itertools.chain.from_iterable(
             itertools.combinations(helping, size) for size in range(2, len(helping) + 1)
         )
@@ -259,12 +256,12 @@ class Search:
         known = [(promised, variant) for promised, variant in found if variant is not None]
         return [variant for _, variant in sorted(known, key=lambda pair: -pair[0])]
 
-    async def _accepted(self, alive: Sequence[Variant]) -> list[Variant]:
-        """The first of them whose quality is accepted."""
+    async def _accept_finalists(self, alive: Sequence[Variant]) -> list[Variant]:
         self._rounds.stage = "quality"
         accepted: list[Variant] = []
         for variant in alive:
-            if len(accepted) >= self._finalist_count():
+            rounds = self._rounds.left_s / self._rounds.cost_s / (_FINALISTS + 1)
+            if len(accepted) >= (_FINALISTS if rounds >= _ENOUGH_ROUNDS else 1):
                 break
             if reason := await self._reason_against(variant):
                 self.trials.reject(variant, reason)
@@ -279,10 +276,6 @@ class Search:
         self._rounds.show()
         return await self._check(variant, left_s)
 
-    def _finalist_count(self) -> int:
-        rounds = self._rounds.left_s / self._rounds.cost_s / (_FINALISTS + 1)
-        return _FINALISTS if rounds >= _ENOUGH_ROUNDS else 1
-
     async def _final(self, finalists: Sequence[Variant]) -> range:
         self._rounds.stage = "final"
         first = self._rounds.number + 1
@@ -294,20 +287,20 @@ class Search:
     def _decide(
         self, finalists: Sequence[Variant], final: range
     ) -> tuple[Variant | None, Comparison | None]:
-        ranked = self.trials.ranked(finalists, final)
-        comparisons = [(variant, self._compared(variant, final)) for variant in ranked]
+        ranked = self.trials.rank(finalists, final)
+        comparisons = [(variant, self._compare(variant, final)) for variant in ranked]
         for variant, comparison in comparisons:
             if comparison.is_better(self._goal.words) and self._is_free(variant, final):
                 return variant, comparison
         return None, comparisons[0][1] if comparisons else None
 
-    def _compared(self, variant: Variant, rounds: Iterable[int]) -> Comparison:
+    def _compare(self, variant: Variant, rounds: Iterable[int]) -> Comparison:
         base, other = self.trials.pairs(variant, rounds)
         value = self._goal.value
         return compare(list(map(value, base)), list(map(value, other)), words=self._goal.words)
 
     def _is_free(self, variant: Variant, rounds: Iterable[int]) -> bool:
-        """Whether nothing else gets worse; otherwise it is rejected."""
+        """Return whether nothing else gets worse; reject the variant if something does."""
         reason = self._goal.drawback(*self.trials.pairs(variant, rounds))
         if reason:
             self.trials.reject(variant, reason)

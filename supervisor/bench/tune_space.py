@@ -1,19 +1,17 @@
-"""The variants worth a measurement of one model, and the tuned profile that one is written to.
+"""The variants of a model that are worth measuring, and the tuned profile that records the best.
 
-The variants worth a measurement, of one model on one machine and build. Each changes one thing; the
-search combines those that help. What the build has no flag for is left out here; what does not fit
-or changes nothing is left out when the variant is planned.
+Each variant changes one thing; the search combines those that help. A variant whose flags the build
+lacks is left out here; one that does not fit or changes nothing, when it is planned.
 
-Writes `profiles.d/MODEL.toml`, keeps what it replaces, and brings it back. The file is replaced as
-a whole. What stood there stays beside it as `MODEL.toml.1`, `.2` and so on, the newest with the
-highest number.
+The profile is `profiles.d/MODEL.toml`, written atomically. Replaced files stay beside it as
+`MODEL.toml.1`, `.2` and so on, the newest with the highest number.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -30,13 +28,13 @@ from supervisor.system.toml_file import read_toml
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Flags beside those of the profile.
+    """Flags that are set in addition to the profile's.
 
     Attributes:
         axes: What it varies, such as `threads`; variants of one axis exclude each other.
-        flags: By today's names, in the order to show them.
-        replicas: Instances that serve the model; None for as many as it has.
-        parts: Of how many variants it is the combination.
+        flags: By their current names, in the order to show them.
+        replicas: Instances that serve the model; None for the model's own number.
+        parts: How many single changes it combines.
     """
 
     axes: frozenset[str] = frozenset()
@@ -46,7 +44,10 @@ class Variant:
 
     @property
     def name(self) -> str:
-        words = [f"{key} {_word(value)}" for key, value in self.flags]
+        words = [
+            f"{key} {('on' if value else 'off') if isinstance(value, bool) else value}"
+            for key, value in self.flags
+        ]
         words += [f"{self.replicas} instances"] if self.replicas else []
         return ", ".join(words) or "base"
 
@@ -55,7 +56,7 @@ BASE = Variant()
 
 
 def combine_variants(variants: Iterable[Variant]) -> Variant | None:
-    """All changes of some variants together; None if two of them change the same."""
+    """Combine the changes of some variants; None if two of them change the same thing."""
     axes: frozenset[str] = frozenset()
     flags: dict[str, FlagValue] = {}
     replicas: int | None = None
@@ -70,22 +71,18 @@ def combine_variants(variants: Iterable[Variant]) -> Variant | None:
     return Variant(axes, tuple(flags.items()), replicas, parts)
 
 
-def _word(value: FlagValue) -> str:
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
 GoalName = Literal["latency", "throughput", "memory"]
-_Options = Iterator[Mapping[str, FlagValue]]
+_Options = Iterable[Mapping[str, FlagValue]]
 
 _SLOTS_MAX: Final = 32
 _CTX_SLOT_MIN: Final = 4096
 _FEW_CORES: Final = 4
 _REPLICAS: Final = (2, 4)
-# Pairs of batch and micro-batch: a micro-batch is computed at once, a batch is what a cancelled
+# Pairs of batch and micro-batch: a micro-batch is computed in one pass; a batch is what a cancelled
 # prompt still computes.
 _BATCHES: Final = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 512), (2048, 1024))
 _SMALL_BATCHES: Final = ((128, 64), (64, 32), (32, 32))
-# The order in which axes are tried where time is short: what changes most stands first.
+# The order in which axes are tried if time is short: what changes most comes first.
 _ORDER: Final[Mapping[GoalName, tuple[str, ...]]] = {
     "latency": (
         "device", "threads", "batch", "threads-batch", "flash", "cache", "poll", "repack",
@@ -101,7 +98,7 @@ _ORDER: Final[Mapping[GoalName, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the variants depend on; `chosen` is how the profile runs the model here."""
+    """What the variants depend on; `chosen` are the profile's flags on this machine."""
 
     chosen: Mapping[str, FlagValue]
     flags: Flags
@@ -115,11 +112,10 @@ class Situation:
 
 
 def candidates(goal: GoalName, here: Situation) -> tuple[Variant, ...]:
-    """The variants to try for a goal, those that promise most first."""
-    return tuple(variant for axis in _ORDER[goal] for variant in _of_axis(axis, goal, here))
+    return tuple(variant for axis in _ORDER[goal] for variant in _axis_variants(axis, goal, here))
 
 
-def _of_axis(axis: str, goal: GoalName, here: Situation) -> Iterator[Variant]:
+def _axis_variants(axis: str, goal: GoalName, here: Situation) -> Iterator[Variant]:
     if axis == "replicas":
         yield from _replicas(here)
         return
@@ -138,26 +134,11 @@ def _is_supported(options: Mapping[str, FlagValue], flags: Flags) -> bool:
         return False
 
 
-def _threads(_goal: GoalName, here: Situation) -> _Options:
-    for count in _thread_counts(here):
-        yield {"threads": count}
-
-
-def _threads_batch(_goal: GoalName, here: Situation) -> _Options:
-    for count in _thread_counts(here):
-        yield {"threads-batch": count}
-
-
 def _thread_counts(here: Situation) -> list[int]:
     cores = here.physical_cores
     few = {1} if cores <= _FEW_CORES else set[int]()
     counts = {cores, cores - 1, cores // 2, cores * 3 // 4, here.logical_cores} | few
     return sorted((count for count in counts if 1 <= count <= here.logical_cores), reverse=True)
-
-
-def _poll(_goal: GoalName, _here: Situation) -> _Options:
-    for level in (0, 100):
-        yield {"poll": level}
 
 
 def _batch(goal: GoalName, _here: Situation) -> _Options:
@@ -169,19 +150,6 @@ def _cache(goal: GoalName, _here: Situation) -> _Options:
     kinds = ("q8_0", "q4_0") if goal == "memory" else ("q8_0", "f16", "bf16")
     for kind in kinds:
         yield {"cache-type-k": kind, "cache-type-v": kind}
-
-
-def _flash(_goal: GoalName, here: Situation) -> _Options:
-    yield {"flash-attn": "off" if here.chosen.get("flash-attn", "on") != "off" else "on"}
-
-
-def _repack(_goal: GoalName, here: Situation) -> _Options:
-    yield {"repack": here.chosen.get("repack") is False}
-
-
-def _load(_goal: GoalName, _here: Situation) -> _Options:
-    for mode in ("mmap", "none"):
-        yield {"load-mode": mode}
 
 
 def _speculation(_goal: GoalName, here: Situation) -> _Options:
@@ -200,7 +168,7 @@ def _speculation(_goal: GoalName, here: Situation) -> _Options:
 
 
 def _slots(goal: GoalName, here: Situation) -> _Options:
-    """Other numbers of slots, each with the context of today."""
+    """Yield other numbers of slots, each with today's context per slot."""
     if goal == "memory":
         counts = [count for count in (1, 2) if count < here.slots]
     else:
@@ -210,11 +178,6 @@ def _slots(goal: GoalName, here: Situation) -> _Options:
         yield {"parallel": count} | _context_of(here.ctx_slot * count)
     if goal == "memory" and here.slots > 1 and here.ctx_slot // 2 >= _CTX_SLOT_MIN:
         yield {"parallel": 1} | _context_of(here.ctx_slot // 2)
-
-
-def _context(_goal: GoalName, here: Situation) -> _Options:
-    if here.ctx_slot // 2 >= _CTX_SLOT_MIN:
-        yield {"ctx-size": here.ctx_slot // 2 * here.slots}
 
 
 def _context_of(tokens: int) -> dict[str, FlagValue]:
@@ -232,7 +195,7 @@ def _device(_goal: GoalName, here: Situation) -> _Options:
 
 
 def _replicas(here: Situation) -> Iterator[Variant]:
-    """More instances with as many slots in all, each with its share of the cores."""
+    """Yield more instances with as many slots in all, each with its share of the cores."""
     for count in _REPLICAS:
         threads, slots = here.physical_cores // count, here.slots // count
         if threads and slots and not here.devices:
@@ -242,19 +205,27 @@ def _replicas(here: Situation) -> Iterator[Variant]:
             yield Variant(axes, tuple(flags.items()), count)
 
 
-_AXES: Final = {
+def _flash(_goal: GoalName, here: Situation) -> _Options:
+    yield {"flash-attn": "off" if here.chosen.get("flash-attn", "on") != "off" else "on"}
+
+
+_AXES: Final[Mapping[str, Callable[[GoalName, Situation], _Options]]] = {
     "batch": _batch,
     "cache": _cache,
-    "context": _context,
+    "context": lambda _, here: (
+        [{"ctx-size": here.ctx_slot // 2 * here.slots}]
+        if here.ctx_slot // 2 >= _CTX_SLOT_MIN
+        else []
+    ),
     "device": _device,
     "flash": _flash,
-    "load": _load,
-    "poll": _poll,
-    "repack": _repack,
+    "load": lambda _goal, _here: ({"load-mode": mode} for mode in ("mmap", "none")),
+    "poll": lambda _goal, _here: ({"poll": level} for level in (0, 100)),
+    "repack": lambda _, here: [{"repack": here.chosen.get("repack") is False}],
     "slots": _slots,
     "speculation": _speculation,
-    "threads": _threads,
-    "threads-batch": _threads_batch,
+    "threads": lambda _, here: ({"threads": count} for count in _thread_counts(here)),
+    "threads-batch": lambda _, here: ({"threads-batch": count} for count in _thread_counts(here)),
 }
 
 
@@ -263,18 +234,18 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\
 
 @dataclass(frozen=True, slots=True)
 class TunedText:
-    """What a tuned profile says."""
+    """The content of a tuned profile; `facts` are the measurements, by name."""
 
     model: str
     profile: str
     variant: Variant
     evidence: Evidence
     command: str
-    facts: Sequence[tuple[str, str]]  # what was measured, by name
+    facts: Sequence[tuple[str, str]]
 
 
 def render_profile(tuned: TunedText) -> str:
-    """Return the file's text; nothing in it can end a comment or a string."""
+    """Return the file's text; no value can end a comment or a string."""
     goal, flags = tuned.evidence.goal, key_text(("models", tuned.model, "flags"))
     lines = [
         *_comments(
@@ -321,27 +292,18 @@ def _escape_character(char: str) -> str:
 
 
 def _comments(*paragraphs: str) -> Iterable[str]:
-    return [f"# {_one_line(text)}".rstrip() for text in paragraphs]
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return [
+        f"# {''.join(char if char.isprintable() else '?' for char in text)}".rstrip()
+        for text in paragraphs
+    ]
 
 
 _BACKUPS_MAX: Final = 10
 _NUMBER: Final = re.compile(r"\d{1,6}")
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """What undoing did: the backup that was put back, or None if the file was removed."""
-
-    path: Path
-    restored: Path | None
-
-
 def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
-    """Write a profile; return its path, and that of the copy of what it replaced.
+    """Write a profile; return its path, and the path of the copy of the file it replaced.
 
     Raises:
         AccessDenied: Nothing was changed.
@@ -356,8 +318,8 @@ def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
     return path, backup
 
 
-def undo(model: str, directory: Path) -> Undone:
-    """Put back what the newest profile replaced, or remove it.
+def undo(model: str, directory: Path) -> tuple[Path, Path | None]:
+    """Put back what the newest profile replaced, or remove it; return its path and the backup.
 
     Raises:
         SettingsInvalid: There is none, or it was not written by `corral tune`.
@@ -368,12 +330,12 @@ def undo(model: str, directory: Path) -> Undone:
     try:
         if backups:
             backups[-1].replace(path)
-            return Undone(path, backups[-1])
+            return path, backups[-1]
         _check_ours(model, path)
         path.unlink()
     except OSError as error:
         raise AccessDenied(f"cannot change {path}: {error.strerror}") from error
-    return Undone(path, None)
+    return path, None
 
 
 def _check_ours(model: str, path: Path) -> None:
@@ -385,7 +347,7 @@ def _check_ours(model: str, path: Path) -> None:
     try:
         is_ours = "tuned" in read_toml(path)
     except SettingsInvalid:
-        is_ours = True  # a broken file applies no flags
+        is_ours = True  # a broken file sets no flags
     if not is_ours:
         raise SettingsInvalid(
             f"{path} was not written by corral tune: it has no table [tuned]",
@@ -394,7 +356,7 @@ def _check_ours(model: str, path: Path) -> None:
 
 
 def _back_up(path: Path) -> Path | None:
-    """Keep the present file under another name; nothing else of that name is replaced."""
+    """Link the present file to the next free number, and delete the oldest backups."""
     if not os.path.lexists(path):
         return None
     backups = _backups(path)
@@ -407,7 +369,6 @@ def _back_up(path: Path) -> Path | None:
 
 
 def _backups(path: Path) -> list[Path]:
-    """The copies beside a file, the oldest first."""
     found = [backup for backup in path.parent.glob("*") if backup.stem == path.name]
     numbered = [backup for backup in found if _NUMBER.fullmatch(backup.suffix[1:])]
     return sorted(numbered, key=lambda backup: int(backup.suffix[1:]))

@@ -19,7 +19,7 @@ from supervisor.system.paths import Directories
 from supervisor.system.processor_load import BusyProgram
 
 PLAIN: Final = "plain"
-# Without these, a model that makes embeddings does not.
+# Without these, a model for embeddings makes none.
 _PURPOSE: Final = frozenset({"--embedding", "--embeddings", "--rerank", "--reranking", "--pooling"})
 _ALWAYS: Final = frozenset({"--model", "--alias"})
 
@@ -39,7 +39,7 @@ class VariantSpec:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command line, without the address it listens on."""
+        """The command line, without the listening address."""
         words = [(line.flag, line.value) for line in self.plan.lines]
         return (
             *self.plan.engine.command,
@@ -54,10 +54,10 @@ def of_profile(
     profile: str | None = None,
     flags: Mapping[str, FlagValue] | None = None,
 ) -> VariantSpec:
-    """One instance that has the machine for itself.
+    """Plan one instance that has the machine for itself.
 
-    Without a profile it is the model's own, with what `corral tune` found; with one, that profile
-    as it is, below the model's own flags. `flags` win over both.
+    Without `profile`, it is the model's own with the flags that `corral tune` found; with one, that
+    profile alone, below the model's own flags. `flags` win over both.
 
     Raises:
         NoSuchModel, EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: It cannot run.
@@ -79,7 +79,7 @@ def of_profile(
 
 
 def plain_variant(plan: Plan) -> VariantSpec:
-    """The engine's own defaults, as someone runs it who only names the model."""
+    """Return the engine's own defaults, as for a user who names only the model."""
     lines = tuple(line for line in plan.lines if line.flag in _ALWAYS | _PURPOSE)
     purpose = {
         key: value for key, value in plan.memory_inputs.chosen.items() if f"--{key}" in _PURPOSE
@@ -103,10 +103,10 @@ def plain_variant(plan: Plan) -> VariantSpec:
 def choose(
     settings: Settings, directories: Directories, model: str, profiles: Sequence[str]
 ) -> tuple[VariantSpec, ...]:
-    """The variants of a bench, the first of which the others are compared with.
+    """Return the variants of a bench; the others are compared with the first.
 
-    Without profiles: the engine's defaults and the model's own profile. `plain` among the profiles
-    means the engine's defaults. A profile may stand there twice, to see the noise.
+    Without profiles: the engine's defaults (`plain`) and the model's own profile. A profile may be
+    named twice, which shows the noise.
     """
     own = of_profile(settings, directories, model)
     if not profiles:
@@ -127,8 +127,8 @@ def _unique(specs: Iterable[VariantSpec]) -> tuple[VariantSpec, ...]:
     return tuple(found)
 
 
-# Threads that decode wait for each other: one that is descheduled delays all. What every machine
-# does in the background stays below this.
+# Decoding threads wait for each other: one that is descheduled delays all. The background load of
+# an idle machine stays below this.
 _FREE_CORES: Final = 0.2
 _FREE_SHARE: Final = 0.05
 _NAMED_MAX: Final = 3
@@ -146,13 +146,13 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """The machine before the first start.
+    """The state of the machine before the first start.
 
     Attributes:
-        capacity: What models may take of each memory.
-        available_bytes: Main memory that is free now.
-        programs: Those that take processor time, the busiest first.
-        loaded: By the user's daemon.
+        capacity: How much of each memory models may use.
+        available_bytes: Free main memory.
+        programs: Programs that use processor time, the busiest first.
+        loaded: Models that the user's daemon has loaded.
     """
 
     capacity: MemoryCapacity
@@ -163,12 +163,11 @@ class MachineFacts:
 
 
 def obstacles(facts: MachineFacts, specs: Sequence[VariantSpec]) -> tuple[str, ...]:
-    """What is in the way, as clauses; none if the machine is free."""
+    """Return what disturbs a measurement, as clauses; none if the machine is free."""
     return (*_memory(facts, specs), *_processor(facts))
 
 
 def check(facts: MachineFacts, specs: Sequence[VariantSpec]) -> None:
-    """Raise MachineBusy with what is in the way."""
     if found := obstacles(facts, specs):
         raise MachineBusy(
             f"the machine is not free to measure on: {'; '.join(found)}",
@@ -177,13 +176,13 @@ def check(facts: MachineFacts, specs: Sequence[VariantSpec]) -> None:
 
 
 def notes(facts: MachineFacts) -> Iterator[str]:
-    """What a reader of the result should know, although it is not in the way."""
+    """Yield what a reader of the result should know although it is no obstacle."""
     if facts.loaded:
         yield f"the daemon kept {_loaded_text(facts.loaded)} in memory meanwhile"
 
 
 def note_on_load(others_cores: Sequence[float], logical_cores: int) -> str | None:
-    """What other programs took while variants were measured; None if they left them alone."""
+    """Return a note on the load by other programs during measurements, or None if it was low."""
     disturbed = [cores for cores in others_cores if cores > _free_cores(logical_cores)]
     if not disturbed:
         return None
@@ -194,7 +193,6 @@ def note_on_load(others_cores: Sequence[float], logical_cores: int) -> str | Non
 
 
 def _free_cores(logical_cores: int) -> float:
-    """What others may take without being in the way."""
     return max(_FREE_CORES, _FREE_SHARE * logical_cores)
 
 

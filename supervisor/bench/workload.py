@@ -1,8 +1,8 @@
-"""What a workload is, how large its requests are, and how recorded requests become a replay. Pure.
+"""The description of workloads, the sizes of their requests, and the plan of a replay. Pure.
 
-From recorded requests to those of a replay. Taken are the latest conversations, whole as far as the
-limits allow. A request is sent once all that had ended before it began are answered, after a pause
-of at most the limit: so as many are in flight as there were, whatever the speed of the variant.
+A replay takes the latest recorded conversations, complete as far as the limits allow. It sends a
+request once all requests are answered that had ended before it began, after a pause of at most the
+limit. So as many requests are in flight as there were, whatever the speed of the variant.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from supervisor.engine.client import EngineClient
 from supervisor.records.request_sizes import RecordedRequest
 from supervisor.system.paths import Directories
 
-# A workload is to take some seconds on any machine: long enough to be exact, short enough to be
-# repeated. Both ends keep figures of different machines comparable.
+# A workload takes some seconds on any machine: long enough to be exact, short enough to repeat. The
+# bounds keep figures of different machines comparable.
 _ANSWER_S, _ANSWER_MIN, _ANSWER_MAX = 0.3, 8, 96
 _GENERATION_S, _GENERATION_MIN, _GENERATION_MAX = 2.0, 24, 512
 _SYSTEM_S, _SYSTEM_MIN, _SYSTEM_MAX = 0.5, 32, 1024
 _LONG_S, _LONG_MIN, _LONG_MAX = 2.0, 128, 16384
 _EMBEDDED_MAX: Final = 128
-# Left in a context for the words that a chat template adds, and for the error of word counts.
+# The rest of a context is for the chat template's words and the error of word counts.
 _MARGIN: Final = 0.75
 _QUESTION_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a variant can do, from a first short request.
+    """The abilities of a variant, from a first short request.
 
     Attributes:
         prefill_rate: Tokens per second; 0 if it generates no text.
         decode_rate: Tokens per second of one stream; 0 if it generates no text.
-        ctx_slot: Tokens of context of one slot.
+        ctx_slot: Tokens of context of each slot.
         slots: Sequences decoded at once.
-        tokens_per_word: Of the generated texts.
+        tokens_per_word: In the generated texts.
     """
 
     prefill_rate: float
@@ -53,19 +53,19 @@ class Sizes:
     """Sizes of requests, in tokens unless named otherwise."""
 
     system: int  # the system prompt that conversations share
-    question: int  # what a client adds in each turn
-    answer: int  # what is generated in each turn
-    turns: int  # of one conversation
+    question: int  # added by a client in each turn
+    answer: int  # generated in each turn
+    turns: int  # in one conversation
     long_prompt: int
     generation: int  # one long answer
-    batch_prompts: int  # prompts of one array
+    batch_prompts: int  # number of prompts in one array
     embedded: int  # one text to embed
-    slots: int  # clients at once that the variants are measured with
-    context: int  # that one request may take, in each variant
+    slots: int  # number of clients at once
+    context: int  # limit of one request, in each variant
     tokens_per_word: float
 
     def words(self, tokens: int) -> int:
-        """The number of words that make about this many tokens."""
+        """Return how many words make about this many tokens."""
         return max(1, round(tokens / self.tokens_per_word))
 
 
@@ -108,10 +108,10 @@ class MeasuredEngine:
 
     Attributes:
         client: Opens a client with connections of its own, one for each simulated client.
-        sizes: Of the requests; the same for all variants.
+        sizes: Sizes of the requests; the same for all variants.
         model: Its name in the settings.
-        names_slots: Whether a turn is to name the slot of the turn before, as the proxy does for
-            an engine that does not look for it.
+        names_slots: Whether a turn names the slot of the turn before, as the proxy does for an
+            engine that does not match prompts to slots.
     """
 
     client: Callable[[], EngineClient]
@@ -123,11 +123,11 @@ class MeasuredEngine:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a workload found.
+    """The result of one run of a workload.
 
     Attributes:
-        values: By figure name. One that could not be read is absent.
-        tokens: Computed in all, of prompts and answers.
+        values: By figure name; values that are not known are absent.
+        tokens: Number of computed tokens, of prompts and answers.
     """
 
     values: Mapping[str, float]
@@ -139,12 +139,12 @@ class Workload:
     """One workload.
 
     Attributes:
-        name: Of lower-case letters and hyphens.
+        name: Lower-case letters and hyphens.
         description: One line for people.
         figures: All that it may return.
-        run: Sends the requests. Equal generators make equal requests.
-        for_embedding: Whether it needs a model that makes embeddings, or one that generates.
-        unavailable: Why it cannot run for a model, as a clause; None if it can.
+        run: Sends the requests; equal generators make equal requests.
+        for_embedding: Whether it needs a model for embeddings instead of one that generates.
+        unavailable: Returns why it cannot run for a model, as a clause, or None.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Workload:
 
 _PAUSE_MAX_S: Final = 0.25
 _REQUESTS_MAX: Final = 64
-# Times as clocks tell them: a request that begins this soon after an end may have begun before it.
+# Precision of clocks: a request that begins this soon after an end may have begun before it.
 _CLOCK_S: Final = 0.002
 
 
@@ -166,9 +166,9 @@ class ReplayLimits:
     """Limits of one run, in tokens.
 
     Attributes:
-        context: Of one request, prompt and answer.
-        prompts: Computed of all prompts.
-        answers: Of all answers.
+        context: Limit of one request, prompt and answer.
+        prompts: Limit of the computed tokens of all prompts.
+        answers: Limit of all answers.
     """
 
     context: int
@@ -183,10 +183,10 @@ class ReplayedRequest:
     Attributes:
         conversation: Its number, from 0.
         prompt: Tokens of the prompt.
-        shared: Of these, tokens at its beginning that repeat the conversation so far, or in its
-            first request what other conversations begin with too.
+        shared: Tokens at the beginning of the prompt that repeat the conversation so far or, in its
+            first request, the beginning that other conversations share.
         answer: Tokens to generate.
-        after: The places of the requests that are answered before it is sent.
+        after: Indices of the requests that must be answered before it is sent.
     """
 
     conversation: int
@@ -199,7 +199,7 @@ class ReplayedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A recorded request, with its beginning in seconds since that of the first."""
+    """A recorded request; `began_s` counts from the start of the first."""
 
     request: RecordedRequest
     began_s: float
@@ -223,7 +223,7 @@ class _Sized:
 def plan_replay(
     recorded: Sequence[RecordedRequest], limits: ReplayLimits
 ) -> tuple[ReplayedRequest, ...]:
-    """Return the requests of a replay, in the order in which they began; none without any."""
+    """Return the requests of a replay in the order in which they began."""
     chosen: list[_Sized] = []
     for number, conversation in enumerate(_latest_first(_with_times(recorded))):
         sized = _fit_to_limits(_measure_sizes(number, conversation, limits.context), limits, chosen)
@@ -234,7 +234,7 @@ def plan_replay(
 
 
 def _with_times(recorded: Iterable[RecordedRequest]) -> list[_Timed]:
-    """Add up the pauses; the requests after a restart of the daemon follow all before it."""
+    """Add up the pauses; requests after a restart of the daemon follow all before it."""
     timed: list[_Timed] = []
     began_s = last_end_s = 0.0
     for request in recorded:
@@ -265,10 +265,10 @@ def _measure_sizes(number: int, conversation: Iterable[_Timed], context: int) ->
 
 
 def _repeated_tokens(before: _Sized | None, request: RecordedRequest, prompt: int) -> int:
-    """Return how much of a prompt repeats what came before it.
+    """Return how many tokens of a prompt repeat what came before it.
 
-    A prompt that is longer than the last one goes on from its answer. A shorter one was cut by its
-    client: then as much is shared as the cache had.
+    A prompt longer than the last one continues from its answer. A shorter one was cut by its
+    client; then the cached tokens count.
     """
     if before and prompt > before.prompt:
         return min(prompt, before.prompt + before.answer)
@@ -278,7 +278,7 @@ def _repeated_tokens(before: _Sized | None, request: RecordedRequest, prompt: in
 def _fit_to_limits(
     sized: Sequence[_Sized], limits: ReplayLimits, chosen: Sequence[_Sized]
 ) -> list[_Sized]:
-    """Return as many requests of a conversation as fit beside those chosen; one at least."""
+    """Return as many requests of a conversation as fit beside the chosen ones; at least one."""
     prompts = sum(entry.prompt - entry.shared for entry in chosen)
     answers = sum(entry.answer for entry in chosen)
     taken: list[_Sized] = []

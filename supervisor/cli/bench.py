@@ -115,7 +115,7 @@ def result_of(
         duration_s=(datetime.now(UTC) - began_at).total_seconds(),
         seed=job.seed,
         workloads=tuple(workload.name for workload in job.workloads),
-        rounds_planned=job.limits.planned,
+        rounds_planned=job.limits.planned_rounds,
         is_interrupted=is_interrupted,
         figures=tuple(
             figure for figure in figures if any(variant.values(figure.name) for variant in measured)
@@ -183,7 +183,7 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
         model=model,
         specs=specs,
         workloads=workloads,
-        limits=RoundLimits.of(options.repeats, options.minutes),
+        limits=RoundLimits.from_options(options.repeats, options.minutes),
         seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
         directories=where,
     )
@@ -202,7 +202,7 @@ def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
         if not found.has_values:
             raise Interrupted("stopped before anything was measured") from interrupt
         is_interrupted = True
-    planned = f" of {job.limits.planned}" if job.limits.planned else ""
+    planned = f" of {job.limits.planned_rounds}" if job.limits.planned else ""
     stopped = f"stopped after {found.complete_rounds}{planned} rounds; the figures are of those"
     notes = (
         *(f"measured although {obstacle}" for obstacle in variants.obstacles(facts, job.specs)),

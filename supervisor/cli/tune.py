@@ -218,12 +218,12 @@ def undo(word: str) -> CommandResult:
     profiles = directories().tuned_profiles
     is_path = word.endswith(".gguf") or ("/" in word and not path_of(word, profiles).exists())
     model = name_of(Path(word)) if is_path else word
-    done = tune_space.undo(model, profiles)
-    data = {"path": str(done.path), "restored": done.restored and str(done.restored)}
-    if done.restored:
-        text = f"{done.path} is again what it was before the last corral tune"
+    path, restored = tune_space.undo(model, profiles)
+    data = {"path": str(path), "restored": restored and str(restored)}
+    if restored:
+        text = f"{path} is again what it was before the last corral tune"
     else:
-        text = f"removed {done.path}: {model} runs with its profile alone"
+        text = f"removed {path}: {model} runs with its profile alone"
     return CommandResult(data, text, (HOW_TO_APPLY,))
 
 

@@ -232,7 +232,7 @@ class DaemonService:
             for canary in canaries.running
             for name in [canary.request.model]
         ]
-        ended = self._parts.canary_history.ended
+        ended = self._parts.canary_history.ended_canaries
         return {"running": running, "ended": list(map(ended_canary_status, ended))}
 
     def start_canary(self, request: CanaryRequest) -> asyncio.Task[CorralError | None]:

@@ -163,7 +163,7 @@ class DaemonParts:
 
     def _planner(self, loaded: Loaded) -> LaunchPlanner:
         return LaunchPlanner(
-            self._canary_trials.laid_on(loaded.settings),
+            self._canary_trials.apply(loaded.settings),
             self.directories,
             self._adapted.of,
             known_workers=self.known_workers,

@@ -1,4 +1,4 @@
-"""A canary: what was asked for, what is known of it, and how it lies over the settings."""
+"""Canaries: the request for one, the state of a running one, their history, and their trials."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class CanaryRequest:
     """A canary to start.
 
     Attributes:
-        share: Of new conversations, above 0 and below 1.
-        limit_s: After which it is promoted or withdrawn; None: by command only.
+        share: Share of new conversations, above 0 and below 1.
+        limit_s: Time until it is promoted or withdrawn; None for by command only.
         margin: How much slower it may be, as a share: 0.1 for a tenth.
     """
 
@@ -54,11 +54,11 @@ class EndedCanary:
 
 @dataclass(slots=True)
 class Canary:
-    """A canary that runs.
+    """A running canary.
 
     Attributes:
-        decides_at_s: Monotonic; None: by command only.
-        obstacle: Why it was not promoted although it may be; it then waits for a command.
+        decides_at_s: Monotonic; None for by command only.
+        obstacle: Why its promotion was refused; it then waits for a command.
     """
 
     request: CanaryRequest
@@ -71,7 +71,7 @@ ENDED_MAX: Final = 16
 
 
 class CanaryRecord:
-    """One file below `root` for this user alone; one that cannot be used counts as missing."""
+    """One file below `root`, readable by this user alone; an unusable file counts as missing."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -86,7 +86,7 @@ class CanaryRecord:
         files.put(self._root, _KEY, value)
 
     def read(self) -> tuple[list[tuple[str, str]], list[EndedCanary]]:
-        """Return model and engine of those that ran, and those that had ended."""
+        """Return model and engine of the running canaries, and the ended ones."""
         found = files.get(self._root, _KEY) or {}
         with suppress(TypeError, ValueError, LookupError, AttributeError):
             running = [(str(canary["model"]), str(canary["engine"])) for canary in found["running"]]
@@ -104,7 +104,7 @@ RESTARTED: Final = "the daemon was restarted"
 
 
 class CanaryHistory:
-    """The latest 16 that have ended; `record` keeps them and what runs."""
+    """The latest 16 canaries that ended; `record` keeps them and the running ones."""
 
     def __init__(self, record: CanaryRecord, emit: Emit) -> None:
         self._record = record
@@ -112,12 +112,12 @@ class CanaryHistory:
         self._ended: deque[EndedCanary] = deque(maxlen=ENDED_MAX)
 
     @property
-    def ended(self) -> tuple[EndedCanary, ...]:
+    def ended_canaries(self) -> tuple[EndedCanary, ...]:
         """The latest last."""
         return tuple(self._ended)
 
     async def end_interrupted(self) -> None:
-        """Say of canaries that ran when the last daemon ended that they are withdrawn."""
+        """Withdraw the canaries that ran when the last daemon ended."""
         running, ended = await asyncio.to_thread(self._record.read)
         self._ended.extend(ended)
         for model, engine in running:
@@ -134,12 +134,10 @@ class CanaryHistory:
             self._emit("canary.withdrawn", model=model, engine=engine, reason=reason)
 
     async def save(self, running: Iterable[CanaryRequest]) -> None:
-        await asyncio.to_thread(self._record.save, tuple(running), self.ended)
+        await asyncio.to_thread(self._record.save, tuple(running), self.ended_canaries)
 
 
 class CanaryTrials:
-    """The trials of canaries by model."""
-
     def __init__(self) -> None:
         self._trials: dict[str, CanaryTrial] = {}
 
@@ -149,8 +147,8 @@ class CanaryTrials:
     def remove(self, model: str) -> None:
         self._trials.pop(model, None)
 
-    def laid_on(self, settings: Settings) -> Settings:
-        """Return settings with the canaries of those models that can have one."""
+    def apply(self, settings: Settings) -> Settings:
+        """Return settings with the canaries' trials on the models that can have one."""
         changed = {
             name: model.model_copy(update={"trial": self._trials[name]})
             for name, model in settings.models.items()
@@ -162,5 +160,5 @@ class CanaryTrials:
 
 
 def can_have_canary(model: ModelSettings) -> bool:
-    """Whether a model has neither a trial, which is one replica more, nor RPC workers."""
+    """Whether a model has neither a trial, which needs one more replica, nor RPC workers."""
     return model.trial is None and not model.workers

@@ -1,9 +1,8 @@
-"""Starts canaries unless something is against it, watches them, and promotes or withdraws each.
+"""Starts canaries, watches them, and promotes or withdraws each.
 
-Starts canaries, watches them, and promotes or withdraws each. A canary is a trial that
-`corral.toml` does not have: one more replica of a model, whose share of the conversations and whose
-figures are those of any trial. What is planned again after a change drains what it replaces, so no
-answer is cut.
+A canary is a trial that `corral.toml` does not have: one more replica of a model, whose share of
+conversations and figures are those of any trial. Replanning after a change drains what it replaces,
+so no answer is cut.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
 def check_can_start(
     request: CanaryRequest, fleet: Fleet, loaded: Loaded, running: Container[str]
 ) -> None:
-    """Check what a canary needs before anything is changed.
+    """Check a canary's preconditions before anything is changed.
 
     Raises:
-        NoSuchModel, SettingsInvalid: Its model cannot have one.
-        CorralError: It has one, or is not loaded.
+        NoSuchModel, SettingsInvalid: The model cannot have one.
+        CorralError: The model has one, or is not loaded.
     """
     name = request.model
     (model,) = fleet.select([name])
@@ -89,7 +88,7 @@ def check_engine(request: CanaryRequest, planner: LaunchPlanner) -> None:
 
 
 def failure(result: ReloadResult | CorralError) -> CorralError | None:
-    """Return why something that was to start did not."""
+    """Return why a start failed, or None."""
     if isinstance(result, CorralError):
         return result
     for start_failure in result.failures:
@@ -110,7 +109,7 @@ def no_canary(model: str) -> CorralError:
 def keep_engine(
     request: CanaryRequest, path: Path | None, found: ReloadResult | CorralError
 ) -> ChangedFile | None:
-    """Set the engine in the settings file, of which `found` is a dry run; None if it is set.
+    """Set the engine in the settings file; None if it is set. `found` is a dry run of a reload.
 
     Raises:
         CorralError: The file has changes that are not applied, or cannot be changed.
@@ -154,7 +153,7 @@ def with_engine(text: str, model: str, engine: EngineSetting) -> Edit:
 
 
 def check_kept(request: CanaryRequest, loaded: Loaded) -> SettingsInvalid | None:
-    """Return an error where another source of settings wins over the file."""
+    """Return an error if another source of settings wins over the file."""
     model = loaded.settings.models.get(request.model)
     if model and model.engine == request.engine:
         return None
@@ -196,8 +195,6 @@ BY_COMMAND: Final = "by command"
 
 @dataclass(frozen=True, slots=True)
 class CanaryParts:
-    """What canaries work with."""
-
     fleet: Fleet
     reload: Reload
     trials: Trials
@@ -207,7 +204,7 @@ class CanaryParts:
 
 
 class Canaries:
-    """One canary per model at most; changes of any run one at a time."""
+    """At most one canary per model; only one change runs at a time."""
 
     def __init__(self, parts: CanaryParts) -> None:
         self._parts = parts
@@ -220,18 +217,18 @@ class Canaries:
         return tuple(self._running.values())
 
     def left_s(self, canary: Canary) -> float | None:
-        """Return in how many seconds a canary is decided; None: by command."""
+        """Return the time until a canary is decided; None for by command."""
         if canary.decides_at_s is None:
             return None
         return max(0.0, canary.decides_at_s - self._now_s())
 
     def observe(self, event: Event) -> None:
-        """Look at the canaries soon where an engine of a model that has one crashed."""
+        """Wake the checks if an engine crashed."""
         if event.name == "instance.exited" and event.fields["fault"]:
             self._woken.set()
 
     async def serve(self) -> None:
-        """Decide what can be decided, until cancelled."""
+        """Decide canaries until cancelled."""
         await self._parts.history.end_interrupted()
         while True:
             with suppress(TimeoutError):
@@ -242,7 +239,7 @@ class Canaries:
                 await self._look(canary)
 
     async def start(self, request: CanaryRequest) -> CorralError | None:
-        """Start a canary; None once it serves. An error leaves nothing behind."""
+        """Start a canary; return None once it serves. An error leaves nothing behind."""
         try:
             async with self._changing:
                 return await self._start(request)
@@ -252,8 +249,8 @@ class Canaries:
     async def promote(self, model: str) -> CorralError | None:
         """Make the canary's engine the model's own, in `corral.toml` and in all its replicas.
 
-        Where the file cannot be changed, nothing is, and the canary goes on. Where a replica does
-        not start, the file is put back, and the canary is withdrawn.
+        If the file cannot be changed, nothing is, and the canary continues. If a replica does not
+        start, the file is restored and the canary withdrawn.
         """
         async with self._changing:
             if (canary := self._running.get(model)) is None:
@@ -286,7 +283,7 @@ class Canaries:
         return None
 
     async def _look(self, canary: Canary) -> None:
-        """Act on what the figures of a canary say now."""
+        """Promote or withdraw a canary if its figures say so."""
         async with self._changing:
             if self._running.get(canary.request.model) is not canary:
                 return
@@ -305,13 +302,11 @@ class Canaries:
         if (trial := self._parts.trials.of(model)) is None:
             return Decision("withdraw", "the settings of its model have changed")
         decision = decide(trial.figures, canary.request.margin, is_over=self.left_s(canary) == 0)
-        if trial.figures.sides["trial"].crashes and (cause := self._cause(model)):
-            return Decision("withdraw", f"its engine crashed: {cause}")
+        if trial.figures.sides["trial"].crashes:
+            causes = (replica.instance.snapshot().cause for replica in self._replicas(model))
+            if cause := next(filter(None, causes), None):
+                return Decision("withdraw", f"its engine crashed: {cause.sentence}")
         return decision
-
-    def _cause(self, model: str) -> str | None:
-        causes = (replica.instance.snapshot().cause for replica in self._replicas(model))
-        return next((cause.sentence for cause in causes if cause), None)
 
     async def _promote(self, canary: Canary, reason: str) -> CorralError | None:
         """Change the file, then replace the model's replicas; the canary serves meanwhile."""
@@ -337,7 +332,7 @@ class Canaries:
         model = canary.request.model
         self._parts.laid.remove(model)
         for replica in self._replicas(model):
-            replica.instance.stop()  # at once: another change of what runs may take long
+            replica.instance.stop()  # at once: another change of the fleet may take long
         await self._parts.reload.replan(model)
         await self._end(canary, "withdrawn", reason)
 

@@ -1,7 +1,7 @@
-"""The daemon's capture: observes requests, and hands out its lines while its reader is there.
+"""The daemon's capture: observes requests and streams their lines to its reader.
 
-What is captured now: observes requests, and hands out the lines of the capture. Requests never wait
-for it. What the reader is too slow for is dropped once 16 MiB wait, and counted.
+Requests never wait for it. Lines that the reader is too slow for are dropped once 16 MiB wait, and
+counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Budget:
         self._left_bytes = max_bytes
 
     def take(self, count: int) -> bool:
-        """Reserve bytes; return False, with nothing done, where so many are not left."""
+        """Reserve bytes; return False and reserve nothing if fewer are left."""
         if count > self._left_bytes:
             return False
         self._left_bytes -= count
@@ -45,15 +45,15 @@ class Budget:
         self._left_bytes += count
 
 
-# A chunk takes this much beside its bytes.
+# Estimated memory of a chunk in addition to its bytes.
 _CHUNK_BYTES = 200
 
 
 class RecordedExchange:
     """Implements `proxy.forward.capture.Exchange`.
 
-    `ended` gets the line of the response and the bytes that it takes of the budget, or None where
-    they were more than is left.
+    `on_end` gets the line of the response and the bytes it holds of the budget; the line is None if
+    the budget was exhausted.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class RecordedExchange:
         number: int,
         budget: Budget,
         now_ms: Callable[[], float],
-        ended: Callable[[ResponseLine | None, int], None],
+        on_end: Callable[[ResponseLine | None, int], None],
     ) -> None:
         self._number = number
         self._budget = budget
         self._now_ms = now_ms
-        self._ended = ended
+        self._on_end = on_end
         self._status: int | None = None
         self._content_type = ""
         self._chunks: list[tuple[float, bytes]] = []
@@ -102,7 +102,7 @@ class RecordedExchange:
             times_ms=record.timeline.times_ms(timings.decode_ms if timings else None),
             failure=_reason(failure) if failure else None,
         )
-        self._ended(None if self._is_dropped else line, self._held_bytes)
+        self._on_end(None if self._is_dropped else line, self._held_bytes)
 
 
 def _reason(failure: BaseException) -> str:
@@ -114,17 +114,17 @@ def _reason(failure: BaseException) -> str:
 EndReason = Literal["time", "requests", "size", "stopped", "daemon_stopped"]
 
 _WAITING_MAX_BYTES: Final = 16 * 1024**2
-# A request takes this much beside its body.
+# Estimated memory of a request in addition to its body.
 _REQUEST_BYTES: Final = 4096
-# The end of a capture needs room, whatever came before it.
+# Room kept for the end line.
 _END_BYTES: Final = 512
-# A reader that gets nothing for longer takes the daemon for dead.
-_KEEP_ALIVE_S: Final = 5.0
+# A reader that gets nothing for longer believes the daemon dead.
+_PING_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCounts:
-    """`dropped`: requests and responses that are not in the capture."""
+    """`dropped` counts requests and responses that are not in the capture."""
 
     requests: int
     responses: int
@@ -151,7 +151,7 @@ class Recording:
         self._changed = asyncio.Event()
         self._seen = self._open = 0
         self._requests = self._responses = self._dropped = 0
-        self._is_closed = False  # to further requests
+        self._is_closed = False  # to new requests
         self._closing_reason: EndReason = "stopped"
         self.reason: EndReason | None = None
         self.size_bytes = 0
@@ -180,7 +180,7 @@ class Recording:
         return RecordedExchange(self._seen, self._budget, self._now_ms, self._end_exchange)
 
     def close(self, reason: EndReason) -> None:
-        """Take no further request, and end when the responses to all are complete."""
+        """Take no new request, and end when the responses to all are complete."""
         self._is_closed, self._closing_reason = True, reason
         if not self._open:
             self.stop(reason)
@@ -192,7 +192,7 @@ class Recording:
         self._changed.set()
 
     async def lines(self, header: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of the capture to its end, and empty ones while nothing happens."""
+        """Yield the lines of the capture to its end, and empty lines while nothing happens."""
         self.size_bytes = len(header)
         yield header
         while True:
@@ -200,31 +200,31 @@ class Recording:
                 self.stop("time")
             if self._waiting:
                 line, held_bytes = self._waiting.popleft()
-                encoded = await asyncio.to_thread(line.encoded)
+                encoded = await asyncio.to_thread(line.encode)
                 self._budget.give(held_bytes)
                 if self.size_bytes + len(encoded) > self._limits.size_bytes - _END_BYTES:
-                    self._lose(line)
+                    self._drop_waiting(line)
                     break
                 self.size_bytes += len(encoded)
                 yield encoded
             elif self.reason:
                 break
-            elif not await self._has_more():
+            elif not await self._wait_for_line():
                 yield b"\n"
         yield self._end_line()
 
-    async def _has_more(self) -> bool:
-        """Wait for a line, or for the end; return False after some seconds without."""
+    async def _wait_for_line(self) -> bool:
+        """Wait for a line or the end; return False after some seconds without either."""
         self._changed.clear()
         try:
-            async with asyncio.timeout(min(_KEEP_ALIVE_S, self.left_s)):
+            async with asyncio.timeout(min(_PING_S, self.left_s)):
                 await self._changed.wait()
         except TimeoutError:
             return not self.left_s
         return True
 
-    def _lose(self, last: Line) -> None:
-        """The file is full: what waits does not get into it."""
+    def _drop_waiting(self, last: Line) -> None:
+        """End because the file is full; `last` and the waiting lines are not in it."""
         lost = [last, *(line for line, _ in self._waiting)]
         self._requests -= sum(isinstance(line, RequestLine) for line in lost)
         self._responses -= sum(isinstance(line, ResponseLine) for line in lost)
@@ -234,7 +234,7 @@ class Recording:
 
     def _end_exchange(self, response: ResponseLine | None, held_bytes: int) -> None:
         self._open -= 1
-        if self.reason:  # nobody reads it any more
+        if self.reason:  # its reader has left
             return
         if response is None:
             self._dropped += 1
@@ -265,7 +265,7 @@ class Recording:
 
 
 class Captures:
-    """`running` is None without one."""
+    """`running` is None if no capture runs."""
 
     def __init__(
         self, point: CapturePoint, planner: Callable[[], LaunchPlanner], emit: Emit
@@ -285,7 +285,7 @@ class Captures:
             DaemonBusy: A capture runs.
             CorralError: The model is unknown, or cannot be planned.
         """
-        # Imported here: most daemons need no memory for it.
+        # Imported here to save most daemons the memory.
         from supervisor.experiments.capture_lines import header  # noqa: PLC0415
 
         if self.running:
@@ -315,11 +315,10 @@ class Captures:
             self.running = None
 
     def stop(self) -> None:
-        """End the capture that runs, if one does."""
         if self.running:
             self.running.stop("stopped")
 
     def close(self) -> None:
-        """End it with the response to the last request: the daemon stops."""
+        """End the running capture after the last response, because the daemon stops."""
         if self.running:
             self.running.close("daemon_stopped")

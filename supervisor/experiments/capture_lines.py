@@ -1,11 +1,9 @@
 """The lines of a capture: JSON objects without keys, as docs/capture.md describes them.
 
-Takes keys out of requests. Of headers and query parameters only those that are known to hold no key
-are kept. In a body, the texts of members whose names say that they are keys are replaced; what a
-user wrote into a prompt stays, because a capture is of prompts.
-
-The lines of a capture: JSON objects, as docs/capture.md describes them. `encoded` takes as long as
-its body is large: a thread calls it.
+Keys are taken out of requests: only headers and query parameters that are known to hold no key are
+kept, and in bodies the texts of members with names of keys are replaced. Prompts are unchanged,
+because a capture is of prompts. `encode` takes time in proportion to the body, so call it in a
+thread.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
@@ -37,7 +35,7 @@ SIZE_MAX_BYTES: Final = 64 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class CaptureLimits:
-    """A capture ends at the first of them; `requests` None: any number."""
+    """A capture ends at the first of them; `requests` is None for any number."""
 
     duration_s: float
     size_bytes: int
@@ -81,23 +79,23 @@ _SECRET_NAMES: Final = frozenset(
 )
 
 
-def kept_headers(fields: Mapping[str, str]) -> dict[str, str]:
-    # As plain texts: aiohttp's names are of a subclass, which orjson refuses.
+def keep_headers(fields: Mapping[str, str]) -> dict[str, str]:
+    # Names become plain strings: orjson refuses the subclass that aiohttp uses.
     return {str(name): value for name, value in fields.items() if name.lower() in _HEADERS}
 
 
-def kept_query(query: str) -> str:
+def redact_query(query: str) -> str:
     """Return a query string with the values of unknown parameters replaced."""
     pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=None)
     return urlencode([(name, value if name in _PARAMETERS else REDACTED) for name, value in pairs])
 
 
-def without_keys(value: Any) -> Any:
-    """Return a JSON value in which texts under the names of keys are replaced."""
+def redact_keys(value: Any) -> Any:
+    """Return a JSON value with the texts of key-named members replaced."""
     if isinstance(value, dict):
-        return {name: _member(name, inner) for name, inner in value.items()}
+        return {name: _redact_member(name, inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [without_keys(inner) for inner in value]
+        return [redact_keys(inner) for inner in value]
     return value
 
 
@@ -105,12 +103,12 @@ def is_secret_name(name: str) -> bool:
     return name.lower().replace("-", "_") in _SECRET_NAMES
 
 
-def _member(name: str, value: Any) -> Any:
+def _redact_member(name: str, value: Any) -> Any:
     if isinstance(value, str) and is_secret_name(name):
         return REDACTED
-    if name == "headers" and isinstance(value, dict):  # of a tool on another server
+    if name == "headers" and isinstance(value, dict):  # of a remote tool
         return dict.fromkeys(value, REDACTED)
-    return without_keys(value)
+    return redact_keys(value)
 
 
 _ENDS_BYTES: Final = 1024**2
@@ -119,7 +117,7 @@ _OMITTED: Final = frozenset({"--model", "--alias"})
 
 
 def header(planner: LaunchPlanner, model: str, limits: CaptureLimits) -> bytes:
-    """Return the line; reads files. Raises what a plan of the model raises."""
+    """Return the first line; reads files. Raises the errors of planning the model."""
     plan = planner.plan(model)
     return header_line(
         {
@@ -151,9 +149,9 @@ def flags_of(plan: Plan) -> dict[str, str | None]:
 
 
 def model_fingerprint(path: Path) -> Mapping[str, Any]:
-    """Return what identifies a model file; raises ModelInvalid.
+    """Identify a model file by its size and a digest of its first and last MiB.
 
-    The digest is of its size, its first and its last MiB: gigabytes would take a minute.
+    A digest of gigabytes would take a minute. Raises ModelInvalid.
     """
     digest = hashlib.sha256()
     try:
@@ -171,20 +169,15 @@ def model_fingerprint(path: Path) -> Mapping[str, Any]:
 FORMAT: Final = 1
 
 
-class Line(Protocol):
-    def encoded(self) -> bytes:
-        """Return the line with its newline."""
-
-
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A request as an instance gets it: variants are applied; `at_ms` since the capture began."""
+    """A request as an instance gets it, with variants applied; `at_ms` is since the start."""
 
     number: int
     at_ms: float
     request: ProxyRequest
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         request = self.request
         return line(
             "request",
@@ -195,23 +188,25 @@ class RequestLine:
             priority=request.priority,
             method=request.method,
             path=request.path,
-            query=kept_query(request.query),
-            headers=kept_headers(request.headers),
-            body=None if request.form else without_keys(_parse_body(request.body)),
+            query=redact_query(request.query),
+            headers=keep_headers(request.headers),
+            body=None
+            if request.form or not request.body
+            else redact_keys(orjson.loads(request.body)),
             omitted=f"a form of {len(request.body)} bytes" if request.form else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseLine:
-    """A response as the client got it; times are of the capture.
+    """A response as the client got it; times are since the capture began.
 
     Attributes:
-        status: None where none was sent.
-        chunks: Pieces of the body, each with the time at which it was passed on.
+        status: None if none was sent.
+        chunks: Parts of the body, each with the time when it was passed on.
         end_ms: When it was complete, or ended in `failure`.
-        first_token_ms: Since the request arrived; None where there was none.
-        times_ms: How long each phase took, as in `request.finished`.
+        first_token_ms: Since the request arrived; None without a token.
+        times_ms: Duration of each phase, as in `request.finished`.
     """
 
     number: int
@@ -226,7 +221,7 @@ class ResponseLine:
     times_ms: Mapping[str, float]
     failure: str | None
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         return line(
             "response",
             n=self.number,
@@ -243,6 +238,9 @@ class ResponseLine:
         )
 
 
+Line = RequestLine | ResponseLine
+
+
 def header_line(members: Mapping[str, Any]) -> bytes:
     return line("capture", format=FORMAT, **members)
 
@@ -251,12 +249,8 @@ def line(name: str, /, **members: Any) -> bytes:
     return orjson.dumps({"type": name, **members}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _parse_body(body: bytes) -> Any:
-    return orjson.loads(body) if body else None
-
-
 def _texts(chunks: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
-    """Yield the chunks as texts; half a letter at the end of one goes to the next."""
+    """Yield the chunks as texts; an incomplete character moves to the next chunk."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for at_ms, chunk in chunks:
         if text := decoder.decode(chunk):

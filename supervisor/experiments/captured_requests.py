@@ -1,4 +1,4 @@
-"""Reads a capture: what of it can be played again, what an engine is sent, what it answered."""
+"""Reads a capture: which requests can be played again, what to send, and the captured answers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ _KINDS: Final = {kind.name.lower(): kind for kind in _PLAYED}
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
+    """`wait_ms` is the time before a slot was free and the model loaded."""
+
     """`wait_ms`: before a slot was free and the model loaded."""
 
     status: int | None
@@ -53,7 +55,7 @@ class CapturedResponse:
 
 @dataclass(frozen=True, slots=True)
 class CapturedRequest:
-    """`response` is None where the capture ended before it."""
+    """`response` is None if the capture ended before it."""
 
     number: int
     at_ms: float
@@ -65,7 +67,7 @@ class CapturedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """`skipped`: how many requests of each kind cannot be played."""
+    """`skipped` counts the requests that cannot be played, by kind."""
 
     model: str
     header: Mapping[str, Any]
@@ -74,10 +76,10 @@ class Capture:
 
 
 def read(path: Path) -> Capture:
-    """Read a file, which may be cut off in a line.
+    """Read a file; its last line may be incomplete.
 
     Raises:
-        CaptureInvalid: It is no capture, of another format, or nothing in it can be played.
+        CaptureInvalid: It is no capture, has another format, or has no request to play.
     """
     lines = _lines(path)
     header = next(lines, {})
@@ -95,7 +97,8 @@ def read(path: Path) -> Capture:
     played = {n: line for n, line in found.items() if _is_played(line)}
     skipped = Counter(str(line.get("kind")) for n, line in found.items() if n not in played)
     if not played:
-        raise CaptureInvalid(f"{path} has no request that can be played: {_counts(skipped)}")
+        counts = ", ".join(f"{count} of kind {kind}" for kind, count in skipped.items())
+        raise CaptureInvalid(f"{path} has no request that can be played: {counts or 'it has none'}")
     try:
         requests = tuple(_request(line, responses.get(n)) for n, line in played.items())
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -110,7 +113,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     found = orjson.loads(line)
                 except orjson.JSONDecodeError:
-                    return  # the last one may be cut off
+                    return  # the last line may be incomplete
                 yield found if isinstance(found, dict) else {}
     except OSError as error:
         raise CaptureInvalid(f"cannot read {path}: {error.strerror}") from error
@@ -147,17 +150,13 @@ def _response(line: Mapping[str, Any]) -> CapturedResponse:
     )
 
 
-def _counts(skipped: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} of kind {kind}" for kind, count in skipped.items()) or "it has none"
-
-
 # In the order in which a model writes them.
 _TEXTS: Final = ("reasoning_content", "thinking", "summary", "content", "text", "name", "arguments")
 _INSIDE: Final = ("function", "tool_calls")
 
 
 def recorded_text(request: CapturedRequest) -> str | None:
-    """Return the text that was captured; None where it is not whole."""
+    """Return the captured text, or None if it is incomplete."""
     response = request.response
     if response is None or not response.is_whole:
         return None
@@ -173,7 +172,7 @@ def recorded_text(request: CapturedRequest) -> str | None:
 
 
 def text_of(kind: EndpointKind, whole: Mapping[str, Any]) -> str:
-    """Return all text of a whole response; raises LookupError or TypeError for another format."""
+    """Return all text of a complete response; raises LookupError or TypeError for other formats."""
     match kind:
         case EndpointKind.CHAT:
             root = whole["choices"][0]["message"]
@@ -200,21 +199,19 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 _SEED: Final = 1
-# Of an answer without a limit whose length is not known either.
+# For a request without a limit whose captured answer has an unknown length.
 _TOKENS: Final = 1024
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
-# Times as clocks tell them: a request that begins this soon after an end may have begun before it.
+# Precision of clocks: a request that begins this soon after an end may have begun before it.
 _CLOCK_MS: Final = 2.0
 _COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedRequest:
-    """One request to send.
+    """One request to send; `after` are the indices of the requests to be answered before.
 
-    Attributes:
-        after: The places of the requests that had ended since the one before it was sent; they are
-            answered before it is sent.
+    Those are the requests that ended since the previous request was sent.
     """
 
     captured: CapturedRequest
@@ -222,34 +219,31 @@ class PlayedRequest:
 
 
 def is_greedy(body: Mapping[str, Any]) -> bool:
-    """Return whether a request has one possible answer with the same engine."""
+    """Return whether the same engine has only one possible answer."""
     return body.get("temperature") == 0 or body.get("top_k") == 1
 
 
 def order_requests(requests: Sequence[CapturedRequest]) -> tuple[PlayedRequest, ...]:
     """Return the requests in the order in which they began."""
     ordered = sorted(requests, key=lambda request: request.at_ms)
-    ends = deque(sorted(_ends(ordered)))
-    return tuple(
-        PlayedRequest(request, tuple(_take_ended(ends, request.at_ms))) for request in ordered
+    ends = deque(
+        sorted(
+            (request.response.end_ms, place)
+            for place, request in enumerate(ordered)
+            if request.response is not None
+        )
     )
-
-
-def _ends(ordered: Sequence[CapturedRequest]) -> Iterator[tuple[float, int]]:
-    """Yield when each request ended that did, and its place."""
-    for place, request in enumerate(ordered):
-        if request.response is not None:
-            yield request.response.end_ms, place
-
-
-def _take_ended(ends: deque[tuple[float, int]], at_ms: float) -> Iterator[int]:
-    """Take those from the beginning that had ended by a time."""
-    while ends and ends[0][0] <= at_ms + _CLOCK_MS:
-        yield ends.popleft()[1]
+    played = []
+    for request in ordered:
+        after = []
+        while ends and ends[0][0] <= request.at_ms + _CLOCK_MS:
+            after.append(ends.popleft()[1])
+        played.append(PlayedRequest(request, tuple(after)))
+    return tuple(played)
 
 
 def most_together(requests: Sequence[PlayedRequest]) -> int:
-    """Return the most requests that were in flight at once."""
+    """Return the maximum number of requests in flight."""
     ended = accumulate(len(request.after) for request in requests)
     return max(at + 1 - count for at, count in enumerate(ended))
 
@@ -263,7 +257,9 @@ def played_body(request: CapturedRequest, model: str, slot: int | None) -> dict[
         "seed": request.body.get("seed", _SEED),
     }
     if not any(request.body.get(name) for name in _LIMITS):
-        body[_limit_name(request.kind)] = _recorded_tokens(request)
+        timings = request.response.timings if request.response else None
+        tokens = timings.decoded_tokens if timings else 0
+        body[_limit_name(request.kind)] = tokens or _TOKENS
     if request.kind in _COMPLETIONS:
         options = request.body.get("stream_options")
         body["stream_options"] = {**(options or {}), "include_usage": True}
@@ -278,8 +274,3 @@ def _limit_name(kind: EndpointKind) -> str:
             return "n_predict"
         case _:
             return "max_tokens"
-
-
-def _recorded_tokens(request: CapturedRequest) -> int:
-    timings = request.response.timings if request.response else None
-    return timings.decoded_tokens if timings and timings.decoded_tokens else _TOKENS

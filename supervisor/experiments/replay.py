@@ -1,8 +1,8 @@
 """Plays the requests of a capture on one engine, and compares speed and answers.
 
-Which slot a request takes on an engine that leaves that to its clients. Does no I/O. Here it is
-that whose last prompt has the longest beginning in common with the request, if that is half of the
-request; else the one that was used longest ago. The proxy knows more, and does much the same.
+On an engine whose clients choose slots, a request takes the slot whose last prompt shares the
+longest beginning with it, if that is half of the request; otherwise the least recently used slot.
+The proxy knows more, but does much the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import orjson
 from proxy.forward.assemblers import assembler_for
 from proxy.upstream.sse import InvalidEvent
 from proxy.upstream.timings import Timings
-from supervisor.bench.engine_requests import post, rate
+from supervisor.bench.engine_requests import first_error, post, rate
 from supervisor.bench.own_engine import private_instance
 from supervisor.engine.client import EngineClient, ErrorResponse
 from supervisor.experiments.captured_requests import (
@@ -38,14 +38,14 @@ _SHARED_MIN: Final = 0.5
 
 
 class SlotChoice:
-    """The slots of one engine that nothing else uses; as many requests at once as slots."""
+    """The slots of one engine that nothing else uses; at most one request per slot."""
 
     def __init__(self, slots: int) -> None:
-        # The one used longest ago first.
+        # Least recently used first.
         self._free: dict[int, str] = dict.fromkeys(range(slots), "")
 
     def take(self, body: Mapping[str, Any]) -> int:
-        """Return a free slot, which is then in use; raises StopIteration without one."""
+        """Take a free slot; raises StopIteration without one."""
         text = prompt_text(body)
         shared = {slot: _count_shared_letters(text, last) for slot, last in self._free.items()}
         best = max(shared, key=lambda slot: shared[slot])
@@ -59,13 +59,13 @@ class SlotChoice:
 
 
 def prompt_text(body: Mapping[str, Any]) -> str:
-    """Return what of a request begins as its conversation did; its end is not closed."""
+    """Return the members that begin as their conversation did, as JSON with an open end."""
     found = [body[name] for name in _PROMPT if body.get(name)]
     return orjson.dumps(found).decode().rstrip('"]}')
 
 
 def _count_shared_letters(text: str, other: str) -> int:
-    """Return how many letters two texts begin with in common."""
+    """Return the length of the common prefix."""
     low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -81,7 +81,7 @@ _MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What one request got; `failure` as a clause, with nothing else then."""
+    """The result of one request; with `failure`, a clause, there is nothing else."""
 
     text: str = ""
     first_token_ms: float | None = None
@@ -90,69 +90,74 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class PlayOptions:
-    """How the requests are sent.
+class Target:
+    """An engine to play on.
 
     Attributes:
-        model: As the engine names it.
-        slots: To choose among; 0: the engine chooses.
-        concurrency: The most in flight at once; no more than slots to choose among.
-        is_as_recorded: No request is sent before its time in the capture.
+        client: Makes a client.
+        model: The name that the engine uses.
+        slots: Number of slots to choose from; 0 if the engine chooses.
     """
 
+    client: Callable[[], EngineClient]
     model: str
     slots: int
-    concurrency: int
-    is_as_recorded: bool
 
 
 class Player:
-    """Plays once. No slot gets two requests at once: they would mix their texts."""
+    """Plays requests once. No slot gets two requests at once: they would mix their texts."""
 
     def __init__(
         self,
         requests: Sequence[PlayedRequest],
-        client: Callable[[], EngineClient],
-        options: PlayOptions,
+        target: Target,
+        *,
+        concurrency: int,
+        is_as_recorded: bool,
         on_answer: Callable[[int], None],
     ) -> None:
-        """`on_answer` gets the number of answers so far."""
+        """`on_answer` gets the number of answers so far.
+
+        Args:
+            concurrency: Maximum in flight; at most the number of slots to choose from.
+            is_as_recorded: Send no request before its time in the capture.
+        """
         self._requests = requests
-        self._client = client
-        self._options = options
+        self._target = target
+        self._is_as_recorded = is_as_recorded
         self._on_answer = on_answer
         self._answered = [asyncio.Event() for _ in requests]
-        self._free = asyncio.Semaphore(options.concurrency)
-        self._slots = SlotChoice(options.slots) if options.slots else None
+        self._free = asyncio.Semaphore(concurrency)
+        self._slots = SlotChoice(target.slots) if target.slots else None
         self._count = 0
 
     async def play(self) -> list[Played]:
-        """Send all; raises EngineUnreachable where the engine is gone."""
+        """Send all requests; raises EngineUnreachable if the engine is gone."""
         began_at_s = time.monotonic()
         tasks = []
         try:
             async with asyncio.TaskGroup() as group:
                 for at in range(len(self._requests)):
-                    await self._until_due(at, began_at_s)
-                    tasks.append(group.create_task(self._play_one(at)))
+                    await self._wait_until_due(at, began_at_s)
+                    tasks.append(group.create_task(self._play_request(at)))
         except ExceptionGroup as errors:
-            raise _first(errors) from errors
+            raise first_error(errors) from errors
         return [task.result() for task in tasks]
 
-    async def _until_due(self, at: int, began_at_s: float) -> None:
-        """Wait for those that had ended, and for the time of the request; take a place."""
+    async def _wait_until_due(self, at: int, began_at_s: float) -> None:
+        """Wait for the requests before this one, for its time, and for a free place."""
         request = self._requests[at]
         for before in request.after:
             await self._answered[before].wait()
-        if self._options.is_as_recorded:
+        if self._is_as_recorded:
             due_ms = request.captured.at_ms - self._requests[0].captured.at_ms
             await asyncio.sleep(max(0.0, began_at_s + due_ms / _MS - time.monotonic()))
         await self._free.acquire()
 
-    async def _play_one(self, at: int) -> Played:
+    async def _play_request(self, at: int) -> Played:
         body = self._requests[at].captured.body
         slot = self._slots.take(body) if self._slots else None
-        async with self._client() as client:
+        async with self._target.client() as client:
             result = await self._send(client, self._requests[at], slot)
         if self._slots and slot is not None:
             self._slots.give_back(slot, body)
@@ -164,7 +169,7 @@ class Player:
 
     async def _send(self, client: EngineClient, request: PlayedRequest, slot: int | None) -> Played:
         captured = request.captured
-        body = played_body(captured, self._options.model, slot)
+        body = played_body(captured, self._target.model, slot)
         assembler, first_at_s = assembler_for(captured.kind, body), None
         ended: Mapping[str, Any] | None = None
         began_at_s = time.perf_counter()
@@ -177,7 +182,8 @@ class Player:
                         return Played(failure=f"an error in the stream: {event['error']}")
                     first_at_s = first_at_s or time.perf_counter()
                     assembler.add(event)
-                    ended = _incomplete_response(event) or ended
+                    if event.get("type") == "response.incomplete":  # ended at its limit
+                        ended = event["response"]
                 text = text_of(captured.kind, ended or assembler.assemble())
             except (InvalidEvent, LookupError, TypeError, AttributeError) as error:
                 return Played(failure=f"the answer has another format: {error!r}")
@@ -185,25 +191,13 @@ class Player:
         return Played(text, first_ms, Timings.read(assembler.timings()))
 
 
-def _incomplete_response(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return a response of the Responses API that ended at its limit, as the proxy tells it."""
-    if event.get("type") != "response.incomplete":
-        return None
-    found: Mapping[str, Any] = event["response"]
-    return found
-
-
-def _first(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 _END = "(end)"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """`token` counts the first token that differs, from 1, of `tokens` in the baseline."""
+
     """`token`: the first that differs, from 1, of `tokens` of the baseline."""
 
     token: int
@@ -214,14 +208,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One request; `difference` is None where the answers are equal."""
+    """The comparison of one request; `difference` is None if the answers are equal."""
 
     number: int
     difference: Difference | None
 
 
 def first_difference(expected: Sequence[str], found: Sequence[str]) -> Difference | None:
-    """Compare two answers in tokens."""
+    """Compare two answers, token by token."""
     for at, (ours, theirs) in enumerate(zip_longest(expected, found, fillvalue=_END)):
         if ours != theirs:
             return Difference(at + 1, len(expected), ours, theirs)
@@ -229,7 +223,7 @@ def first_difference(expected: Sequence[str], found: Sequence[str]) -> Differenc
 
 
 async def compare(client: EngineClient, model: str, expected: str, found: str) -> Difference | None:
-    """Compare two answers in the tokens of a model."""
+    """Compare two answers by a model's tokens."""
     if expected == found:
         return None
     ours, theirs = [await _pieces(client, model, text) for text in (expected, found)]
@@ -237,34 +231,25 @@ async def compare(client: EngineClient, model: str, expected: str, found: str) -
 
 
 async def _pieces(client: EngineClient, model: str, text: str) -> list[str]:
+    """Return the texts of tokens; those with part of a character come as bytes."""
     members = {"model": model, "content": text, "with_pieces": True}
     body = await post(client, "/tokenize", members)
-    return [_piece(token["piece"]) for token in orjson.loads(body)["tokens"]]
-
-
-def _piece(piece: str | list[int]) -> str:
-    """Return a token's text; part of a letter comes as bytes."""
-    return piece if isinstance(piece, str) else bytes(piece).decode(errors="backslashreplace")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What plays: `client` makes a client; `slots` may be chosen, 0: none."""
-
-    client: Callable[[], EngineClient]
-    model: str
-    slots: int
+    pieces = (token["piece"] for token in orjson.loads(body)["tokens"])
+    return [
+        piece if isinstance(piece, str) else bytes(piece).decode(errors="backslashreplace")
+        for piece in pieces
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What the requests got, in their order, and how it compares where there was a baseline."""
+    """The results in the order of the requests, and comparisons of those with a baseline."""
 
     played: tuple[Played, ...]
     comparisons: tuple[Comparison, ...]
 
     def texts(self, requests: Sequence[PlayedRequest]) -> dict[int, str]:
-        """Return the answers by the numbers of their requests."""
+        """Return the answers by request number."""
         pairs = zip(requests, self.played, strict=True)
         return {
             ours.captured.number: answer.text for ours, answer in pairs if answer.failure is None
@@ -273,7 +258,7 @@ class Play:
 
 @asynccontextmanager
 async def own_engine(plan: Plan, directories: Directories) -> AsyncIterator[Target]:
-    """Start an engine for the block; raises as `private_instance`."""
+    """Start an engine for the block; raises the errors of `private_instance`."""
     async with private_instance(plan, directories) as instance:
         yield Target(instance.client, plan.model, plan.slots if plan.has_own_slots else 0)
 
@@ -287,13 +272,19 @@ async def play(
     is_as_recorded: bool,
     on_answer: Callable[[int], None],
 ) -> Play:
-    """Play all requests; compare the answers with those that are expected of some.
+    """Play all requests, and compare answers with the expected ones, by request number.
 
     Raises:
         EngineUnreachable, WorkloadFailed: The engine is gone, or refuses to tokenise.
     """
-    options = PlayOptions(target.model, target.slots, concurrency, is_as_recorded)
-    played = await Player(requests, target.client, options, on_answer).play()
+    player = Player(
+        requests,
+        target,
+        concurrency=concurrency,
+        is_as_recorded=is_as_recorded,
+        on_answer=on_answer,
+    )
+    played = await player.play()
     comparisons = []
     async with target.client() as client:
         for request, answer in zip(requests, played, strict=True):
@@ -306,9 +297,9 @@ async def play(
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Rates are tokens per second, `first_token_ms` is the median; None where nothing is known.
+    """Rates are in tokens/s, `first_token_ms` is the median; None if unknown.
 
-    `cached_tokens` of `prompt_tokens` were found in the cache.
+    `cached_tokens` of `prompt_tokens` came from the cache.
     """
 
     answered: int
@@ -331,7 +322,7 @@ def figures_of(played: Sequence[Played]) -> Figures:
 
 
 def recorded_figures(requests: Iterable[CapturedRequest]) -> Figures:
-    """Return those of the capture; its first tokens without the wait for a slot or a load."""
+    """Return the capture's figures; first tokens are without waits for a slot or a load."""
     responses = [request.response for request in requests]
     whole = [response for response in responses if response and response.is_whole]
     first = [
@@ -347,7 +338,8 @@ def _figures(
     timings: Sequence[Timings | None], first_ms: Sequence[float | None], failed: int
 ) -> Figures:
     known = [timing for timing in timings if timing]
-    computed, cached = (sum(found) for found in _sums(known))
+    computed = sum(timing.prompt_tokens for timing in known)
+    cached = sum(timing.cached_tokens for timing in known)
     decoded = sum(timing.decoded_tokens for timing in known)
     first = [value for value in first_ms if value is not None]
     return Figures(
@@ -360,10 +352,6 @@ def _figures(
         cached_tokens=cached,
         generated_tokens=decoded,
     )
-
-
-def _sums(known: Sequence[Timings]) -> tuple[list[int], list[int]]:
-    return [timing.prompt_tokens for timing in known], [timing.cached_tokens for timing in known]
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:

@@ -1,8 +1,7 @@
-"""The trials of all models: whose request each event tells of, and what is reported and kept.
+"""The trials of all models: attributes events to their sides, and keeps their figures.
 
-Figures of trials on disk, so that they outlast a restart of the daemon. Numbers only, one file for
-each pair of sides, for this user alone. A file that was altered or cannot be used counts as
-missing.
+Figures are saved so that they outlast a restart of the daemon: numbers only, one file for each pair
+of sides, readable by this user alone. A file that was altered or cannot be used counts as missing.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ _NUMBER_MAX: Final = 2**53
 
 
 class TrialStore:
-    """The files below `root`, which is made when something is saved."""
+    """The files below `root`, which is made at the first save."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def save(self, key: str, value: Mapping[str, Any]) -> None:
-        """Save what `content` returned; errors of the disk are ignored."""
+        """Save the result of `content`; errors of the disk are ignored."""
         files.put(self._root, key, value)
         with suppress(OSError):
             for path in sorted(self._root.glob("*.json"), key=_mtime_s)[:-_FILES_MAX]:
                 path.unlink()
 
     def read(self, key: str) -> tuple[float, TrialFigures] | None:
-        """Return for how many seconds a trial was observed, and its figures."""
+        """Return how long a trial was observed, in seconds, and its figures."""
         found = files.get(self._root, key)
         with suppress(TypeError, ValueError, LookupError, AttributeError):
             return (_number(found["age_s"]), _figures(found)) if found else None
@@ -61,7 +60,7 @@ class TrialStore:
 
 
 def key_of(model: str, sides: Iterable[LaunchFingerprint]) -> str:
-    """Return the name of a trial's file: a hash of its model and of what both sides run with."""
+    """Name a trial's file by a hash of its model and of both sides' launches."""
     parts = (
         repr(
             (
@@ -137,7 +136,7 @@ def _mtime_s(path: Path) -> float:
 
 
 _READY: Final = State.READY.value
-# What is newer is lost when the daemon is killed.
+# Newer figures are lost if the daemon is killed.
 _SAVE_EVERY_S: Final = 60.0
 _RECENT_MAX: Final = 32
 _FAILED_MAX: Final = 256
@@ -148,13 +147,13 @@ Sides = tuple[LaunchFingerprint | None, LaunchFingerprint | None]
 
 @dataclass(slots=True)
 class Trial:
-    """What was observed of one trial.
+    """The observations of one trial.
 
     Attributes:
-        sides: What the engines of both sides were started with; others begin new figures.
-        key: Of its figures on disk; None until both sides are known.
-        saved_requests: That it had when it was saved.
-        failed: Sides that failed requests which have not finished yet, by the request's name.
+        sides: Launches of both sides; other launches begin new figures.
+        key: Names its file; None until both sides are known.
+        saved_requests: Number of requests when it was last saved.
+        failed: By unfinished request, the side that failed it.
     """
 
     began_at_s: float
@@ -170,7 +169,7 @@ class Trial:
 
 
 class Trials:
-    """Observes events; `in_flight` returns how many requests an instance has."""
+    """Observes events; `in_flight` returns the number of requests on an instance."""
 
     def __init__(
         self,
@@ -186,24 +185,26 @@ class Trials:
         self._in_flight = in_flight
         self._clock = clock
         self._trials: dict[str, Trial] = {}
-        self._ends_at_s: dict[str, deque[float]] = {}  # of the latest requests by instance
+        self._ends_at_s: dict[str, deque[float]] = {}  # the latest requests' ends by instance
 
     def observe(self, event: Event) -> None:
-        """Count what concerns a trial."""
+        """Count the events that concern a trial."""
+        fields: Mapping[str, Any] = event.fields
         match event.name:
             case "request.finished":
-                self._finished(event.fields)
+                self._count_finished(fields)
             case "upstream.failed":
-                self._failed(event.fields)
-            case "instance.exited" if event.fields["fault"]:
-                self._crashed(event.fields)
-            case "instance.state_changed" if event.fields["after"] == _READY:
-                self.of(str(event.fields["model"]))
+                self._note_failure(fields)
+            case "instance.exited" if fields["fault"]:
+                if found := self._side(fields["model"], fields["instance"]):
+                    trial, side = found
+                    trial.figures.sides[side].crashes += 1
+            case "instance.state_changed" if fields["after"] == _READY:
+                self.of(str(fields["model"]))
 
     def of(self, model: str) -> Trial | None:
-        """Return the trial of a model, a new one where its settings have changed."""
-        found = self._fleet.models.get(model)
-        sides = _sides(found) if found and self._has_trial(model) else None
+        """Return the trial of a model; a new one if its settings have changed."""
+        sides = self._sides(model)
         trial = self._trials.get(model)
         if trial and (sides is None or _differ(trial.sides, sides)):
             self._forget(model, trial)
@@ -217,12 +218,12 @@ class Trials:
         return trial
 
     def begin_again(self, model: str) -> None:
-        """Forget what was observed of a trial so far, by earlier daemons too."""
+        """Forget a trial's observations, also those of earlier daemons."""
         if trial := self.of(model):
             self._forget(model, trial)
 
     async def serve(self) -> None:
-        """Save what is new each minute until cancelled, and then once more."""
+        """Save new figures each minute until cancelled, and then once more."""
         try:
             while True:
                 await asyncio.sleep(_SAVE_EVERY_S)
@@ -256,25 +257,38 @@ class Trials:
         if trial.key:
             self._store.forget(trial.key)
 
-    def _has_trial(self, model: str) -> bool:
-        planner = self._fleet.planner
-        return model in planner.entries and planner.places.trial(model) is not None
+    def _sides(self, model: str) -> Sides | None:
+        """Return the launches of both sides, or None for a model without a trial."""
+        planner, found = self._fleet.planner, self._fleet.models.get(model)
+        if not found or model not in planner.entries or planner.places.trial(model) is None:
+            return None
+        replicas = replicas_by_side(found)
+        if not replicas["trial"]:
+            return None
+        base, trial = (
+            next((replica.fingerprint for replica in replicas[name] if replica.fingerprint), None)
+            for name in SIDES
+        )
+        return base, trial
 
     def age_s(self, trial: Trial) -> float:
         return self._clock() - trial.began_at_s
 
-    def _finished(self, fields: Mapping[str, Any]) -> None:
+    def _count_finished(self, fields: Mapping[str, Any]) -> None:
         name = fields["instance"]
         if found := self._side(fields["model"], name):
             trial, side = found
             failed = trial.failed.pop(str(fields["request"]), None)
             if failed and failed != side:
-                trial.figures.failed(failed)
-            others, is_fair = self._others(name, fields), self._are_ready(fields["model"])
-            trial.figures.finished(side, fields, others, self._clock(), is_fair=is_fair)
+                trial.figures.count_failure(failed)
+            others = self._others(name, fields)
+            # The figures of one side while the other cannot serve compare to nothing.
+            sides = replicas_by_side(self._fleet.models[fields["model"]]).values()
+            is_fair = all(any(map(self._is_ready, replicas)) for replicas in sides)
+            trial.figures.count_request(side, fields, others, self._clock(), is_fair=is_fair)
 
     def _others(self, instance: str, fields: Mapping[str, Any]) -> int:
-        """Return how many other requests an instance had during one that ends now."""
+        """Return how many other requests an instance had during the one that ends now."""
         now_s, ends_at_s = self._clock(), self._ends_at_s
         held_s: float = (fields["duration_ms"] - waited_ms(fields)) / 1000
         recent = ends_at_s.setdefault(instance, deque(maxlen=_RECENT_MAX))
@@ -282,25 +296,15 @@ class Trials:
         recent.append(now_s)
         return ended + max(0, self._in_flight(instance))
 
-    def _are_ready(self, model: str) -> bool:
-        """Return whether both sides serve: figures of one while it is alone compare to nothing."""
-        sides = replicas_by_side(self._fleet.models[model]).values()
-        return all(any(map(self._is_ready, replicas)) for replicas in sides)
-
-    def _failed(self, fields: Mapping[str, Any]) -> None:
+    def _note_failure(self, fields: Mapping[str, Any]) -> None:
         if fields["model"] and (found := self._side(fields["model"], fields["instance"])):
             trial, side = found
             trial.failed[str(fields["request"])] = side
             if len(trial.failed) > _FAILED_MAX:
                 trial.failed.popitem(last=False)
 
-    def _crashed(self, fields: Mapping[str, Any]) -> None:
-        if found := self._side(fields["model"], fields["instance"]):
-            trial, side = found
-            trial.figures.crashed(side)
-
     def _side(self, model: str, instance: str) -> tuple[Trial, SideName] | None:
-        """Return the trial of which an instance is a side."""
+        """Return the trial that an instance belongs to, and its side."""
         trial = self.of(model)
         if trial is None:
             return None
@@ -323,19 +327,6 @@ def replicas_by_side(model: Model) -> dict[SideName, list[Replica]]:
     for replica in model.replicas:
         found[side_of(replica)].append(replica)
     return found
-
-
-def _sides(model: Model) -> Sides | None:
-    """Return what both sides run with; None for a model without a trial."""
-    found = replicas_by_side(model)
-    if not found["trial"]:
-        return None
-    base, trial = (_fingerprint(found[name]) for name in ("base", "trial"))
-    return base, trial
-
-
-def _fingerprint(replicas: list[Replica]) -> LaunchFingerprint | None:
-    return next((replica.fingerprint for replica in replicas if replica.fingerprint), None)
 
 
 def _differ(before: Sides, now: Sides) -> bool:

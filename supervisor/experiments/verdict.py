@@ -1,30 +1,27 @@
-"""Figures of both sides of a trial, what they say, and what becomes of a canary by them.
+"""The figures of a trial's two sides, their comparison, and the decision on a canary. Does no I/O.
 
-Picks requests of both sides that ran under equal load. The side with the larger share decodes more
-requests at once, which makes each slower, whatever its profile. So only as many requests with none,
-one, two … others beside them are compared as make both sides have the same proportions.
+Figures are kept in bounded memory, by conversation, because requests of one resemble each other. A
+conversation counts for the side that serves it, from its first request until it changes sides. It
+counts for neither if its own side was full or not ready: such conversations come from busy moments,
+and would make the side that helps look slower.
 
-Compares both sides of a trial moment by moment. What else runs on a machine changes for seconds at
-a time, and may slow down one engine alone. So requests of one moment resemble each other, whichever
-conversations they belong to: of two equal engines on a busy machine one was 1.2 (1.1 to 1.4) times
-slower by its conversations. Here each of 20 blocks of time is one observation: the ratio of both
-sides in it, under equal load.
+Only requests under equal load are compared. The side with the larger share decodes more requests at
+once, which makes each slower, whatever its profile. So requests with none, one, two … others beside
+them are picked in the same proportions from both sides.
 
-Figures of both sides of a trial, in bounded memory. Does no I/O. Figures are kept by conversation:
-requests of one resemble each other. A conversation counts for the side that serves it, from its
-first request until it changes sides. One that began where it was not meant to, as its side was full
-or not ready, counts for neither: such conversations come from busy moments, and would make the side
-that helps look slower.
+Automatic decisions compare blocks of time. Other programs on a machine change for seconds at a
+time, and may slow down one engine alone, so requests of one moment resemble each other whichever
+conversations they belong to: of two equal engines on a busy machine, one was 1.2 (1.1 to 1.4) times
+slower by its conversations. Each of 20 blocks of time is one observation: the ratio of both sides
+in it, under equal load.
 
-Compares how often two engines fail.
+Error rates are compared by intervals of Wilson's score, which hold for few requests and for no
+errors. Source: Newcombe, "Interval estimation for the difference between independent proportions",
+1998, method 10.
 
-Source: Newcombe, "Interval estimation for the difference between independent proportions", 1998,
-method 10: intervals of Wilson's score, combined. It holds for few requests and for no errors.
-
-What becomes of a canary, from the figures of both sides. A crash withdraws it, and so does what is
-shown to be worse before its time is over: more errors, or slower by more than the margin. When its
-time is over it is promoted where the intervals exclude that it is slower by more than the margin,
-and withdrawn where they do not.
+A canary is withdrawn at a crash, and at any time if it is shown to be worse: more errors, or slower
+by more than the margin. When its time is over, it is promoted if the intervals exclude that it is
+slower by more than the margin, and withdrawn otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from statistics import NormalDist
@@ -56,11 +53,17 @@ Picked = list[list[float]]
 
 
 def under_equal_load(base: Conversations, trial: Conversations) -> tuple[Picked, Picked]:
+    """Pick requests so that both sides have the same proportions of each load."""
     counts = [
         Counter(others for conversation in side for _, others in conversation)
         for side in (base, trial)
     ]
-    shares = _common_shares(*counts)
+    own, tried = counts
+    # The share of requests under each load that both sides have at least.
+    shares = {
+        others: min(own[others] / own.total(), tried[others] / tried.total())
+        for others in sorted(own.keys() & tried.keys())
+    }
     picked = [
         _thin_values(
             side, {others: share * found.total() for others, share in shares.items()}, found
@@ -74,21 +77,13 @@ def count(conversations: Sequence[Sequence[object]]) -> int:
     return sum(map(len, conversations))
 
 
-def _common_shares(base: Counter[int], trial: Counter[int]) -> dict[int, float]:
-    """Return the share of requests under each load that both sides have at least."""
-    return {
-        others: min(base[others] / base.total(), trial[others] / trial.total())
-        for others in sorted(base.keys() & trial.keys())
-    }
-
-
 def _thin_values(
     conversations: Conversations, quotas: Mapping[int, float], counts: Counter[int]
 ) -> Picked:
-    """Keep about as many values under each load as its quota, spread over all of them."""
+    """Keep about as many values under each load as its quota, spread evenly."""
     seen: Counter[int] = Counter()
 
-    def kept(values: Sequence[Value]) -> Iterator[float]:
+    def thin(values: Sequence[Value]) -> Iterator[float]:
         for value, others in values:
             kept_share = quotas.get(others, 0.0) / counts[others]
             before = seen[others]
@@ -96,15 +91,15 @@ def _thin_values(
             if _floor(seen[others] * kept_share) > _floor(before * kept_share):
                 yield value
 
-    return [found for conversation in conversations if (found := list(kept(conversation)))]
+    return [found for conversation in conversations if (found := list(thin(conversation)))]
 
 
 def _floor(number: float) -> int:
-    """Round down, but not for an error in the last digit."""
+    """Round down, tolerating an error in the last digit."""
     return math.floor(number + 1e-9)
 
 
-# A value with its time, monotonic, and how many other requests its engine had.
+# A time (monotonic), a value, and how many other requests its engine had.
 Timed = tuple[float, float, int]
 _Blocks = Mapping[int, Sequence[Sequence[Value]]]
 
@@ -142,7 +137,7 @@ def _time_blocks(side: Sequence[Timed], begin_s: float, length_s: float) -> _Blo
 
 
 def _median_ratio(values: Sequence[Sequence[float]]) -> float:
-    """Return the median: a process that waits once for the processor is no slow engine."""
+    """Return the median, which ignores a single wait for the processor."""
     return statistics.median(value for part in values for value in part)
 
 
@@ -163,8 +158,8 @@ class Conversation:
 
     Attributes:
         rates: Tokens per second while decoding.
-        first_tokens_s: Seconds from a request's arrival to its first token.
-        is_excluded: Its side was full or not ready at a request: none from then on has values.
+        first_tokens_s: From a request's arrival to its first token.
+        is_excluded: Its side was full or not ready at a request; later requests add no values.
     """
 
     rates: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
@@ -174,13 +169,13 @@ class Conversation:
 
 @dataclass(slots=True)
 class Side:
-    """What is known of one side.
+    """The figures of one side.
 
     Attributes:
         conversations: The latest 1000.
         timed_rates: The latest values of all conversations, with their time.
         timed_first_tokens_s: Likewise.
-        others: Other requests that its engine had during each request, summed over requests.
+        others: Sum over requests of the other requests that its engine had meanwhile.
     """
 
     conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
@@ -213,7 +208,7 @@ class Side:
         ]
 
     def latest(self, key: str) -> Conversation:
-        """Return a conversation, as the latest; the oldest is forgotten where there are many."""
+        """Return a conversation as the latest; forget the oldest if there are too many."""
         found = self.conversations.setdefault(key, Conversation())
         self.conversations.move_to_end(key)
         if len(self.conversations) > _CONVERSATIONS_MAX:
@@ -222,20 +217,15 @@ class Side:
 
 
 class TrialFigures:
-    """The figures of one model's trial, since its beginning."""
-
     def __init__(self) -> None:
         self.sides: dict[SideName, Side] = {name: Side() for name in SIDES}
 
-    def crashed(self, side: SideName) -> None:
-        self.sides[side].crashes += 1
-
-    def failed(self, side: SideName) -> None:
-        """Count a request that the other side answered, as this one failed it."""
+    def count_failure(self, side: SideName) -> None:
+        """Count a request that this side failed and the other side answered."""
         self.sides[side].requests += 1
         self.sides[side].errors += 1
 
-    def finished(
+    def count_request(
         self,
         name: SideName,
         fields: Mapping[str, Any],
@@ -244,7 +234,7 @@ class TrialFigures:
         *,
         is_fair: bool = True,
     ) -> None:
-        """Count a request.
+        """Count a finished request.
 
         Args:
             name: The side that answered it.
@@ -264,7 +254,7 @@ class TrialFigures:
             _add(side, conversation, fields, min(others, _OTHERS_MAX), at_s)
 
     def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation:
-        """Return the conversation of a request; one that the other side has is excluded."""
+        """Return a request's conversation; exclude it if the other side has it."""
         key = str(fields["conversation"] or fields["request"])
         if other := self.sides["base" if name == "trial" else "trial"].conversations.get(key):
             other.is_excluded = True
@@ -286,7 +276,7 @@ def _add(
         side.timed_rates.append((at_s, rate, others))
 
 
-# Where the engines of one side have this many more requests at once, the figures tell that too.
+# If a side's engines have this many more requests at once, a note reports it.
 _UNEQUAL_LOAD: Final = 0.5
 _TO_GO_MAX: Final = 100_000
 
@@ -296,10 +286,10 @@ class FigureVerdict:
     """One figure of both sides.
 
     Attributes:
-        base: The median of its requests; None without any.
+        base: Median of its requests; None without any.
         trial: Likewise.
         outcome: The difference with its interval, or what it takes to see one.
-        to_go: Requests of both sides that would show a difference of 5 %; None if not known.
+        to_go: More requests of both sides that would show a 5 % difference; None if unknown.
         compared: Requests of both sides that ran under equal load.
     """
 
@@ -319,7 +309,7 @@ class TrialVerdict:
 
 
 def verdict(figures: TrialFigures) -> TrialVerdict:
-    """Compare conversations."""
+    """Compare by conversation, for people."""
     base, trial = (figures.sides[name] for name in SIDES)
     first_token_s = _figure(base.first_tokens_s, trial.first_tokens_s, TIME)
     notes = (_load_note(base, trial, first_token_s.compared), _excluded_note(figures))
@@ -331,7 +321,7 @@ def verdict(figures: TrialFigures) -> TrialVerdict:
 
 
 def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
-    """Compare moments, for a decision that nobody looks at before it is made."""
+    """Compare by time block, for automatic decisions that nobody reviews first."""
     base, trial = (figures.sides[name] for name in SIDES)
     return TrialVerdict(
         tokens_per_second=_figure_over_time(base.timed_rates, trial.timed_rates, RATE),
@@ -345,15 +335,13 @@ def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
 def _figure_over_time(base: Sequence[Timed], trial: Sequence[Timed], words: Words) -> FigureVerdict:
     comparison = compare_over_time(base, trial, words=words)
     own, tried = (_median([[value for _, value, _ in side]]) for side in (base, trial))
-    return FigureVerdict(own, tried, comparison, _outcome_over_time(comparison), None, 0)
-
-
-def _outcome_over_time(comparison: Comparison) -> str:
     if comparison.is_different:
-        return comparison.verdict
-    if math.isinf(comparison.high):
-        return "too few requests under equal load to compare"
-    return f"no difference seen ({comparison.low:.2f}–{comparison.high:.2f} ×)"
+        outcome = comparison.verdict
+    elif math.isinf(comparison.high):
+        outcome = "too few requests under equal load to compare"
+    else:
+        outcome = f"no difference seen ({comparison.low:.2f}–{comparison.high:.2f} ×)"
+    return FigureVerdict(own, tried, comparison, outcome, None, 0)
 
 
 def _figure(all_base: Conversations, all_trial: Conversations, words: Words) -> FigureVerdict:
@@ -390,13 +378,9 @@ def _outcome(comparison: Comparison, to_go: int | None) -> str:
     if to_go == 0:
         return f"no difference of 5 % or more ({interval})"
     more = "more than " if to_go >= _TO_GO_MAX else "about "
-    return f"no difference seen yet ({interval}), {more}{_round_up(to_go)} requests to go"
-
-
-def _round_up(count: int) -> int:
-    """Round an estimate up to two digits."""
-    unit: int = 10 ** max(0, len(str(count)) - 2)
-    return math.ceil(count / unit) * unit
+    unit: int = 10 ** max(0, len(str(to_go)) - 2)  # two digits, rounded up
+    count = math.ceil(to_go / unit) * unit
+    return f"no difference seen yet ({interval}), {more}{count} requests to go"
 
 
 def _load_note(base: Side, trial: Side, compared: int) -> str | None:
@@ -419,16 +403,16 @@ def _excluded_note(figures: TrialFigures) -> str | None:
     return f"{which} left out from where a side was full or not ready"
 
 
-# As of every difference that is claimed: people look often.
+# The level of every claimed difference: people look often.
 _LEVEL: Final = 0.99
 _Z: Final = NormalDist().inv_cdf((1 + _LEVEL) / 2)
 
 
 def least_increase(base: tuple[int, int], other: tuple[int, int]) -> float:
-    """Return the lower end of the interval of 99 % of how much higher another rate is.
+    """Return the lower end of the 99 % interval of how much higher another error rate is.
 
-    Each is a number of errors and of requests. Below 0 where it may as well be lower; -1 without
-    requests on one side.
+    Each side is a number of errors and of requests. Below 0 if the rate may as well be lower; -1
+    without requests on one side.
     """
     if not (base[1] and other[1]):
         return -1.0
@@ -444,7 +428,7 @@ def _wilson(errors: int, requests: int) -> tuple[float, float]:
     return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
 
 
-# Nobody notices a first token that comes later by less.
+# Nobody notices a first token that is later by less.
 _UNNOTICED_S: Final = 0.05
 
 Step = Literal["wait", "promote", "withdraw"]
@@ -452,7 +436,7 @@ Step = Literal["wait", "promote", "withdraw"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now; `reason` is a clause for people."""
+    """The next step; `reason` is a clause for people."""
 
     step: Step
     reason: str
@@ -460,26 +444,28 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Slowness:
-    """One figure: by how many times as slow the canary is, at least and at most."""
+    """One figure, and the bounds of how many times slower the canary is."""
 
     name: str
     low: float
     high: float
-    outcome: str
-    is_different: bool
+    found: FigureVerdict
 
 
 def decide(figures: TrialFigures, margin: float, *, is_over: bool) -> Decision:
     base, tried = figures.sides["base"], figures.sides["trial"]
     if tried.crashes:
         return Decision("withdraw", "its engine crashed")
-    if least_increase(_errors(base), _errors(tried)) > 0:
+    errors = [(side.errors, side.requests) for side in (base, tried)]
+    if least_increase(*errors) > 0:
         return Decision(
             "withdraw", f"it has more errors: {_share_text(tried)} against {_share_text(base)}"
         )
     found = list(_slownesses(verdict_over_time(figures)))
     if slow := [
-        slowness for slowness in found if slowness.is_different and slowness.low > 1 + margin
+        slowness
+        for slowness in found
+        if slowness.found.comparison.is_different and slowness.low > 1 + margin
     ]:
         return Decision("withdraw", _text(slow))
     if not is_over:
@@ -493,35 +479,11 @@ def decide(figures: TrialFigures, margin: float, *, is_over: bool) -> Decision:
 
 
 def _slownesses(found: TrialVerdict) -> Iterator[_Slowness]:
-    yield _slowness("tokens/s", found.tokens_per_second, _inverse)
-    first = found.first_token_s
-    if not _is_unnoticed(first):
-        yield _slowness("first token", first, _unchanged_bounds)
-
-
-def _slowness(
-    name: str, found: FigureVerdict, ends: Callable[[float, float], tuple[float, float]]
-) -> _Slowness:
-    comparison = found.comparison
-    low, high = ends(comparison.low, comparison.high)
-    return _Slowness(name, low, high, found.outcome, comparison.is_different)
-
-
-def _inverse(low: float, high: float) -> tuple[float, float]:
-    return 1 / high if high else math.inf, 1 / low if low else math.inf
-
-
-def _unchanged_bounds(low: float, high: float) -> tuple[float, float]:
-    return low, high
-
-
-def _is_unnoticed(found: FigureVerdict) -> bool:
-    known = found.base is not None and found.trial is not None
-    return known and (found.trial or 0.0) - (found.base or 0.0) < _UNNOTICED_S
-
-
-def _errors(side: Side) -> tuple[int, int]:
-    return side.errors, side.requests
+    rate, first = found.tokens_per_second, found.first_token_s
+    low, high = rate.comparison.low, rate.comparison.high
+    yield _Slowness("tokens/s", 1 / high if high else math.inf, 1 / low if low else math.inf, rate)
+    if first.base is None or first.trial is None or first.trial - first.base >= _UNNOTICED_S:
+        yield _Slowness("first token", first.comparison.low, first.comparison.high, first)
 
 
 def _share_text(side: Side) -> str:
@@ -529,4 +491,4 @@ def _share_text(side: Side) -> str:
 
 
 def _text(found: list[_Slowness]) -> str:
-    return ", ".join(f"{slowness.name} {slowness.outcome}" for slowness in found)
+    return ", ".join(f"{slowness.name} {slowness.found.outcome}" for slowness in found)

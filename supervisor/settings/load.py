@@ -287,7 +287,7 @@ def _resolve_paths(settings: Settings, base: Path) -> Settings:
             "engine": join_engine_path(model.engine, base),
             "flags": {**beside, **absolute(model.flags, base)},
             "trial": trial,
-            "draft": located(model.draft)[0] if isinstance(model.draft, Path) else model.draft,
+            "draft": locate(model.draft)[0] if isinstance(model.draft, Path) else model.draft,
             "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
             "loras": loras.resolve_loras(model.loras, base),
             "restart": settings.restart_policy(name),

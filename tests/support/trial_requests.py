@@ -28,7 +28,7 @@ def finished(
 ) -> TrialFigures:
     figures = figures or TrialFigures()
     for side, fields in requests:
-        figures.finished(side, fields, others)
+        figures.count_request(side, fields, others)
     return figures
 
 

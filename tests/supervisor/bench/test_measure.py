@@ -79,7 +79,7 @@ async def test_an_engine_that_does_not_start_is_a_failure_with_its_cause(
 
 def reason(plans: VariantPlans, variant: Variant) -> str:
     found = plans.usable((variant,))[variant]
-    return found.reason if found else ""
+    return found or ""
 
 
 def test_what_does_not_fit_is_not_measured(

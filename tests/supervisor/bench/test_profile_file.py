@@ -23,7 +23,7 @@ def test_a_first_profile_is_written_and_removed_again(directory: Path) -> None:
     path, backup = write("chat", directory, OURS)
     assert (path.read_text(), backup) == (OURS, None)
     assert (path.stat().st_mode & 0o777, directory.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert undo("chat", directory).restored is None
+    assert undo("chat", directory)[1] is None
     assert names(directory) == []
 
 

@@ -33,7 +33,7 @@ GENERATION = WORKLOADS["generation"]
 def job(tiny_model: Path, runtime: Path) -> BenchJob:
     where = Directories(*[runtime] * 5)
     specs = choose(Settings(models={"tiny": {"path": tiny_model}}), where, "tiny", [])
-    return BenchJob("tiny", specs, (GENERATION,), RoundLimits.of(2, None), 1, where)
+    return BenchJob("tiny", specs, (GENERATION,), RoundLimits.from_options(2, None), 1, where)
 
 
 def readings(*joules: float) -> Callable[[], EnergyReading]:
@@ -84,7 +84,7 @@ async def test_a_rejected_workload_is_noted_and_the_next_one_runs(job: BenchJob)
         job,
         specs=job.specs[:1],
         workloads=(Workload("odd", "", (), rejected), GENERATION),
-        limits=RoundLimits.of(1, None),
+        limits=RoundLimits.from_options(1, None),
     )
     found = await measured(job)
     assert found.notes == ("plain, odd: status 400",)
@@ -130,7 +130,7 @@ def test_rounds_have_orders_of_their_own_and_a_seed_repeats_them(job: BenchJob) 
 async def test_energy_is_that_of_a_thousand_tokens(job: BenchJob) -> None:
     two = Workload("two", "", (), lambda _engine, _rng: _outcome(tokens=2000))
     job = replace(
-        job, specs=job.specs[:1], workloads=(two,), limits=RoundLimits.of(1, None),
+        job, specs=job.specs[:1], workloads=(two,), limits=RoundLimits.from_options(1, None),
         read_energy=readings(95, 1),
     )  # fmt: skip
     found = await measured(job)
@@ -142,7 +142,7 @@ async def test_energy_is_that_of_a_thousand_tokens(job: BenchJob) -> None:
 
 async def test_energy_that_cannot_be_read_is_absent(job: BenchJob) -> None:
     unknown = replace(job, read_energy=lambda: EnergyReading(None, None))
-    found = await measured(replace(unknown, limits=RoundLimits.of(1, None)))
+    found = await measured(replace(unknown, limits=RoundLimits.from_options(1, None)))
     assert "energy" not in (found.rounds("plain")[0] or {})
 
 

@@ -25,8 +25,8 @@ def observed(slower: float = 1.0, later: float = 1.0, seconds: int = 60) -> Tria
             "engine_decode_ms": 400.0 * other * slower,
             "first_token_ms": 500.0 * other * later,
         }
-        figures.finished("base", own, 1, number / 2)
-        figures.finished("trial", request(TRIED + number, **times), 1, number / 2)
+        figures.count_request("base", own, 1, number / 2)
+        figures.count_request("trial", request(TRIED + number, **times), 1, number / 2)
     return figures
 
 
@@ -56,8 +56,8 @@ def test_one_slower_by_less_than_the_margin_is_promoted_and_the_figures_say_so()
 def test_a_first_token_that_comes_unnoticeably_later_does_not_matter() -> None:
     figures = TrialFigures()
     for number in range(120):
-        figures.finished("base", request(number, first_token_ms=10.0), 1, number / 2)
-        figures.finished("trial", request(TRIED + number, first_token_ms=30.0), 1, number / 2)
+        figures.count_request("base", request(number, first_token_ms=10.0), 1, number / 2)
+        figures.count_request("trial", request(TRIED + number, first_token_ms=30.0), 1, number / 2)
     assert decide(figures, MARGIN, is_over=True).step == "promote"
 
 
@@ -69,21 +69,21 @@ def test_too_little_is_known_of_one_without_requests() -> None:
 
 def test_a_crash_is_enough() -> None:
     figures = observed()
-    figures.crashed("base")
+    figures.sides["base"].crashes += 1
     assert decide(figures, MARGIN, is_over=False).step == "wait"
-    figures.crashed("trial")
+    figures.sides["trial"].crashes += 1
     assert decide(figures, MARGIN, is_over=False).reason == "its engine crashed"
 
 
 def test_more_errors_withdraw_it() -> None:
     figures = observed()
     for _ in range(12):
-        figures.finished("trial", request(TRIED - 1, status=500), 0)
+        figures.count_request("trial", request(TRIED - 1, status=500), 0)
     done = decide(figures, MARGIN, is_over=False)
     assert done.step == "withdraw"
     assert done.reason == "it has more errors: 12 of 132 requests against 0 of 120 requests"
     for _ in range(12):
-        figures.finished("base", request(TRIED - 2, status=500), 0)
+        figures.count_request("base", request(TRIED - 2, status=500), 0)
     assert decide(figures, MARGIN, is_over=False).step == "wait"
 
 

@@ -61,8 +61,8 @@ def test_a_conversation_counts_until_it_changes_sides() -> None:
 @pytest.mark.parametrize("is_fair", [True, False])
 def test_a_conversation_that_was_diverted_has_no_values(*, is_fair: bool) -> None:
     figures = TrialFigures()
-    figures.finished("base", request(7, diverted=is_fair or None), 0, is_fair=is_fair)
-    figures.finished("base", request(7), 0)
+    figures.count_request("base", request(7, diverted=is_fair or None), 0, is_fair=is_fair)
+    figures.count_request("base", request(7), 0)
     side = figures.sides["base"]
     assert (side.rates, side.requests, side.excluded) == ([], 2, 1)
 

@@ -21,7 +21,7 @@ def measured(
         rate = (trial_rate if on_trial else base_rate) * chance.lognormvariate(0, noise)
         for _ in range(3):
             fields = request(number, engine_decode_ms=40_000 / rate)
-            figures.finished("trial" if on_trial else "base", fields, 0)
+            figures.count_request("trial" if on_trial else "base", fields, 0)
     return figures
 
 
@@ -58,7 +58,7 @@ def test_turns_of_few_conversations_prove_nothing() -> None:
     for number, rate in ((1, 50.0), (2, 100.0)):
         for _ in range(30):
             fields = request(number, engine_decode_ms=40_000 / rate)
-            figures.finished("trial" if number == 2 else "base", fields, 0)
+            figures.count_request("trial" if number == 2 else "base", fields, 0)
     found = verdict(figures).tokens_per_second
     assert not found.comparison.is_different
     assert found.outcome == "too few conversations under equal load to compare"
@@ -72,7 +72,7 @@ def under_load(speeds: Mapping[SideName, float], trial_others: tuple[int, ...]) 
         side: SideName = "trial" if number % 5 == 0 else "base"
         others = chance.choice(trial_others if side == "trial" else (0, 1, 2, 3))
         rate = speeds[side] / (1 + others) * chance.lognormvariate(0, 0.02)
-        figures.finished(side, request(number, engine_decode_ms=40_000 / rate), others)
+        figures.count_request(side, request(number, engine_decode_ms=40_000 / rate), others)
     return figures
 
 
