@@ -153,7 +153,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         replicas=planner.places.replicas(name),
         misfit=misfit,
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
-        tuned=planner.tuned_profiles.used(planner.entry(name)),
+        tuned=planner.tuned_profiles.find_applicable(planner.entry(name)),
         not_persisted_reason=planner.launches.slot_persistence.reason(made),
         restored=planner.launches.slot_persistence.outcome(made),
         encrypts=planner.launches.slot_persistence.encrypts,

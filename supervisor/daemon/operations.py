@@ -261,7 +261,7 @@ class DaemonService:
 
     def _memory_bytes(self, replica: Replica) -> int | None:
         facts = replica.instance.snapshot()
-        return self._parts.stats.of(facts).memory_bytes if facts.pid else None
+        return self._parts.stats.stats_of(facts).memory_bytes if facts.pid else None
 
     def _model_status(
         self, model: Model, waiting: Waiting | None, unload: UnloadTime | None
@@ -271,7 +271,8 @@ class DaemonService:
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
-        busy, stats = self._parts.router.count_in_flight(facts.name), self._parts.stats.of(facts)
+        busy = self._parts.router.count_in_flight(facts.name)
+        stats = self._parts.stats.stats_of(facts)
         return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
 
     def joined_host(self, host: int) -> JoinedHost:

@@ -84,7 +84,7 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
             is_expected = not planner.launches.slot_persistence.problem
             yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
         yield from _check_trial(planner, name)
-        found = memory_need(plan, len(planner.places.of(name)))
+        found = memory_need(plan, len(planner.places.replicas_of(name)))
         yield replace(found, is_preloaded=planner.model_settings(name).preload)
 
 

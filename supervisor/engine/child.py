@@ -43,14 +43,12 @@ class GroupTether:
         self.reader, self._writer = os.pipe()
 
     def attach(self) -> None:  # pragma: no cover (runs between fork and exec)
-        """Call this in the child, which leads its group."""
         with suppress(OSError, AttributeError):  # a sandbox or system without such signals
             fcntl.fcntl(self.reader, fcntl.F_SETOWN, -os.getpid())
             fcntl.fcntl(self.reader, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(self.reader, fcntl.F_SETFL, os.O_ASYNC)
 
     def close_reader(self) -> None:
-        """Close our copy of the reader, once the child has its own."""
         os.close(self.reader)
 
     def close(self) -> None:
@@ -252,7 +250,7 @@ def _prepare(  # pragma: no cover (runs between fork and exec)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     # The parent-death signal is sent when the *thread* that spawned the process ends. It survives
     # exec, except of a set-user-ID program. A parent that died before the call goes unnoticed,
-    # hence the check of getppid. `setpriv --pdeathsig` is not on every system, and lacks this check.
+    # hence the check of getppid. `setpriv --pdeathsig` is not on every system, and has no check.
     if _prctl is None:
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

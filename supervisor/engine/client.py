@@ -64,7 +64,6 @@ class EngineResponse:
 
     @property
     def error(self) -> ErrorResponse | None:
-        """The response as an error, unless its status is 200."""
         return None if self.status == 200 else ErrorResponse(self.status, _message(self.body))
 
 
@@ -184,8 +183,7 @@ class EngineClient:
             raise EngineUnreachable(f"{method} {path}: {error!r}") from error
 
 
-class _TooLarge(Exception):
-    """A response exceeds its byte limit."""
+class _TooLarge(Exception): ...
 
 
 async def _chunks(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
@@ -300,7 +298,6 @@ async def cached_tokens(
 
 
 async def erase(client: EngineClient, id_slot: int) -> None:
-    """Discard a slot's KV cache."""
     await client.post(f"/slots/{id_slot}?action=erase", {})
 
 

@@ -198,7 +198,6 @@ def internal(error: Exception) -> FailureCause:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return whether a shortage of descriptors or memory caused an error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _TRANSIENT:
@@ -230,7 +229,6 @@ _ERROR_LINE: Final = re.compile(r"^(?:[\d.]+ )?E |\berror\b|\bfailed\b", re.IGNO
 
 
 def _cause_of_exit(returncode: int | None, lines: Sequence[str]) -> FailureCause:
-    """Return a cause that quotes the last line that looks like an error."""
     errors = [line for line in lines if _ERROR_LINE.search(line)]
     last = errors[-1].strip()[:_QUOTE_MAX] if errors else ""
     detail = f"; its last error: {last}" if last else ""

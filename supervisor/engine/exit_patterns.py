@@ -29,7 +29,6 @@ class LogPattern:
     permanent: bool = True
 
     def read(self, line: str) -> tuple[str, str] | None:
-        """Return sentence and hint if the line matches."""
         found = re.search(self.pattern, line)
         if found is None:
             return None

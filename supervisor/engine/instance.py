@@ -143,7 +143,6 @@ class Instance:
         self._command(Event.START)
 
     def stop(self) -> None:
-        """Drain and stop it."""
         self._command(Event.STOP)
 
     def restart(self) -> None:
@@ -372,7 +371,6 @@ class Instance:
             self._apply_exit(number, end, is_own=end.code not in exit_cause.EXTERNAL)
 
     async def _unready_cause(self) -> FailureCause | None:
-        """Prepare a run; return the cause if it cannot begin."""
         if self._prepare is None:
             return None
         try:

@@ -116,7 +116,6 @@ class ProcessTag:
 
     @property
     def text(self) -> str:
-        """The value of PROCESS_TAG_ENV."""
         return "\n".join((str(self.runtime), self.instance, str(self.program)))
 
     @classmethod

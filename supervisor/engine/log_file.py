@@ -35,7 +35,6 @@ class LineSplitter:
         self._open = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines that `chunk` completes, without their newlines."""
         first, *others = chunk.split(b"\n")
         self._open += first[: self._limit_bytes - len(self._open)]
         if not others:

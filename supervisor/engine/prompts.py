@@ -135,7 +135,6 @@ class LearnedPrompts:
         return found
 
     def counts(self) -> dict[str, int]:
-        """Return the number of prompts of each model that has any."""
         found = {
             name_of_file(path.name): len(_latest_first_paths(path)) for path in self._directories()
         }

@@ -60,7 +60,6 @@ class QuotedRequests:
         return b"".join([*passed, self._take_line_part(last)])
 
     def flush(self) -> bytes:
-        """Return the held bytes, at the end of the stream."""
         return self._take_line_end(b"").removesuffix(b"\n") if self._held else b""
 
     def _take_line_end(self, rest: bytes) -> bytes:
@@ -198,7 +197,6 @@ class ProcessRun:
             self._child.signal(signal.SIGKILL)
 
     def stop_parsing(self) -> None:
-        """Stop searching its output for the address it listens on."""
         self._lines = None
 
     def _on_stdout(self, chunk: bytes) -> None:

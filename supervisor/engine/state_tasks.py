@@ -81,7 +81,6 @@ async def wait_healthy(run: ProcessRun) -> None:
 
 
 async def is_healthy(run: ProcessRun) -> bool:
-    """Return whether the engine answers, and is that of this run."""
     if not run.endpoint.is_known:
         return False
     async with run.client() as client:
@@ -152,7 +151,6 @@ class HealthMonitor:
                 self._probe.cancel()
 
     async def sample(self) -> HealthSample:
-        """Take a sample that includes the engine's counters."""
         return self._sample(await self._counters())
 
     async def _counters(self) -> CounterSample:

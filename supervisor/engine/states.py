@@ -48,8 +48,6 @@ class Event(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the supervisor ends a run."""
-
     REQUESTED = "requested"
     MEASURED = "measured"
     OVERDUE = "overdue"  # it computes for a client that disconnected, or has lost a worker
@@ -58,8 +56,6 @@ class StopReason(StrEnum):
 
 
 class ExitOutcome(StrEnum):
-    """What the end of a process means."""
-
     STOPPED = "not wanted"
     RESTART = "restart"
     FAILURE = "failure"

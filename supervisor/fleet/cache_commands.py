@@ -38,11 +38,9 @@ def replica_ref(model: Model, replica: Replica) -> ReplicaRef:
 async def save_predecessors(model: Model, replica: Replica) -> None:
     """Save the slots of the instances that a replica will replace, for it to restore."""
     for other in model.all_replicas:
-        if (
-            other is not replica
-            and other.place == replica.place
-            and _share_cache_key(other, replica)
-        ):
+        if other is replica or other.place != replica.place or not (other.plan and replica.plan):
+            continue
+        if cache_key(replica.plan).fits(cache_key(other.plan)):
             await _save(other)
 
 
@@ -60,7 +58,7 @@ async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> lis
 async def warm(
     replicas: Sequence[Replica], prompt: WarmPrompt, traffic: Router
 ) -> list[PrefillResult] | CorralError:
-    """Prefill a prompt on each serving instance, when it is idle within a minute."""
+    """Prefill a prompt on each serving instance that becomes idle within a minute."""
     serving = [replica for replica in replicas if _serving_snapshot(replica)]
     if not serving:
         return StartFailed("no instance is ready", hint="run corral start")
@@ -83,7 +81,7 @@ async def warm(
 async def _prefill(
     replica: Replica, prompt: WarmPrompt, traffic: Router
 ) -> Timings | ErrorResponse | None:
-    """Prefill a prompt on one instance; None if it was not idle or stopped."""
+    """Prefill a prompt on an instance; None if it was not idle or has stopped."""
     snapshot = _serving_snapshot(replica)
     if snapshot is None:
         return None
@@ -103,20 +101,10 @@ async def _prefill(
 
 async def _save(replica: Replica) -> None:
     if snapshot := _serving_snapshot(replica):
-        async with _client(snapshot) as client:
+        async with EngineClient(snapshot.endpoint, snapshot.api_key) as client:
             await replica.slots.save(client, snapshot.run)
 
 
 def _serving_snapshot(replica: Replica) -> InstanceSnapshot | None:
     snapshot = replica.instance.snapshot()
     return snapshot if snapshot.state is State.READY else None
-
-
-def _client(snapshot: InstanceSnapshot) -> EngineClient:
-    return EngineClient(snapshot.endpoint, snapshot.api_key)
-
-
-def _share_cache_key(replica: Replica, other: Replica) -> bool:
-    if replica.plan is None or other.plan is None:
-        return False
-    return cache_key(other.plan).fits(cache_key(replica.plan))

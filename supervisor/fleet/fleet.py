@@ -1,7 +1,7 @@
 """All instances, by model.
 
-The fleet applies commands for models to their instances and reports when they are done. Instances
-are added and retired while it serves, as `reload/` decides.
+The fleet applies commands for models to their instances and reports when these are done. `reload`
+and `replace` add and retire instances while it serves.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from proxy.cache.fingerprint import ConversationFingerprint
@@ -33,38 +33,7 @@ from supervisor.system.processor_load import ProcessorReading, read_this_process
 if TYPE_CHECKING:
     from proxy.router.router import Router
 
-Replicas = Callable[[], Iterable[Replica]]
-
-
-def calibrator(
-    replica: Replica, replicas: Replicas, traffic: Router, emit: Emit
-) -> ThreadCalibrator:
-    """Make the calibrator of a replica, one of `replicas`."""
-    return ThreadCalibrator(
-        plan=lambda: replica.plan,
-        plan_again=lambda: replica.planner.plan_at(replica.place),
-        store=lambda plan: replica.planner.measurements(plan.gguf.path, plan.engine),
-        is_alone=lambda: all(
-            _rests(other, traffic) for other in replicas() if other is not replica
-        ),
-        read=lambda: _read_processor(replicas()),
-        emit=functools.partial(emit, instance=replica.name, model=replica.place.model),
-    )
-
-
-def _rests(replica: Replica, traffic: Router) -> bool:
-    """Whether an instance neither computes nor loads."""
-    state = replica.instance.snapshot().state
-    is_idle = state is State.READY and not traffic.activity(replica.name).in_flight
-    return is_idle or not STATES[state].process
-
-
-def _read_processor(replicas: Iterable[Replica]) -> ProcessorReading:
-    engines = (replica.instance.snapshot().pid for replica in replicas)
-    return read_this_processor([os.getpid(), *filter(None, engines)])
-
-
-# A start is done when the instance serves or the cause of its failure is known: in BACKOFF it will
+# A start is over when the instance serves or the cause of its failure is known: in BACKOFF it will
 # be started again.
 START_OVER: Final = frozenset({State.READY, State.FAILED, State.BACKOFF, State.STOPPED})
 _DOWN: Final = frozenset({State.STOPPED})
@@ -80,8 +49,7 @@ class Fleet:
 
     Attributes:
         models: By name, in the order of the settings; removed ones come last.
-        planner: Plans what is started from now on.
-        slot_files: The slot files of all models.
+        planner: Plans the instances that are started from now on.
     """
 
     def __init__(
@@ -103,19 +71,18 @@ class Fleet:
         self.models: dict[str, Model] = {}
         for entry in planner.entries.values():
             self.models[entry.name] = Model(entry, planner.model_settings(entry.name))
-            for place in planner.places.of(entry.name):
+            for place in planner.places.replicas_of(entry.name):
                 self.add(place, planner)
 
     async def serve(self) -> None:
-        """Serve all instances until cancelled; then kill what is left."""
+        """Serve all instances until cancelled; then kill the remaining processes."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._group.create_task(persist("slot files", self.slot_files.serve))
                 for replica in self.all_replicas():
                     self._serve(replica)
-                await (
-                    asyncio.get_running_loop().create_future()
-                )  # until cancelled; more may be added
+                # Until cancelled; instances may be added.
+                await asyncio.get_running_loop().create_future()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -123,7 +90,7 @@ class Fleet:
     # Queries.
 
     def all_replicas(self) -> tuple[Replica, ...]:
-        """Return all replicas, including replacements and retiring ones."""
+        """Return all replicas, including replacements and those that retire."""
         return tuple(replica for model in self.models.values() for replica in model.all_replicas)
 
     def replicas(self) -> tuple[Replica, ...]:
@@ -152,14 +119,14 @@ class Fleet:
         return [self.models[name] for name in names or known]
 
     def instances(self, names: Sequence[str] = ()) -> Iterator[Instance]:
-        """Yield the instances of the named models, or of all, without retiring ones."""
+        """Yield the instances of the named models, or of all, except those that retire."""
         for model in self.select(names):
             yield from (replica.instance for replica in (*model.replicas, *model.replacements))
 
     # Commands.
 
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
-        """Start, stop or restart models; return a function that reports whether that is done.
+        """Start, stop or restart models; return a function that tells whether that is over.
 
         Raises:
             NoSuchModel, SettingsInvalid: A name or the verb is unknown; nothing was changed.
@@ -182,36 +149,36 @@ class Fleet:
         if self._group is None:
             work.close()
             raise DaemonBusy("the daemon is stopping", hint="corral start starts another")
-        # In no group: its failure must not end the others.
+        # Not in the group, because its failure must not end the other tasks.
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._note_done)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _note_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             FAILURES.note("fleet task", error)
 
     async def all_down(self) -> None:
-        """Wait until each instance, including retiring ones, has been STOPPED."""
+        """Wait until each instance has been STOPPED, including those that retire."""
         for replica in self.all_replicas():
             await replica.instance.wait(_DOWN)
 
-    # What the proxy reports; an instance may be gone by then.
+    # Reports of the proxy; an instance may be gone by then.
 
     def mark_overdue(self, instance: str, reason: str) -> None:
         if replica := self._find(instance):
             replica.instance.mark_overdue(replica.instance.snapshot().run, reason)
 
     def worker_ended(self, name: str) -> None:
-        """Replace the processes that a worker computed for: they fail with their next request."""
+        """Replace the processes that used a worker: they would fail with their next request."""
         for replica in self.all_replicas():
             if replica.plan and name in {worker.name for worker in replica.plan.workers}:
                 self.mark_overdue(replica.name, f"worker {name} has ended")
 
     def restore_verified(self, instance: str, tokens: int, timings: Timings) -> None:
-        """Stop saving and restoring where the engine uses nothing of what it restored."""
+        """Stop saving and restoring slots of a model whose engine does not use restored slots."""
         replica = self._find(instance)
         if replica is None or replica.slots.check_restore(tokens, timings):
             return
@@ -221,10 +188,10 @@ class Fleet:
             if snapshot.state is State.READY:
                 self._admit(other, snapshot)  # without its cache key
 
-    # Changes. None of these waits; what follows runs in tasks.
+    # Changes. None of these waits; the rest of the work runs in tasks.
 
     def set_planner(self, planner: LaunchPlanner) -> None:
-        """Apply new settings: their models and their order."""
+        """Apply the models of new settings, in their order."""
         self.planner = planner
         self.slot_files.check_keys()
         found = {name: self.models.get(name) for name in planner.entries}
@@ -237,7 +204,7 @@ class Fleet:
             self.models[name].residency = planner.model_settings(name)
 
     def add(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
-        """Make a replica, stopped, that no instance serves yet."""
+        """Make a new replica, stopped."""
         replica = self._make(place, planner)
         model = self.models[place.model]
         if not model.is_configured:
@@ -246,20 +213,20 @@ class Fleet:
         return replica
 
     def add_beside(self, old: Replica, planner: LaunchPlanner) -> Replica:
-        """Make a replica to replace one that serves."""
+        """Make a replica that will replace `old`, which serves meanwhile."""
         replica = self._make(old.place, planner)
         model = self.models[old.place.model]
         model.add_replacement(replica)
         return replica
 
     def replace(self, old: Replica, new: Replica) -> None:
-        """Replace a replica by one made with `add_beside`, and retire it."""
+        """Retire a replica in favour of one made with `add_beside`."""
         self.models[old.place.model].set_replica(new)
         self.apply_settings(new, new.planner)
         self.retire(old)
 
     def apply_settings(self, replica: Replica, planner: LaunchPlanner) -> None:
-        """Use another planner for a replica, from its next run on."""
+        """Use another planner for the next runs of a replica."""
         replica.planner = planner
         policy = planner.restart_policy(replica.place.model)
         replica.instance.configure(self.planner.supervisor, policy)
@@ -270,7 +237,7 @@ class Fleet:
             self._admit(replica, snapshot)  # with its new aliases
 
     def retire(self, replica: Replica) -> None:
-        """Drain, stop and forget a replica."""
+        """Drain, stop and forget a replica, in the background."""
         self.models[replica.place.model].retire(replica)
         replica.instance.stop()
         if self._group:
@@ -297,21 +264,40 @@ class Fleet:
             admit=lambda snapshot: self._admit(replica, snapshot),
             emit=self._emit_change,
             persister=replica.slots,
-            needs_restart=calibrator(
-                replica, self.all_replicas, self._traffic, self._emit
-            ).needs_restart,
+            needs_restart=self._calibrator(replica).needs_restart,
             prepare=lambda: self._prepare(replica),
             reduce=lambda cause: self._reduce(replica, cause),
         )
 
+    def _calibrator(self, replica: Replica) -> ThreadCalibrator:
+        def is_at_rest(other: Replica) -> bool:  # it neither computes nor loads
+            state = other.instance.snapshot().state
+            is_idle = state is State.READY and not self._traffic.activity(other.name).in_flight
+            return is_idle or not STATES[state].process
+
+        def read_processor() -> ProcessorReading:
+            engines = (other.instance.snapshot().pid for other in self.all_replicas())
+            return read_this_processor([os.getpid(), *filter(None, engines)])
+
+        return ThreadCalibrator(
+            plan=lambda: replica.plan,
+            plan_again=lambda: replica.planner.plan_at(replica.place),
+            store=lambda plan: replica.planner.measurements(plan.gguf.path, plan.engine),
+            is_alone=lambda: all(
+                is_at_rest(other) for other in self.all_replicas() if other is not replica
+            ),
+            read=read_processor,
+            emit=functools.partial(self._emit, instance=replica.name, model=replica.place.model),
+        )
+
     async def _prepare(self, replica: Replica) -> None:
-        """Wait for what a start needs; raises where it is not there."""
+        """Wait for the workers and the memory of a start; raises CorralError without them."""
         await self._ask_workers(replica)
         while not await self._start_memory.is_there(replica):
             await self._ask_workers(replica)
 
     def _reduce(self, replica: Replica, cause: FailureCause) -> bool:
-        """Plan less for a model whose start ran out of memory; not beside an instance of it."""
+        """Plan less for a model whose start ran out of memory, unless another instance serves."""
         others = (
             other for other in self.models[replica.place.model].all_replicas if other is not replica
         )
@@ -320,7 +306,7 @@ class Fleet:
         return self._start_memory.reduce(replica, cause)
 
     async def _ask_workers(self, replica: Replica) -> None:
-        """Ask the workers of a model before it starts; raises where it waits for one."""
+        """Probe the workers of a model before it starts; raises if it must wait for one."""
         planner, model = replica.planner, replica.place.model
         if planner.workers.addresses_of(model):
             for reason in await planner.workers.ask(model, planner.engine_at(replica.place)):

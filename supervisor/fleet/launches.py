@@ -1,4 +1,4 @@
-"""Makes launches: a plan with an identity, its model files, a key, a place to listen and a log."""
+"""Makes the launch of a plan: its model files, a key, a socket or port, and a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from proxy.request.variants import Adapter, with_adapter
 from supervisor.builds.discover import Engine
@@ -37,7 +37,7 @@ from supervisor.system.paths import Directories, make_private
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaId:
-    """One replica of a model, numbered from 0, whichever instance serves it."""
+    """A replica of a model, numbered from 0; its instance may change."""
 
     model: str
     number: int
@@ -55,7 +55,7 @@ class FileVersion:
     mtime_ns: int | None = None
 
     @classmethod
-    def of(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> Self:
         try:
             found = path.stat()
         except (OSError, ValueError):  # missing, or not a path
@@ -65,7 +65,7 @@ class FileVersion:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFingerprint:
-    """What the command line of an instance is made from, apart from the machine."""
+    """All inputs of an instance's command line, apart from the machine."""
 
     engine: FileVersion
     library_dirs: tuple[Path, ...]
@@ -77,14 +77,14 @@ class LaunchFingerprint:
     workers: tuple[str, ...] = ()
     projector: FileVersion | None = None  # found beside the model
     adapters: tuple[FileVersion, ...] = ()
-    spool: Path | None = None  # where it writes slot files, unless that is beside them
+    spool: Path | None = None  # the directory in memory for slot files, if they are encrypted
 
 
 Flags = Mapping[str, FlagValue]
 
 
 class ModelFiles:
-    """Finds the files of models; `flags` are those of the model on its profile."""
+    """Finds the files of models; `flags` are those of the profile and of the model."""
 
     def __init__(self, cache_dir: Path, places: Sequence[Root]) -> None:
         self._cache_dir = cache_dir
@@ -93,10 +93,10 @@ class ModelFiles:
     def path(self, entry: ModelEntry) -> Path:
         """Return the file of a model.
 
-        A reference stays one until the model is fetched, which may be after the settings were read.
+        A reference is resolved here, as the model may be fetched after the settings were read.
 
         Raises:
-            ModelInvalid: The model of a reference is not stored, or cannot be served.
+            ModelInvalid: The model of a reference is not stored or cannot be served.
         """
         return self._locate(entry.path)
 
@@ -113,8 +113,8 @@ class ModelFiles:
 
     def _version(self, path: Path) -> FileVersion:
         with suppress(ModelInvalid):
-            return FileVersion.of(self._locate(path))
-        return FileVersion.of(path)
+            return FileVersion.read(self._locate(path))
+        return FileVersion.read(path)
 
     def gguf(self, entry: ModelEntry) -> Gguf:
         """Read the metadata of a model; raises ModelInvalid."""
@@ -140,11 +140,11 @@ class ModelFiles:
             return self._version(entry.draft)
         with suppress(CorralError):
             found = self.draft(entry, flags, engine, self.gguf(entry))
-            return FileVersion.of(found.gguf.path) if found.gguf else None
+            return FileVersion.read(found.gguf.path) if found.gguf else None
         return None
 
     def projector(self, entry: ModelEntry, flags: Flags, model: Gguf) -> Projector:
-        """Find the projector beside a model, where none is set."""
+        """Find the projector beside a model, if none is set."""
         if not embedding.is_looked_for(model, flags, entry.args):
             return Projector()
         return find_projector(model, self._cache_dir)
@@ -152,7 +152,7 @@ class ModelFiles:
     def projector_version(self, entry: ModelEntry, flags: Flags) -> FileVersion | None:
         with suppress(CorralError):
             found = self.projector(entry, flags, self.gguf(entry)).path
-            return FileVersion.of(found) if found else None
+            return FileVersion.read(found) if found else None
         return None
 
     def adapters(self, entry: ModelEntry, model: Gguf) -> list[Gguf]:
@@ -164,8 +164,8 @@ class ModelFiles:
 
 
 def total_bytes(paths: Iterable[object]) -> int:
-    """Return the size of files; one that is missing counts nothing."""
-    return sum(FileVersion.of(Path(str(path))).size_bytes or 0 for path in paths if path)
+    """Return the total size of files; a missing file counts 0."""
+    return sum(FileVersion.read(Path(str(path))).size_bytes or 0 for path in paths if path)
 
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -181,9 +181,9 @@ class Launches:
         self.learned = LearnedPrompts(directories.prompts)
 
     def launch(self, plan: Plan, instance: str, shards: ShardRun | None = None) -> Launch:
-        """Make one run of a plan, with a random key and its own socket or port.
+        """Make the launch of a run, with a random key and its own socket or port.
 
-        The engine reaches its workers through the relays of `shards`, if there are any.
+        The engine reaches its workers through the relays of `shards`, if given.
 
         Raises:
             SettingsInvalid: A warm prompt is missing.
@@ -213,7 +213,6 @@ class Launches:
         )
 
     def argv(self, plan: Plan, instance: str) -> tuple[str, ...]:
-        """Return the command line of a launch."""
         argv = _argv(plan, self._endpoint(plan.engine, instance))
         return (*argv, *self.slot_persistence.arguments(plan, instance))
 
@@ -225,13 +224,12 @@ class Launches:
         table = self._models[model]
         learned = self.learned.prompts(model) if table.learn_prompts else []
         found = (*map(prompts.read, table.warm_prompts), *learned)
+        adapters = adapters_of(loras_of(table.loras))
+        if not adapters:
+            return found
         return tuple(
-            replace(prompt, body=self._without_adapters(model, prompt.body)) for prompt in found
+            replace(prompt, body=with_adapter(prompt.body, adapters, "")) for prompt in found
         )
-
-    def _without_adapters(self, model: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        adapters = adapters_of(loras_of(self._models[model].loras))
-        return with_adapter(body, adapters, "") if adapters else body
 
     def _endpoint(self, engine: Engine, instance: str) -> Endpoint:
         socket = self._directories.engine_socket(instance) if unix_sockets(engine) else None
@@ -239,7 +237,7 @@ class Launches:
 
 
 def adapters_of(found: Sequence[Lora]) -> tuple[Adapter, ...]:
-    """Return the adapters of a model as the proxy knows them."""
+    """Return the adapters in the form of the proxy."""
     return tuple(Adapter(lora.name, lora.scale) for lora in found)
 
 

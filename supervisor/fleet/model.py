@@ -1,9 +1,8 @@
 """A configured model and its replicas; its availability, caches and use of GPUs.
 
-A configured model and its replicas. While settings change, a ReplicaId can have three instances:
-one that serves, its replacement, and retiring ones. Their names differ: `chat.0`, then `chat.0~2`,
-then `chat.0` again once that is free. Model names have no tilde, so sockets and logs named after
-instances never clash.
+While settings change, a ReplicaId can have several instances: one that serves, its replacement, and
+those that retire. Their names differ: `chat.0`, then `chat.0~2`, then `chat.0` again once that is
+free. Model names have no tilde, so sockets and logs named after instances never clash.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ _UNLOADING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
 
 
 class Phase(Enum):
-    """Where a model is between unloaded and loaded."""
-
     DOWN = auto()
     LOADING = auto()
     LOADED = auto()
@@ -69,7 +66,7 @@ def phase_of(model: Model, snapshots: Sequence[InstanceSnapshot]) -> Phase:
 
 
 def availability(model: Model) -> tuple[Availability, str | None]:
-    """Return whether a model serves, and why it failed, or failed before its present load."""
+    """Return whether a model serves, and the cause of its failure or last failed load."""
     snapshots = [replica.instance.snapshot() for replica in (*model.replicas, *model.replacements)]
     if any(snapshot.state is State.READY for snapshot in snapshots):
         return "loaded", None
@@ -91,7 +88,7 @@ def availability(model: Model) -> tuple[Availability, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class CacheProperties:
-    """As of the proxy's `Upstream`."""
+    """The members of the proxy's `Upstream` with these names."""
 
     cache_key: str = ""
     token_bytes: float = 0.0
@@ -100,32 +97,29 @@ class CacheProperties:
 
 
 def cache_properties(plan: Plan) -> CacheProperties:
-    """Return what a run of a plan has; reads the metadata of the files that its options name."""
+    """Return the cache properties of a plan; reads the metadata of the files in its options."""
     key, inputs = cache_key(plan), plan.memory_inputs
     layout = context_layout(inputs.gguf, inputs.chosen, inputs.engine)
+    type_k, type_v = layout.cache.type_k, layout.cache.type_v
+    token_bytes = 0.0  # unknown
+    if {type_k, type_v} <= BYTES_PER_VALUE.keys():
+        padding = Cache(PADDING_TOKENS, type_k=type_k, type_v=type_v, full_window=True)
+        token_bytes = cache_bytes(plan.gguf, padding) / PADDING_TOKENS
     size_bytes = layout.prompt_cache_bytes
     return CacheProperties(
         cache_key=key_digest(plan.model, key) if plan.has_own_slots else "",
-        token_bytes=_token_bytes(plan, layout.cache),
+        token_bytes=token_bytes,
         state_bytes=key.state_bytes or 0,
         host_cache_bytes=math.inf if size_bytes < 0 else size_bytes,
     )
 
 
-def _token_bytes(plan: Plan, cache: Cache) -> float:
-    """Return the bytes of a token in a slot; 0 for a type whose size is not known."""
-    if not {cache.type_k, cache.type_v} <= BYTES_PER_VALUE.keys():
-        return 0.0
-    padding = Cache(PADDING_TOKENS, type_k=cache.type_k, type_v=cache.type_v, full_window=True)
-    return cache_bytes(plan.gguf, padding) / PADDING_TOKENS
-
-
-# A worker on another machine is a device for the engine, whatever it computes with.
+# For the engine, a worker on another machine is a device, even if it computes on a CPU.
 _REMOTE: Final = "RPC"
 
 
 def gpu_use(estimates: Iterable[Estimate]) -> GpuUse:
-    """Return what instances with these estimates have on GPUs."""
+    """Return the use of GPUs by instances with these estimates."""
     uses = [_use(estimate) for estimate in estimates]
     return GpuUse(
         layers=max((use.layers for use in uses), default=0),
@@ -150,7 +144,7 @@ def _use(estimate: Estimate) -> GpuUse:
 
 
 class Replica:
-    """An instance and the settings that it is made from; `life` is the task that serves it."""
+    """An instance and its settings; the task `life` serves it."""
 
     def __init__(
         self,
@@ -162,16 +156,18 @@ class Replica:
     ) -> None:
         self.place = place
         self.name = name
-        self.planner = planner  # of its next run
-        self.plan: Plan | None = None  # of its latest run
-        self.fingerprint: LaunchFingerprint | None = None  # likewise
-        self.shards: ShardRun | None = None  # likewise; None without workers
-        self.caches = CacheProperties()  # likewise; without a cache key if it cannot save slots
-        self.prompts: Sequence[WarmPrompt] = ()  # prefilled in its latest run
+        self.planner = planner  # plans its next run
+        # Of its latest run: `shards` is None without workers, `caches` has no cache key if the
+        # engine cannot save slots, `prompts` were prefilled.
+        self.plan: Plan | None = None
+        self.fingerprint: LaunchFingerprint | None = None
+        self.shards: ShardRun | None = None
+        self.caches = CacheProperties()
+        self.prompts: Sequence[WarmPrompt] = ()
         self.life: asyncio.Task[None] | None = None
-        # Free bytes of each device when its next run was prepared, where that is known.
+        # Free bytes of each device, if known, when its next run was prepared.
         self.free_bytes: Mapping[str, int] = {}
-        self.attempted: SettingsByFlag = {}  # what its latest start did without, successful or not
+        self.attempted: SettingsByFlag = {}  # the reductions of its latest start
         self.slots = slots(self)
         self.instance = instance(self)
 
@@ -223,13 +219,10 @@ class Replica:
 
 
 class Model:
-    """A configured model."""
-
     def __init__(self, entry: ModelEntry, residency: ResidencyPolicy) -> None:
         self.entry = entry
         self.residency = residency
-        # Whether a request loads it; not after it was stopped by command.
-        self.is_open = True
+        self.is_open = True  # whether a request loads it; False after a command stopped it
         self.refusal: str | None = None  # why the latest load was refused
         # Ordered by number; empty once the model is removed from the settings.
         self.replicas: tuple[Replica, ...] = ()
@@ -251,7 +244,7 @@ class Model:
 
     @property
     def slots(self) -> int:
-        """Slots of all replicas; one that was not planned yet counts as the first that was."""
+        """Slots of all replicas; a replica without a plan counts as the first one with a plan."""
         first = self.plan
         plans = (replica.plan or first for replica in self.replicas)
         return sum(plan.slots for plan in plans if plan)
@@ -264,7 +257,7 @@ class Model:
         return next(replica for replica in self.replicas if replica.place.number == number)
 
     def set_replica(self, new: Replica) -> None:
-        """Make a replica the current one; the caller retires the one before."""
+        """Make a replica the current one of its place; the caller retires its predecessor."""
         others = [replica for replica in self.replicas if replica.place != new.place]
         self.replacements = tuple(replica for replica in self.replacements if replica is not new)
         self.replicas = tuple(sorted([*others, new], key=lambda replica: replica.place))
@@ -282,7 +275,6 @@ class Model:
 
 
 def name_for(place: ReplicaId, taken: Collection[str]) -> str:
-    """Return the first free name for an instance."""
     name, generation = str(place), 1
     while name in taken:
         generation += 1

@@ -1,4 +1,4 @@
-"""The models of the settings as plans take them: tuned profiles, reductions, replicas."""
+"""The models of the settings in the form for plans; their tuned profiles, reductions, replicas."""
 
 from __future__ import annotations
 
@@ -19,20 +19,33 @@ from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import CORRAL, Setting, SettingsByFlag
 from supervisor.plan.shortage import Kind, Reduction, Replicas, decide
 from supervisor.plan.tuned_profile import Conditions, Tuned
-from supervisor.settings.schema import FoundModel, ModelSettings, Settings
+from supervisor.settings.schema import FoundModel, Settings
 from supervisor.system import machine
 from supervisor.system.machine import Machine, cpu_name
 from supervisor.system.paths import Directories
 
 
 def entries_of(settings: Settings) -> dict[str, ModelEntry]:
-    serves_ui = settings.proxy.engine_ui is not None
     return {
-        name: _entry(name, model, serves_ui=serves_ui) for name, model in settings.models.items()
+        name: ModelEntry(
+            name=name,
+            path=model.path,
+            profile=model.profile,
+            replicas=model.replicas,
+            flags=model.flags,
+            args=model.args,
+            draft=model.draft,
+            engine=model.engine,
+            aliases=model.aliases,
+            batching=model.batching,
+            loras=loras_of(model.loras),
+            serves_ui=settings.proxy.engine_ui is not None,
+        )
+        for name, model in settings.models.items()
     }
 
 
-def entry_named(entries: Mapping[str, ModelEntry], model: str) -> ModelEntry:
+def find_entry(entries: Mapping[str, ModelEntry], model: str) -> ModelEntry:
     """Look up a model; raises NoSuchModel."""
     if model in entries:
         return entries[model]
@@ -40,41 +53,24 @@ def entry_named(entries: Mapping[str, ModelEntry], model: str) -> ModelEntry:
     raise NoSuchModel(f"no model is named {model!r}", hint=f"models: {known}")
 
 
-def _entry(name: str, model: ModelSettings, *, serves_ui: bool) -> ModelEntry:
-    return ModelEntry(
-        name=name,
-        path=model.path,
-        profile=model.profile,
-        replicas=model.replicas,
-        flags=model.flags,
-        args=model.args,
-        draft=model.draft,
-        engine=model.engine,
-        aliases=model.aliases,
-        batching=model.batching,
-        loras=loras_of(model.loras),
-        serves_ui=serves_ui,
-    )
-
-
 # Returns the tuned profile of a model, if it has one.
 ReadTuned = Callable[[str], Tuned | None]
 
 
 class TunedProfiles:
-    """The profiles of models, with the tuned ones that apply here."""
+    """The profiles of models, with the tuned profiles that apply on this machine."""
 
     def __init__(self, directories: Directories, read: ReadTuned | None = None) -> None:
         self._read = read or (lambda name: tuned_profile.read(name, directories.tuned_profiles))
         self._load: Callable[[str], Profile] = lambda name: profile.load(name, directories.profiles)
 
     def reading_once(self) -> TunedProfiles:
-        """Return the same with each profile that tuned ones lie on read once."""
+        """Return a copy that reads each profile once, except tuned ones."""
         other = copy.copy(self)
         other._load = cache(self._load)  # noqa: SLF001 (a copy of this one)
         return other
 
-    def used(self, entry: ModelEntry) -> Tuned | None:
+    def find_applicable(self, entry: ModelEntry) -> Tuned | None:
         """Return a model's tuned profile if it applies; raises SettingsInvalid."""
         found = self._read(entry.name)
         if found is None:
@@ -83,17 +79,17 @@ class TunedProfiles:
         return None if tuned_profile.reason_unused(found, here) else found
 
     def profile(self, entry: ModelEntry) -> Profile:
-        """Load a model's profile with its tuned one on top; raises SettingsInvalid."""
+        """Load a model's profile, overlaid by its tuned profile; raises SettingsInvalid."""
         under = self._load(entry.profile)
-        found = self.used(entry)
+        found = self.find_applicable(entry)
         if found is None:
             return under
         return profile.overlay_flags(under, found.flags, f"{entry.name} (tuned)")
 
     def replicas(self, entry: ModelEntry) -> int | None:
-        """Return the tuned number of instances; a broken file is reported by the start."""
+        """Return the tuned number of instances, if any; the start reports a broken file."""
         with suppress(CorralError):
-            found = self.used(entry)
+            found = self.find_applicable(entry)
             return found.replicas if found else None
         return None
 
@@ -111,48 +107,50 @@ def machine_here() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reduced:
-    """Of one model: the settings that it was planned with, and what was given up of them."""
+    """The reductions of one model."""
 
-    entry: ModelEntry
-    settings: SettingsByFlag
-    kinds: tuple[Kind, ...]
-    was_short: bool  # whether so little was free that this explains the failure
+    entry: ModelEntry  # they apply until the settings change this
+    settings: SettingsByFlag  # the reduced values
+    kinds: tuple[Kind, ...]  # in the order in which they were tried
+    was_short: bool  # whether less memory was free than the model needed
 
 
 class Reductions:
+    """The settings that models are planned with after their engines ran out of memory."""
+
     def __init__(self) -> None:
         self._by_model: dict[str, _Reduced] = {}
 
-    def of(self, entry: ModelEntry) -> SettingsByFlag:
+    def settings_of(self, entry: ModelEntry) -> SettingsByFlag:
         """Return the values that replace planned ones; none once the settings have changed."""
-        found = self._found(entry)
+        found = self._find(entry)
         return found.settings if found else {}
 
     def kinds(self, entry: ModelEntry) -> tuple[Kind, ...]:
-        """Return what was tried, in this order."""
-        found = self._found(entry)
+        """Return the kinds of reduction that were tried, in their order."""
+        found = self._find(entry)
         return found.kinds if found else ()
 
     def was_short(self, entry: ModelEntry) -> bool:
-        """Whether it gave up something because less memory was free than it needed."""
-        found = self._found(entry)
+        """Return whether less memory was free than the model needed."""
+        found = self._find(entry)
         return found is not None and found.was_short
 
     def add(self, entry: ModelEntry, reduction: Reduction, reason: str, *, was_short: bool) -> None:
         settings = {key: Setting(value, CORRAL, reason) for key, value in reduction.flags.items()}
         kinds = (*self.kinds(entry), reduction.kind)
         self._by_model[entry.name] = _Reduced(
-            entry, {**self.of(entry), **settings}, kinds, was_short
+            entry, {**self.settings_of(entry), **settings}, kinds, was_short
         )
 
     def set(self, entry: ModelEntry, settings: SettingsByFlag) -> None:
-        """Note what another process gave up."""
+        """Set the reductions of another process."""
         self._by_model[entry.name] = _Reduced(entry, settings, (), was_short=False)
 
     def forget(self, model: str) -> None:
         self._by_model.pop(model, None)
 
-    def _found(self, entry: ModelEntry) -> _Reduced | None:
+    def _find(self, entry: ModelEntry) -> _Reduced | None:
         found = self._by_model.get(entry.name)
         return found if found and found.entry == entry else None
 
@@ -162,8 +160,8 @@ class Places:
 
     Args:
         entries: All models by name.
-        plan: Plans a model as if this many instances shared the machine, and returns the
-            machine too; raises CorralError.
+        plan: Plans a model for a number of instances that share the machine, and returns the machine
+            too; raises CorralError.
     """
 
     def __init__(
@@ -183,25 +181,25 @@ class Places:
     def instances(self) -> int:
         """The number of processes that share the machine if all models are loaded.
 
-        Models that were found count as one. A canary is not counted: it would run with other
-        threads and batches than what it is compared with.
+        All found models together count as one. A canary is not counted, so that it gets the same
+        threads and batches as the replicas that it is compared with.
         """
         table = self._settings.models
         found = [name for name in self._entries if isinstance(table[name], FoundModel)]
         own = [name for name in self._entries if not isinstance(table[name], FoundModel)]
         canaries = sum(isinstance(self.trial(name), CanaryTrial) for name in own)
-        return sum(len(self.of(name)) for name in own) - canaries + bool(found)
+        return sum(len(self.replicas_of(name)) for name in own) - canaries + bool(found)
 
-    def of(self, model: str) -> tuple[ReplicaId, ...]:
+    def replicas_of(self, model: str) -> tuple[ReplicaId, ...]:
         """Return the replicas of a model, the one on trial last."""
         count = self.replicas(model).count + (self.trial(model) is not None)
         return tuple(ReplicaId(model, number) for number in range(count))
 
     def trial(self, model: str) -> TrialSettings | None:
-        return self._settings.models[entry_named(self._entries, model).name].trial
+        return self._settings.models[find_entry(self._entries, model).name].trial
 
     def trial_at(self, place: ReplicaId) -> TrialSettings | None:
-        """Return the trial that a replica runs; None for one that runs the model's own profile."""
+        """Return the trial of a replica; None if it runs the model's own profile."""
         is_trial = place.number >= self.replicas(place.model).count
         return self.trial(place.model) if is_trial else None
 
@@ -212,7 +210,7 @@ class Places:
             NoSuchModel: The settings have none of that name.
         """
         if model not in self._replicas:
-            self._replicas[model] = self._count(entry_named(self._entries, model))
+            self._replicas[model] = self._count(find_entry(self._entries, model))
         return self._replicas[model]
 
     def _count(self, entry: ModelEntry) -> Replicas:

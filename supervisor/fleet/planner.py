@@ -1,7 +1,7 @@
-"""Plans and launches instances from the settings, again for every run.
+"""Plans and launches instances from the settings, anew for every run.
 
-Planning takes milliseconds (engines and GGUFs are cached by path, size and mtime), and the next
-start uses a repaired model file or an upgraded engine.
+So the next start uses a repaired model file or an upgraded engine. Planning takes milliseconds:
+engines and GGUFs are cached by path, size and mtime.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.builds import discover
-from supervisor.builds import discover as engines
 from supervisor.builds.discover import Engine
 from supervisor.builds.installed import EngineSetting
 from supervisor.engine.calibration import MeasurementStore
@@ -33,7 +32,7 @@ from supervisor.fleet.model_entries import (
     Reductions,
     TunedProfiles,
     entries_of,
-    entry_named,
+    find_entry,
 )
 from supervisor.models.local_stores import roots
 from supervisor.models.metadata import Gguf
@@ -55,13 +54,9 @@ from supervisor.system import machine
 from supervisor.system.machine import Machine
 from supervisor.system.paths import Directories
 
-# Larger models take long to load, and lose less to the synchronisation of threads.
+# Larger models take longer to load, and lose less time to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
-
-
-def _no_adapted_settings(_model: str) -> FlagSettings:
-    return {}
 
 
 class LaunchPlanner:
@@ -69,16 +64,16 @@ class LaunchPlanner:
 
     Args:
         adapted: Returns the values of a model that the daemon changed while it serves.
-        read_tuned: For tuned profiles that are no files.
-        known_workers: What is known of workers; unset: nothing.
-        reductions: What models gave up after their engines ran out of memory; unset: nothing.
+        read_tuned: Reads tuned profiles that are not files.
+        known_workers: The knowledge about workers, none by default.
+        reductions: The reductions of models whose engines ran out of memory, none by default.
     """
 
     def __init__(
         self,
         settings: Settings,
         directories: Directories,
-        adapted: Callable[[str], FlagSettings] = _no_adapted_settings,
+        adapted: Callable[[str], FlagSettings] = lambda _: {},
         *,
         read_tuned: ReadTuned | None = None,
         known_workers: KnownWorkers | None = None,
@@ -97,12 +92,16 @@ class LaunchPlanner:
         self._layer_shares = LayerShares(directories.layer_shares)
         self._layers: Mapping[str, Mapping[str, int]] = {}
         self._read_machine: Callable[[], Machine] = machine.read
-        self._load: Callable[[EngineSetting | None], Engine] = self._load_now
+        self._load: Callable[[EngineSetting | None], Engine] = lambda setting: discover.load(
+            setting,
+            cache_dir=directories.cache,
+            places=discover.default_search_paths(directories.engines),
+        )
 
     def reading_once(self) -> LaunchPlanner:
-        """Return a planner of the same settings, to plan many models at one moment.
+        """Return a planner that reads the machine, each engine and each profile once.
 
-        It reads the machine, each engine and each profile once. Keep it for that moment only.
+        It is for planning many models at the same time; do not keep it.
         """
         other = copy.copy(self)
         other._read_machine = cache(self._read_machine)  # noqa: SLF001 (a copy of this one)
@@ -111,46 +110,41 @@ class LaunchPlanner:
         return other
 
     def adapting(self, model: str, to: FlagSettings) -> LaunchPlanner:
-        """Return a planner of the same settings with other adapted values of one model."""
+        """Return a planner with other adapted values of one model."""
         other = copy.copy(self)
         other.adapted = lambda name: to if name == model else self.adapted(name)
         return other
 
-    def reduced(self, model: str) -> FlagSettings:
-        """Return what replaces planned values after the engine ran out of memory."""
-        return self.reductions.of(self.entries[model]) if self.may_reduce(model) else {}
+    def reductions_of(self, model: str) -> FlagSettings:
+        """Return the values that replace planned ones because the engine ran out of memory."""
+        return self.reductions.settings_of(self.entries[model]) if self.may_reduce(model) else {}
 
     def may_reduce(self, model: str) -> bool:
         found = self._settings.models.get(model)
         return found is not None and found.on_out_of_memory == "reduce"
 
-    def unreduced(self) -> LaunchPlanner:
-        """Return a planner of the same settings for which nothing was given up."""
+    def without_reductions(self) -> LaunchPlanner:
         other = copy.copy(self)
         other.reductions = Reductions()
         return other
 
     def with_layers(self, model: str, layers: Mapping[str, int]) -> LaunchPlanner:
-        """Return a planner of the same settings with these layers for the workers of one model."""
+        """Return a planner with these layers for the workers of one model."""
         other = copy.copy(self)
         other._layers = {**self._layers, model: layers}  # noqa: SLF001 (a copy of this one)
         return other
 
     def engine(self) -> Engine:
-        """Find the engine of models without their own; where all have one, that of the first.
+        """Find the engine of models without their own; if all have one, that of the first model.
 
         Raises:
-            EngineMissing, EngineBroken: There is none, or it does not run.
+            EngineMissing, EngineBroken: There is no engine, or it does not run.
         """
         own = [model.engine for model in self._settings.models.values()]
         return self._load(self._settings.engine or (own[0] if own and all(own) else None))
 
-    def _load_now(self, setting: EngineSetting | None) -> Engine:
-        places = discover.default_search_paths(self._directories.engines)
-        return engines.load(setting, cache_dir=self._directories.cache, places=places)
-
     def engine_of(self, entry: ModelEntry) -> Engine:
-        """Find the engine of a model, which may have its own; raises as `engine`."""
+        """Find the engine of a model; raises as `engine`."""
         if entry.engine is None:
             return self.engine()
         return self._load(entry.engine)
@@ -179,8 +173,8 @@ class LaunchPlanner:
     def plan_trial(self, model: str, trial: TrialSettings) -> Plan:
         """Plan the replica on trial, as `plan` does; its slots are at least as long as the model's.
 
-        It shares the machine as the others do. Its slots do not follow demand, unless only its
-        engine is on trial: then they are those that the model has now.
+        It gets the same share of the machine. Its number of slots does not follow demand, except if
+        only its engine is on trial: then it is the model's present one.
         """
         entry, instances = trial.applied(self.entry(model)), max(1, self.places.instances)
         adapted = self.adapted(model)
@@ -191,7 +185,7 @@ class LaunchPlanner:
         return self._plan(longer, adapted, instances=instances) if longer else plan
 
     def plan_at(self, place: ReplicaId, free: Mapping[str, int] = _NOTHING) -> Plan:
-        """Plan one replica, as `plan` does, with what is free of each device, where it is known.
+        """Plan one replica, as `plan` does; `free` has the free bytes of devices, if known.
 
         Raises:
             OutOfMemory: It needs more memory than models may use.
@@ -224,9 +218,11 @@ class LaunchPlanner:
         return once._plan(entry, {}, instances=instances), once._read_machine()  # noqa: SLF001
 
     def _plan(self, entry: ModelEntry, adapted: FlagSettings, *, instances: int) -> Plan:
-        engine, here = self.engine_of(entry), self._machine()
+        engine, here = self.engine_of(entry), self._read_machine()
+        budget_bytes = self._settings.supervisor.memory_budget or here.memory_bytes
+        here = replace(here, memory_bytes=min(budget_bytes, here.memory_bytes))
         workers = self.workers.used_by(entry.name, engine, here)
-        entry = replace(entry, workers=workers, reduced=self.reduced(entry.name))
+        entry = replace(entry, workers=workers, reduced=self.reductions_of(entry.name))
         under = self.tuned_profiles.profile(entry)
         flags, found = {**under.flags, **entry.flags}, self._files.gguf(entry)
         projector = self._files.projector(entry, flags, found)
@@ -243,7 +239,7 @@ class LaunchPlanner:
             draft=self._files.draft(entry, flags, engine, found),
             projector_bytes=total_bytes(beside),
             adapted=adapted,
-            measured=None if entry.workers else self._measured(found, engine),
+            measured=None if entry.workers else self._read_measurement(found, engine),
         )
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
         tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.lost(entry.name)
@@ -252,7 +248,7 @@ class LaunchPlanner:
         return replace(plan, warnings=warnings, lost_workers=lost)
 
     def projector(self, model: str) -> Path | None:
-        """Find the projector with which a model is served; raises as `plan`."""
+        """Find the projector of a model; raises as `plan`."""
         entry = self.entry(model)
         flags = {**self.tuned_profiles.profile(entry).flags, **entry.flags}
         if set_path := flags.get(PROJECTOR):
@@ -260,7 +256,7 @@ class LaunchPlanner:
         return self._files.projector(entry, flags, self.gguf(model)).path
 
     def _split(self, entry: ModelEntry, found: Gguf) -> str | None:
-        """Return the `--tensor-split` to which the layers of a model were moved, if they were."""
+        """Return the `--tensor-split` of a model whose layers were moved between workers."""
         names = [worker.name for worker in entry.workers]
         layers = self._layers.get(entry.name)
         if layers is None or layers.keys() != set(names):
@@ -268,7 +264,7 @@ class LaunchPlanner:
         return worker_split(entry.workers, layers) if layers else None
 
     def shards(self, plan: Plan) -> ShardRun | None:
-        """Begin to measure the workers of a run; None without workers."""
+        """Make the relays that measure the workers of a run; None without workers."""
         plans = shard_plans(plan, self.workers.addresses(plan.model))
         return ShardRun(plans, self._settings.balance) if plans else None
 
@@ -276,31 +272,26 @@ class LaunchPlanner:
     def balance(self) -> BalanceSettings:
         return self._settings.balance
 
-    def _measured(self, found: Gguf, engine: Engine) -> ThreadMeasurement | None:
+    def _read_measurement(self, found: Gguf, engine: Engine) -> ThreadMeasurement | None:
         is_small = found.tensor_bytes <= _MEASURED_MAX_BYTES
         if not (self._settings.supervisor.measure_threads and is_small):
             return None
         return self.measurements(found.path, engine).read()
 
     def measurements(self, path: Path, engine: Engine) -> MeasurementStore:
-        """The speeds of a model file with an engine."""
+        """Return the store for the speeds of a model file with an engine."""
         return MeasurementStore(self._directories.cache, path, engine.path, self._read_machine())
-
-    def _machine(self) -> Machine:
-        here = self._read_machine()
-        budget = self._settings.supervisor.memory_budget
-        return replace(here, memory_bytes=min(budget or here.memory_bytes, here.memory_bytes))
 
     def fingerprint(self, place: ReplicaId, engine: Engine) -> LaunchFingerprint:
         """Return the fingerprint of a replica's next launch. Missing files are not an error.
 
         Raises:
-            NoSuchModel, SettingsInvalid: Its model, or its profile, is missing or invalid.
+            NoSuchModel, SettingsInvalid: Its model or its profile is missing or invalid.
         """
         entry = self._entry_at(place)
         flags = {**self.tuned_profiles.profile(entry).flags, **entry.flags}
         return LaunchFingerprint(
-            engine=FileVersion.of(engine.path),
+            engine=FileVersion.read(engine.path),
             library_dirs=engine.library_dirs,
             model=self._files.version(entry),
             draft=self._files.draft_version(entry, flags, engine),
@@ -309,13 +300,12 @@ class LaunchPlanner:
             args=entry.args,
             batching=entry.batching,
             workers=self.workers.fingerprint(entry.name),
-            adapters=tuple(FileVersion.of(lora.path) for lora in entry.loras),
+            adapters=tuple(FileVersion.read(lora.path) for lora in entry.loras),
             spool=self.launches.slot_persistence.memory_spool,
         )
 
     @property
     def default_model(self) -> str | None:
-        """The name that a request without one means."""
         return self._settings.proxy.default_model
 
     @property
@@ -330,4 +320,4 @@ class LaunchPlanner:
 
     def entry(self, model: str) -> ModelEntry:
         """Look up a model; raises NoSuchModel."""
-        return entry_named(self.entries, model)
+        return find_entry(self.entries, model)

@@ -1,26 +1,21 @@
-"""Applies new settings to what runs, only where they change something; what starts a reload.
+"""Applies new settings to running instances, and only where they change something.
 
-Finds what new settings change, and everything that is wrong with them, before they are applied.
-Launch fingerprints are compared, never command lines: those also depend on how many instances share
-the machine, so one more model would restart all others for the sake of a thread each. A replica
-whose fingerprint is unchanged keeps running; its next run is planned with what is true then.
+All errors are found before anything is changed (`prepare`). Then
 
-Applies new settings to what runs, and only where they change something. Everything that can be
-wrong is found before anything is changed (`diff.prepare`). Then
-
-1. unchanged replicas take the new settings for their next run, and keep running;
-2. removed replicas drain and stop, those of a model with changed ones after the changes;
+1. unchanged replicas keep running, and use the new settings in their next run;
+2. removed replicas drain and stop; in a model with changed replicas, after these changes;
 3. added replicas start, unless their model is new and has no `preload`;
-4. changed replicas are replaced one after another, by a successor beside them where they serve and
-   memory allows, else in place. The first of a model that fails ends the changes of that model:
-   what served keeps serving, or starts again, with its old settings.
+4. changed replicas are replaced one after another: by a successor beside them if they serve and
+   memory allows it, otherwise in place. The first failure in a model ends the changes of that
+   model: the replica that served keeps serving, or starts again, with its old settings.
+
+Launch fingerprints are compared, not command lines: those also depend on the number of instances
+that share the machine, so an added model would restart all others to change a thread each.
 
 A reload is over when all new replicas serve or have failed; removed ones may still be draining.
-Reloads run one at a time, and not while values are adapted.
-
-What starts a reload: a command, SIGHUP, or a change of the settings file. A command during a reload
-is rejected, as it can be repeated. A signal and a change of the file wait for the reload that runs;
-several of them are one.
+Reloads run one at a time, and not while values are adapted. A command, SIGHUP, or a change of the
+settings file starts one. A command during a reload is rejected, as it can be repeated. A signal or
+a change of the file waits for the running reload; several of them start one reload.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from supervisor.errors import CorralError, DaemonBusy
 from supervisor.events import Emit
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import FileVersion, LaunchFingerprint, ReplicaId
-from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.replace import Replacer, ReplicaFailure, start_failure
 from supervisor.plan.plan import Plan
@@ -52,7 +47,7 @@ PrepareNodes = Callable[[Loaded], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What happens to each replica; every one is in exactly one of the four."""
+    """The change of each replica, which is in exactly one of the four."""
 
     added: tuple[ReplicaId, ...]
     removed: tuple[ReplicaId, ...]
@@ -61,17 +56,16 @@ class Difference:
 
     @property
     def removed_at_once(self) -> tuple[ReplicaId, ...]:
-        """Those whose model has no changed replica; the others serve while those are replaced."""
+        """Those whose model has no changed replica; the others serve during the replacements."""
         changing = {place.model for place in self.changed}
         return tuple(place for place in self.removed if place.model not in changing)
 
     @property
     def to_plan(self) -> tuple[ReplicaId, ...]:
-        """The replicas that get a new process."""
         return (*self.added, *self.changed)
 
-    def only(self, models: Collection[str]) -> Difference:
-        """Return what happens to these models while all others stay as they are."""
+    def limit_to(self, models: Collection[str]) -> Difference:
+        """Return the difference without the changes of other models."""
 
         def of_models(places: tuple[ReplicaId, ...]) -> tuple[ReplicaId, ...]:
             return tuple(place for place in places if place.model in models)
@@ -113,7 +107,7 @@ def prepare(
     """Read the settings, compare them with what runs, and plan. Blocks; changes nothing.
 
     Raises:
-        CorralError: The first thing that is wrong.
+        CorralError: The first error in the settings.
     """
     loaded = read()
     planner = make_planner(loaded)
@@ -126,7 +120,7 @@ def compare(
     running: Mapping[ReplicaId, LaunchFingerprint | None],
     wanted: Mapping[ReplicaId, LaunchFingerprint],
 ) -> Difference:
-    """Return how to get from one to the other; None differs from every fingerprint."""
+    """Return the changes from `running` to `wanted`; None differs from every fingerprint."""
     both = [place for place in wanted if place in running]
     return Difference(
         added=tuple(place for place in wanted if place not in running),
@@ -146,7 +140,7 @@ def _running_fingerprints(replicas: Iterable[Replica]) -> dict[ReplicaId, Launch
 
 
 def _unused_fingerprint(planner: LaunchPlanner, place: ReplicaId) -> LaunchFingerprint | None:
-    """Return the fingerprint of a replica that never ran; None where it could not."""
+    """Return the fingerprint of a replica that never ran; None if it could not run."""
     try:
         return planner.fingerprint(place, planner.engine_at(place))
     except CorralError:
@@ -158,31 +152,39 @@ def _wanted_fingerprints(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFinger
     return {
         place: planner.fingerprint(place, planner.engine_at(place))
         for name in planner.entries
-        for place in planner.places.of(name)
+        for place in planner.places.replicas_of(name)
     }
 
 
 def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
-    """Yield a sentence for each change that no replica shows.
+    """Yield a sentence for each change that is not a change of replicas.
 
-    The proxy keeps what the daemon `began_with`, so `[proxy]` and `[jobs]` are compared with that;
-    all but `default_model`, which belongs to the models, and the files of TLS.
+    The proxy keeps the settings that the daemon `began_with`, so `[proxy]` and `[jobs]` are
+    compared with these, except `default_model` and the files of TLS.
     """
     yield from _proxy_notes(began_with, before, after)
     yield from _node_notes(before.nodes, after.nodes)
     if before.supervisor != after.supervisor:
         yield "[supervisor] changed: its limits apply from each instance's next state"
-    yield from _hook_notes(before, after)
+    if before.hooks != after.hooks:
+        yield "[hooks] changed: they apply to what happens from now on"
     for name, model in after.models.items():
-        if name in before.models and before.models[name].aliases != model.aliases:
-            yield f"{name}: its aliases are now {', '.join(model.aliases) or 'none'}"
-        if name in before.models and before.models[name].variants != model.variants:
-            yield f"{name}: its variants are now {', '.join(model.variants) or 'none'}"
-        if name in before.models and before.models[name].loras != model.loras:
-            yield f"{name}: its adapters are now {', '.join(model.loras) or 'none'}"
-        if name in before.models and before.models[name].fallback != model.fallback:
-            yield f"{name}: its fallback is now {', '.join(model.fallback) or 'none'}"
-        yield from _trial_notes(name, before.models.get(name), model)
+        yield from _model_notes(name, before.models.get(name), model)
+
+
+def _model_notes(name: str, before: ModelSettings | None, after: ModelSettings) -> Iterator[str]:
+    if before:
+        if before.aliases != after.aliases:
+            yield f"{name}: its aliases are now {', '.join(after.aliases) or 'none'}"
+        if before.variants != after.variants:
+            yield f"{name}: its variants are now {', '.join(after.variants) or 'none'}"
+        if before.loras != after.loras:
+            yield f"{name}: its adapters are now {', '.join(after.loras) or 'none'}"
+        if before.fallback != after.fallback:
+            yield f"{name}: its fallback is now {', '.join(after.fallback) or 'none'}"
+    was, now = before.trial if before else None, after.trial
+    if now and (was is None or was.share != now.share):
+        yield f"{name}: its trial gets {100 * now.share:g} % of new conversations"
 
 
 def _proxy_notes(began_with: Settings, before: Settings, after: Settings) -> Iterator[str]:
@@ -193,17 +195,6 @@ def _proxy_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
         yield "[proxy.tls] changed: it applies to new connections"
     if before.proxy.default_model != after.proxy.default_model:
         yield f"the default model is now {after.proxy.default_model or 'none'}"
-
-
-def _hook_notes(before: Settings, after: Settings) -> Iterator[str]:
-    if before.hooks != after.hooks:
-        yield "[hooks] changed: they apply to what happens from now on"
-
-
-def _trial_notes(name: str, before: ModelSettings | None, after: ModelSettings) -> Iterator[str]:
-    was, now = before.trial if before else None, after.trial
-    if now and (was is None or was.share != now.share):
-        yield f"{name}: its trial gets {100 * now.share:g} % of new conversations"
 
 
 def _node_notes(
@@ -259,13 +250,13 @@ class Reload:
         return self._lock.locked()
 
     async def run(self, *, dry_run: bool) -> ReloadResult | CorralError:
-        """Reload, or find out what a reload would do.
+        """Reload, or return what a reload would do.
 
-        An error means that nothing was changed. It is not raised, because a signal and a change of
-        the file have no caller that could handle it.
+        If it returns an error, nothing was changed. The error is not raised, because a signal or a
+        change of the file has no caller that could handle it.
         """
         async with self._lock, self._replacer.lock:
-            prepared = await self._prepared(self._read_again, self._prepare_nodes)
+            prepared = await self._prepare(self._read_again, self._prepare_nodes)
             if isinstance(prepared, CorralError):
                 if not dry_run:
                     self._emit("settings.rejected", reason=prepared.message)
@@ -280,15 +271,15 @@ class Reload:
             return done
 
     async def replan(self, model: str) -> ReloadResult | CorralError:
-        """Apply to one model what is planned otherwise now; the settings are not read again."""
+        """Apply the present plan of one model; the settings are not read again."""
         async with self._lock, self._replacer.lock:
-            prepared = await self._prepared(lambda: self.loaded, _prepare_no_nodes)
+            prepared = await self._prepare(lambda: self.loaded, _prepare_no_nodes)
             if isinstance(prepared, CorralError):
                 return prepared
-            prepared = replace(prepared, difference=prepared.difference.only([model]))
+            prepared = replace(prepared, difference=prepared.difference.limit_to([model]))
             return ReloadResult(prepared.difference, (), await self._perform(prepared))
 
-    async def _prepared(
+    async def _prepare(
         self, read: Callable[[], Loaded], prepare_nodes: PrepareNodes
     ) -> ReloadPlan | CorralError:
         replicas = self._fleet.replicas()
@@ -300,24 +291,24 @@ class Reload:
             return error
 
     async def add(self, models: Mapping[str, ModelSettings]) -> ReloadResult | CorralError:
-        """Serve further models until the daemon ends; the settings are not read again.
+        """Serve more models until the daemon ends; the settings are not read again.
 
-        Later reloads keep them; a model of the same name in the settings file then replaces one.
+        Later reloads keep them, unless the settings file has a model of the same name.
         """
         async with self._lock, self._replacer.lock:
-            prepared = await self._prepared(
+            prepared = await self._prepare(
                 lambda: self.loaded.with_models(models), _prepare_no_nodes
             )
             if isinstance(prepared, CorralError):
                 return prepared
             self._added = {**self._added, **models}
-            prepared = replace(prepared, difference=prepared.difference.only(models))
+            prepared = replace(prepared, difference=prepared.difference.limit_to(models))
             done = ReloadResult(prepared.difference, (), await self._perform(prepared))
             self._report(done)
             return done
 
     def _read_again(self) -> Loaded:
-        """Without a settings file they stay, and what else changed is taken up, as an engine is."""
+        """Read the settings. Without a file they stay, but changes such as a new engine apply."""
         return self._read().with_models(self._added) if self.loaded.path else self.loaded
 
     async def _perform(self, prepared: ReloadPlan) -> tuple[ReplicaFailure, ...]:
@@ -334,7 +325,7 @@ class Reload:
         return (*failures, *(failure for start in starts if (failure := start.result())))
 
     def _begin(self, prepared: ReloadPlan) -> list[Replica]:
-        """Do everything that needs no waiting; return the replicas that were started."""
+        """Apply all changes that need no waiting; return the replicas that were started."""
         difference, planner, fleet = prepared.difference, prepared.planner, self._fleet
         self.loaded = prepared.loaded
         prepared.apply_nodes()
@@ -342,12 +333,17 @@ class Reload:
         self._retire(difference.removed_at_once)
         for place in difference.kept:
             fleet.apply_settings(fleet.models[place.model].at(place.number), planner)
-        up = {name for name, model in fleet.models.items() if _is_to_run(model)}
-        fresh = [fleet.add(place, planner) for place in difference.added]
-        begun = [replica for replica in fresh if replica.place.model in up]
-        for replica in begun:
+        # A new model starts as at a start of the daemon; others if they are wanted now.
+        wanted = {
+            name
+            for name, model in fleet.models.items()
+            if (model.is_wanted if model.is_configured else model.residency.preload)
+        }
+        added = [fleet.add(place, planner) for place in difference.added]
+        started = [replica for replica in added if replica.place.model in wanted]
+        for replica in started:
             replica.instance.start()
-        return begun
+        return started
 
     def _retire(self, places: Iterable[ReplicaId]) -> None:
         for place in places:
@@ -372,18 +368,13 @@ def _prepare_no_nodes(_: Loaded) -> Callable[[], None]:
     return lambda: None
 
 
-def _is_to_run(model: Model) -> bool:
-    """Return whether replicas that are added to a model start; a new model's, as at a start."""
-    return model.is_wanted if model.is_configured else model.residency.preload
-
-
 _CHECK_EVERY_S: Final = 2.0
 
 Work = Callable[[], Awaitable[ReloadResult | CorralError]]
 
 
 class ReloadTriggers:
-    """Runs reloads while it is served; `applying` is open while one is applied."""
+    """Starts reloads while it serves; the context `applying` is open while one is applied."""
 
     def __init__(
         self,
@@ -404,23 +395,23 @@ class ReloadTriggers:
         """Begin a reload, or a dry run of one; it is cancelled when serving ends.
 
         Raises:
-            DaemonBusy: A reload runs already, or the daemon is stopping.
+            DaemonBusy: A reload is running, or the daemon is stopping.
         """
         if self._reload.is_busy and self._group:
             raise DaemonBusy("a reload is already running", hint="retry when it is over")
         return self._begin(lambda: self._run(dry_run=dry_run))
 
     def add(self, models: Mapping[str, ModelSettings]) -> asyncio.Task[ReloadResult | CorralError]:
-        """Begin to serve further models, after a reload that runs; otherwise as `start`."""
+        """Begin to serve more models, after a running reload; otherwise as `start`."""
         return self._begin(lambda: self._reload.add(models))
 
     def schedule(self) -> None:
-        """Reload as soon as no other reload runs."""
+        """Reload as soon as no other reload is running."""
         self._is_scheduled = True
         self._woken.set()
 
     async def serve(self) -> None:
-        """Run reloads until cancelled; a reload that runs then stops where it is."""
+        """Run reloads until cancelled, which also cancels a running reload."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -466,4 +457,4 @@ class ReloadTriggers:
 
     def _current_version(self) -> FileVersion | None:
         path = self._reload.loaded.path
-        return FileVersion.of(path) if path else None
+        return FileVersion.read(path) if path else None

@@ -1,13 +1,14 @@
 """Replaces a running instance by one of a new plan.
 
-How an instance is replaced. A successor that starts beside an instance needs memory of its own for
-a while. Main memory is estimated first, because a machine that runs out of it kills any process.
-Device memory is not: what is free there is unknown without a start, and a start that fails for want
-of it harms nothing.
+A successor starts beside an instance that serves if memory holds both for a while. Once the
+successor serves, it takes over, and the old instance finishes its requests and ends. Otherwise the
+instance drains and starts again, if the caller accepts that.
 
-A successor starts beside it where it serves and memory allows. Once that serves, it takes over, and
-the other answers what it has and ends. Elsewhere the instance drains and starts again, if the
-caller accepts that. One change of what runs takes place at a time: callers hold `lock`.
+Main memory is estimated before, because a machine that runs out of it kills any process. Device
+memory is not: its free bytes are unknown without a start, and a start that fails for lack of it
+does no harm.
+
+Running instances are changed one at a time: callers hold `lock`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,9 @@ _SERVING: Final = frozenset({State.READY, State.UNHEALTHY})
 
 
 class ReplaceStrategy(Enum):
-    """How an instance comes to run with new settings."""
-
-    ROLLING = auto()
-    """A successor starts beside it, then it drains."""
-    RESTART = auto()
-    """It drains and starts again."""
-    ON_NEXT_START = auto()
-    """It is not wanted, so nothing happens now."""
+    ROLLING = auto()  # a successor starts beside the instance, which then drains
+    RESTART = auto()  # the instance drains and starts again
+    ON_NEXT_START = auto()  # the instance is not wanted, so nothing happens now
 
 
 def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
@@ -61,11 +57,11 @@ def serves(snapshot: InstanceSnapshot) -> bool:
 def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
     """Return how much main memory a successor takes beside the instance that it replaces.
 
-    Weights that both map from one file are in memory once. Its prompt cache is empty at first, and
-    the other's is freed before it has filled. What the present instance takes beyond its estimate,
-    its successor will take too.
+    Weights that both map from the same file are in memory once. The successor's prompt cache is
+    empty at first, and the old one is freed before it fills. Memory that the old instance takes
+    beyond its estimate is added, because its successor will take it too.
 
-    `own_bytes` is memory of the present instance that it shares with no file.
+    `own_bytes` is the old instance's memory without mapped files.
     """
     coming = after.estimate
     beyond = max(0, own_bytes - before.estimate.own_bytes)
@@ -83,7 +79,7 @@ _BEGUN: Final = frozenset(State) - {State.STOPPED}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
-    """A replica that did not start; `stays` if it serves with its old settings, or soon will."""
+    """A replica that did not start; `stays` if it serves, or soon will, with its old settings."""
 
     place: ReplicaId
     cause: FailureCause | None
@@ -102,7 +98,7 @@ class ReplicaFailure:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What came of replacing an instance beside it; with neither, nothing was changed."""
+    """The result of `replace_beside`; without `is_done` and `failure`, nothing was changed."""
 
     is_done: bool = False
     failure: ReplicaFailure | None = None
@@ -119,7 +115,7 @@ class Replacer:
     async def replace(
         self, replica: Replica, planner: LaunchPlanner, after: Plan
     ) -> ReplicaFailure | None:
-        """Replace an instance beside it or in place; one that is not wanted, on its next start."""
+        """Replace an instance by a successor, or in place, or on its next start if not wanted."""
         match self._strategy(replica, after):
             case ReplaceStrategy.ON_NEXT_START:
                 self._fleet.apply_settings(replica, planner)
@@ -132,9 +128,9 @@ class Replacer:
     async def replace_beside(
         self, replica: Replica, planner: LaunchPlanner, after: Plan
     ) -> Replacement:
-        """Replace an instance that serves where memory allows; otherwise change nothing.
+        """Replace a serving instance if memory allows a successor beside it.
 
-        Nor is anything changed where it is stopped meanwhile.
+        Otherwise, or if it is stopped meanwhile, change nothing.
         """
         if self._strategy(replica, after) is not ReplaceStrategy.ROLLING:
             return Replacement()
@@ -157,12 +153,12 @@ class Replacer:
             self._fleet.apply_settings(old, planner)
             return None
         if snapshot.cause and snapshot.cause.code in OUT_OF_MEMORY:
-            # Its predecessor still holds memory.
+            # A restart frees the memory of its predecessor first.
             return await self._restart_with(old, planner)
         return _failure(old, snapshot)
 
     async def _start_beside(self, old: Replica, planner: LaunchPlanner) -> InstanceSnapshot | None:
-        """Return None once a successor has taken over, or else the state in which it gave up."""
+        """Return None once a successor has taken over, or the snapshot of its failure."""
         new = self._fleet.add_beside(old, planner)
         new.instance.start()
         snapshot = await wait_settled(new)
@@ -210,7 +206,7 @@ def _failure(old: Replica, successor: InstanceSnapshot) -> ReplicaFailure:
 
 
 async def start_failure(replica: Replica) -> ReplicaFailure | None:
-    """Wait until a replica that was just started serves; return why it does not."""
+    """Wait until a replica that was just started serves; return its failure, if any."""
     snapshot = await wait_settled(replica)
     if snapshot.state is State.READY or not snapshot.wanted:
         return None
@@ -220,7 +216,7 @@ async def start_failure(replica: Replica) -> ReplicaFailure | None:
 async def wait_settled(replica: Replica) -> InstanceSnapshot:
     """Wait until a replica that was just started serves, or has failed once.
 
-    It is STOPPED until its own task has read the command. Its states' limits are the deadline.
+    It is STOPPED until its own task has read the command. The deadlines are those of its states.
     """
     await replica.instance.wait(_BEGUN)
     return await replica.instance.wait(START_OVER)

@@ -1,4 +1,4 @@
-"""Device memory of an instance that starts: is it there, and what is given up if it was not."""
+"""Device memory of a start: whether it is free, and the reductions after it was not."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ from supervisor.fleet.model import Replica
 from supervisor.plan.estimate import Estimate
 from supervisor.plan.fit import RESERVE_SHARE
 from supervisor.plan.plan import Plan
-from supervisor.plan.shortage import Reduction, next_reduction, shortage
+from supervisor.plan.shortage import next_reduction, shortage
 from supervisor.system import machine
 
-# A listing takes 50 ms and more; one of this age will do to decide what to unload.
+# A listing takes 50 ms and more; one of this age is fresh enough to decide what to unload.
 _FRESH_S: Final = 0.2
-# Loads wait for it; a driver that takes longer says nothing.
+# Loads wait for a listing; after this time the free memory counts as unknown.
 _LIMIT_S: Final = 5.0
 
 
-def _list_engine_devices(engine: Engine) -> Sequence[Device]:
-    return discover.list_devices(engine, _LIMIT_S)
-
-
 class DeviceMemory:
-    """The latest listing, and until when it may still grow.
+    """The free memory of devices at the latest listing.
 
-    A driver may take seconds to give back the memory of a process that has ended.
+    It may grow for some time: a driver may take seconds to return the memory of an ended process.
     """
 
     def __init__(
         self,
-        list_devices: Callable[[Engine], Sequence[Device]] = _list_engine_devices,
+        list_devices: Callable[[Engine], Sequence[Device]] = lambda engine: discover.list_devices(
+            engine, _LIMIT_S
+        ),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._list_devices = list_devices
@@ -47,7 +45,7 @@ class DeviceMemory:
 
     @property
     def may_grow(self) -> bool:
-        """Whether an engine has ended whose memory may yet come back."""
+        """Whether the memory of an ended engine may still become free."""
         return self._clock() < self._grows_until_s
 
     @property
@@ -55,14 +53,14 @@ class DeviceMemory:
         return self._clock() - self._read_at_s < _FRESH_S
 
     def note_exit(self, wait_s: float) -> None:
-        """Note the end of an engine that used devices."""
+        """Note the end of an engine that used devices; its memory is returned within `wait_s`."""
         self._grows_until_s = max(self._grows_until_s, self._clock() + wait_s)
 
     async def read(self, engine: Engine) -> Mapping[str, int]:
-        """List the devices again; return the free bytes of each, as far as they are known."""
+        """List the devices again; return the free bytes of each for which they are known."""
         try:
             found = await asyncio.to_thread(self._list_devices, engine)
-        except CorralError:  # nothing is known; the start reports what is wrong with the engine
+        except CorralError:  # the start of the engine reports the error
             found = ()
         self.free_bytes, self._read_at_s = discover.free_bytes(found), self._clock()
         return self.free_bytes
@@ -70,7 +68,7 @@ class DeviceMemory:
 
 _PAUSE_S: Final = 0.25
 _HOST_MEMORY: Final = "host_memory"
-# Causes after which less is tried.
+# Causes of failure after which a reduced plan is tried.
 OUT_OF_MEMORY: Final = frozenset({"device_memory", _HOST_MEMORY, DeviceMemoryShort.code})
 _HINT: Final = (
     "end what else uses the device, or lower ctx-size, parallel or gpu-layers "
@@ -79,17 +77,17 @@ _HINT: Final = (
 
 
 class StartMemory:
-    """Checks and reduces what instances take of devices."""
+    """Checks and reduces the device memory of instances."""
 
     def __init__(self, devices: DeviceMemory, emit: Emit) -> None:
         self._devices = devices
         self._emit = emit
 
     async def is_there(self, replica: Replica) -> bool:
-        """Whether the memory that a replica needs is free; False while more may come back soon.
+        """Return whether the memory that a replica needs is free; False if more may be free soon.
 
         Raises:
-            DeviceMemoryShort: It is not, and no engine that ended is about to give memory back.
+            DeviceMemoryShort: It is not free, and no ended engine is about to return memory.
         """
         replica.free_bytes = {}
         planner = replica.planner
@@ -99,7 +97,7 @@ class StartMemory:
         plan = planner.plan_at(replica.place)
         if plan.estimate.devices:
             replica.free_bytes = await self._devices.read(plan.engine)
-        plan = self._restored(replica, plan)
+        plan = self._plan_again(replica, plan)
         replica.attempted = plan.reduced
         reason = shortage(plan.estimate, replica.free_bytes)
         if reason is None:
@@ -107,19 +105,19 @@ class StartMemory:
         if self._devices.may_grow:
             await asyncio.sleep(_PAUSE_S)
             return False
-        # The engine puts fewer layers there, and the others into main memory.
+        # The engine puts fewer layers on the device, and the others into main memory.
         if plan.estimate.is_fitted and not _exceeds_host(
             planner.plan_at(replica.place, replica.free_bytes).estimate
         ):
             return True
         raise DeviceMemoryShort(f"{plan.model} does not fit now: {reason}", hint=_HINT)
 
-    def _restored(self, replica: Replica, plan: Plan) -> Plan:
-        """Plan with all that was given up for want of memory which is free now."""
+    def _plan_again(self, replica: Replica, plan: Plan) -> Plan:
+        """Plan without reductions if the memory that was short is free now."""
         planner = replica.planner
         if not planner.reductions.was_short(planner.entry(plan.model)):
             return plan
-        whole = planner.unreduced().plan_at(replica.place)
+        whole = planner.without_reductions().plan_at(replica.place)
         if shortage(whole.estimate, replica.free_bytes):
             return plan
         planner.reductions.forget(plan.model)
@@ -127,10 +125,10 @@ class StartMemory:
         return whole
 
     def reduce(self, replica: Replica, cause: FailureCause) -> bool:
-        """Whether a replica whose start failed is to start again at once, with less."""
+        """Reduce the plan of a replica that failed to start; return whether to start at once."""
         planner, model = replica.planner, replica.place.model
-        is_meant = planner.may_reduce(model) and planner.places.trial_at(replica.place) is None
-        if cause.code not in OUT_OF_MEMORY or not is_meant:
+        may_reduce = planner.may_reduce(model) and planner.places.trial_at(replica.place) is None
+        if cause.code not in OUT_OF_MEMORY or not may_reduce:
             return False
         try:
             plan = planner.plan_at(replica.place, replica.free_bytes)
@@ -154,11 +152,11 @@ class StartMemory:
         if reduction is None:
             return False
         was_short = cause.code != _HOST_MEMORY and is_short(plan.estimate)
-        reductions.add(entry, reduction, _reason(reduction, cause), was_short=was_short)
-        self._report(plan, reduction, cause)
-        return True
-
-    def _report(self, plan: Plan, reduction: Reduction, cause: FailureCause) -> None:
+        before = ", ".join(
+            f"{key} = {value}" for key, value in reduction.before.items() if value is not None
+        )
+        reason = f"with {before or 'more'}, {cause.sentence}"
+        reductions.add(entry, reduction, reason, was_short=was_short)
         for key, value in reduction.flags.items():
             self._emit(
                 "model.reduced",
@@ -168,13 +166,7 @@ class StartMemory:
                 after=value,
                 reason=cause.sentence,
             )
-
-
-def _reason(reduction: Reduction, cause: FailureCause) -> str:
-    before = ", ".join(
-        f"{key} = {value}" for key, value in reduction.before.items() if value is not None
-    )
-    return f"with {before or 'more'}, {cause.sentence}"
+        return True
 
 
 def _exceeds_host(found: Estimate) -> bool:

@@ -1,7 +1,7 @@
 """Speed, draft acceptance and memory of each instance, read on request and at most every 2 s.
 
-Polling an engine faster disturbs it: each reader of `/metrics` resets its gauges, and frequent
-readers delay its notice of clients that left. Source: llama-server build 10434, tools/server.
+Polling an engine faster disturbs it: each read of `/metrics` resets its gauges, and frequent reads
+delay its notice of clients that disconnect. Source: llama-server build 10434, tools/server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def memory_bytes(pid: int) -> int | None:
 def own_bytes(pid: int) -> int | None:
     """Return the resident memory without mapped files; None if unknown.
 
-    All of it where the system does not report the two apart.
+    With mapped files if the system does not report them separately.
     """
     try:
         found = psutil.Process(pid).memory_info()
@@ -46,18 +46,18 @@ ReadEngines = Callable[[float], Awaitable[Mapping[str, Mapping[str, float]]]]
 
 _MAX_AGE_S: Final = 2.0
 _WAIT_S: Final = 0.1
-# A single token, as of the warm-up, is reported to have taken no time at all.
+# The engine reports that a single token, such as that of the warm-up, took no time.
 _SPAN_MIN_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The last reading of one process.
+    """The last reading of a process.
 
     Attributes:
         pid: None before there is a process.
         tokens: Tokens decoded since its start; grows when a request ends.
-        decoding_s: Seconds of decoding they took, summed over sequences.
+        decoding_s: Seconds that their decoding took, summed over sequences.
         drafted_tokens: Tokens drafted since its start.
         accepted_tokens: Drafted tokens that were accepted.
         tokens_per_second: Decoding speed of one sequence since the previous reading, or None.
@@ -79,15 +79,15 @@ class EngineStats:
 
 
 class StatsReader:
-    """`read` waits so many seconds and returns the latest metrics of engines, by instance."""
+    """Reads instances; `read` waits a number of seconds for metrics, by instance."""
 
     def __init__(self, read: ReadEngines) -> None:
         self._read_engines = read
         self._by_name: dict[str, EngineStats] = {}
         self._read_at_s = float("-inf")
 
-    def of(self, facts: InstanceSnapshot) -> EngineStats:
-        """The last reading of an instance's present process."""
+    def stats_of(self, facts: InstanceSnapshot) -> EngineStats:
+        """Return the last reading of an instance's present process."""
         found = self._by_name.get(facts.name)
         return found if found and found.pid == facts.pid else EngineStats(facts.pid)
 
@@ -98,16 +98,16 @@ class StatsReader:
             return
         self._read_at_s = now_s
         snapshots = [instance.snapshot() for instance in instances]
-        self._by_name = {facts.name: self.of(facts) for facts in snapshots}
+        self._by_name = {facts.name: self.stats_of(facts) for facts in snapshots}
         metrics = await self._read_engines(_WAIT_S)
         for facts in snapshots:
             memory = memory_bytes(facts.pid) if facts.pid else None
             is_ready = facts.state is State.READY
             found = metrics.get(facts.name, {}) if is_ready else {}
-            self._by_name[facts.name] = reading(self.of(facts), found, memory)
+            self._by_name[facts.name] = combine(self.stats_of(facts), found, memory)
 
 
-def reading(before: EngineStats, metrics: Mapping[str, float], memory: int | None) -> EngineStats:
+def combine(before: EngineStats, metrics: Mapping[str, float], memory: int | None) -> EngineStats:
     """Combine metrics with the previous reading; the speed stays until tokens are decoded."""
     tokens = metrics.get("tokens_predicted_total", before.tokens)
     decoding_s = metrics.get("tokens_predicted_seconds_total", before.decoding_s)

@@ -302,7 +302,10 @@ class MemoryUsage:
             self._planner, self._estimates = self._fleet.planner, {}
         name, planner = replica.place.model, planner or self._planner
         trial = planner.places.trial_at(replica.place) if name in planner.entries else None
-        key, changed = (name, trial is not None), (planner.adapted(name), planner.reduced(name))
+        key, changed = (
+            (name, trial is not None),
+            (planner.adapted(name), planner.reductions_of(name)),
+        )
         if key not in self._estimates or self._estimates[key][0] != changed:
             self._estimates[key] = changed, _planned_estimate(planner, name, trial)
         return self._estimates[key][1]

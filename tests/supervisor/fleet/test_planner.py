@@ -161,7 +161,7 @@ def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_pa
 def test_a_trial_is_one_more_replica_with_its_own_profile_and_flags(make: Any) -> None:
     trial = {"profile": "high-throughput", "share": 0.2, "flags": {"poll": 0}}
     shop = make(replicas=2, flags={"poll": 50, "prio": 1}, trial=trial)
-    places = shop.places.of("chat")
+    places = shop.places.replicas_of("chat")
     assert places == tuple(ReplicaId("chat", number) for number in range(3))
     assert [value(shop, number, "--parallel") for number in range(3)] == ["4", "4", "16"]
     assert [value(shop, number, "--poll") for number in range(3)] == ["50", "50", "0"]
@@ -188,12 +188,14 @@ def test_a_model_and_its_trial_may_have_engines_of_their_own(
     def found(path: Path, **_: object) -> Engine:
         return engine("b10434", path=path)
 
-    monkeypatch.setattr("supervisor.fleet.planner.engines.load", found)
+    monkeypatch.setattr("supervisor.fleet.planner.discover.load", found)
     new = {"engine": "/opt/new/llama-server", "share": 0.1}
     shop = make(engine="/opt/own/llama-server", trial=new)
-    used = [shop.plan_at(place).engine.path for place in shop.places.of("chat")]
+    used = [shop.plan_at(place).engine.path for place in shop.places.replicas_of("chat")]
     assert used == [Path("/opt/own/llama-server"), Path("/opt/new/llama-server")]
-    own, tried = (shop.fingerprint(one, shop.engine_at(one)) for one in shop.places.of("chat"))
+    own, tried = (
+        shop.fingerprint(one, shop.engine_at(one)) for one in shop.places.replicas_of("chat")
+    )
     assert (own.engine.path, tried.engine.path) == tuple(used)
     assert make().plan("chat").engine.path == engine().path
 
@@ -263,13 +265,13 @@ def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> Non
 def test_plans_of_many_models_do_not_count_all_replicas_again(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, replicas_of = [], Places.of
+    counted, replicas_of = [], Places.replicas_of
 
     def count(places: Places, model: str) -> tuple[ReplicaId, ...]:
         counted.append(model)
         return replicas_of(places, model)
 
-    monkeypatch.setattr(Places, "of", count)
+    monkeypatch.setattr(Places, "replicas_of", count)
     settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(40)})
     planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
     assert all(planner.plan(model).model == model for model in planner.entries)
@@ -290,7 +292,7 @@ def test_plans_at_one_moment_read_machine_engine_and_profile_once(
 
     base = profile.load("base", [shipped_directory("profiles")])
     monkeypatch.setattr("supervisor.fleet.planner.machine.read", returning("machine", machine()))
-    monkeypatch.setattr("supervisor.fleet.planner.engines.load", returning("engine", engine()))
+    monkeypatch.setattr("supervisor.fleet.planner.discover.load", returning("engine", engine()))
     loaded = returning("profile", base)
     monkeypatch.setattr("supervisor.fleet.model_entries.profile.load", loaded)
     settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(9)})

@@ -40,7 +40,7 @@ class Planned(LaunchPlanner):
         return engine("b10434", GPU)
 
     def plan(self, model_name: str) -> Plan:
-        reduced = self.reduced(model_name)
+        reduced = self.reductions_of(model_name)
         inputs = MemoryInputs(model(), {**self.flags, **values(reduced)}, self.engine())
         return Plan(
             *(model_name, self.engine(), model(), (), (), (), 4, 65536, inputs),
@@ -193,6 +193,6 @@ async def test_what_was_given_up_for_want_of_free_memory_comes_back_with_it(tmp_
 async def test_new_settings_of_a_model_end_what_it_gave_up(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 20_000)
     assert machine.memory.reduce(machine.replica, FULL)
-    assert machine.planner.reduced("chat")
+    assert machine.planner.reductions_of("chat")
     entry = replace(machine.planner.entries["chat"], profile="low-memory")
-    assert machine.planner.reductions.of(entry) == {}
+    assert machine.planner.reductions.settings_of(entry) == {}
