@@ -8,10 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from acceptance import reload_under_load
 from openai import OpenAI
 from support.corral_cli import CorralCli, begin_stream, until
-
-from scripts import reload_under_load
 
 Configure = Callable[..., None]
 # Some 4 s of the slow model, longer than a reload takes.

@@ -1,6 +1,6 @@
 """The check of the model of the host cache passes on the engine that is here."""
 
-from scripts import host_cache_check
+from acceptance import host_cache_check
 
 
 def test_the_engine_holds_what_is_believed() -> None:

@@ -134,10 +134,10 @@ def _turn(
 
 
 def _ask(corral: CorralCli, page: str, **body: Any) -> Any:
-    request = urllib.request.Request(  # noqa: S310 (our own daemon)
+    request = urllib.request.Request(
         f"{corral.url}{page}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 
 

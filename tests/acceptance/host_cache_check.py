@@ -106,7 +106,7 @@ class Engine:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as response:
             return json.load(response)
 
     def copies(self) -> list[int] | None:

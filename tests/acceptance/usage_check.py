@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 import psutil
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)

