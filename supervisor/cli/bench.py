@@ -202,7 +202,7 @@ def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
         if not found.has_values:
             raise Interrupted("stopped before anything was measured") from interrupt
         is_interrupted = True
-    planned = f" of {job.limits.planned_rounds}" if job.limits.planned else ""
+    planned = f" of {job.limits.planned_rounds}" if job.limits.planned_rounds else ""
     stopped = f"stopped after {found.complete_rounds}{planned} rounds; the figures are of those"
     notes = (
         *(f"measured although {obstacle}" for obstacle in variants.obstacles(facts, job.specs)),

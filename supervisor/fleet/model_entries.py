@@ -160,8 +160,8 @@ class Places:
 
     Args:
         entries: All models by name.
-        plan: Plans a model for a number of instances that share the machine, and returns the machine
-            too; raises CorralError.
+        plan: Plans a model for a number of instances that share the machine, and returns the
+            machine too; raises CorralError.
     """
 
     def __init__(
