@@ -138,5 +138,5 @@ def test_a_value_of_the_environment_wins_and_is_named(
 ) -> None:
     monkeypatch.setenv("CORRAL_PROXY__LISTEN", "127.0.0.1:2")
     shown = set_value("proxy.listen", "127.0.0.1:1", None)
-    assert shown.notes == ("the environment sets proxy.listen too, and wins",)
+    assert shown.notes == ("the environment sets proxy.listen too, and takes precedence",)
     assert "127.0.0.1:1" in (home / "corral.toml").read_text("utf-8")
