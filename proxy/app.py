@@ -14,8 +14,7 @@ from proxy.apis.generate import BatchTokenize, EngineEndpoints
 from proxy.apis.llama_server import ModelControlEndpoints
 from proxy.apis.responses import ResponsesEndpoint
 from proxy.auth.access import BATCH_TOKENIZE, Access
-from proxy.auth.api_keys import ApiKeys
-from proxy.auth.key_limits import Admission, TokenLimits
+from proxy.auth.api_keys import Admission, ApiKeys, TokenLimits
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import Sessions
 from proxy.batches.jobs import Jobs, JobStorage
@@ -32,8 +31,7 @@ from proxy.forward.capture import CapturePoint
 from proxy.forward.forward import Forward
 from proxy.http.body import Bodies
 from proxy.http.connections import Connections, descriptors_max, limit_of
-from proxy.http.middleware import RequestMiddleware
-from proxy.http.routes import Handler, Routes
+from proxy.http.middleware import Handler, RequestMiddleware, Routes
 from proxy.http.tls import RenewedContext, server_context
 from proxy.observe.in_flight import ServerState
 from proxy.observe.past import Conversations, RequestHistory

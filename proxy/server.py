@@ -17,7 +17,7 @@ from proxy.app import App
 from proxy.common.toml_types import host_of, port_of
 from proxy.errors import Draining, ListenFailed
 from proxy.http.connections import Connection, Handshakes
-from proxy.http.routes import Handler
+from proxy.http.middleware import Handler
 from proxy.http.tls import listener_context
 from proxy.settings import ProxySettings
 

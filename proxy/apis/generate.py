@@ -37,7 +37,7 @@ from proxy.common.headers import HOP
 from proxy.errors import BadRequest, LimitExceeded, QueueTimeout, UpstreamFailed, quote
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
-from proxy.http.routes import Routes, json_response
+from proxy.http.middleware import Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, ServerState
 from proxy.observe.record import AccessRecord
 from proxy.request.models import EngineReader, GpuUse, ModelLoader, ModelNames

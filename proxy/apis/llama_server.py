@@ -36,7 +36,7 @@ from proxy.endpoints.local import model_json
 from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel, UpstreamFailed
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
-from proxy.http.routes import Routes, json_response
+from proxy.http.middleware import Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, ServerState
 from proxy.observe.record import AccessRecord
 from proxy.request.models import ModelControl, ModelInfo, ModelLoader, client_models

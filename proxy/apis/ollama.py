@@ -44,8 +44,7 @@ from proxy.endpoints.local import parameter_size
 from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError, QueueTimeout
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
-from proxy.http.middleware import ACCESS_RECORD
-from proxy.http.routes import Routes, json_response
+from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
 from proxy.request.keep_alive import keep_alive_s
 from proxy.request.models import (
     ModelDetails,

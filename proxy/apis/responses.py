@@ -17,7 +17,7 @@ from proxy.batches.api_objects import limit_of, order_of, page_object
 from proxy.errors import BadRequest, NotFound, quote
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Share
-from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.request.engine_members import engine_members
 from proxy.request.models import ModelNames
 from proxy.request.request import Translation

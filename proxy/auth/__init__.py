@@ -1,5 +1,5 @@
 """Who sends a request, and what it may do: keys, limits, origins and sessions.
 
-`api_keys` (`ApiKeys`, `KEY`), `keys_file`, `key_limits` (`Admission`, `TokenLimits`), `origin`,
-`sessions`, `access` (`Access`, the paths with rules of their own).
+`api_keys` (`ApiKeys`, `KEY`, `Admission`, `TokenLimits`), `keys_file` (`Key`), `access` (`Access`,
+`OriginPolicy`, the paths with special rules), `sessions` (`Sessions`).
 """

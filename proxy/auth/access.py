@@ -1,21 +1,42 @@
-"""What a request may do: by its API key, or by a session of the dashboard.
+"""Decides whether a request may come in: its Host and Origin, its API key or dashboard session.
 
-A session counts below `/corral/v1/` alone, for requests of the page itself: their origin must be
-the address that they are sent to, and they have the page token beside the cookie. `SameSite` does
-not say so much: all ports of a host are one site, and get one cookie.
+A web page anywhere can make a browser send requests to 127.0.0.1, directly or by DNS rebinding. So
+on a loopback address Host must be a loopback name or a configured one; on any other address it may
+also be an IP address or a name of this machine, which no page can point here. An Origin must be
+local or configured. Browsers send no Origin with an image, a frame or a link, but mark the request
+as cross-site; such requests are rejected too. Programs other than browsers send neither header. No
+GET changes anything.
+
+A session of the dashboard is accepted only below `/corral/v1/`, and only for requests of the
+dashboard's page: their origin must be the address that they are sent to, and they have the page
+token beside the cookie. `SameSite` is too weak for that: all ports of a host are one site and get
+the same cookie.
+
+Source: W3C Fetch Metadata Request Headers, section 2.4, for `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import re
+import socket
 from typing import Final
 
 from aiohttp import web
 
 from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
 from proxy.auth.keys_file import Key
-from proxy.auth.origin import is_same_origin
 from proxy.auth.sessions import PAGE_TOKEN, Sessions, SignedIn, session_id_of
-from proxy.errors import Forbidden, SessionRequired, UnsupportedMediaType
+from proxy.common.toml_types import is_loopback
+from proxy.errors import (
+    BadRequest,
+    ConfigError,
+    Forbidden,
+    SessionRequired,
+    UnsupportedMediaType,
+    quote,
+)
+from proxy.settings import ProxySettings
 
 ROOT: Final = "/"
 PREFIX: Final = "/corral"
@@ -28,63 +49,60 @@ END_SESSION: Final = "/corral/v1/session/end"
 PAGE: Final = "/corral/page/"
 LIBRARIES: Final = "/corral/vendor/"
 _PAGE_PATHS: Final = frozenset({ROOT, PREFIX, "/corral/", SESSION, END_SESSION})
-# Health probes, and what other machines read all the time, do not count for the limits of a key. Of
-# a session's requests, only chats do.
 # Tells another llama-corral which prompts the caches hold.
 PREFIXES: Final = "/corral/v1/prefixes"
+# Health probes and the polls of other machines do not count towards a key's limits. Of a session's
+# requests, only chats count.
 UNCOUNTED: Final = OPEN_PATHS | {PREFIXES}
-# Each of their prompts is admitted by itself.
+# Each prompt of these requests is admitted separately.
 WITH_PARTS: Final = frozenset({BATCH_COMPLETIONS, BATCH_TOKENIZE})
 _READS: Final = frozenset({"GET", "HEAD"})
 
-# None: the request has none.
+# The session of a request, or None.
 SIGNED_IN: Final[web.RequestKey[SignedIn | None]] = web.RequestKey("signed_in", SignedIn)
 
 
 class Access:
-    """`sessions` is None where there is no dashboard."""
+    """Finds the key or session of a request; `sessions` is None if there is no dashboard."""
 
     def __init__(self, keys: ApiKeys, sessions: Sessions | None = None) -> None:
         self.keys = keys
         self._sessions = sessions
 
     def is_open(self, request: web.BaseRequest) -> bool:
-        """Whether it needs no key."""
+        """Return whether a request needs no key."""
         if request.path in OPEN_PATHS:
             return True
         return self._sessions is not None and is_page(request)
 
     def key_of(self, request: web.BaseRequest) -> Key | None:
-        """The key that the request has, or its session stands for; None if none is needed.
+        """Return the key of the request or of its session; None if none is needed.
 
         Raises:
-            Unauthorized: It has none that is valid, or a session's cookie without its page token.
-            Forbidden: Another page makes use of the session.
+            Unauthorized: It has no valid key, or a session's cookie without its page token.
+            Forbidden: Another page uses the session.
             UnsupportedMediaType: It changes something, and its body is not JSON.
         """
-        if request.path.startswith(API) and (signed_in := self._signed_in(request)):
-            check_same_origin(request)
-            request[SIGNED_IN] = signed_in
-            return signed_in.client
+        if self._sessions and request.path.startswith(API) and (found := session_id_of(request)):
+            signed_in = self._sessions.use(found, request.headers.get(PAGE_TOKEN, ""))
+            if signed_in:
+                check_same_origin(request)
+                request[SIGNED_IN] = signed_in
+                return signed_in.client
         return self.keys.key_of(request)
-
-    def _signed_in(self, request: web.BaseRequest) -> SignedIn | None:
-        if self._sessions is None or (session_id := session_id_of(request)) is None:
-            return None
-        return self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
 
 
 def is_page(request: web.BaseRequest) -> bool:
-    """Whether it is for the page and its files, which hold no data, or to sign in or out."""
+    """Return whether a request is for the page's files, which hold no data, or signs in or out."""
     path = request.rel_url.path_safe
     return path in _PAGE_PATHS or path.startswith((PAGE, LIBRARIES))
 
 
 def check_same_origin(request: web.BaseRequest) -> None:
-    """Check that the page itself sent a request.
+    """Check that the dashboard's page itself sent a request.
 
     Raises:
-        Forbidden: Another page did.
+        Forbidden: Another page sent it.
         UnsupportedMediaType: It changes something, and its body is not JSON.
     """
     if not is_same_origin(request):
@@ -96,7 +114,7 @@ def check_same_origin(request: web.BaseRequest) -> None:
 
 
 def check_admin(request: web.BaseRequest) -> Key:
-    """Return the admin's key that the request has or its session stands for.
+    """Return the admin's key of the request or of its session.
 
     Raises:
         SessionRequired: It has neither.
@@ -108,3 +126,172 @@ def check_admin(request: web.BaseRequest) -> Key:
     if not key.admin:
         raise Forbidden(f"API key {key.name!r} is not an admin's (admin = true in the keys file)")
     return key
+
+
+_PORT: Final = r"(?::\d{1,5})?"
+_LOCAL: Final = rf"(?:localhost|127\.0\.0\.1|\[::1\]){_PORT}"
+_LOCAL_HOST: Final = re.compile(_LOCAL, re.IGNORECASE)
+# Tauri, Electron and VS Code use these for their own pages.
+_LOCAL_ORIGIN: Final = (
+    rf"https?://(?:{_LOCAL}|tauri\.localhost)|tauri://localhost"
+    r"|(?:app|vscode-webview|vscode-file)://[A-Za-z0-9._-]{1,253}"
+)
+# Sandboxed frames and redirects of any site send "null".
+_OPAQUE: Final = frozenset({"null", "file://"})
+_ORIGIN: Final = re.compile(
+    rf"[a-z][a-z0-9+.-]{{0,63}}://(?:[A-Za-z0-9._*-]{{1,253}}|\[[0-9A-Fa-f:]{{2,39}}\]){_PORT}"
+)
+_HOST: Final = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]){_PORT}")
+_SHOWN_MAX_CHARACTERS: Final = 80
+_PREFLIGHT_AGE_S: Final = 600
+_FIELD_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{0,4096}")
+
+
+class OriginPolicy:
+    """Checks the Host and Origin of requests. Raises ConfigError if the settings are invalid."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self._is_loopback = is_loopback(settings.host)
+        # Other machines cannot reach a loopback address, so it needs no names of this machine.
+        names = () if self._is_loopback else machine_names(socket.gethostname())
+        self._hosts = hosts_of((*settings.allowed_hosts, *names))
+        self._origins = origins_of(settings.allowed_origins)
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raises Forbidden, or BadRequest for HTTP/0.9, which has no header."""
+        if request.version.major < 1:
+            raise BadRequest("HTTP/0.9 is not supported; use HTTP/1.1")
+        host = request.headers.get("Host", "")
+        if host and not self._is_allowed(host):
+            raise Forbidden(
+                f"Host {quote(host)} is not allowed; "
+                "use localhost or add it to allowed_hosts under [proxy]"
+            )
+        origin = request.headers.get("Origin")
+        if origin is not None and not (self._origins.fullmatch(origin) or _is_own(origin, host)):
+            raise Forbidden(f"Origin {quote(origin)} is not allowed{_how_to_allow(origin)}")
+        if origin is None and "cross-site" in _sites(request):
+            raise Forbidden(
+                "cross-site requests without an Origin are not allowed; enter the address by hand, "
+                "or use fetch() and add the page's origin to allowed_origins under [proxy]"
+            )
+
+    def cors_headers(self, request: web.BaseRequest) -> dict[str, str]:
+        """Return the CORS headers; none without an allowed Origin."""
+        origin = request.headers.get("Origin")
+        if origin is None or not self._origins.fullmatch(origin):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "Retry-After, X-Request-Id",
+            "Vary": "Origin",
+        }
+
+    def _is_allowed(self, host: str) -> bool:
+        if _LOCAL_HOST.fullmatch(host) or self._hosts.fullmatch(host):
+            return True
+        # DNS rebinding needs a name, not an IP address.
+        if self._is_loopback:
+            return False
+        try:
+            ipaddress.ip_address(re.sub(r":\d{1,5}$", "", host).strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+
+def is_same_origin(request: web.BaseRequest) -> bool:
+    """Return whether a page that was served from this address sent the request.
+
+    A browser reports that for every request that can change something. The scheme is not compared:
+    a reverse proxy may terminate TLS.
+    """
+    if not _sites(request) <= {"same-origin", "none"}:
+        return False
+    if origin := request.headers.get("Origin"):
+        return _is_own(origin, request.headers.get("Host", ""))
+    return request.method in {"GET", "HEAD"}
+
+
+def is_preflight(request: web.BaseRequest) -> bool:
+    return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+
+
+def preflight_response(request: web.BaseRequest) -> web.Response:
+    """Allow the announced request with status 200, as llama-server does.
+
+    `OriginPolicy.check` has accepted the origin. Chromium before version 142, and so today's
+    Electron, needs
+    `Access-Control-Allow-Private-Network`. Source: WICG Private Network Access, section 3.1.
+    """
+    wanted = request.headers.get("Access-Control-Request-Headers", "")
+    response = web.Response(
+        headers={
+            "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
+            "Access-Control-Allow-Headers": wanted if _FIELD_NAMES.fullmatch(wanted) else "",
+            "Access-Control-Max-Age": str(_PREFLIGHT_AGE_S),
+        },
+    )
+    if request.headers.get("Access-Control-Request-Private-Network") == "true":
+        response.headers["Access-Control-Allow-Private-Network"] = "true"
+    return response
+
+
+def machine_names(hostname: str) -> tuple[str, ...]:
+    """Return the names of this machine in its network, with and without its domain."""
+    # The resolver is not used: without a network it may take seconds to fail.
+    short = hostname.partition(".")[0]
+    names = dict.fromkeys((hostname, short, f"{short}.local"))
+    return tuple(name for name in names if _HOST.fullmatch(name))
+
+
+def hosts_of(named: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern for these hosts; without a port, any port matches. Raises ConfigError."""
+    for host in named:
+        if not _HOST.fullmatch(host):
+            raise ConfigError(
+                f"proxy.allowed_hosts: {host!r} is not a valid host",
+                'use a name of this machine, such as "corral.lan"',
+            )
+    ports = ("" if re.search(r":\d+$", host) else _PORT for host in named)
+    return re.compile(
+        "|".join(re.escape(host) + port for host, port in zip(named, ports, strict=True)),
+        re.IGNORECASE,
+    )
+
+
+def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern that matches the local origins and the configured ones.
+
+    One `*` in a host matches any part of it: `https://*.example.com`. "null" and "file://" match
+    only literally. Raises ConfigError.
+    """
+    for origin in named:
+        if origin not in _OPAQUE and (not _ORIGIN.fullmatch(origin) or origin.count("*") > 1):
+            raise ConfigError(
+                f"proxy.allowed_origins: {origin!r} is not a valid origin",
+                'use SCHEME://HOST[:PORT] without a path: "https://chat.example.com", '
+                '"chrome-extension://ID"; the host may contain one *',
+            )
+    patterns = (re.escape(origin).replace(r"\*", r"[A-Za-z0-9._-]+") for origin in named)
+    return re.compile("|".join((_LOCAL_ORIGIN, *patterns)), re.IGNORECASE)
+
+
+def _how_to_allow(origin: str) -> str:
+    """Return a clause for an error message; empty if no setting could allow the origin."""
+    if origin not in _OPAQUE and ("*" in origin or not _ORIGIN.fullmatch(origin)):
+        return ""
+    shared = "; pages of any site can send it" if origin in _OPAQUE else ""
+    if len(origin) > _SHOWN_MAX_CHARACTERS:
+        return shared
+    line = f'allowed_origins = ["{origin}"]'
+    return f"{shared}; to allow it, write {line} under [proxy] and restart the daemon"
+
+
+def _is_own(origin: str, host: str) -> bool:
+    scheme, _, authority = origin.lower().partition("://")
+    return scheme in {"http", "https"} and bool(host) and authority == host.lower()
+
+
+def _sites(request: web.BaseRequest) -> set[str]:
+    return {site.strip().lower() for site in request.headers.getall("Sec-Fetch-Site", ())}

@@ -1,4 +1,4 @@
-"""The TOML file of API keys, and how files with a secret are read.
+"""Reads and writes the TOML file of API keys, and reads other files with secrets.
 
     [keys.NAME]
     sha256 = "64 hexadecimal digits"     or  key = "the key itself"
@@ -6,15 +6,15 @@
     requests_per_minute = 60
     tokens_per_minute = 20000            prompts and answers together
     tokens_per_day = 1000000
-    max_context = 8192                   of a prompt and the answer that it asks for
+    max_context = 8192                   of a prompt and its requested answer
     models = ["qwen3"]                   ids or aliases; unset: all
     priority = "batch"                   its requests queue behind all others
-    admin = true                         it sees and controls what all clients do
+    admin = true                         it sees and controls the requests of all clients
 
-A file with a secret is owned by us or root, without access for others, as ssh requires. A
-credential of a systemd service has an access list for its user, which looks like access of a group;
-it lies in a directory that only this service sees. Source: systemd.exec(5), `LoadCredential=`;
-acl(5), "Correspondence between ACL entries and file permission bits".
+A file with a secret must belong to us or root and be closed to others, as ssh requires. A systemd
+credential has an access list for its user, which looks like access for a group; its directory is
+visible only to the service. Source: systemd.exec(5), `LoadCredential=`; acl(5), "Correspondence
+between ACL entries and file permission bits".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -40,35 +40,26 @@ from proxy.errors import ConfigError
 def read_private(
     path: Path, what: str, max_bytes: int, *, missing: str, wrong: str
 ) -> tuple[bytes, os.stat_result]:
-    """The content, and the stat of the file that was read.
+    """Return the content and the stat of a file with a secret.
 
     Args:
-        what: What it is, for messages: `the keys file`.
-        missing: Hint if it cannot be read.
+        what: The file's name in messages, for example `the keys file`.
+        missing: Hint if the file cannot be read.
         wrong: Hint if its content or type is wrong.
 
     Raises:
         ConfigError: It is missing, too large, another user's, or accessible to others.
     """
-
-    def check(found: os.stat_result) -> None:
-        _check_access(path, what, found)
-
-    return _read(path, what, max_bytes, missing, wrong, check)
+    return _read(path, what, max_bytes, missing, wrong, is_private=True)
 
 
 def read_public(path: Path, what: str, max_bytes: int, missing: str, wrong: str) -> bytes:
-    """As `read_private`, but any user may own and read the file."""
-    return _read(path, what, max_bytes, missing, wrong, lambda _: None)[0]
+    """Return the content of a file that any user may own and read, as `read_private` does."""
+    return _read(path, what, max_bytes, missing, wrong, is_private=False)[0]
 
 
 def _read(
-    path: Path,
-    what: str,
-    max_bytes: int,
-    missing: str,
-    wrong: str,
-    check: Callable[[os.stat_result], None],
+    path: Path, what: str, max_bytes: int, missing: str, wrong: str, *, is_private: bool
 ) -> tuple[bytes, os.stat_result]:
     try:
         # O_NONBLOCK: a pipe in its place must not block us.
@@ -76,36 +67,31 @@ def _read(
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise ConfigError(f"{what} {path} is not a regular file", wrong)
-            check(found)
+            if is_private:
+                _check_access(path, what, found)
             text = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{what} {path} cannot be read: {reason}", missing) from error
     if len(text) > max_bytes:
-        raise ConfigError(f"{what} {path} is larger than {_size(max_bytes)}", wrong)
+        size = f"{max_bytes // 1024**2} MiB" if max_bytes >= 1024**2 else f"{max_bytes} bytes"
+        raise ConfigError(f"{what} {path} is larger than {size}", wrong)
     return text, found
 
 
 def _check_access(path: Path, what: str, found: os.stat_result) -> None:
     mode = stat.S_IMODE(found.st_mode)
-    if mode & (0o037 if _is_credential(path) else 0o077):
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    is_credential = bool(credentials) and path.parent == Path(credentials or "")
+    if mode & (0o037 if is_credential else 0o077):
         reason = f"is open to others (mode {mode:o})"
         raise ConfigError(f"{what} {path} {reason}", f"chmod 600 {path}")
     if found.st_uid not in {os.geteuid(), 0}:
         raise ConfigError(f"{what} {path} belongs to another user", f"chown it: {path}")
 
 
-def _is_credential(path: Path) -> bool:
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    return bool(directory) and path.parent == Path(directory or "")
-
-
-def _size(count_bytes: int) -> str:
-    return f"{count_bytes // 1024**2} MiB" if count_bytes >= 1024**2 else f"{count_bytes} bytes"
-
-
 FILE_NAME: Final = "keys.toml"  # beside the settings, unless api_keys_file names another
-# Some thousand keys; each request is compared with all of them.
+# A few thousand keys; each request is compared with all of them.
 _FILE_MAX_BYTES: Final = 1024**2
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _HINT: Final = "corral key add NAME writes valid entries"
@@ -115,7 +101,7 @@ _HEADER: Final = """\
 # corral key add, list and remove read and write this file; they drop other comments.
 """
 
-# Changes with the file: inode, ctime in nanoseconds, size in bytes.
+# Inode, ctime in nanoseconds, size in bytes; changes whenever the file does.
 FileVersion = tuple[int, int, int]
 
 
@@ -127,11 +113,11 @@ class Key:
         digest: SHA-256 of the key, 32 bytes.
         max_in_flight: At least 1; None: no limit.
         requests_per_minute: At least 1; None: no limit.
-        models: Ids or aliases of the models it can use; None: all.
-        priority: With `batch`, a request cannot raise its own priority.
-        tokens_per_minute: Of prompts and answers, at least 1; None: no limit.
+        models: Ids or aliases of the models that it may use; None: all.
+        priority: If `batch`, a request cannot raise its own priority.
+        tokens_per_minute: Tokens of prompts and answers, at least 1; None: no limit.
         tokens_per_day: As `tokens_per_minute`.
-        max_context: Of a prompt and the answer that it asks for, at least 1; None: no limit.
+        max_context: Tokens of a prompt and its requested answer, at least 1; None: no limit.
         admin: It sees the requests of all keys, and may use the dashboard.
     """
 
@@ -183,7 +169,7 @@ class _Entry(BaseModel):
 
 
 def read_keys(path: Path) -> tuple[tuple[Key, ...], FileVersion]:
-    """The keys in the file's order, and the version of the file that was read.
+    """Return the keys in the file's order, and the version of the file that was read.
 
     Raises ConfigError if it is missing, open to others, or invalid.
     """
@@ -193,7 +179,7 @@ def read_keys(path: Path) -> tuple[tuple[Key, ...], FileVersion]:
 
 
 def parse_keys(text: bytes, path: Path) -> tuple[Key, ...]:
-    """Raises ConfigError for an invalid text or entry; the message contains no key."""
+    """Parse the file's text. Raises ConfigError if it is invalid; the message contains no key."""
     try:
         table = parse_toml(text)
     except ValueError as error:
@@ -206,17 +192,20 @@ def parse_keys(text: bytes, path: Path) -> tuple[Key, ...]:
     if not isinstance(entries, Mapping):
         raise ConfigError(f"{path}: 'keys' must be tables named [keys.NAME]", _HINT)
     keys = tuple(_key(name, entry, path) for name, entry in entries.items())
-    _check_distinct(keys, path)
+    names: dict[bytes, str] = {}
+    for key in keys:
+        if (other := names.setdefault(key.digest, key.name)) != key.name:
+            raise ConfigError(f"{path}: {other} and {key.name} are the same key", _HINT)
     return keys
 
 
 def render_keys(keys: Iterable[Key]) -> str:
-    """The text of a file with these keys, each by its SHA-256 only."""
+    """Return the text of a file with these keys, which contains only their SHA-256."""
     return "\n".join((_HEADER, *(_render(key) for key in keys)))
 
 
 def file_version(path: Path) -> FileVersion | None:
-    """None if the file does not exist."""
+    """Return the version of a file, None if it cannot be read."""
     try:
         return _version(path.stat())
     except OSError:
@@ -235,7 +224,7 @@ def _render(key: Key) -> str:
         "tokens_per_day": key.tokens_per_day,
         "max_context": key.max_context,
     }
-    # JSON is TOML here too, as long as no character is beyond U+FFFF.
+    # These JSON values are valid TOML too, as no character is above U+FFFF.
     lines = [
         f"{name} = {json.dumps(value)}" for name, value in members.items() if value is not None
     ]
@@ -252,16 +241,9 @@ def _key(name: str, entry: Any, path: Path) -> Key:
     try:
         return _Entry.model_validate(entry).to_key(name)
     except ValidationError as error:
-        # Without the values: one of them is the key.
+        # The message leaves out the values, because one of them is the key.
         lines = (f"{path}: keys.{name}{_sentence(detail)}" for detail in error.errors())
         raise ConfigError("\n".join(lines), _HINT) from None
-
-
-def _check_distinct(keys: tuple[Key, ...], path: Path) -> None:
-    names: dict[bytes, str] = {}
-    for key in keys:
-        if (other := names.setdefault(key.digest, key.name)) != key.name:
-            raise ConfigError(f"{path}: {other} and {key.name} are the same key", _HINT)
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -1,13 +1,13 @@
-"""Sessions of the dashboard: the one-time tokens that open them, and their cookies.
+"""Manages sessions of the dashboard: the one-time tokens that open them, and their cookies.
 
-Tokens and sessions end with the process, and only hashes of them are kept. A session has an id, for
+Tokens and sessions end with the process, and only their hashes are kept. A session has an id, for
 the cookie, and a page token, for the header: programs on other ports of the host can read the
-cookie, so it is nothing without the token. A one-time token comes from the control socket, so its
-bearer is this user; an admin's API key opens a session too, which ends with that key.
+cookie, so it is worthless without the token. A one-time token comes from the control socket, so its
+bearer is this user; an admin's API key also opens a session, which ends with that key.
 
 Browsers send a host's cookies to all of its ports, so the port is part of the cookie's name: two
-daemons, or two tunnels to daemons, do not overwrite each other's. Requests that another site caused
-have no cookie. Source of `__Host-`: RFC 6265bis, section 4.1.3.2.
+daemons, or two tunnels to daemons, do not overwrite each other's cookies. Requests that another
+site caused have no cookie. Source of `__Host-`: RFC 6265bis, section 4.1.3.2.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from aiohttp import web
 
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
-from proxy.auth.origin import is_https
 from proxy.errors import SessionTokenRequired
 
 TOKEN_LIFE_S: Final = 60.0
 IDLE_MAX_S: Final = 12 * 3600.0
 LIFE_MAX_S: Final = 7 * 86_400.0
 _RANDOM_BYTES: Final = 32
-# More of them end the oldest.
+# Above these numbers, the oldest ones end.
 _TOKENS_MAX: Final = 16
 _SESSIONS_MAX: Final = 64
 _PAGES_MAX: Final = 16  # of one session
-# Not a name that a keys file may have.
+# A keys file cannot have this name.
 _OWNER: Final = Key("(dashboard)", b"", admin=True)
 
 
 @dataclass(slots=True)
 class Page:
-    """One tab; `key` is the name of the API key that signed it in; None: a token did."""
+    """One tab; `key` is the name of the API key that signed it in, None if a token did."""
 
     key: str | None
     began_at_s: float
@@ -54,7 +53,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """What the browser gets of a session: an id for its cookie, a token for the page."""
+    """A session as the browser gets it: an id for its cookie, a token for the page."""
 
     session_id: str
     page_token: str
@@ -62,7 +61,7 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A request's session: whose it is, and how long it lasts without another request."""
+    """A request's session: its client, and how long it lasts without another request."""
 
     client: Key
     expires_in_s: float
@@ -85,20 +84,20 @@ class Sessions:
         return token
 
     def redeem(self, token: str, session_id: str | None = None) -> NewSession | None:
-        """Use a token up, and return a new session; None: it is not valid.
+        """Use up a token and return a new session; None if the token is not valid.
 
-        `session_id` is what the browser has: a session of that id gets one more page.
+        `session_id` is the browser's cookie: an existing session of that id gets one more page.
         """
         self._expire_tokens()
         is_valid = self._tokens.pop(_digest(token), None) is not None
         return self._open(None, session_id) if is_valid else None
 
     def open_for(self, key: Key, session_id: str | None = None) -> NewSession:
-        """Return a new session of an admin's key, or a new page, as `redeem` does."""
+        """Return a new session or page for an admin's key, as `redeem` does."""
         return self._open(key.name, session_id)
 
     def use(self, session_id: str, page_token: str) -> SignedIn | None:
-        """Return whose session it is, and count that as its use; None: it is over.
+        """Return the session and renew it; None if it is over.
 
         Raises:
             SessionTokenRequired: No page of the session has the token; the session stays as it was.
@@ -119,7 +118,7 @@ class Sessions:
         return SignedIn(client, page.ends_at_s - now_s)
 
     def _pages(self, digest: bytes) -> dict[bytes, Page] | None:
-        """Return the pages of a session that are not over; None if there are none."""
+        """Return the open pages of a session; None if there are none."""
         now_s = self._clock()
         pages = self._sessions.pop(digest, {})
         if left := {name: page for name, page in pages.items() if page.ends_at_s > now_s}:
@@ -171,8 +170,13 @@ def cookie_name(host: str) -> str:
 
 def session_id_of(request: web.BaseRequest) -> str | None:
     name = cookie_name(request.headers.get("Host", ""))
-    # A GET by way of a reverse proxy does not tell whether that one uses TLS.
+    # A GET through a reverse proxy does not show whether the proxy uses TLS.
     return request.cookies.get(_HOST_PREFIX + name) or request.cookies.get(name)
+
+
+def is_https(request: web.BaseRequest) -> bool:
+    """Return whether the browser uses TLS, to us or to a reverse proxy in front of us."""
+    return request.secure or request.headers.get("Origin", "").lower().startswith("https://")
 
 
 def set_cookie(request: web.BaseRequest, response: web.Response, session_id: str) -> None:
@@ -194,6 +198,6 @@ def delete_cookie(request: web.BaseRequest, response: web.Response) -> None:
 
 
 def _name_and_path(request: web.BaseRequest) -> tuple[str, str]:
-    """Browsers take `__Host-` with TLS alone, and for the path `/` alone."""
+    """Browsers accept the prefix `__Host-` only with TLS and only for the path `/`."""
     name = cookie_name(request.headers.get("Host", ""))
     return (_HOST_PREFIX + name, "/") if is_https(request) else (name, _PATH)

@@ -32,7 +32,7 @@ from proxy.errors import (
     quote,
 )
 from proxy.http.forms import MALFORMED, boundary_of, form_error, is_form, plain_filename
-from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, ServerState
 
 # Of lines that are written in one transaction.

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 from multidict import CIMultiDict
 
-from proxy.auth.key_limits import Admission
+from proxy.auth.api_keys import Admission
 from proxy.cache.prompt import ANYONE, CacheOwner
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import (

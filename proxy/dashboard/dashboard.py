@@ -40,8 +40,7 @@ from proxy.auth.access import (
     check_admin,
     check_same_origin,
 )
-from proxy.auth.api_keys import ApiKeys
-from proxy.auth.key_limits import SignInLimit
+from proxy.auth.api_keys import ApiKeys, SignInLimit
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import (
     PAGE_TOKEN,
@@ -66,7 +65,7 @@ from proxy.errors import (
     UnknownModel,
 )
 from proxy.http.body import Bodies, check_complexity, members_of, read_body
-from proxy.http.routes import PATH_ID, Handler, Routes, json_response
+from proxy.http.middleware import PATH_ID, Handler, Routes, json_response
 from proxy.request.models import ModelLoader, client_models
 from proxy.request.request import client_of
 

@@ -35,7 +35,7 @@ from proxy.dashboard.state import (
 from proxy.endpoints.prometheus import Metrics
 from proxy.endpoints.requests import Requests
 from proxy.errors import BadRequest, Draining, TooManyRequests
-from proxy.http.routes import Routes
+from proxy.http.middleware import Routes
 from proxy.observe.cache_finding import Tier
 from proxy.observe.in_flight import InFlightRequest, ServerState
 from proxy.request.models import ModelLoader

@@ -23,7 +23,7 @@ from proxy.auth.access import PREFIX, Access
 from proxy.auth.keys_file import Key
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.errors import NotFound, Unavailable
-from proxy.http.routes import Routes
+from proxy.http.middleware import Routes
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamResponse, get_request, send

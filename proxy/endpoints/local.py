@@ -23,7 +23,7 @@ from proxy.endpoints.prometheus import Metrics
 from proxy.endpoints.slots import engine_list, engine_slot, has_idle, overview
 from proxy.errors import ModelLoading, NoModelServes, ProxyError, Unavailable
 from proxy.http.error_responses import error_response
-from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.request.models import ModelInfo, ModelLoader, ModelNames, client_models, with_variants
 from proxy.router.batch_queue import BatchQueue
 from proxy.router.lease import InstanceStats

@@ -13,14 +13,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from proxy.auth.api_keys import KEY, visible_client
-from proxy.auth.key_limits import Admission
+from proxy.auth.api_keys import KEY, Admission, visible_client
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, read_prompt
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.errors import BadRequest, Forbidden, TooManyRequests
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
-from proxy.http.middleware import ACCESS_RECORD
-from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, ServerState
 from proxy.request.limits import check
 from proxy.request.models import ModelLoader, PromptWarmer, ResolvedModel

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
 from proxy.errors import BadRequest, NotFound, RequestCancelled
-from proxy.http.routes import PATH_ID, Routes, json_response
+from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.explanation import explain, own_figures
 from proxy.observe.in_flight import InFlightRequest, OpenRequest, ServerState
 from proxy.observe.past import (

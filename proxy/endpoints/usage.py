@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
 from proxy.errors import BadRequest
-from proxy.http.routes import Routes, json_response
+from proxy.http.middleware import Routes, json_response
 
 _PATH: Final = "/corral/v1/usage"
 _NAMES: Final = frozenset({"by", "since", "key", "model"})

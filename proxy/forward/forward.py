@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from proxy.auth.key_limits import Admission
+from proxy.auth.api_keys import Admission
 from proxy.errors import (
     NodeUnconnected,
     TrialCrashed,

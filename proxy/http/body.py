@@ -1,9 +1,9 @@
 """Reads a request's body: in time, decompressed, within the limits, and parsed if it is JSON.
 
-`Bodies` limits the memory of all bodies together, and has one thread that parses large ones. JSON
-is counted before it is parsed, in pieces: time is linear, and no piece holds the interpreter for
-more than a few milliseconds; invalid JSON gets some count, and the parser rejects it. Compressed
-bodies are inflated in small pieces, up to a ratio.
+`Bodies` limits the memory of all bodies together, and has one thread that parses large ones. The
+values of JSON are counted in pieces before it is parsed: in linear time, and without holding the
+interpreter for more than a few milliseconds. Invalid JSON gets an arbitrary count, and the parser
+rejects it. Compressed bodies are inflated in small pieces, up to a ratio.
 
 Source: RFC 9110 section 8.4 for the codings, RFC 1952 for gzip; `deflate` is a zlib stream (RFC
 1950), which some clients send without its header.
@@ -35,7 +35,7 @@ from proxy.errors import (
 from proxy.settings import ProxySettings
 
 _COUNTED_BYTES: Final = 64 * 1024
-# In memory and time, a list or an object costs as much as several numbers, a member's name as two.
+# Memory and time of a list or an object, and of a member's name, relative to a number.
 _CONTAINER_VALUES: Final = 8
 _NAME_VALUES: Final = 2
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -43,12 +43,12 @@ _NOT_STRUCTURAL: Final = bytes(byte for byte in range(256) if byte not in b'",:[
 
 
 def count_values(body: bytes, max_values: int, max_depth: int) -> int:
-    """The number of values, or slightly more if that is within the limit.
+    """Return the number of values, or a slightly larger number within the limit.
 
     A number, a string or a literal counts 1, a member's name 2, a list or an object 8 plus its
     content. Raises BodyTooComplex above a limit.
     """
-    # For a small text, first count inside strings too: most pass without the exact scan.
+    # A count that includes the inside of strings spares most small texts the exact scan.
     if (
         len(body) <= _COUNTED_BYTES
         and (openings := body.count(b"[") + body.count(b"{")) <= max_depth
@@ -81,16 +81,16 @@ def _values(text: bytes, openings: int) -> int:
 def _outside_strings(body: bytes) -> Iterator[bytes]:
     """Yield the characters `,:[]{}` outside of strings, piece by piece."""
     is_inside, held = False, b""
-    for piece in _pieces(body):
-        text, held = _unescaped(held + piece)
-        # Drop everything else first: what is left is a small part of most texts.
+    for start in range(0, len(body), _COUNTED_BYTES):
+        text, held = _drop_escapes(held + body[start : start + _COUNTED_BYTES])
+        # Structural characters and quotes are a small part of most texts.
         parts = text.translate(None, _NOT_STRUCTURAL).split(b'"')
         yield b"".join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
 
 
-def _unescaped(text: bytes) -> tuple[bytes, bytes]:
-    """A piece without escaped quotes, and a backslash that escapes into the next piece."""
+def _drop_escapes(text: bytes) -> tuple[bytes, bytes]:
+    """Return a piece without escaped quotes, and a backslash that escapes into the next piece."""
     if b"\\" not in text:
         return text, b""
     is_open = (len(text) - len(text.rstrip(b"\\"))) % 2
@@ -99,19 +99,11 @@ def _unescaped(text: bytes) -> tuple[bytes, bytes]:
     return text.replace(b"\\\\", b"").replace(b'\\"', b""), held
 
 
-def _pieces(body: bytes) -> Iterator[bytes]:
-    if len(body) <= _COUNTED_BYTES:
-        yield body
-        return
-    for start in range(0, len(body), _COUNTED_BYTES):
-        yield body[start : start + _COUNTED_BYTES]
-
-
-# What is made of a body besides its bytes: decoded text, the bytes sent upstream, their buffer.
+# Copies of a body: its bytes, the decoded text, the bytes sent upstream, their buffer.
 _COPIES: Final = 5
-# A short string in a list; a list or an object is larger, and counts as several values.
+# Memory of a short string in a list; a list or an object counts as several values.
 _VALUE_BYTES: Final = 64
-# Parsing a smaller body takes less than 20 ms of the event loop, whatever it holds.
+# Parsing a smaller body takes less than 20 ms of the event loop, whatever its content.
 _LARGE_BYTES: Final = 128 * 1024
 # Parsing holds the GIL, so a second thread would only keep the event loop waiting longer.
 _THREADS: Final = 1
@@ -120,11 +112,11 @@ _Result = TypeVar("_Result")
 
 
 class Bodies:
-    """The bodies in memory.
+    """Limits the memory of all bodies.
 
     The bodies of one client may take half of `body_memory_bytes`, so a client that sends many, or
-    sends slowly, leaves room for others. A body may exceed these limits while it is the only one,
-    of its client or of all: its own limits bound it.
+    sends slowly, leaves room for others. A body may exceed either limit while it is the only one,
+    of its client or of all clients: its own limits bound it.
 
     Attributes:
         held_bytes: Estimated memory of all bodies.
@@ -137,11 +129,11 @@ class Bodies:
         self._by_client: dict[str, int] = {}
 
     def share(self, client: str) -> Share:
-        """A context manager that frees the memory; `client` is a key's name or an address."""
+        """Return the share of one body; `client` is a key's name or an address."""
         return Share(self, client)
 
     def reserve(self, share: Share, size_bytes: int) -> None:
-        """Raises: BodyMemoryFull: All bodies, or the client's, would exceed the limit."""
+        """Raises BodyMemoryFull if all bodies, or the client's bodies, would exceed the limit."""
         limit_bytes = self.settings.body_memory_bytes
         held, of_client = self.held_bytes, self._by_client.get(share.client, 0)
         if held + size_bytes > limit_bytes and held != share.held_bytes:
@@ -160,12 +152,12 @@ class Bodies:
             self._by_client.pop(share.client, None)
 
     def close(self) -> None:
-        """End the thread; cancel the work that waits for it."""
+        """End the thread, and cancel the work that waits for it."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Share:
-    """The memory reserved for one body, by estimate."""
+    """The memory reserved for one body, by estimate; the context manager frees it."""
 
     def __init__(self, bodies: Bodies, client: str) -> None:
         self.settings = bodies.settings
@@ -188,7 +180,10 @@ class Share:
         self._add(count * _VALUE_BYTES)
 
     async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Run `work` on a body; for a large one in the thread, without the event loop's state."""
+        """Run `work` on a body, in the thread if the body is large.
+
+        So `work` must not touch the event loop's state.
+        """
         if size_bytes <= _LARGE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._bodies.threads, work)
@@ -206,7 +201,7 @@ def _memory_full_error(whose: str, limit_bytes: int) -> BodyMemoryFull:
 
 
 _INFLATED_BYTES: Final = 128 * 1024
-# Exempt from the ratio, which says little about a small body.
+# Exempt from the ratio, which means little for a small body.
 _FREE_BYTES: Final = 1024**2
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 _WINDOWS: Final = {"gzip": _GZIP_BITS, "x-gzip": _GZIP_BITS, "deflate": zlib.MAX_WBITS}
@@ -228,11 +223,15 @@ class Inflater:
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
         """Yield decompressed pieces of at most 128 KiB. Raises BadRequest, BodyExpands."""
-        if not self._taken_bytes and packed:
-            self._detect_raw(packed)
+        is_raw = self._coding == "deflate" and packed and packed[0] & 0x0F != zlib.DEFLATED
+        if is_raw and not self._taken_bytes:
+            self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
         self._taken_bytes += len(packed)
         while packed:
-            piece = self._unpacked(packed)
+            try:
+                piece = self._stream.decompress(packed, _INFLATED_BYTES)
+            except zlib.error as error:
+                raise BadRequest(f"the body is not {self._coding} data: {error}") from error
             if self._stream.unused_data:
                 raise BadRequest("the body has bytes after the end of its compressed data")
             self._count(len(piece))
@@ -240,19 +239,9 @@ class Inflater:
             packed = self._stream.unconsumed_tail
 
     def close(self) -> None:
-        """The body has ended. Raises BadRequest if the stream is incomplete."""
+        """End the body. Raises BadRequest if the compressed data is incomplete."""
         if not self._stream.eof and self._taken_bytes:
             raise BadRequest(f"the body ends in the middle of its {self._coding} data")
-
-    def _detect_raw(self, packed: bytes) -> None:
-        if self._coding == "deflate" and packed[0] & 0x0F != zlib.DEFLATED:
-            self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
-
-    def _unpacked(self, packed: bytes) -> bytes:
-        try:
-            return self._stream.decompress(packed, _INFLATED_BYTES)
-        except zlib.error as error:
-            raise BadRequest(f"the body is not {self._coding} data: {error}") from error
 
     def _count(self, size_bytes: int) -> None:
         self._given_bytes += size_bytes
@@ -265,7 +254,7 @@ class Inflater:
 
 
 async def read_body(request: web.BaseRequest, share: Share) -> bytes:
-    """The body, decompressed.
+    """Return the decompressed body.
 
     Raises:
         BadRequest: It is malformed.
@@ -293,7 +282,10 @@ async def read_body(request: web.BaseRequest, share: Share) -> bytes:
             "send it faster, or raise body_timeout_s under [proxy]"
         ) from error
     except web.RequestPayloadError as error:
-        raise BadRequest(f"the body cannot be read: {_first_line(error)}") from error
+        # The first line is the parser's own status; later ones quote bytes.
+        lines = (line.strip() for line in str(error).splitlines()[1:])
+        reason = next(filter(None, lines), str(error))
+        raise BadRequest(f"the body cannot be read: {reason}") from error
     return decoder.body()
 
 
@@ -309,10 +301,10 @@ async def check_complexity(body: bytes, share: Share) -> None:
 
 
 def members_of(body: bytes) -> dict[str, Any]:
-    """Parse a body that `check_complexity` passed.
+    """Parse a body that `check_complexity` accepted.
 
-    Of a repeated member the last counts. Source: nlohmann's json, as an engine has it, does the
-    same (builds 10434 and 11434), so the members checked here are those that it reads.
+    Of a repeated member the last counts. Engines do the same, so they read the members that are
+    checked here. Source: nlohmann's json in builds 10434 and 11434.
 
     Raises:
         BadRequest: It is not a JSON object.
@@ -358,8 +350,3 @@ def _reserve(share: Share, count: int, size_bytes: int) -> None:
     if size_bytes > share.settings.max_body_bytes:
         raise BodyTooLarge(share.settings.max_body_bytes)
     share.add_bytes(count)
-
-
-def _first_line(error: Exception) -> str:
-    """The parser's message without the bytes it quotes and its own status."""
-    return next((line.strip() for line in str(error).splitlines()[1:] if line.strip()), str(error))

@@ -1,12 +1,12 @@
 """Client connections: their limit, TLS handshakes, header timeout and size, malformed HTTP.
 
-Each connection uses a file descriptor, and each request in flight one more towards its instance;
-without descriptors the daemon cannot start, write or accept anything. Above the limit, a connection
+Each connection uses a file descriptor, and each request in flight uses one more for its instance.
+Without descriptors the daemon cannot start, write or accept anything. Above the limit, a connection
 without an accepted request is closed first, so that silent ones cannot lock out clients with a key;
 one with a request in flight is never closed.
 
-The loops tell a protocol of a connection only after its handshake, so they accept it without TLS,
-and `Handshakes` upgrades it: it counts towards the limit from accept on.
+asyncio and uvloop notify a protocol of a TLS connection only after the handshake. So connections
+are accepted without TLS and upgraded by `Handshakes`: they count towards the limit from the start.
 
 aiohttp limits the time of a connection without a request, but not of an incomplete header.
 Malformed HTTP never becomes a request, so `Connection` answers it with an error in JSON; it is not
@@ -40,9 +40,9 @@ from proxy.http.error_responses import error_response
 from proxy.observe.record import new_request_id
 
 _resource: Final = import_module("resource") if find_spec("resource") else None  # not on Windows
-# Descriptors on a system without a limit of them.
+# Used on a system without a limit of descriptors.
 _NO_LIMIT: Final = 2**20
-# Queues are shorter than that.
+# More than the requests that fit into the queues.
 _DEFAULT_MAX: Final = 1024
 _LEAST: Final = 8
 # For logs, the control socket, and each instance's socket, pipes and log.
@@ -55,10 +55,10 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Closable(Protocol):
-    """A connection as others see it."""
+    """A connection that can be closed for another one."""
 
     def give_way(self) -> None:
-        """Close it for a new one: its descriptor is free at once."""
+        """Close it, so that its descriptor is free at once."""
 
 
 class Connections(Generic[T]):
@@ -76,7 +76,7 @@ class Connections(Generic[T]):
         return len(self._new) + len(self._idle) + len(self._busy)
 
     def add(self, connection: T) -> T | None:
-        """Add a connection; returns the one to close for it, if any.
+        """Add a connection; return the one to close for it, if any.
 
         Raises:
             Unavailable: Every connection has a request in flight.
@@ -94,20 +94,20 @@ class Connections(Generic[T]):
         return connection in self._busy
 
     def begin(self, connection: T) -> None:
-        """A request was accepted; ignored for a removed connection."""
+        """Note that a request was accepted; ignored for a removed connection."""
         self.requests += 1
         if connection in self._new or connection in self._idle:
             self.remove(connection)
             self._busy.add(connection)
 
     def end(self, connection: T) -> None:
-        """Its request ended; ignored without one."""
+        """Note that its request ended; ignored without a request."""
         if connection in self._busy:
             self._busy.remove(connection)
             self._idle[connection] = None
 
     def remove(self, connection: T) -> None:
-        """It is closed; idempotent."""
+        """Note that a connection is closed; idempotent."""
         self._new.pop(connection, None)
         self._idle.pop(connection, None)
         self._busy.discard(connection)
@@ -125,15 +125,15 @@ class Connections(Generic[T]):
 
 
 def limit_of(wanted: int | None, descriptors: int) -> int:
-    """The most connections: the setting, bounded by the limit of open files."""
+    """Return the maximum of connections: the setting, bounded by the limit of open files."""
     reserve = max(_RESERVE_LEAST, descriptors // 4)
-    # Each request in flight needs a second one.
+    # Each request in flight needs a second descriptor.
     room = max(_LEAST, (descriptors - reserve) // 2)
     return min(wanted or _DEFAULT_MAX, room)
 
 
 def descriptors_max() -> int:
-    """The limit of open files of this process."""
+    """Return the limit of open files of this process."""
     if _resource is None:
         return _NO_LIMIT
     soft, _ = _resource.getrlimit(_resource.RLIMIT_NOFILE)
@@ -141,7 +141,11 @@ def descriptors_max() -> int:
 
 
 class Handshakes:
-    """`accept` is for `create_server`; `make` returns the protocol of a finished handshake."""
+    """Upgrades accepted connections to TLS.
+
+    `accept` is the factory for `create_server`; `make` returns the protocol for a connection whose
+    handshake is finished.
+    """
 
     def __init__(
         self,
@@ -164,7 +168,7 @@ class Handshakes:
         return _Accepted(self)
 
     def begin(self, accepted: _Accepted) -> None:
-        """Count the connection and start its handshake, or close it without a reason."""
+        """Count the connection and start its handshake, or close it without an answer."""
         if self._is_closed:
             accepted.give_way()
             return
@@ -180,7 +184,7 @@ class Handshakes:
         task.add_done_callback(self._running.pop)
 
     async def close(self) -> None:
-        """Abort handshakes, also those of connections that are accepted from now on."""
+        """Abort all handshakes, including those of connections that are accepted later."""
         self._is_closed = True
         for accepted in self._running.values():
             accepted.give_way()
@@ -201,7 +205,7 @@ class Handshakes:
             early.hand_over(transport, self._make())
 
     async def _upgrade(self, accepted: _Accepted, early: _Early) -> asyncio.Transport | None:
-        """Return None if the connection is closed, which `start_tls` does not raise for."""
+        """Return None if the connection is closed; `start_tls` does not raise for that."""
         if accepted.transport.is_closing():
             return None
         loop = asyncio.get_running_loop()
@@ -217,7 +221,7 @@ class Handshakes:
 
 
 class _Accepted(asyncio.Protocol):
-    """Without TLS: until `start_tls` has replaced it."""
+    """The protocol of a connection before `start_tls` replaces it."""
 
     transport: asyncio.Transport
 
@@ -230,12 +234,12 @@ class _Accepted(asyncio.Protocol):
         self._handshakes.begin(self)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what uvloop reads before the next step of the loop; `start_tls` resumes reading."""
+        """Keep bytes that uvloop reads before its next step; `start_tls` resumes reading."""
         self._data += data
         self.transport.pause_reading()
 
     def pass_on(self) -> None:
-        """Give it to the protocol of TLS, which keeps it until its handshake begins."""
+        """Pass the kept bytes to the TLS protocol, which buffers them for its handshake."""
         if self._data and (current := self.transport.get_protocol()) is not self:
             protocol = cast("asyncio.BufferedProtocol", current)
             memoryview(protocol.get_buffer(len(self._data)))[: len(self._data)] = self._data
@@ -246,7 +250,7 @@ class _Accepted(asyncio.Protocol):
 
 
 class _Early(asyncio.Protocol):
-    """Keeps what asyncio delivers before the caller of `start_tls` goes on: one read at most."""
+    """Buffers data that arrives before `start_tls` returns (at most one read)."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -261,15 +265,18 @@ class _Early(asyncio.Protocol):
             protocol.data_received(self._data)
 
 
-_PATH: Final = "/"  # unknown: OpenAI's error shape
+_PATH: Final = "/"  # the path is unknown, so errors have OpenAI's format
 # A header may exceed its limit by one slice.
 _SLICE_BYTES: Final = 8 * 1024
-# Pipelined requests that are read behind one in flight.
+# Pipelined requests that are read while one is in flight.
 _QUEUE_MAX: Final = 2
 
 
 class Connection(web.RequestHandler):
-    """`head_max_bytes` bounds the bytes that complete neither a request nor body data."""
+    """An HTTP connection with limits of time and size for the header.
+
+    `head_max_bytes` limits the bytes that complete neither a request nor body data.
+    """
 
     __slots__ = (
         "_body",
@@ -301,9 +308,9 @@ class Connection(web.RequestHandler):
         self._is_between = True  # whether the next bytes belong to a header
         self._head_timer: asyncio.TimerHandle | None = None
         self._body: StreamReader | None = None  # of the last request, until its end
-        self._plain_left = 0  # bytes missing of a body with Content-Length
-        self._rest = b""  # not parsed yet
-        self._unused_bytes = 0  # since the last complete request or body data
+        self._plain_left = 0  # missing bytes of a body with Content-Length
+        self._rest = b""  # bytes that are not parsed yet
+        self._unused_bytes = 0  # bytes since the last complete request or body data
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, or answer that there are too many."""
@@ -322,12 +329,12 @@ class Connection(web.RequestHandler):
         transport = self.transport
         self.force_close()
         if transport is not None and transport.get_extra_info("ssl_object") is not None:
-            transport.abort()  # not after the client has ended TLS, for which it has seconds
+            transport.abort()  # a close would wait seconds for the client to end TLS
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes: outside of bodies in slices, so that a header can be bounded.
+        """Parse bytes, outside of bodies in slices, so that the size of a header can be limited.
 
-        Bytes that the parser cannot take wait here, while the transport does not read.
+        Bytes that the parser cannot take yet wait here while the transport does not read.
         """
         data, self._rest = self._rest + data, b""
         while not (self._force_close or self._close):
@@ -348,14 +355,14 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Finish a response; a header follows, unless a pipelined request waits."""
+        """Finish a response; then a header follows, unless a pipelined request waits."""
         finished = await super().finish_response(request, resp, start_time)
         self._connections.end(self)
         self._is_between = not self._messages
         if self._unused_bytes:
             self._start_timer()
         if self._upgraded or resp.headers.get("Connection") == "close":
-            self.close()  # no other protocol is supported; a draining server has said so
+            self.close()  # no upgrade is supported; a draining server announced the close
         return finished
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -365,7 +372,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def _take(self, part: bytes) -> None:
-        """Parse bytes, and see what they completed."""
+        """Parse bytes, and note whether they completed a header or body data."""
         requests, before = self._request_count, self._progress()
         super().data_received(part)
         self._plain_left = max(0, self._plain_left - len(part))
@@ -386,24 +393,21 @@ class Connection(web.RequestHandler):
             self._body, self._plain_left = None, 0
 
     def _note_request(self, message: object, body: StreamReader) -> None:
-        """A header is complete; its body follows, then another header."""
+        """Note that a header is complete; its body follows, then another header."""
         self._body = None if body.is_eof() else body
         self._is_between, self._unused_bytes = False, 0
         self._stop_timer()
         if self._body is not None:
             fields = getattr(message, "headers", {})  # an error has none
-            self._plain_left = int(fields.get("Content-Length", 0)) - self._body_bytes()
+            plain, compressed, _ = self._progress()
+            self._plain_left = int(fields.get("Content-Length", 0)) - (compressed or plain)
 
     def _progress(self) -> tuple[int, int, bool]:
-        """Of the body that is arriving: bytes decoded, bytes received, whether it has ended."""
+        """Return the arriving body's decoded bytes, received bytes, and whether it has ended."""
         body = self._body
         if body is None:
             return 0, 0, True
         return body.total_bytes, body.total_compressed_bytes or 0, body.is_eof()
-
-    def _body_bytes(self) -> int:
-        plain, compressed, _ = self._progress()
-        return compressed or plain
 
     def _refuse(self, error: ProxyError) -> None:
         """Answer unless a response is being sent, and read no more bytes."""
@@ -468,7 +472,7 @@ def parse_failure(error: http_exceptions.HttpProcessingError) -> ProxyError:
 
 
 def _bare(error: ProxyError) -> bytes:
-    """A response for a connection without a request."""
+    """Return a response for a connection without a request."""
     body = (error_response(_PATH, error).text or "").encode()
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",

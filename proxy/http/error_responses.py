@@ -1,7 +1,7 @@
-"""Errors in the format of the client's API: whole responses, and last events of a stream. Pure.
+"""Writes errors in the format of the client's API: whole responses, or the last event of a stream.
 
-`/v1/messages` gets Anthropic's format, `/api/` Ollama's, the Responses API an event of its own, all
-others OpenAI's. Source: OpenAI's API reference, "Streaming events", `error`.
+Pure. `/v1/messages` gets Anthropic's format, `/api/` Ollama's, a stream of the Responses API an
+event of its own, all others OpenAI's. Source: OpenAI's API reference, "Streaming events", `error`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ _WITH_EVENT_NAMES: Final = (_ANTHROPIC_PATH, "/stream/generate")
 
 
 def event_bytes(event: Event, number: int) -> bytes:
-    """Return an event with its number."""
     event["sequence_number"] = number
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
 
 
 def error_as_event(body: Mapping[str, Any]) -> Event:
-    """Return the event for an error's body; `error` is where libraries of other APIs look."""
+    """Return the event for an error's body; libraries of other APIs read its member `error`."""
     given = body.get("error") or body
     error = given if isinstance(given, dict) else {"message": str(given)}
     code, kind = error.get("code"), error.get("type")
@@ -39,7 +38,6 @@ def error_as_event(body: Mapping[str, Any]) -> Event:
 
 
 def error_response(path: str, error: ProxyError) -> web.Response:
-    """Return an error in the format of the API of this path."""
     response = web.Response(
         status=error.status,
         headers=error.headers(),

@@ -1,7 +1,7 @@
-"""Multipart forms: parsed part by part within limits, and serialised again.
+"""Parses multipart forms part by part within limits, and serialises them again.
 
-An instance never gets a form as its client wrote it: parsers disagree on unusual forms, so each
-part is written with its name and, for files, file name and type.
+An instance never gets the client's own bytes, because parsers disagree on unusual forms: each part
+is written again with its name and, for files, file name and type.
 
 Source: RFC 7578; RFC 2046 section 5.1.1 for the boundary. An engine treats a part with a file name
 as a file and any other as text (build 10434).
@@ -13,7 +13,7 @@ import asyncio
 import os
 import re
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -30,16 +30,16 @@ _LINE_MAX_BYTES: Final = 2048
 _NAME_MAX_CHARACTERS: Final = 128
 _TEXT_MAX_BYTES: Final = 64 * 1024
 _CHUNK_BYTES: Final = 64 * 1024
-# Chunks read before other tasks run: a few milliseconds.
+# Number of chunks that are read before other tasks run; takes a few milliseconds.
 _CHUNKS_AT_ONCE: Final = 16
 _BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
 _UNSAFE: Final = re.compile(r'[\x00-\x1f\x7f"\\\ud800-\udfff]')
 _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,64}/[A-Za-z0-9!#$&^_.+-]{1,64}")
 _PLAIN: Final = frozenset({"7bit", "8bit", "binary"})
-# A client that pins a slot in use corrupts another client's text.
+# A client that names a slot in use would corrupt another client's text.
 _DROPPED: Final = frozenset({"id_slot"})
 
-# Errors, because Python keeps each distinct warning for good.
+# Raised as errors, because Python keeps each distinct warning forever.
 for _category in (BadContentDispositionHeader, BadContentDispositionParam):
     warnings.filterwarnings("error", category=_category)
 
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form; only fields whose names end in [] are repeated."""
+    """A form; only fields whose names end in [] occur more than once."""
 
     parts: tuple[Part, ...]
     boundary: str = field(default_factory=lambda: os.urandom(16).hex())
@@ -66,11 +66,11 @@ class Form:
         return f"{_TYPE}; boundary={self.boundary}"
 
     def texts(self) -> dict[str, str]:
-        """The fields that are not files; the last of repeated ones."""
+        """Return the text fields; of a repeated field the last."""
         return {part.name: part.content.decode() for part in self.parts if not part.filename}
 
     def with_model(self, name: str) -> Form:
-        """The form with another `model`, if it has that field."""
+        """Return the form with another `model`, if it has that field."""
         content = name.encode()
         parts = (
             replace(part, content=content) if part.name == "model" and not part.filename else part
@@ -79,19 +79,16 @@ class Form:
         return replace(self, parts=tuple(parts))
 
     def without(self, name: str) -> Form:
-        """The form without a text field."""
+        """Return the form without a text field."""
         kept = tuple(part for part in self.parts if part.filename or part.name != name)
         return replace(self, parts=kept)
 
     def encode(self) -> bytes:
-        return b"".join(self._pieces())
-
-    def _pieces(self) -> Iterator[bytes]:
-        for part in self.parts:
-            yield f"--{self.boundary}\r\n{_head(part)}\r\n\r\n".encode()
-            yield part.content
-            yield b"\r\n"
-        yield f"--{self.boundary}--\r\n".encode()
+        pieces = [
+            f"--{self.boundary}\r\n{_head(part)}\r\n\r\n".encode() + part.content + b"\r\n"
+            for part in self.parts
+        ]
+        return b"".join((*pieces, f"--{self.boundary}--\r\n".encode()))
 
 
 def is_form(content_type: str) -> bool:
@@ -105,11 +102,15 @@ async def read_form(content_type: str, body: bytes) -> Form:
         parts = [part async for part in _parts(reader)]
     except MALFORMED as error:
         raise form_error(error) from error
-    _check_names(parts)
+    seen: set[str] = set()
+    for name in (part.name for part in parts):
+        if name in seen and not name.endswith("[]"):
+            raise BadRequest(f"the form has more than one field {name}")
+        seen.add(name)
     return Form(tuple(part for part in parts if part.name not in _DROPPED))
 
 
-# What aiohttp's reader raises.
+# The errors that aiohttp's reader raises.
 MALFORMED: Final = (
     ValueError,  # of boundaries, encodings and ends
     RuntimeError,
@@ -120,19 +121,19 @@ MALFORMED: Final = (
 
 
 def form_error(error: Exception) -> BadRequest:
-    """The error that a client gets for one of `MALFORMED`."""
+    """Return the client's error for one of `MALFORMED`."""
     message = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
     reason = ascii(str(message).partition("\n")[0][:120])[1:-1]
     return BadRequest(f"the form cannot be read: {reason or type(error).__name__}")
 
 
 def plain_filename(filename: str) -> str:
-    """A file's name without special characters, and not too long."""
+    """Return a file's name of at most 128 characters, without special characters."""
     return _UNSAFE.sub("_", filename)[:_NAME_MAX_CHARACTERS] or "file"
 
 
 class _Stream(StreamReader):
-    """Bounds the length of lines: a long one would be joined in quadratic time."""
+    """Limits the length of lines: joining a long line takes quadratic time."""
 
     async def readuntil(self, separator: bytes = b"\n", *, max_size: int | None = None) -> bytes:
         return await super().readuntil(separator, max_size=max_size or _LINE_MAX_BYTES)
@@ -144,7 +145,7 @@ async def _reader(content_type: str, body: bytes) -> MultipartReader:
     if not body.startswith(f"--{boundary}\r\n".encode()):
         raise BadRequest("the form does not begin with the boundary of its Content-Type")
     stream = _Stream(BaseProtocol(asyncio.get_running_loop()), len(body) + 1)
-    # In pieces: the reader copies the rest of a piece when it looks ahead.
+    # Small pieces, because the reader copies the rest of a piece when it looks ahead.
     for start in range(0, len(body), _CHUNK_BYTES):
         stream.feed_data(body[start : start + _CHUNK_BYTES])
         if start % (_CHUNK_BYTES * _CHUNKS_AT_ONCE) == 0:
@@ -157,7 +158,7 @@ async def _reader(content_type: str, body: bytes) -> MultipartReader:
 
 
 def boundary_of(content_type: str) -> str:
-    """Raises BadRequest."""
+    """Return the boundary of a form; raises BadRequest."""
     boundaries = [
         value.strip()
         for name, is_given, value in (
@@ -219,14 +220,6 @@ async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
         count += 1
         if count % _CHUNKS_AT_ONCE == 0:
             await asyncio.sleep(0)
-
-
-def _check_names(parts: Sequence[Part]) -> None:
-    seen: set[str] = set()
-    for name in (part.name for part in parts):
-        if name in seen and not name.endswith("[]"):
-            raise BadRequest(f"the form has more than one field {name}")
-        seen.add(name)
 
 
 def _head(part: Part) -> str:

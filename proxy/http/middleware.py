@@ -1,7 +1,9 @@
-"""What every request passes before its handler, and every response before it is sent.
+"""Checks each request, finds its handler, and turns errors into responses.
 
-In: the request gets its id; host, origin and key are checked; a draining server rejects it.
-Out: an error becomes a response that client libraries understand, and the access log gets one line.
+Before the handler, `RequestMiddleware` assigns the request's id, checks host, origin and key, and
+rejects the request if the server is draining. After it, an error becomes a response that client
+libraries understand, and the access log gets one line. `Routes` finds the handler of a path and
+method.
 """
 
 from __future__ import annotations
@@ -9,22 +11,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
+import orjson
 from aiohttp import HttpVersion11, web
 
-from proxy.auth.access import API, CHAT, PREFIX, SIGNED_IN, UNCOUNTED, WITH_PARTS, Access
-from proxy.auth.api_keys import KEY
-from proxy.auth.key_limits import Admission
+from proxy.auth.access import (
+    API,
+    CHAT,
+    PREFIX,
+    SIGNED_IN,
+    UNCOUNTED,
+    WITH_PARTS,
+    Access,
+    OriginPolicy,
+    is_preflight,
+    preflight_response,
+)
+from proxy.auth.api_keys import KEY, Admission
 from proxy.auth.keys_file import read_keys
-from proxy.auth.origin import OriginPolicy, is_preflight, preflight_response
 from proxy.common.headers import DRAINING, HOP, PRIVATE, PROCESS, RESPONSE_HEADERS, SERVER
-from proxy.errors import Draining, ExpectationFailed, InternalError, ProxyError, Unauthorized
+from proxy.errors import (
+    Draining,
+    ExpectationFailed,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    ProxyError,
+    Unauthorized,
+)
 from proxy.http.connections import Connections
 from proxy.http.error_responses import error_response
-from proxy.http.routes import Routes
 from proxy.http.tls import server_context
 from proxy.observe.in_flight import ServerState
 from proxy.observe.record import (
@@ -46,6 +65,77 @@ _UNLIMITED: Final = nullcontext()
 _log: Final = logging.getLogger(__name__)
 
 
+def json_response(content: object) -> web.Response:
+    return web.Response(body=orjson.dumps(content), content_type="application/json")
+
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+# The text that `{id}` stands for in the path of a request.
+PATH_ID: Final = web.RequestKey("path_id", str)
+
+_ID: Final = "{id}"
+
+
+class Routes:
+    """Finds handlers; requests that match no route here are looked up in `beneath`."""
+
+    def __init__(self, beneath: Routes | None = None) -> None:
+        self._beneath = beneath
+        self._exact: dict[str, dict[str, Handler]] = {}
+        self._with_id: list[tuple[str, str, dict[str, Handler]]] = []
+
+    def add(
+        self,
+        path: str,
+        *,
+        get: Handler | None = None,
+        post: Handler | None = None,
+        delete: Handler | None = None,
+    ) -> None:
+        """Route a path; if several paths with `{id}` match a request, the first one added counts.
+
+        Args:
+            path: `{id}` in it stands for any text, slashes included.
+            get: Answers GET and HEAD.
+            post: Answers POST.
+            delete: Answers DELETE.
+        """
+        given = {"GET": get, "HEAD": get, "POST": post, "DELETE": delete}
+        handlers = {method: handler for method, handler in given.items() if handler}
+        prefix, is_open, suffix = path.partition(_ID)
+        if is_open:
+            self._with_id.append((prefix, suffix, handlers))
+        else:
+            self._exact.setdefault(path, {}).update(handlers)
+
+    def find(self, request: web.BaseRequest) -> Handler:
+        """Return the handler of a request.
+
+        Raises:
+            NotFound: No route has its path.
+            MethodNotAllowed: The routes of its path have other methods.
+        """
+        path = request.rel_url.path_safe  # decoded, except %2F and %25
+        handlers = self._exact.get(path) or self._find_with_id(request, path)
+        if handler := handlers.get(request.method):
+            return handler
+        if not handlers and self._beneath:
+            return self._beneath.find(request)
+        if not handlers:
+            raise NotFound("no such endpoint; GET /v1/models lists the models")
+        raise MethodNotAllowed(request.method, request.path, sorted(handlers))
+
+    def _find_with_id(self, request: web.BaseRequest, path: str) -> dict[str, Handler]:
+        for prefix, suffix, handlers in self._with_id:
+            is_longer = len(path) > len(prefix) + len(suffix)
+            if is_longer and path.startswith(prefix) and path.endswith(suffix):
+                encoded = path[len(prefix) : len(path) - len(suffix)]
+                request[PATH_ID] = encoded.replace("%2F", "/").replace("%25", "%")
+                return handlers
+        return {}
+
+
 def check(settings: ProxySettings) -> None:
     """Check hosts, origins, keys, certificates and traces without building a proxy.
 
@@ -63,7 +153,7 @@ def check(settings: ProxySettings) -> None:
 class RequestMiddleware:
     """Handles all requests of a server. Raises ConfigError if an origin or a host is invalid."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 (each is a part of the server)
+    def __init__(  # noqa: PLR0913, PLR0917 (parts of the server)
         self,
         settings: ProxySettings,
         routes: Routes,
@@ -86,7 +176,9 @@ class RequestMiddleware:
         self._tracer = tracer
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        record = AccessRecord(_request_id(request), Timeline())
+        given = request.headers.get("X-Request-Id")
+        is_safe = given and _REQUEST_ID.fullmatch(given)  # to log it
+        record = AccessRecord(given if given and is_safe else new_request_id(), Timeline())
         if self._tracer:
             record.trace = self._tracer.begin(request)
         request[ACCESS_RECORD], request[KEY] = record, None
@@ -130,7 +222,7 @@ class RequestMiddleware:
             return preflight_response(request)
         if self._server_state.is_draining:
             raise Draining("the server is stopping; retry later")
-        with self._authorized(request):
+        with self._authorize(request):
             handler = self._routes.find(request)
             if "Expect" in request.headers:
                 await _continue(request)
@@ -147,8 +239,8 @@ class RequestMiddleware:
                     raise
                 raise InternalError from error
 
-    def _authorized(self, request: web.BaseRequest) -> AbstractContextManager[None]:
-        """Check the key of a request; the returned context counts it against the key's limits."""
+    def _authorize(self, request: web.BaseRequest) -> AbstractContextManager[None]:
+        """Check the key of a request; the returned context counts it towards the key's limits."""
         try:
             source = self._access if request.path.startswith(PREFIX) else self._keys
             key = request[KEY] = source.key_of(request)
@@ -178,20 +270,14 @@ async def _continue(request: web.BaseRequest) -> None:
     if request.headers["Expect"].lower() != "100-continue":
         raise ExpectationFailed
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # nothing of the response is sent
+    request.writer.output_size = 0  # none of the response is sent yet
 
 
 def _trace_emit(trace: RequestTrace, emit: Emit) -> Emit:
-    """Emit the last event of a request, and end its trace with it."""
+    """Return an `Emit` for the last event of a request, which also ends its trace."""
 
     def emit_both(name: str, /, **fields: object) -> None:
         emit(name, **fields)
         trace.end(name, fields)
 
     return emit_both
-
-
-def _request_id(request: web.BaseRequest) -> str:
-    """The client's own request id if it is safe to log, else a new one."""
-    given = request.headers.get("X-Request-Id")
-    return given if given and _REQUEST_ID.fullmatch(given) else new_request_id()

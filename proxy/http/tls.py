@@ -1,7 +1,8 @@
-"""TLS contexts from PEM files: of the listening address, and of the connections to a node.
+"""Makes TLS contexts from PEM files, for the listening address and for connections to nodes.
 
-A context follows its files. A renewed certificate is for new connections; open ones keep theirs.
-While the files are broken, the context stays as it was. A client learns why a handshake is refused.
+A context is renewed when its files change. New connections use the new certificate; open ones keep
+the old one. While the files are invalid, the context stays as it was. A client gets an alert that
+says why its handshake was refused.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from proxy.settings import TlsSettings
 class Handshake(ssl.SSLObject):
     """Sends OpenSSL's alert before a handshake fails.
 
-    asyncio and uvloop close the connection without it: a client without a certificate would see an
-    empty answer. They send what waits when the handshake wants to read; what the client sends then
-    (or its silence, by the timeout) ends the connection.
+    asyncio and uvloop close the connection without sending it, so a client without a certificate
+    would see an empty answer. They do send pending bytes when the handshake wants to read. The
+    client's next bytes, or the timeout, then end the connection.
     """
 
     outgoing: ssl.MemoryBIO
@@ -39,7 +40,7 @@ class Handshake(ssl.SSLObject):
             raise
 
 
-# The bundles of operating systems have 200 to 500 KiB.
+# The CA bundles of operating systems have 200 to 500 KiB.
 _FILE_MAX_BYTES: Final = 4 * 1024**2
 _CERT_HINT: Final = "it must be a PEM file: -----BEGIN CERTIFICATE-----"
 _KEY_HINT: Final = "it must be a PEM file with one key and no passphrase"
@@ -47,7 +48,7 @@ _MISSING: Final = "correct its path, or unset it"
 
 
 def server_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Raises ConfigError if a file is missing, wrong, or the key is open to others."""
+    """Raises ConfigError if a file is missing or invalid, or the key is open to others."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -60,7 +61,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def client_context(ca_file: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    """Without `ca_file`, the system's CAs are trusted. Raises ConfigError as `server_context`."""
+    """Without `ca_file`, trust the system's CAs. Raises ConfigError as `server_context` does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca_file is not None:
@@ -73,7 +74,10 @@ def client_context(ca_file: Path | None, cert: Path | None, key: Path | None) ->
 
 
 def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    _check_certificate(cert)
+    # OpenSSL explains a wrong file badly.
+    certificate = read_public(cert, "the certificate file", _FILE_MAX_BYTES, _MISSING, _CERT_HINT)
+    if b"-----BEGIN CERTIFICATE-----" not in certificate:
+        raise ConfigError(f"the certificate file {cert} has no certificate", _CERT_HINT)
     text, _ = read_private(
         key, "the TLS key file", _FILE_MAX_BYTES, missing=_MISSING, wrong=_KEY_HINT
     )
@@ -93,13 +97,6 @@ def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         raise ConfigError(reason, _CERT_HINT) from error
     except OSError as error:  # a file was replaced meanwhile
         raise ConfigError(f"the certificate {cert}: {error.strerror}", _MISSING) from error
-
-
-def _check_certificate(path: Path) -> None:
-    """Read the file, whose content OpenSSL explains badly."""
-    text = read_public(path, "the certificate file", _FILE_MAX_BYTES, _MISSING, _CERT_HINT)
-    if b"-----BEGIN CERTIFICATE-----" not in text:
-        raise ConfigError(f"the certificate file {path} has no certificate", _CERT_HINT)
 
 
 def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
@@ -122,7 +119,7 @@ _Versions = tuple[FileVersion | None, ...]
 
 
 class RenewedContext:
-    """Looks at its files at most once a second, for a new connection. Raises ConfigError."""
+    """Checks its files at most once a second, when a connection is made. Raises ConfigError."""
 
     def __init__(
         self,
@@ -135,7 +132,7 @@ class RenewedContext:
         self._make = make
         self._emit = emit
         self._clock = clock
-        self._versions = self._found()
+        self._versions = self._file_versions()
         self._context = make()
         self._broken: _Versions | None = None
         self._reported: _Versions | None = None
@@ -149,15 +146,15 @@ class RenewedContext:
     def follow(
         self, files: Sequence[Path], make: Callable[[], ssl.SSLContext], context: ssl.SSLContext
     ) -> None:
-        """Follow other files from now on; `context` was made of them."""
+        """Follow other files from now on; `context` was made from them."""
         self._files, self._make, self._context = files, make, context
-        self._versions = self._found()
+        self._versions = self._file_versions()
         self._broken = self._reported = None
 
     def renew(self) -> None:
-        """Read the files again where they have changed; blocks for some milliseconds."""
+        """Read the files again if they have changed; blocks for a few milliseconds."""
         self._checked_at_s = self._clock()
-        versions = self._found()
+        versions = self._file_versions()
         if versions == self._versions:
             return
         try:
@@ -169,12 +166,12 @@ class RenewedContext:
                 self._emit("settings.rejected", reason=reason)
             self._broken = versions
 
-    def _found(self) -> _Versions:
+    def _file_versions(self) -> _Versions:
         return tuple(file_version(path) for path in self._files)
 
 
 class ListenerContext(ssl.SSLContext):
-    """For listening sockets: each handshake uses the current context."""
+    """A context for listening sockets; each handshake uses the current `renewed` context."""
 
     renewed: RenewedContext
 

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from proxy.auth.key_limits import TokenLimits
+from proxy.auth.api_keys import TokenLimits
 from proxy.endpoints.usage import UsageQuestion
 from proxy.errors import BadRequest, StorageFailed, Unavailable, UpstreamConnectFailed, quote
 from proxy.nodes.nodes import Nodes

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from proxy.app import App, build_app
-from proxy.auth.key_limits import TokenLimits
+from proxy.auth.api_keys import TokenLimits
 from proxy.batches.jobs import JobStorage
 from proxy.endpoints.prometheus import Metrics
 from proxy.http.tls import server_context

@@ -27,7 +27,7 @@ import aiohttp
 from support.upstream import Fake, Script, say_ok
 
 from proxy.app import build_app
-from proxy.auth.key_limits import TokenLimits
+from proxy.auth.api_keys import TokenLimits
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
 from proxy.endpoints.prometheus import Metrics

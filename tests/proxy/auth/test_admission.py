@@ -12,8 +12,7 @@ from support.corral_cli import PATIENCE_S
 from support.proxy_harness import CHAT, ProxyHarness, until
 from support.upstream import Call
 
-from proxy.auth.api_keys import ApiKeys
-from proxy.auth.key_limits import Admission
+from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.errors import KeyLimited
 from proxy.observe.record import discard

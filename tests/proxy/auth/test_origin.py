@@ -6,7 +6,7 @@ import tomllib
 import pytest
 from support.proxy_harness import ProxyHarness
 
-from proxy.auth import origin as origin_module
+from proxy.auth import access as access_module
 from proxy.common.toml_types import is_loopback
 from proxy.errors import ConfigError
 from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind
@@ -255,14 +255,14 @@ async def test_no_line_is_given_for_an_invalid_origin(proxy: ProxyHarness, origi
 )
 def test_an_invalid_origin_is_a_config_error(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"proxy\.allowed_origins") as error:
-        origin_module.origins_of((origin,))
+        access_module.origins_of((origin,))
     assert "https://chat.example.com" in error.value.hint
 
 
 @pytest.mark.parametrize("host", ["*", "https://nas", "a b", "nas:http", ""])
 def test_an_invalid_host_is_a_config_error(host: str) -> None:
     with pytest.raises(ConfigError, match=r"proxy\.allowed_hosts"):
-        origin_module.hosts_of((host,))
+        access_module.hosts_of((host,))
 
 
 async def test_an_old_chromium_gets_private_network_access(proxy: ProxyHarness) -> None:

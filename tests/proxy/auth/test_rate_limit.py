@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from proxy.auth.key_limits import RateLimiter, next_full_at_s
+from proxy.auth.api_keys import RateLimiter, next_full_at_s
 from proxy.auth.keys_file import Key
 from proxy.errors import TooManyRequests
 
@@ -22,7 +22,7 @@ def key(in_flight: int | None = None, per_minute: int | None = None, name: str =
 
 
 def take(limits: RateLimiter, one: Key) -> None:
-    with limits.holding(one):
+    with limits.count(one):
         pass
 
 
@@ -30,14 +30,14 @@ def test_a_key_without_limits_has_none() -> None:
     limits = RateLimiter(Clock())
     with ExitStack() as held:
         for _ in range(1000):
-            held.enter_context(limits.holding(key()))
+            held.enter_context(limits.count(key()))
 
 
 def test_a_request_over_the_limit_is_rejected_until_another_ends() -> None:
     limits = RateLimiter(Clock())
-    with limits.holding(key(in_flight=2)):
+    with limits.count(key(in_flight=2)):
         with (
-            limits.holding(key(in_flight=2)),
+            limits.count(key(in_flight=2)),
             pytest.raises(TooManyRequests, match="max_in_flight"),
         ):
             take(limits, key(in_flight=2))
@@ -46,14 +46,14 @@ def test_a_request_over_the_limit_is_rejected_until_another_ends() -> None:
 
 def test_a_failed_request_is_no_longer_in_flight() -> None:
     limits = RateLimiter(Clock())
-    with pytest.raises(ZeroDivisionError), limits.holding(key(in_flight=1)):
+    with pytest.raises(ZeroDivisionError), limits.count(key(in_flight=1)):
         raise ZeroDivisionError
     take(limits, key(in_flight=1))
 
 
 def test_keys_do_not_share_their_limits() -> None:
     limits = RateLimiter(Clock())
-    with limits.holding(key(in_flight=1)):
+    with limits.count(key(in_flight=1)):
         take(limits, key(in_flight=1, name="other"))
 
 

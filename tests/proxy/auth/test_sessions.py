@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.auth.api_keys import ApiKeys
-from proxy.auth.key_limits import SignInLimit
+from proxy.auth.api_keys import ApiKeys, SignInLimit
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import IDLE_MAX_S, LIFE_MAX_S, TOKEN_LIFE_S, Sessions
 from proxy.errors import SessionTokenRequired, TooManyRequests

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from proxy.auth.key_limits import TokenLimits
+from proxy.auth.api_keys import TokenLimits
 from proxy.auth.keys_file import Key
 from proxy.errors import ContextTooLong, TooManyRequests
 

@@ -12,8 +12,7 @@ from support.openai_events import check_response
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
-from proxy.auth.api_keys import ApiKeys
-from proxy.auth.key_limits import Admission
+from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.forward.forward import Forward
 from proxy.http.body import Bodies

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from proxy.errors import MethodNotAllowed, NotFound
-from proxy.http.routes import PATH_ID, Routes
+from proxy.http.middleware import PATH_ID, Routes
 
 
 async def answer_list(_: web.BaseRequest) -> web.StreamResponse:

@@ -9,7 +9,7 @@ import pytest
 from support.proxy_harness import ProxyHarness, model_info
 from support.upstream import Call
 
-from proxy.auth.origin import OriginPolicy
+from proxy.auth.access import OriginPolicy
 from proxy.upstream.endpoint_kinds import ENDPOINTS
 
 HOST = b"Host: localhost\r\nConnection: close\r\n"
