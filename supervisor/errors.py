@@ -2,14 +2,14 @@
 
     CorralError                       1    something failed
     ├── SettingsInvalid              78    corral.toml, a profile or a flag is wrong
-    ├── EngineMissing                78    no llama-server where one was named or looked for
+    ├── EngineMissing                78    no llama-server at its path or in the usual places
     ├── EngineBroken                 78    a file is there, but it does not run
     ├── EngineInUse                   1    a build that is in use cannot be removed
     ├── EnginesBusy                  69    another command changes the installed builds
     ├── ModelInvalid                 78    the GGUF is missing, truncated, or not a GGUF
     ├── OutOfMemory                  78    a model can never fit into this machine's memory
     ├── DeviceMemoryShort             1    other programs hold the device memory that a model needs
-    ├── StartFailed                   1    an engine was spawned and did not become ready
+    ├── StartFailed                   1    an engine started and did not become ready
     ├── EngineFailed                  1    an engine ended while it was measured
     ├── WorkerUnreachable             1    an RPC worker does not answer
     ├── WorkerMismatch               78    an RPC worker speaks another version of the protocol
@@ -34,7 +34,7 @@
     ├── MachineBusy                  69    other programs take what a measurement needs
     └── Interrupted                 130    Ctrl-C; the daemon continues
 
-0 is success, 2 a usage error. 78 is EX_CONFIG: a service manager must not restart what cannot work
+0 is success, 2 a usage error. 78 is EX_CONFIG: a service manager must not restart it in vain
 (systemd: RestartPreventExitStatus=78). 3 is what `systemctl status` returns for a stopped unit.
 """
 
@@ -62,7 +62,7 @@ class CorralError(Exception):
     Attributes:
         code: Stable name in snake case, for scripts.
         message: What happened, to what. One sentence without a full stop, or a few lines.
-        hint: What to do next, or None where the message says it.
+        hint: What to do next, or None if the message says it.
         log: Path of the log to read, or None.
     """
 
@@ -226,7 +226,7 @@ class Interrupted(CorralError):
 
 
 def from_json(fields: Mapping[str, Any]) -> CorralError:
-    """Restore the error that `as_json` was called on, with its class."""
+    """Restore an error, with its class, from the result of `as_json`."""
     known = {kind.code: kind for kind in CorralError.__subclasses__()}
     kind = known.get(fields.get("code") or "", CorralError)
     return kind(fields.get("message") or "", hint=fields.get("hint"), log=fields.get("log"))

@@ -214,7 +214,7 @@ class EventStream:
         self.emit("events.withheld", event=event, cause=reason, count=count)
 
     def add_sink(self, sink: Callable[[Event], None]) -> None:
-        """Pass each event also to this function, which must not block."""
+        """Pass each event also to `sink`, which must not block."""
         self._sinks = (*self._sinks, sink)
 
     @contextmanager
@@ -238,7 +238,7 @@ def describe(
 
 
 def key_values(fields: Mapping[str, object]) -> str:
-    """Format the fields that are not None as `key=value`, quoted where the value is not a word."""
+    """Format the fields that are not None as `key=value`, quoted if the value is not a word."""
     return " ".join(f"{key}={_word(value)}" for key, value in fields.items() if value is not None)
 
 

@@ -1,5 +1,6 @@
-"""What the proxy asks of its host, implemented with the parts of the supervisor.
+"""Implements the proxy's host interfaces with parts of the supervisor.
 
-`models` lists and loads models, `slot_storage` saves and restores slots, `dashboard` and `ollama`
-serve those interfaces, `request_records` passes on what was used, `proxy_settings` checks [proxy].
+`models` lists, loads and unloads models, `slot_storage` prefills prompts and moves slot files,
+`dashboard` (with `client_settings`) and `ollama` serve those interfaces, `request_records` connects
+usage, history and the router's events, `proxy_settings` checks `[proxy]`.
 """

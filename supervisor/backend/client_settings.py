@@ -1,4 +1,4 @@
-"""Settings of client programs, as `corral connect` shows them; imported when they are asked for."""
+"""The settings of client programs that `corral connect` writes; imported when first needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from supervisor.models.model_meta import makes_vectors
 
 
 def clients_of(facts: Facts, config: Path) -> Clients:
-    """The settings of all clients; reads which files they have."""
+    """Return the settings of all clients; reads which files they have."""
     places = Places(Path.home(), dict(os.environ), config)
     names = tuple(model.name for model in facts.models)
     clients = tuple(_client_settings(client, facts, places) for client in CLIENTS)
@@ -40,7 +40,7 @@ def facts_of(
     needs_key: bool,
     cert: str | None,
 ) -> Facts | None:
-    """What clients are told; None: no model answers chats. Raises UnknownModel."""
+    """Return the facts for clients; None if no model answers chats. Raises UnknownModel."""
     names = [model.name for model in models]
     if wanted and wanted not in names:
         raise UnknownModel(wanted, names)
@@ -51,7 +51,7 @@ def facts_of(
 
 
 def chat_models(infos: Sequence[ModelInfo], planner: LaunchPlanner) -> list[ServedModel]:
-    """The models that answer chats, as far as this machine knows; reads files."""
+    """Return the models that answer chats, as far as this machine knows; reads files."""
     return [
         ServedModel(model.id, model.context_length, sees_images="image" in model.input_modalities)
         for model in infos
@@ -67,9 +67,12 @@ def _makes_vectors(model: str, planner: LaunchPlanner) -> bool:
 
 
 def _client_settings(client: ClientProgram, facts: Facts, places: Places) -> ClientSettings:
+    def shorten(path: Path) -> str:
+        home = places.home
+        return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
     files = tuple(
-        ClientFile(_shorten_path(file.path, places.home), text_of(file))
-        for file in client.files(facts, places)
+        ClientFile(shorten(file.path), text_of(file)) for file in client.files(facts, places)
     )
     return ClientSettings(
         client.name,
@@ -79,7 +82,3 @@ def _client_settings(client: ClientProgram, facts: Facts, places: Places) -> Cli
         f"corral connect {client.name} --write",
         client.run(facts),
     )
-
-
-def _shorten_path(path: Path, home: Path) -> str:
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

@@ -1,4 +1,4 @@
-"""What the dashboard shows and does of the daemon: the proxy's DashboardHost."""
+"""The dashboard's view of the daemon and its commands to it: the proxy's `DashboardHost`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from proxy.errors import NotFound, Unavailable, UnknownModel
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.request.models import ModelInfo
 from supervisor import __version__
-from supervisor.builds.discover import Engine
 from supervisor.engine.log_file import follow, tail
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import DaemonBusy, NoSuchModel
@@ -55,18 +54,16 @@ def host_instance(
         rss_bytes=rss_bytes,
         retry_in_s=facts.retry_in_s,
         load_progress=facts.load_progress if facts.state is State.STARTING else None,
-        engine=_build(engine) if engine else None,
+        engine=(engine.name or (f"b{engine.build}" if engine.build else engine.version))
+        if engine
+        else None,
         error=_error(facts),
         warnings=tuple(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
     )
 
 
-def _build(engine: Engine) -> str:
-    return engine.name or (f"b{engine.build}" if engine.build else engine.version)
-
-
 def _error(facts: InstanceSnapshot) -> dict[str, str] | None:
-    """Why it does not serve. One that is meant to be stopped shows no error of an earlier run."""
+    """Return why it does not serve; a stopped instance shows no error of an earlier run."""
     if (cause := facts.cause) is None or not facts.wanted or facts.state not in _FAILING:
         return None
     return {"code": cause.code, "message": cause.sentence, "hint": cause.hint}
@@ -80,7 +77,7 @@ class DashboardLogs:
         self._directories = directories
 
     def sources(self, instances: Iterable[str]) -> dict[str, Path]:
-        """The logs that there are, by name."""
+        """Return the existing logs by name."""
         found = {instance: self._directories.engine_log(instance) for instance in instances}
         known = {_DAEMON: self._directories.daemon_log, **found}
         return {name: path for name, path in known.items() if path.is_file()}
@@ -88,12 +85,12 @@ class DashboardLogs:
     async def last_lines(
         self, source: str, lines: int, instances: Iterable[str]
     ) -> tuple[str, ...]:
-        """The last lines of a log; raises NotFound."""
+        """Return the last lines of a log; raises NotFound."""
         path = self._path(source, instances)
         return await asyncio.to_thread(tail, path, lines)
 
     def lines(self, source: str, lines: int, instances: Iterable[str]) -> AsyncGenerator[str, None]:
-        """Its last lines, then each new one; raises NotFound."""
+        """Yield a log's last lines, then each new one; raises NotFound."""
         return follow(self._path(source, instances), lines)
 
     def _path(self, source: str, instances: Iterable[str]) -> Path:
@@ -110,7 +107,7 @@ _MEMORY_AGE_MAX_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where clients reach the proxy; `cert` is the file of its certificate."""
+    """The proxy's URL for clients; `cert` is the file of its certificate."""
 
     url: str
     cert: str | None
@@ -198,7 +195,7 @@ class DashboardHostAdapter:
         return await asyncio.to_thread(self._clients, self._nodes.models(), model)
 
     def _clients(self, infos: Sequence[ModelInfo], model: str | None) -> Clients:
-        # Imported here: most daemons need no memory for it.
+        # Imported here to save most daemons the memory.
         from supervisor.backend.client_settings import (  # noqa: PLC0415
             chat_models,
             clients_of,
@@ -214,10 +211,8 @@ class DashboardHostAdapter:
 
     def _instance(self, replica: Replica) -> HostInstance:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
-        rss_bytes = self._rss_bytes(facts.pid) if facts.pid else None
-        return host_instance(replica, facts, rss_bytes, is_retiring=is_retiring)
-
-    def _rss_bytes(self, pid: int) -> int | None:
-        if pid not in self._memory_bytes:
+        pid = facts.pid
+        if pid and pid not in self._memory_bytes:
             self._memory_bytes[pid] = memory_bytes(pid)
-        return self._memory_bytes[pid]
+        rss_bytes = self._memory_bytes[pid] if pid else None
+        return host_instance(replica, facts, rss_bytes, is_retiring=is_retiring)

@@ -1,11 +1,10 @@
-"""Lists, loads and unloads models for the proxy, and tells what their files and engines are.
+"""Lists, loads and unloads models for the proxy, and reports their metadata and engines.
 
-Removes directories from reasons that clients see. A reason quotes settings, the system and the
-engine's log; `corral status` and `corral logs` show the user of this machine all of it.
+Directories are removed from reasons that clients see: a reason quotes settings, the system and the
+engine's log. `corral status` and `corral logs` show the complete reason to the user.
 
-What the files of models tell clients. A model that was planned has its metadata at hand. The file
-of another one is read once for each version of the settings, never for a request: a file system may
-not answer.
+A planned model has its metadata at hand. The file of another model is read once per version of the
+settings, never for a request, because a file system may not answer.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _BARE: Final = re.compile(r"""(?<![\w./~-])~?/(?:[^\s/'"`]+/)+""")
 def without_directories(text: str, known: Iterable[Path] = ()) -> str:
     """Reduce absolute paths to their last part.
 
-    Directories with a space in them are only found for `known` files.
+    Directories with spaces are only found if they hold `known` files.
     """
     for directory in sorted({str(path.parent) for path in known}, key=len, reverse=True):
         text = text.replace(f"{directory}/", "")
@@ -64,14 +63,17 @@ class ModelMetas:
         self._read: dict[str, Meta] = {}
         self._reads_images: dict[str, bool] = {}
 
-    def of(self, model: Model, planner: LaunchPlanner) -> Meta:
-        """Return what is known of a model; nothing where its file cannot be read."""
+    def read(self, model: Model, planner: LaunchPlanner) -> Meta:
+        """Return a model's metadata; empty if its file cannot be read."""
         if plan := model.plan:
             return model_meta(plan.gguf)
         self._begin(planner)
         name = model.entry.name
         if name not in self._read:
-            self._read[name] = _of_file(name, planner)
+            try:
+                self._read[name] = model_meta(planner.gguf(name))
+            except CorralError:  # its start reports why
+                self._read[name] = _NOTHING
         return self._read[name]
 
     def reads_images(self, model: Model, planner: LaunchPlanner) -> bool:
@@ -80,26 +82,15 @@ class ModelMetas:
         self._begin(planner)
         name = model.entry.name
         if name not in self._reads_images:
-            self._reads_images[name] = _has_projector(name, planner)
+            try:
+                self._reads_images[name] = planner.projector(name) is not None
+            except CorralError:
+                self._reads_images[name] = False
         return self._reads_images[name]
 
     def _begin(self, planner: LaunchPlanner) -> None:
         if planner is not self._planner:
             self._planner, self._read, self._reads_images = planner, {}, {}
-
-
-def _of_file(model: str, planner: LaunchPlanner) -> Meta:
-    try:
-        return model_meta(planner.gguf(model))
-    except CorralError:  # its start reports why
-        return _NOTHING
-
-
-def _has_projector(model: str, planner: LaunchPlanner) -> bool:
-    try:
-        return planner.projector(model) is not None
-    except CorralError:
-        return False
 
 
 class ModelLoaderAdapter:
@@ -112,7 +103,7 @@ class ModelLoaderAdapter:
         self.created = int(datetime.now(tz=UTC).timestamp())
         self._metas = ModelMetas()
         self._names = ModelNames(())
-        self._named: list[object] = []  # the settings that the names are of
+        self._named: list[object] = []  # the settings that the names come from
 
     def models(self) -> list[ModelInfo]:
         models = self._fleet.models.values()
@@ -154,6 +145,7 @@ class ModelLoaderAdapter:
         plan, aliases = model.plan, model.entry.aliases
         state, reason = availability(model)
         model_settings = self._fleet.planner.model_settings(model.entry.name)
+        reads_images = self._metas.reads_images(model, self._fleet.planner)
         return ModelInfo(
             id=model.entry.name,
             aliases=tuple(alias for alias in aliases if alias != CATCH_ALL),
@@ -165,22 +157,18 @@ class ModelLoaderAdapter:
             variants=model_settings.variants,
             fallback=model_settings.fallback,
             is_catch_all=CATCH_ALL in aliases,
-            meta=self._metas.of(model, self._fleet.planner),
-            input_modalities=self._modalities(model),
+            meta=self._metas.read(model, self._fleet.planner),
+            input_modalities=("text", "image") if reads_images else ("text",),
             adapters=adapters_of(model.entry.loras),
             has_fixed_adapters=model_settings.fixed_adapter_option is not None,
             load_progress=_load_progress(model) if state == "loading" else None,
         )
 
-    def _modalities(self, model: Model) -> tuple[str, ...]:
-        reads_images = self._metas.reads_images(model, self._fleet.planner)
-        return ("text", "image") if reads_images else ("text",)
-
 
 def failure(model: Model, reason: str | None) -> ModelFailed:
-    """Return what clients are told of a model that is stopped, failed, or has no memory.
+    """Return the error for clients of a model that is stopped, failed, or has no memory.
 
-    Only a model that had no memory is tried again by the next request; others need a command.
+    The next request tries only a model without memory again; others need a command.
     """
     is_tried_again = model.is_open and reason is not None and reason == model.refusal
     return ModelFailed(
@@ -194,15 +182,15 @@ def _redact_reason(model: Model, reason: str | None) -> str | None:
 
 
 def _load_progress(model: Model) -> float | None:
-    """Return that of the replica which is farthest: it serves first."""
+    """Return the progress of the replica that is furthest: it serves first."""
     found = [replica.instance.snapshot().load_progress for replica in model.all_replicas]
     return max((progress for progress in found if progress is not None), default=None)
 
 
 _RETRY_AFTER_S: Final = 60
-# Memory comes free when another model is idle for long enough, or a program ends.
+# Memory becomes free when another model is idle for long enough, or a program ends.
 _RETRY_REFUSED_S: Final = 10
-# After these, the state of a model or its load progress may be another.
+# Events after which a model's state or load progress may have changed.
 _CHANGES: Final = frozenset(
     {
         LOAD_PROGRESS,
@@ -237,7 +225,7 @@ class ModelControlAdapter:
 
         Raises:
             ModelFailed: It was stopped or failed.
-            Unavailable: Something in use had to go for it.
+            Unavailable: It would displace something in use.
             UnknownModel: It is no longer configured.
         """
         found = self._fleet.models.get(model)
@@ -259,7 +247,7 @@ class ModelControlAdapter:
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:
-        """Yield what is set after each change of a model's state or of its load progress."""
+        """Yield an event that is set after each change of a model's state or load progress."""
         changed = asyncio.Event()
         self._listening.add(changed)
         try:
@@ -285,7 +273,7 @@ class LoadForecasterAdapter:
         self._admission = admission
 
     def load_forecast(self, model: str) -> LoadForecast | None:
-        """Return what a request would cause; None where the model is not configured here."""
+        """Return what a request would cause; None if the model is not configured here."""
         found = self._fleet.models.get(model)
         if found is None or not found.is_configured:
             return None
@@ -325,7 +313,7 @@ class EngineReaderAdapter:
         return gpu_use(ready)
 
     async def runtime(self) -> Mapping[str, object]:
-        """Return what the engine of the settings is; runs it if its file is new.
+        """Describe the settings' engine; runs it if its file is new.
 
         Raises:
             Unavailable: It does not run, or there is none.

@@ -1,7 +1,7 @@
-"""What Ollama's API tells of models and does with them; downloads by commands of `corral`.
+"""Implements Ollama's API for models: details, residence, downloads and deletion.
 
-Runs a `corral` command for the daemon. What commands need, such as a client of the hub, would stay
-in the daemon's memory.
+Downloads and deletions run `corral` commands as processes: the modules that they need, such as a
+client of the hub, would otherwise stay in the daemon's memory.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from supervisor.loading.controller import AdmissionController
 from supervisor.models import reference
 from supervisor.models.model_meta import capabilities
 from supervisor.models.reference import HubReference
-from supervisor.plan.estimate import Estimate
 from supervisor.settings.schema import FoundModel, Settings
 
 _LINE_MAX_BYTES: Final = 1024**2
-# After SIGINT a download writes what came.
+# A download writes what it has received after SIGINT.
 _END_S: Final = 5.0
 
 
 async def command_lines(words: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
-    """Run a command, and yield the JSON objects that it prints, one a line.
+    """Run a command and yield the JSON objects that it prints, one a line.
 
-    It is interrupted when the iteration ends.
+    The command is interrupted when the iteration ends.
 
     Raises:
         CorralError: It could not be started, or printed something else.
@@ -56,10 +55,10 @@ async def command_lines(words: Sequence[str]) -> AsyncGenerator[dict[str, Any], 
 
 
 async def command_envelope(words: Sequence[str]) -> dict[str, Any]:
-    """Run a command with --json, and return its envelope; interrupted when cancelled.
+    """Run a command with --json and return its envelope; interrupt it when cancelled.
 
     Raises:
-        CorralError: The command's own, or as `lines`.
+        CorralError: The command failed, could not be started, or printed something else.
     """
     process = await _start([*words, "--json"])
     assert process.stdout  # noqa: S101 (as above)
@@ -114,13 +113,13 @@ _UNLOAD_S: Final = 60.0
 
 
 class ModelFilesAdapter:
-    """The models of `serve_found`, which come and go with their files.
+    """The models of `serve_found`, which appear and vanish with their files.
 
     Args:
-        settings: Returns those that apply now.
-        unload: Begins to unload a model; returns a test for its end.
-        changes: Yields what is set after each change of a model's state.
-        reload: Begins a reload, and returns its result; raises DaemonBusy.
+        settings: Returns the current settings.
+        unload: Begins to unload a model; returns a function that tells whether it is unloaded.
+        changes: Yields an event that is set after each change of a model's state.
+        reload: Runs a reload and returns its result; raises DaemonBusy.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class ModelFilesAdapter:
         self._downloads = 0
 
     async def pull(self, name: str) -> AsyncGenerator[Progress, None]:
-        """Download a model of the hub, and serve it; raises ProxyError."""
+        """Download a model from the hub, and serve it; raises ProxyError."""
         wanted = _reference(name)
         self._check_served("to serve models that clients download")
         if self._downloads >= _DOWNLOADS_MAX:
@@ -155,14 +154,14 @@ class ModelFilesAdapter:
             self._downloads -= 1
 
     async def delete(self, model: str) -> None:
-        """Remove the files of a model that was found, and serve it no more; raises ProxyError."""
+        """Remove the files of a found model, and stop serving it; raises ProxyError."""
         self._check_served("to remove models by their files")
         if not isinstance(self._settings().models.get(model), FoundModel):
             from supervisor.settings.edit import key_text  # noqa: PLC0415 (tomlkit takes memory)
 
             key = key_text(("models", model))
             raise NotServed(f"remove [{key}] from corral.toml, and then its file")
-        await self._unloaded(model)
+        await self._unload_and_wait(model)
         try:
             await command_envelope(["model", "remove", "--yes", model])
         except CorralError as error:
@@ -173,12 +172,12 @@ class ModelFilesAdapter:
         if not self._settings().serve_found:
             raise NotServed(f"{purpose}, set serve_found = true in corral.toml")
 
-    async def _unloaded(self, model: str) -> None:
+    async def _unload_and_wait(self, model: str) -> None:
         with self._changes() as changed:
-            is_over = self._unload(model)
+            is_unloaded = self._unload(model)
             try:
                 async with asyncio.timeout(_UNLOAD_S):
-                    while not is_over():
+                    while not is_unloaded():
                         await changed.wait()
                         changed.clear()
             except TimeoutError:
@@ -206,7 +205,7 @@ async def _steps(words: list[str]) -> AsyncGenerator[Progress, None]:
 
 
 def _reference(name: str) -> HubReference:
-    """Read a name of the hub; a server that fetched any URL for its clients would be a proxy."""
+    """Parse a name on the hub; fetching any URL for clients would make this server a proxy."""
     try:
         wanted = reference.parse_reference(name)
     except NoSuchModel:
@@ -238,7 +237,7 @@ class OllamaHostAdapter:
         self._files = files
 
     async def details(self, models: Sequence[str]) -> Mapping[str, ModelDetails]:
-        """Return those of the models whose files can be read; reads them in a thread."""
+        """Return the details of models whose files can be read; reads them in a thread."""
         return await asyncio.to_thread(_details, models, self._fleet.planner)
 
     def residence(self, model: str) -> Residence:
@@ -249,8 +248,12 @@ class OllamaHostAdapter:
             if replica.plan and replica.instance.snapshot().state is State.READY
         ]
         unloads = self._admission.unload_times().get(model)
+        memory_bytes = sum(
+            estimate.host.total + sum(device.total for device in estimate.devices.values())
+            for estimate in estimates
+        )
         return Residence(
-            memory_bytes=sum(map(_memory_bytes, estimates)),
+            memory_bytes=memory_bytes,
             gpu_bytes=gpu_use(estimates).memory_bytes,
             unload_in_s=unloads.in_s if unloads and math.isfinite(unloads.in_s) else None,
         )
@@ -263,10 +266,6 @@ class OllamaHostAdapter:
 
     async def delete(self, model: str) -> None:
         await self._files.delete(model)
-
-
-def _memory_bytes(estimate: Estimate) -> int:
-    return estimate.host.total + sum(device.total for device in estimate.devices.values())
 
 
 def _details(models: Sequence[str], planner: LaunchPlanner) -> Mapping[str, ModelDetails]:
@@ -284,7 +283,7 @@ def _details(models: Sequence[str], planner: LaunchPlanner) -> Mapping[str, Mode
 
 
 def _template(flags: Mapping[str, object]) -> str:
-    """Return the chat template that the settings give in place of the file's."""
+    """Return the chat template that the settings set in place of the file's."""
     if (path := flags.get("chat-template-file")) is None:
         return str(flags.get("chat-template", ""))
     try:

@@ -1,4 +1,4 @@
-"""Checks of the proxy's settings; all raise SettingsInvalid in place of the proxy's ConfigError."""
+"""Checks the proxy's settings; raises SettingsInvalid in place of the proxy's ConfigError."""
 
 from __future__ import annotations
 

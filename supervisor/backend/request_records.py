@@ -1,4 +1,4 @@
-"""What was used, what has ended and what the router reports, between proxy and records."""
+"""Connects the proxy with records: usage and its metrics, past requests, the router's events."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class UsageEngines:
     def cpu_s(self, pid: int, /) -> float | None:
         return process_s(pid)
 
-    async def counted(self, instance: str, /) -> Tokens | None:
+    async def count_tokens(self, instance: str, /) -> Tokens | None:
         if (facts := self._facts(instance)) is None:
             return None
         try:
@@ -80,7 +80,7 @@ _AGE_MAX_S: Final = 1.0
 
 
 class UsageReaderAdapter:
-    """Reads the files in a thread, and not more often than once a second."""
+    """Reads the files in a thread, at most once a second."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -116,7 +116,7 @@ def _query(question: UsageQuestion) -> Query:
 
 
 def usage_metrics(since_start: Mapping[tuple[str, str], Usage]) -> Iterator[Metric]:
-    """Yield counters since the start of the daemon, by key and model."""
+    """Yield counters since the daemon's start, by key and model."""
     requests = _family("requests", "Requests that an instance got, by API key.")
     tokens = _family("tokens", "Tokens by API key: prompt, cached or generated.", "kind")
     slot_s = _family("slot_seconds", "How long requests of an API key held slots.")
@@ -140,7 +140,7 @@ class RequestHistoryAdapter:
         self._history = history
 
     async def requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
-        """As `RequestHistory.requests`; nothing while it is off."""
+        """Implements `RequestHistory.requests`; empty while the history is off."""
         if not self._history.is_on:
             return ()
         try:
@@ -150,10 +150,7 @@ class RequestHistoryAdapter:
 
 
 class RouterEvents:
-    """The router's listener.
-
-    The router is built first, and those it reports to need the router: `connect` closes the circle.
-    """
+    """The router's listener; `connect` gives it the parts that are built after the router."""
 
     def connect(
         self,
@@ -200,7 +197,7 @@ _TIMES: Final = (
 
 
 def shard_metrics(runs: Iterable[tuple[Replica, ShardRun]]) -> Iterator[Metric]:
-    """Yield what was measured since each instance started."""
+    """Yield the measurements of workers since each instance started."""
     forwards = CounterMetricFamily(
         "corral_shard_forwards", "Passes through the layers of a worker.", labels=_SHARD_LABELS
     )

@@ -1,9 +1,9 @@
-"""Has engines prefill prompts, and write, read and forget slot files, for the proxy.
+"""Has engines prefill prompts, and write, read and delete slot files, for the proxy.
 
-Has a slot file made of each prefix that conversations share, once, in an idle moment. The prefix is
-computed in a slot of an engine that was given it before, where most of it is found in a cache, and
-that slot is saved. The file belongs to no conversation: those that begin with the prefix go on from
-it, on any engine with the same cache key.
+Each prefix that conversations share gets a slot file, once, in an idle moment: a slot of an engine
+that was given the prefix before computes it, mostly from a cache, and is saved. The file belongs to
+no conversation: any that begins with the prefix continues from it, on any engine with the same
+cache key.
 """
 
 from __future__ import annotations
@@ -45,21 +45,20 @@ from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, find_conversation, find_file
 
 _WANTED_MAX: Final = 16
-# An engine that was never idle so long is asked again when three more conversations share a prefix.
+# If no engine is idle for so long, the file is given up until three more conversations share the
+# prefix.
 _PATIENCE_S: Final = 600.0
 _TICK_S: Final = 0.5
 
 _Key = tuple[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    prompt: WarmPrompt
-    until_s: float
+# A prompt to compute, and the monotonic time until which its file is wanted.
+_Wanted = tuple[WarmPrompt, float]
 
 
 class PrefixFiles:
-    """Makes the files that are wanted, one after the other; at most 16 wait."""
+    """Makes the wanted files, one after the other; at most 16 wait."""
 
     def __init__(self, fleet: Fleet, router: Router, storage: SlotFileStorage, emit: Emit) -> None:
         self._fleet = fleet
@@ -74,15 +73,14 @@ class PrefixFiles:
         key = model, prefix.blocks
         if key in self._wanted or len(self._wanted) >= _WANTED_MAX:
             return
-        self._wanted[key] = _Wanted(
-            prompts.of_request("of conversations", prefix.body), time.monotonic() + _PATIENCE_S
-        )
+        prompt = prompts.of_request("of conversations", prefix.body)
+        self._wanted[key] = prompt, time.monotonic() + _PATIENCE_S
         if self._task is None or self._task.done():
             with suppress(DaemonBusy):
                 self._task = self._fleet.spawn(self._work())
 
     def observe(self, event: Event) -> None:
-        """Want files of the prompts that were prefilled for an instance which is ready now."""
+        """Want files for the prompts that were prefilled on an instance that is ready now."""
         if event.name != "instance.state_changed" or event.fields["after"] != State.READY:
             return
         replica = self._fleet.replica(str(event.fields["instance"]))
@@ -92,27 +90,27 @@ class PrefixFiles:
 
     async def _work(self) -> None:
         while self._wanted:
-            await asyncio.sleep(_TICK_S)  # a client that goes on at once does so before
+            await asyncio.sleep(_TICK_S)  # first let clients that continue at once do so
             for key, wanted in tuple(self._wanted.items()):
-                del self._wanted[key]  # first: what fails is not tried again
+                del self._wanted[key]  # first: a failure is not tried again
                 if not await self._is_done(key, wanted):
                     self._wanted[key] = wanted
 
     async def _is_done(self, key: _Key, wanted: _Wanted) -> bool:
-        """Make a file where an engine is idle; return whether there is no more to do."""
-        model, blocks = key
+        """Make a file if an engine is idle; return whether nothing is left to do."""
+        (model, blocks), (prompt, until_s) = key, wanted
         found = self._router.prefix_storing_instances(model, blocks)
-        if time.monotonic() > wanted.until_s or self._has_file(found, blocks):
+        if time.monotonic() > until_s or self._has_file(found, blocks):
             return True
         for upstream in found:
             if self._router.activity(upstream.name).in_flight == 0:
                 with suppress(Preempted, ProxyError):
-                    await self._make(upstream, blocks, wanted.prompt)
+                    await self._make(upstream, blocks, prompt)
                     return True
         return not found
 
     def _has_file(self, upstreams: Sequence[Upstream], blocks: tuple[int, ...]) -> bool:
-        """Return whether there is a file, which is used then."""
+        """Return whether there is a file; note its use."""
         catalogue = self._fleet.slot_files.catalogue
         tokens_min = self._fleet.planner.launches.slot_persistence.budget.tokens_min
         for key in {upstream.cache_key for upstream in upstreams}:
@@ -188,7 +186,9 @@ class PromptWarmerAdapter:
         self._check_serving(model)
         try:
             prompt = prompts.of_request("in the body", body)
-            found = await cache_commands.warm(self._replicas(model), prompt, self._router)
+            model_now = self._fleet.models.get(model)  # a reload may have removed it
+            replicas = model_now.replicas if model_now else ()
+            found = await cache_commands.warm(replicas, prompt, self._router)
         except SettingsInvalid as error:
             raise BadRequest(f"{error.message}; {error.hint}") from error
         if isinstance(found, SettingsInvalid):
@@ -199,7 +199,7 @@ class PromptWarmerAdapter:
         return found
 
     def _check_serving(self, name: str) -> None:
-        """Raise what other endpoints say of a model that does not serve."""
+        """Raise the error that other endpoints raise for a model that does not serve."""
         if (model := self._fleet.models.get(name)) is None:
             return
         state, reason = availability(model)
@@ -210,20 +210,16 @@ class PromptWarmerAdapter:
         if state == "unloaded":
             raise NotLoaded(f"{name} is not loaded; run `corral load {name}` first")
 
-    def _replicas(self, name: str) -> tuple[Replica, ...]:
-        model = self._fleet.models.get(name)  # a reload may have removed it
-        return model.replicas if model else ()
-
 
 _UP: Final = frozenset({State.READY, State.DRAINING})
 _Work = Callable[[SlotManager, EngineClient, int], Awaitable[Transfer | None]]
 
 
 class SlotFileStorageAdapter:
-    """The slot files of a fleet, for the router.
+    """The slot files of a fleet, for the router; `connect` gives it the fleet, built later.
 
-    The router is built first: `connect` closes the circle. An engine ends what it was asked for,
-    whether or not a client still waits for it: so it is waited for here, one for each slot.
+    An engine finishes a transfer whether or not a client still waits for it. So transfers run on
+    here, at most one per slot.
     """
 
     def __init__(self) -> None:
@@ -250,13 +246,13 @@ class SlotFileStorageAdapter:
         )
 
     async def settle(self) -> None:
-        """Wait for what engines write and read now, within a limit."""
+        """Wait for the running transfers, within a limit."""
         if self._transfers:
             limit_s = self._fleet.slot_files.timeout_s
             await asyncio.wait(tuple(self._transfers.values()), timeout=limit_s)
 
     async def _finish(self, instance: str, id_slot: int, work: _Work) -> Transfer | None:
-        """Wait for a transfer, within a limit; it goes on without its caller."""
+        """Wait for a transfer, within a limit; it continues without its caller."""
         key, limit_s = (instance, id_slot), self._fleet.slot_files.timeout_s
         if before := self._transfers.get(key):
             await asyncio.wait({before}, timeout=limit_s)
@@ -285,11 +281,11 @@ async def _transfer(replica: Replica, work: _Work) -> Transfer | None:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was deleted.
+    """The deleted files and emptied slots.
 
     Attributes:
-        slots: That engines emptied.
-        is_in_use: Whether a request in flight is still of the conversation.
+        slots: How many slots engines emptied.
+        is_in_use: Whether a request of the conversation is still in flight.
     """
 
     files: list[Manifest]
@@ -306,13 +302,13 @@ class ConversationForgetter:
         self._began_at = datetime.now(UTC)
 
     def number_of(self, request: StoredRequest) -> int | None:
-        """Return the number of the conversation of a request that this daemon answered."""
+        """Return the number of a request's conversation, if this daemon answered the request."""
         number = request["conversation"]
         is_ours = datetime.fromisoformat(str(request["ended_at"])) >= self._began_at
         return number if is_ours and isinstance(number, int) else None
 
     async def forget_of(self, request: StoredRequest) -> ForgottenConversation | None:
-        """As of `proxy.observe.past.Conversations`."""
+        """Implements `proxy.observe.past.Conversations`."""
         number = self.number_of(request)
         turns = () if number is None else self._router.turns_of_conversation(number)
         if not turns:
@@ -325,20 +321,20 @@ class ConversationForgetter:
         return Forgotten(await self._files.forget_model(model))
 
     async def forget_file(self, name: str) -> Forgotten:
-        """Forget the conversation of a file, given the beginning of its name.
+        """Forget the conversation of a file, given the beginning of the file's name.
 
         Raises:
-            NoSuchConversation: No file has it, or several do.
+            NoSuchConversation: No file's name begins so, or several do.
         """
         turns = await self._files.turns()
         name = find_file(turns, name)
         return await self._forget({name}, turns[name])
 
     async def forget_request(self, request_id: str, number: int | None) -> Forgotten:
-        """Forget the conversation of a recent request, whose number may be known.
+        """Forget the conversation of a recent request; `number` is its number, if known.
 
         Raises:
-            NoSuchConversation: It is not known any more which that was.
+            NoSuchConversation: The conversation is no longer known.
         """
         turns = self._router.turns_of_request(request_id)
         if not turns and number is not None:
@@ -353,13 +349,13 @@ class ConversationForgetter:
     async def _forget(self, names: Collection[str], turns: Collection[int]) -> Forgotten:
         _, known = find_conversation(await self._files.turns(), turns)
         forgotten = self._router.forget_conversations(known)
-        await self._storage.settle()  # what is written now is stored and deleted
+        await self._storage.settle()  # running saves are stored first, then deleted
         erased = await self._erase(forgotten.slots)
         files = await self._files.forget(names, forgotten.turn_hashes)
         return Forgotten(files, erased, self._router.are_in_use(forgotten.numbers))
 
     async def _erase(self, held: Iterable[tuple[str, int]]) -> int:
-        """Empty slots; return how many. One that a request has got meanwhile is emptied after."""
+        """Empty slots and return how many; a slot in use is emptied after its request."""
         snapshots = {
             replica.name: replica.instance.snapshot() for replica in self._fleet.all_replicas()
         }
@@ -379,7 +375,7 @@ class ConversationForgetter:
 
 
 def slot_file_metrics(files: Iterable[CataloguedFile]) -> Iterator[Metric]:
-    """Yield how many there are of each model, and their size."""
+    """Yield the number and size of each model's files."""
     counts, sizes_bytes = Counter[str](), Counter[str]()
     for entry in files:
         counts[entry.manifest.model] += 1

@@ -368,5 +368,6 @@ def _read(work: Callable[[HistoryDatabase], Result], nothing: Result) -> Result:
         raise HistoryUnavailable(f"the history cannot be read: {error}") from error
     finally:
         database.close()
-        if found := database.set_aside:
-            warn(f"the history could not be read and begins again: {found.reason} ({found.kept})")
+        if database.replacement:
+            path, reason = database.replacement
+            warn(f"the history could not be read and begins again: {reason} ({path})")

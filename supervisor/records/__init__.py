@@ -1,6 +1,5 @@
-"""What the daemon remembers of served requests: figures only, never a text.
+"""Keeps figures of served requests on disk, never their texts.
 
-`history` keeps ended requests in SQLite (`request_database`); `usage`, `usage_files` and
-`usage_recorder` keep sums per API key and model; `request_sizes` keeps sizes and pauses for
-`corral bench --workload yours`.
+`history` keeps ended requests in SQLite; `usage`, `usage_files` and `usage_recorder` keep sums per
+API key and model; `request_sizes` keeps sizes and pauses for `corral bench --workload yours`.
 """

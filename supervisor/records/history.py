@@ -1,13 +1,12 @@
-"""Requests that have ended, in an SQLite database: figures only, never a text of theirs.
+"""Requests that have ended, in an SQLite database: figures only, never their texts.
 
-What is stored of a request: one column for each field of its event. A new figure is a field of
-`request.finished` (`supervisor.events`) and a line here; a database that was written before gets
-the column when it is opened.
+Each field of a request's event has a column. To add a figure, add a field to `request.finished`
+(`supervisor.events`) and a line here; an older database gets the column when it is opened.
 
-The database file: mode 0600, written in batches, bounded by size and age. The lock is exclusive, so
-no shared memory file is mapped, whose growth on a full disk would end the process with SIGBUS;
-commands read through the daemon while one runs. A file that cannot be read is renamed, and a new
-one made.
+The file has mode 0600, is written in batches, and is bounded by size and age. Its lock is
+exclusive, so no shared memory file is mapped, whose growth on a full disk would end the process
+with SIGBUS; while a daemon runs, commands read through it. A file that cannot be read is renamed
+and replaced.
 
 Source: sqlite.org/wal.html, section 8 on WAL without shared memory; sqlite.org/pragma.html.
 """
@@ -23,7 +22,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -37,9 +35,9 @@ from supervisor.system.paths import make_private
 FINISHED: Final = "request.finished"
 REJECTED: Final = "request.rejected"
 
-# `run` tells one daemon's numbers of conversations from another's.
+# `run` distinguishes the conversation numbers of different daemons.
 _OWN: Final = {"id": "TEXT NOT NULL", "ended_at": "REAL NOT NULL", "run": "INTEGER NOT NULL"}
-# Fields of the events that are stored, by their names; with what SQLite keeps them as.
+# Stored fields of the events, with their SQLite types.
 FIGURES: Final[Mapping[str, str]] = {
     "client": "TEXT",
     "path": "TEXT",
@@ -88,13 +86,13 @@ Row = tuple[object, ...]
 
 
 def row_of(event: Event, run: int) -> Row:
-    """Return the row of a request that ended, in the order of COLUMNS."""
+    """Return the row of an ended request, in the order of COLUMNS."""
     figures = (_encode_value(name, event.fields.get(name)) for name in FIGURES)
     return (event.fields["request"], event.at.timestamp(), run, *figures)
 
 
 def request_of(row: Mapping[str, Any]) -> StoredRequest:
-    """Return a stored request as clients see it; `ended_at` is ISO 8601 in UTC."""
+    """Return a stored request for clients; `ended_at` is ISO 8601 in UTC."""
     found = {name: row[name] for name in COLUMNS if name != "run"}
     found["ended_at"] = datetime.fromtimestamp(row["ended_at"], UTC).isoformat("T", "milliseconds")
     for name in _TRUTHS:
@@ -108,7 +106,7 @@ def _encode_value(name: str, value: object) -> object:
     return json.dumps(value) if name in _OBJECTS and value is not None else value
 
 
-# Further columns need no new version: an older llama-corral leaves them empty.
+# More columns need no new version: an older llama-corral leaves them empty.
 VERSION: Final = 1
 
 
@@ -131,7 +129,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     has = {row[1] for row in connection.execute("PRAGMA table_info(requests)")}
     missing = {name: kind for name, kind in COLUMNS.items() if name not in has}
     if found == VERSION and not missing:
-        return  # nothing is written: it is read on a full disk too
+        return  # without writing, so that it can be read on a full disk
     connection.execute("CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY)")
     for name, kind in missing.items():
         default = " DEFAULT 0" if "NOT NULL" in kind else ""
@@ -155,7 +153,7 @@ def insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
 
 
 def prune(connection: sqlite3.Connection, max_bytes: int, oldest_at: float) -> None:
-    """Delete what ended before this time, and the oldest above this size."""
+    """Delete requests that ended before `oldest_at`, and the oldest above `max_bytes`."""
     connection.execute("DELETE FROM requests WHERE ended_at < ?", (oldest_at,))
     while _used_bytes(connection) > max_bytes:
         if not connection.execute(_DELETE_OLDEST).rowcount:
@@ -192,8 +190,8 @@ def _used_bytes(connection: sqlite3.Connection) -> int:
     return (pages - free) * page_bytes
 
 
-_EXCLUSIVE: Final = "locking_mode = EXCLUSIVE"  # first, or the shared memory is made
-# Of a file that exists, `auto_vacuum` is written again, which a full disk refuses.
+_EXCLUSIVE: Final = "locking_mode = EXCLUSIVE"  # first, or SQLite makes the shared memory
+# Setting `auto_vacuum` of an existing file would write, which a full disk refuses.
 _OF_A_NEW_FILE: Final = ("page_size = 4096", "auto_vacuum = FULL")
 _PRAGMAS: Final = (
     "journal_mode = WAL",
@@ -201,7 +199,7 @@ _PRAGMAS: Final = (
     "journal_size_limit = 4194304",
     "cache_size = -512",
 )
-# For a command that reads while the daemon begins.
+# For a command that reads while the daemon starts.
 _LOCK_TIMEOUT_S: Final = 1.0
 _UNUSABLE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -212,24 +210,16 @@ class HistoryFailedError(Exception):
     """The database cannot be used now; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """A file that could not be read."""
-
-    kept: Path
-    reason: str
-
-
 class HistoryDatabase:
-    """Opened by the first call; calls may come from several threads.
+    """A database that the first call opens; calls may come from several threads.
 
     Attributes:
-        set_aside: The file that was replaced, until it is reported.
+        replacement: The path and the damage of a replaced file, until it is reported.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.set_aside: SetAside | None = None
+        self.replacement: tuple[Path, str] | None = None
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
 
@@ -259,7 +249,7 @@ class HistoryDatabase:
         """Delete the requests of a model, or all; return how many. Raises HistoryFailedError."""
         if model is None:
             with suppress(OSError):
-                self._kept.unlink()
+                self._backup_path.unlink()
         return self.run(lambda connection: forget(connection, model))
 
     def close(self) -> None:
@@ -267,7 +257,7 @@ class HistoryDatabase:
             self._close()
 
     @property
-    def _kept(self) -> Path:
+    def _backup_path(self) -> Path:
         return self.path.with_suffix(".damaged.db")
 
     def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -277,11 +267,11 @@ class HistoryDatabase:
 
     def _replace(self, reason: str) -> None:
         try:
-            self.path.replace(self._kept)
-            _journal(self.path).unlink(missing_ok=True)
+            self.path.replace(self._backup_path)
+            self.path.with_name(f"{self.path.name}-wal").unlink(missing_ok=True)
         except OSError as error:
             raise HistoryFailedError(f"{self.path}: {reason}; {error}") from error
-        self.set_aside = SetAside(self._kept, reason)
+        self.replacement = self._backup_path, reason
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -292,7 +282,7 @@ class HistoryDatabase:
 
 def _open_writable(path: Path) -> sqlite3.Connection:
     make_private(path.parent)
-    # SQLite gives its log the mode of the database.
+    # SQLite gives its journal the mode of the database.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
     is_new = not os.fstat(descriptor).st_size
@@ -311,10 +301,6 @@ def _open_writable(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _journal(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
-
-
 def _is_unusable(error: Exception) -> bool:
     if isinstance(error, UnusableError):
         return True
@@ -322,16 +308,16 @@ def _is_unusable(error: Exception) -> bool:
     return isinstance(error, sqlite3.Error) and (error.sqlite_errorcode & 0xFF) in _UNUSABLE
 
 
-# What is not written yet is lost when the daemon is killed.
+# Events that are not written yet are lost if the daemon is killed.
 _BATCH_S: Final = 1.0
-# Requests that wait to be written; the oldest are dropped above it.
+# Number of events that may wait; above it, the oldest are dropped.
 _PENDING_MAX: Final = 8192
 _RUN_BITS: Final = 48
 _DAY_S: Final = 86_400
 
 
 class HistoryLimits(Protocol):
-    """As `[history]` of the settings."""
+    """The part of `[history]` in the settings, which this package does not import."""
 
     @property
     def enabled(self) -> bool: ...
@@ -344,7 +330,7 @@ class HistoryLimits(Protocol):
 
 
 class History:
-    """Keeps the requests of the events that it is given; `limits` are those that apply now."""
+    """Stores the requests of observed events; `limits` returns the current settings."""
 
     def __init__(
         self, database: HistoryDatabase, emit: Emit, limits: Callable[[], HistoryLimits]
@@ -358,13 +344,13 @@ class History:
         self._has_failed = False
 
     def observe(self, event: Event) -> None:
-        """Take an event (a sink of `EventStream`); most are of no interest."""
+        """Take an event (a sink of `EventStream`); most are ignored."""
         if event.name in {FINISHED, REJECTED} and self.is_on:
             self._pending.append(event)
             self._arrived.set()
 
     async def serve(self) -> None:
-        """Write until cancelled; what was observed by then is written."""
+        """Write until cancelled, and then the rest."""
         try:
             while True:
                 await self._arrived.wait()
@@ -380,7 +366,7 @@ class History:
         return self._limits().enabled
 
     async def requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
-        """Return stored requests, the latest first; those that just ended among them.
+        """Return stored requests, the latest first, including those that just ended.
 
         Raises:
             HistoryUnavailable: It is off, or cannot be read.
@@ -396,7 +382,7 @@ class History:
         return await self._read(lambda: self._database.forget(model))
 
     async def _flush(self) -> None:
-        if not (events := self._taken()):
+        if not (events := self._take_events()):
             return
         try:
             await asyncio.to_thread(self._add, events)
@@ -408,10 +394,10 @@ class History:
     def _write(self) -> None:
         """Write at once, as the daemon ends."""
         with suppress(HistoryFailedError):
-            if events := self._taken():
+            if events := self._take_events():
                 self._add(events)
 
-    def _taken(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events = list(self._pending)
         self._pending.clear()
         return events
@@ -444,6 +430,6 @@ class History:
         self._has_failed = failure is not None
 
     def _report_replaced(self) -> None:
-        found, self._database.set_aside = self._database.set_aside, None
+        found, self._database.replacement = self._database.replacement, None
         if found:
-            self._emit("history.replaced", reason=found.reason, kept=str(found.kept))
+            self._emit("history.replaced", reason=found[1], kept=str(found[0]))

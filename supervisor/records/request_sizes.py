@@ -1,8 +1,8 @@
-"""Sizes and pauses of served requests on disk, for `corral bench --workload yours`. No text.
+"""Sizes and pauses of served requests on disk, for `corral bench --workload yours`. No texts.
 
-The record of each model: two files of JSON lines, the newer and the older. For this user alone. A
-file is opened for each batch, so that one that was deleted is created again. Names of models have
-been checked by the settings.
+Each model has two files of JSON lines, the newer and the older, readable by this user alone. Files
+are opened for each batch, so that a deleted one is created again. The settings have checked the
+names of models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -38,16 +37,16 @@ class RecordedRequest(BaseModel):
     """The sizes and pauses of one request.
 
     Attributes:
-        kind: Of the endpoint: a name of `proxy.upstream.endpoint_kinds.EndpointKind` in lower case.
-        conversation: A random number for each conversation; None where it is not known.
-        prompt_tokens: All of the prompt, with those from the cache.
-        cached_tokens: Of the prompt, those taken from the cache.
-        generated_tokens: Of the answer.
-        after_any_s: From the beginning of the request on the line before to that of this one; below
-            0 where this one began earlier and ended later. None for the first of a daemon.
-        after_own_s: From the end of the previous request of the conversation to the beginning of
-            this one; None for its first.
-        duration_s: From its arrival to the end of its answer.
+        kind: A name of `proxy.upstream.endpoint_kinds.EndpointKind` in lower case.
+        conversation: A random number for each conversation; None if unknown.
+        prompt_tokens: All tokens of the prompt, including cached ones.
+        cached_tokens: Tokens of the prompt that came from the cache.
+        generated_tokens: Tokens of the answer.
+        after_any_s: From the beginning of the previous line's request to that of this one; below 0
+            if this one began earlier and ended later. None for the first of a daemon.
+        after_own_s: From the end of the conversation's previous request to the beginning of this
+            one; None for its first.
+        duration_s: From arrival to the end of the answer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -67,7 +66,7 @@ class RecordedRequest(BaseModel):
 
     @classmethod
     def read(cls, line: bytes) -> Self | None:
-        """Return the request of a line; None for one that is cut off or invalid."""
+        """Parse a line; None if it is incomplete or invalid."""
         try:
             return cls.model_validate_json(line)
         except ValidationError:
@@ -93,7 +92,7 @@ class RecordFiles:
         """Append requests of a model.
 
         Raises:
-            OSError: Not all of them were written; a line that was cut off is skipped when read.
+            OSError: Not all were written; an incomplete line is skipped when read.
             AccessDenied: The directory cannot be used.
         """
         newer, older = self._paths(model)
@@ -102,7 +101,7 @@ class RecordFiles:
         descriptor = os.open(newer, _FLAGS, 0o600)
         try:
             written_bytes = os.fstat(descriptor).st_size
-            # An earlier line may have been cut off by a full disk.
+            # A full disk may have cut off the last line.
             _write(
                 descriptor,
                 b"\n" * bool(written_bytes) + b"".join(request.line for request in requests),
@@ -114,7 +113,7 @@ class RecordFiles:
             newer.replace(older)
 
     def requests(self, model: str) -> list[RecordedRequest]:
-        """Return what is recorded of a model, the oldest first; raises OSError."""
+        """Return the recorded requests of a model, the oldest first; raises OSError."""
         newer, older = self._paths(model)
         return [*_read(older), *_read(newer)]
 
@@ -131,7 +130,7 @@ class RecordFiles:
         for name in counts:
             for path in self._paths(name):
                 path.unlink(missing_ok=True)
-            with suppress(OSError):  # the daemon writes to it again
+            with suppress(OSError):  # the daemon is writing to it again
                 self._directory(name).rmdir()
         return counts
 
@@ -168,14 +167,8 @@ _NUMBER_BITS: Final = 48
 _EMBEDDING: Final = EndpointKind.EMBED_OR_RERANK.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    number: int
-    ended_at: datetime
-
-
 class Observer:
-    """What it takes to tell pauses: when the last request of each conversation ended.
+    """Remembers when the last request of each conversation ended, to measure pauses.
 
     `new_number` returns a random number for each conversation.
     """
@@ -184,15 +177,14 @@ class Observer:
         self, new_number: Callable[[], int] = lambda: secrets.randbits(_NUMBER_BITS)
     ) -> None:
         self._new_number = new_number
-        self._conversations: OrderedDict[tuple[str, int], _Conversation] = OrderedDict()
+        # The recorded number of each conversation, and the end of its last request.
+        self._conversations: OrderedDict[tuple[str, int], tuple[int, datetime]] = OrderedDict()
         self._began_at: dict[str, datetime] = {}
 
     def observe(self, at: datetime, fields: Mapping[str, Any]) -> RecordedRequest | None:
-        """Return what to record of a request that ended; None where it was not answered.
+        """Return the record of a request that ended at `at`, or None if it was not answered.
 
-        Args:
-            at: When it ended.
-            fields: Of `request.finished`.
+        `fields` are those of `request.finished`.
         """
         if fields["status"] != HTTPStatus.OK or fields["prompt_tokens"] is None:
             return None
@@ -217,23 +209,24 @@ class Observer:
     def _conversation(
         self, model: str, number: int | None, began_at: datetime, ended_at: datetime
     ) -> tuple[int | None, float | None]:
-        """Return the recorded number of a conversation, and the pause since its last request."""
+        """Return a conversation's recorded number, and the pause since its last request."""
         if number is None:
             return None, None
         last = self._conversations.get((model, number))
-        recorded = last.number if last else self._new_number()
-        self._conversations[model, number] = _Conversation(recorded, ended_at)
+        recorded, last_end_at = last or (self._new_number(), None)
+        self._conversations[model, number] = recorded, ended_at
         self._conversations.move_to_end((model, number))
         if len(self._conversations) > _CONVERSATIONS_MAX:
             self._conversations.popitem(last=False)
-        return recorded, max(0.0, _seconds(began_at - last.ended_at)) if last else None
+        pause_s = max(0.0, _seconds(began_at - last_end_at)) if last_end_at else None
+        return recorded, pause_s
 
 
 def _seconds(duration: timedelta) -> float:
     return round(duration.total_seconds(), 3)
 
 
-# What is not written yet is lost when the daemon is killed.
+# Requests that are not written yet are lost if the daemon is killed.
 _BATCH_S: Final = 2.0
 _BATCH_MAX: Final = 512
 
@@ -253,7 +246,7 @@ class RequestRecorder:
         self._has_failed = False
 
     async def serve(self) -> None:
-        """Record until cancelled; what was observed by then is written."""
+        """Record until cancelled, and then write the rest."""
         with self._events.listen() as listener:
             while True:
                 batch: dict[str, list[RecordedRequest]] = {}
@@ -266,7 +259,7 @@ class RequestRecorder:
                 self._report(failure)
 
     async def _collect(self, listener: Listener, batch: dict[str, list[RecordedRequest]]) -> None:
-        """Wait for a request to record, then for more of them."""
+        """Wait for a request to record, then briefly for more."""
         while not batch:
             self._add(await listener.next(), batch)
         with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""What was used, by whom, and sums by key, model, day or month. Pure."""
+"""Usage of engines by key and model, and its sums by key, model, day or month. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Usage:
     """Sums over requests.
 
     Attributes:
-        prompt_tokens: Computed, without those taken from a cache.
-        cached_tokens: Taken from a cache: the prefill that was saved.
-        slot_s: Seconds in which requests held slots, summed over slots.
+        prompt_tokens: Computed tokens, without those from a cache.
+        cached_tokens: Tokens from a cache, whose prefill was saved.
+        slot_s: Time for which requests held slots, summed over slots.
         cpu_s: Processor time of engines.
     """
 
@@ -51,7 +51,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Account:
-    """Whose usage it is; `day` is a date of this machine's time zone, as 2026-11-22."""
+    """The owner of usage; `day` is a local date, as 2026-11-22."""
 
     day: str
     key: str
@@ -62,7 +62,7 @@ Totals = Mapping[Account, Usage]
 
 
 def add(totals: dict[Account, Usage], account: Account, usage: Usage, rows_max: int) -> None:
-    """Add to an account; to that of others where there are too many."""
+    """Add to an account; above `rows_max` accounts, add to the account of others."""
     if account not in totals and len(totals) >= rows_max:
         account = Account(account.day, OTHERS, OTHERS)
     totals[account] = totals.get(account, _NONE) + usage
@@ -83,7 +83,7 @@ def row(account: Account, usage: Usage) -> list[str | int | float]:
 
 
 def from_row(values: Any) -> tuple[Account, Usage] | None:
-    """Read a row; None for one that is cut off or invalid."""
+    """Read a row; None if it is incomplete or invalid."""
     match values:
         case [str(day), str(key), str(model), *figures] if _are_figures(figures):
             return Account(day, key, model), Usage(*figures)
@@ -116,13 +116,13 @@ _NAMES: Final[Mapping[str, Callable[[Account], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which usage is asked for.
+    """A question about usage.
 
     Attributes:
-        by: What each sum is of; None: of a key and a model.
-        since: The first day, as 2026-11-22; None: all that is known.
-        key: Only that of this key.
-        model: Only that of this model.
+        by: What to sum by; None for key and model together.
+        since: The first day, as 2026-11-22; None for all.
+        key: Only this key's usage.
+        model: Only this model's usage.
     """
 
     by: By | None = None
@@ -151,7 +151,7 @@ def first_day(text: str | None, today: date) -> str | None:
     """Return the first day that a text means: a date, a month, or days as in 7d.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The text is none of these.
     """
     if text is None:
         return None
@@ -164,13 +164,12 @@ def first_day(text: str | None, today: date) -> str | None:
 
 
 def tokens_by_key(totals: Totals, day: str) -> dict[str, int]:
-    """Tokens of prompts and answers of one day."""
     found = groups(totals, Query("key", day))
     return {group.names[0]: group.usage.total_tokens for group in found}
 
 
 def groups(totals: Totals, query: Query) -> list[Group]:
-    """The sums, ordered by name."""
+    """Return the sums, ordered by name."""
     sums: dict[tuple[str, ...], Usage] = {}
     for account, usage in totals.items():
         if query.takes(account):
@@ -180,7 +179,7 @@ def groups(totals: Totals, query: Query) -> list[Group]:
 
 
 def members(names: Sequence[str], group: Group) -> dict[str, Any]:
-    """A sum as JSON members."""
+    """Return a sum as JSON members."""
     usage = group.usage
     return {
         **dict(zip(names, group.names, strict=True)),

@@ -1,12 +1,12 @@
-"""Usage on disk: one file for each month, and a journal of what is not in them yet.
+"""Usage on disk: one file for each month, and a journal of what the months do not count yet.
 
-A journal is a file of JSON lines, one for each request that ended. It is folded into the files of
-its months, each of which is replaced as a whole and says up to which journal it counts, so that a
-journal is counted once whenever the process is killed. Then it is deleted.
+A journal is a file of JSON lines, one for each ended request. Folding adds it to the files of its
+months and deletes it. Each month is replaced atomically and names the last journal that it counts,
+so a journal is counted once even if the process is killed.
 
-The journal that a daemon writes: one small write for each request that ended. It is not synced:
-what was written survives the process, and a crash of the machine may lose the last of it. What
-cannot be written, as on a full disk, is held in memory and written later.
+A daemon makes one small write for each ended request. It is not synced: written lines survive the
+process, but a crash of the machine may lose the last ones. Lines that cannot be written, as on a
+full disk, are held in memory and written later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _JOURNAL: Final = re.compile(r"journal\.(\d{1,12})\.jsonl")
 _MONTH: Final = re.compile(r"\d{4}-\d\d")
 _READ_MAX_BYTES: Final = 64 * 1024**2  # of a month
 _LINE_MAX_BYTES: Final = 64 * 1024
-# Some hundred keys and models on each day.
+# Some hundred keys and models each day.
 _ROWS_MAX: Final = 50_000
 _MONTHS_MAX: Final = 60
 _DAMAGED: Final = ".damaged"
@@ -40,6 +40,8 @@ _DAMAGED: Final = ".damaged"
 
 @dataclass(frozen=True, slots=True)
 class Month:
+    """The file of one month; `folded` is the number of the last journal that it counts."""
+
     """The file of one month; `folded` is the number of the last journal that it counts."""
 
     folded: int = 0
@@ -51,15 +53,15 @@ def journal_path(root: Path, number: int) -> Path:
 
 
 def next_journal(root: Path) -> int:
-    """A number above those of all journals that exist or were counted; raises OSError."""
+    """Return a number above all journals that exist or were counted; raises OSError."""
     return max((*_journals(root), *map(_read_folded, _months(root).values())), default=0) + 1
 
 
 def fold(root: Path, before: int) -> list[str]:
-    """Count all journals before a number, and delete them; return the names of damaged files.
+    """Count all journals before a number and delete them; return the names of damaged files.
 
     Raises:
-        OSError: Not all were counted; each of the others was counted once.
+        OSError: Some were not counted; the others were counted once.
     """
     damaged = _set_damaged_files_aside(root)
     for number, path in sorted(_journals(root).items()):
@@ -73,8 +75,8 @@ def fold(root: Path, before: int) -> list[str]:
 
 
 def read_all(root: Path) -> dict[Account, Usage]:
-    """All usage, of journals too; beside a daemon that writes. Raises OSError."""
-    # A journal that is folded meanwhile is counted by its month, which is read later.
+    """Return all usage, including journals, even while a daemon writes; raises OSError."""
+    # Months are read after journals, so a journal that is folded meanwhile is not missed.
     journals = {number: _journal_totals(path) for number, path in _journals(root).items()}
     totals: dict[Account, Usage] = {}
     folded: dict[str, int] = {}
@@ -103,7 +105,7 @@ def _count(path: Path, number: int, found: Totals) -> None:
 
 
 def _read_month(path: Path) -> Month:
-    """An empty one where there is no file.
+    """Read a month; one without a file is empty.
 
     Raises:
         ValueError: It is damaged.
@@ -122,7 +124,7 @@ def _read_month(path: Path) -> Month:
 def _read_folded(path: Path) -> int:
     try:
         return _read_month(path).folded
-    except ValueError:  # it is set aside with the next fold
+    except ValueError:  # the next fold sets it aside
         return 0
 
 
@@ -138,9 +140,9 @@ def _set_damaged_files_aside(root: Path) -> list[str]:
 
 
 def _journal_totals(path: Path) -> Mapping[str, Totals]:
-    """Return the sums of a journal by month; a line that was cut off is left out.
+    """Return the sums of a journal by month; incomplete lines are skipped.
 
-    It is summed up line by line: a journal has ten thousand lines of a few accounts.
+    Summed line by line: a journal has ten thousand lines of a few accounts.
     """
     months: dict[str, dict[Account, Usage]] = defaultdict(dict)
     for account, usage in _journal_rows(path):
@@ -186,7 +188,7 @@ def _list_files(root: Path) -> list[Path]:
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _HELD_MAX: Final = 4096
-# Some thousand requests; then it is folded.
+# Some thousand requests; then the journal is folded.
 _FULL_BYTES: Final = 1024**2
 _STOP_BYTES: Final = 32 * _FULL_BYTES
 
@@ -205,7 +207,7 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is to be folded soon."""
+        """Whether it should be folded soon."""
         return self._size_bytes >= _FULL_BYTES
 
     @property
@@ -217,7 +219,7 @@ class Journal:
         return not (self._size_bytes or self._held)
 
     def write(self, account: Account, usage: Usage) -> str | None:
-        """Write one line, at once; return why it is only held in memory, or None."""
+        """Write one line at once; return why it is only held in memory, or None."""
         add(self._held, account, usage, _HELD_MAX)
         if self._file is None or self._size_bytes > _STOP_BYTES:
             return None if self._file is None else "it is full"
@@ -244,20 +246,20 @@ class Journal:
         return number, os.open(journal_path(self._root, number), _FLAGS, 0o600)
 
     def begin(self, number: int, file: int) -> None:
-        """Go on in the next file; not in a thread, because `write` may use the last."""
+        """Continue in the next file; not in a thread, because `write` may use the last one."""
         before, self._file = self._file, file
         self._number, self._size_bytes, self._is_torn = number, 0, False
         if before is not None:
             os.close(before)
-        with suppress(OSError):  # the next write tells
+        with suppress(OSError):  # the next write reports it
             self._write_held(file)
 
     def fold(self) -> list[str]:
-        """Count all files before the present one; raises as `files.fold`."""
+        """Count all files before the present one; raises the errors of the function `fold`."""
         return fold(self._root, self._number)
 
     def close(self) -> None:
-        """Count what was written, and give the directory back; what fails is counted later."""
+        """Count the written lines and release the directory; failures are counted later."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -270,7 +272,7 @@ class Journal:
             line = orjson.dumps(row(account, usage))
             written = os.write(file, b"\n" * self._is_torn + line + b"\n") - self._is_torn
             self._size_bytes += written
-            # A row is complete without the end of its line.
+            # A row is complete even without its line's end.
             self._is_torn = written <= len(line)
             if written < len(line):
                 return

@@ -1,14 +1,14 @@
-"""Records what requests take of engines, at the moment when their slots are free again.
+"""Records what requests use of engines, when their slots become free.
 
-Shares the processor time of an engine among the requests that hold its slots. The time between two
-readings is shared among those that held slots between them, each by its slots and by how long it
-held them. Time in which none did is the engine's own: loading, warming.
+The processor time between two readings is shared among the requests that held slots between them,
+by their slots and by how long they held them. Time without a request is the engine's own: loading,
+warming.
 
-What an engine counted and no request took has an account of its own: warming, health checks,
-calibration. It is read from the engine's counters while no request holds one of its slots, so that
-all accounts together are what the engines counted.
+Tokens that an engine counted and no request used have an account of their own: warming, health
+checks, calibration. They are read from the engine's counters while no request holds a slot, so that
+the accounts add up to the engine's counters.
 
-Nothing here waits for an event that may be dropped: the router calls it.
+The router calls this module, so nothing here may wait, and it uses no event that may be dropped.
 """
 
 from __future__ import annotations
@@ -37,11 +37,7 @@ class _Holder:
 
 
 class CpuShares:
-    """One process, from its start.
-
-    Attributes:
-        own_s: Processor time of no request.
-    """
+    """The processor time of one process, from its start; `own_s` is the time of no request."""
 
     def __init__(self) -> None:
         self.own_s = 0.0
@@ -53,7 +49,7 @@ class CpuShares:
         return not self._holders
 
     def begin(self, holder: Hashable, slots: int, now_s: float) -> None:
-        """A request got slots; where it is the first, `read` is to be called before."""
+        """Note that a request got slots; before the first one, call `read`."""
         self._holders[holder] = _Holder(slots, now_s)
 
     def read(self, cpu_s: float, now_s: float) -> None:
@@ -74,7 +70,7 @@ class CpuShares:
             holder.since_s = now_s
 
     def end(self, holder: Hashable) -> float:
-        """Its slots are free, after `read`; return its processor time."""
+        """Return the processor time of a request whose slots are free; call `read` before."""
         found = self._holders.pop(holder, None)
         return found.cpu_s if found else 0.0
 
@@ -84,14 +80,14 @@ _TURN = count(1)
 
 @dataclass(slots=True)
 class EngineUse:
-    """One process.
+    """The usage of one engine process.
 
     Attributes:
-        attributed: Tokens that have an account.
-        untold: Slot seconds of requests whose tokens are not all attributed, by key.
-        cut_off: Those of all that were cut off.
+        attributed: Tokens that were added to an account.
+        untold: By key, slot seconds of requests whose tokens are not all attributed.
+        cut_off: By key, slot seconds of requests that were cut off.
         turn: Changes whenever a request begins.
-        is_due: Whether it may have counted tokens that have none.
+        is_due: Whether it may have counted tokens that are not attributed.
     """
 
     pid: int | None
@@ -122,11 +118,11 @@ class EngineUse:
         return self.shares.end(lease)
 
     def take_rest(self, counted: Tokens) -> tuple[list[tuple[str, Tokens]], float]:
-        """Attribute what the engine counted beyond that; return it, and seconds of no request.
+        """Attribute the rest of the engine's counters; return the parts, and the own time in s.
 
-        It is that of requests whose tokens the engine did not tell, by the time that they held
-        slots; where there are none, it is the supervisor's own. What it did not count is taken
-        from those that were cut off.
+        Unattributed tokens are split among the requests without token counts, by slot time; without
+        such requests they count as the supervisor's own. Tokens that the engine did not count are
+        taken from the requests that were cut off.
         """
         missing, surplus = (
             _excess_tokens(counted, self.attributed),
@@ -148,7 +144,7 @@ def _excess_tokens(tokens: Tokens, other: Tokens) -> Tokens:
 
 
 def share_tokens(tokens: Tokens, weights: Mapping[str, float]) -> Mapping[str, Tokens]:
-    """Share tokens out by weights, none lost; equally where all are 0."""
+    """Share tokens by weights without losing any; equally if all weights are 0."""
     parts: dict[str, Tokens] = {}
     left, weight_left = tokens, sum(weights.values())
     for done, (key, weight) in enumerate(weights.items()):
@@ -159,34 +155,34 @@ def share_tokens(tokens: Tokens, weights: Mapping[str, float]) -> Mapping[str, T
     return parts
 
 
-# An engine is asked for its counters at most so often: faster reads disturb it.
+# Reading an engine's counters more often would disturb it.
 _PAUSE_S: Final = 3.0
 _FOLD_S: Final = 600.0
-# Keys and models in `/metrics`.
+# Maximum number of keys and models in `/metrics`.
 _COUNTED_MAX: Final = 256
 
 
 class Engines(Protocol):
-    """The engine processes; `pid` is that of the present one."""
+    """The present engine processes."""
 
     def ready(self) -> Iterable[tuple[str, str, int]]:
-        """Instance, model and pid of each that serves."""
+        """Yield instance, model and pid of each engine that serves."""
 
     def pid(self, instance: str, /) -> int | None: ...
 
     def cpu_s(self, pid: int, /) -> float | None:
-        """Processor time since its start; None where that is not known."""
+        """Return the processor time since the process started, or None if unknown."""
 
-    async def counted(self, instance: str, /) -> Tokens | None:
-        """Tokens since its start; None where it does not say."""
+    async def count_tokens(self, instance: str, /) -> Tokens | None:
+        """Return the tokens since the engine started, or None if it does not report them."""
 
 
 class UsageRecorder:
     """Records while `is_on()`; `has_keys` tells whether clients have names.
 
     Attributes:
-        since_start: Usage since the start of the daemon, by key and model. It never falls: what is
-            taken back is still in it.
+        since_start: Usage since the daemon's start, by key and model. It never falls, so it still
+            includes what was taken back.
     """
 
     def __init__(
@@ -229,11 +225,12 @@ class UsageRecorder:
         self._add(key, use.model, _usage(use.tokens, use.slot_s, cpu_s))
 
     def observe(self, event: Event) -> None:
-        """Count a request that an instance got; note what the supervisor asked of one."""
+        """Count a request that an instance got; note the supervisor's own requests."""
         if event.name == "instance.state_changed" and event.fields["after"] == "ready":
             self._ready.set()
         elif event.name == "prompt.prefilled":
-            self._note_own_work(str(event.fields["instance"]))
+            if used := self._by_instance.get(str(event.fields["instance"])):
+                used.is_due = True
         elif event.name == "request.finished" and self._is_on():
             key = self._key(str(event.fields["client"] or ""))
             self._add(key, str(event.fields["model"]), Usage(requests=1))
@@ -241,7 +238,7 @@ class UsageRecorder:
     # The daemon's task.
 
     async def serve(self) -> None:
-        """Keep the files small, and account for what no request took; until cancelled."""
+        """Fold the journal and account for unattributed usage, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_folded())
@@ -255,19 +252,15 @@ class UsageRecorder:
             self._journal.close()
 
     async def settle(self) -> None:
-        """Account for what idle engines counted and no request took."""
+        """Account for what idle engines counted and no request used."""
         for instance, model, _ in list(self._engines.ready()):
             engine = self._engine(instance, model)
             if self._is_on() and engine.is_due and engine.is_idle:
                 await self._settle(instance, engine)
 
-    def _note_own_work(self, instance: str) -> None:
-        if found := self._by_instance.get(instance):
-            found.is_due = True
-
     async def _settle(self, instance: str, engine: EngineUse) -> None:
         turn = engine.turn
-        counted = await self._engines.counted(instance)
+        counted = await self._engines.count_tokens(instance)
         is_same = self._by_instance.get(instance) is engine and engine.turn == turn
         if counted is None or not is_same:
             return
@@ -290,7 +283,7 @@ class UsageRecorder:
                     await self._full.wait()
 
     async def _fold(self) -> str | None:
-        """Go on in a new file, and count the last; return why that failed, or None."""
+        """Continue in a new file and count the last; return why that failed, or None."""
         try:
             number, file = await asyncio.to_thread(self._journal.open_next)
             self._journal.begin(number, file)

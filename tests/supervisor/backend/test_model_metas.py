@@ -29,9 +29,9 @@ def test_a_file_is_read_again_with_new_settings() -> None:
     chat = cast("Any", SimpleNamespace(plan=None, entry=SimpleNamespace(name="chat")))
     missing, there = cast("Any", Planner(None)), cast("Any", Planner(model()))
     metas = ModelMetas()
-    assert metas.of(chat, missing) == metas.of(chat, missing) == {}
-    assert metas.of(chat, there) is metas.of(chat, there)
-    assert metas.of(chat, there)["n_ctx_train"] == model().ctx_train
+    assert metas.read(chat, missing) == metas.of(chat, missing) == {}
+    assert metas.read(chat, there) is metas.of(chat, there)
+    assert metas.read(chat, there)["n_ctx_train"] == model().ctx_train
     assert missing.reads == there.reads == ["chat"]
 
 
@@ -39,5 +39,5 @@ def test_a_planned_model_has_what_it_was_planned_with() -> None:
     plan = SimpleNamespace(gguf=replace(model(), ctx_train=77))
     chat = cast("Any", SimpleNamespace(plan=plan, entry=SimpleNamespace(name="chat")))
     planner = cast("Any", Planner(model()))
-    assert ModelMetas().of(chat, planner)["n_ctx_train"] == 77
+    assert ModelMetas().read(chat, planner)["n_ctx_train"] == 77
     assert planner.reads == []

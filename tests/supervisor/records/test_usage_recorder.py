@@ -31,7 +31,7 @@ class Engine:
     def cpu_s(self, _pid: int, /) -> float | None:
         return self.used_s
 
-    async def counted(self, _instance: str, /) -> Tokens | None:
+    async def count_tokens(self, _instance: str, /) -> Tokens | None:
         return self.tokens
 
 
