@@ -1,5 +1,5 @@
-"""Settings of client programs for the running daemon: what they are, written, and taken back.
+"""Writes the running daemon's address and models into settings files of client programs.
 
-`programs` has the table of all programs, `client` what each is told, `journal` what is written;
-`formats` edits their files in place.
+`programs` is the table of all programs, `client` the types of its rows and the facts they get.
+`journal` writes values and takes them back; `formats` edits files in place.
 """

@@ -1,4 +1,4 @@
-"""A client program: what it is told of the daemon, where its settings are, their probe."""
+"""The types of client programs: facts about the daemon, settings files, and a probe's request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 KEY_VARIABLE: Final = "CORRAL_API_KEY"
-# Where clients want a key and the daemon needs none.
+# For clients that want a key although the daemon needs none.
 NO_KEY: Final = "none"
 
 
@@ -18,8 +18,8 @@ class ServedModel:
     """A model that answers chats.
 
     Attributes:
-        context_tokens: Of one request; None where not known yet.
-        sees_images: Whether it reads them.
+        context_tokens: Limit of one request; None if not known yet.
+        sees_images: Whether it reads images.
     """
 
     name: str
@@ -29,14 +29,14 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The daemon.
+    """The daemon, for clients.
 
     Attributes:
         url: Without a path.
         model: For most requests; one of `models`.
         small: For short requests, such as titles.
-        needs_key: Clients find it in the variable CORRAL_API_KEY.
-        certificate: PEM file to trust for https, where nobody else has signed it; else None.
+        needs_key: Clients read the key from the variable CORRAL_API_KEY.
+        certificate: PEM file to trust for https if it is self-signed; otherwise None.
     """
 
     url: str
@@ -54,7 +54,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a user's settings are."""
+    """The directories of a user's settings."""
 
     home: Path
     environ: Mapping[str, str]
@@ -65,13 +65,13 @@ class Places:
         return self.named("XDG_CONFIG_HOME", self.home / ".config")
 
     def named(self, variable: str, default: Path) -> Path:
-        """Return the directory that a variable names. An empty variable names none."""
+        """Return the directory that a variable names; an empty variable names none."""
         return Path(value) if (value := self.environ.get(variable)) else default
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The object of a list whose member has this value."""
+    """Selects the object of a list whose member has this value."""
 
     member: str
     value: str
@@ -82,7 +82,7 @@ Place = tuple[Step, ...]
 
 
 class Absent(Enum):
-    """That a file has no value at a place."""
+    """The absence of a value at a place."""
 
     ABSENT = "absent"
 
@@ -95,7 +95,7 @@ def as_json(place: Place) -> list[Any]:
 
 
 def from_json(steps: Sequence[Any]) -> Place:
-    """Return the place that `as_json` wrote; raises TypeError or ValueError for another."""
+    """Return the place that `as_json` wrote; raises TypeError or ValueError for other input."""
     found: list[Step] = []
     for step in steps:
         if isinstance(step, str):
@@ -107,15 +107,13 @@ def from_json(steps: Sequence[Any]) -> Place:
 
 
 def nest_value(place: Place, value: Any) -> Any:
-    """Return the value within the tables and lists that lead to it."""
+    """Wrap a value in the tables and lists that lead to it."""
     for step in reversed(place):
         value = {step: value} if isinstance(step, str) else [value]
     return value
 
 
 class FileFormat(Enum):
-    """The format of a settings file."""
-
     JSON = "json"  # with comments or without
     TOML = "toml"
     YAML = "yaml"
@@ -135,8 +133,8 @@ class FileSettings:
     """Values of one settings file.
 
     Attributes:
-        values: Those that are set, in order.
-        defaults: Those that are set only where the file has none.
+        values: In the order to write them.
+        defaults: Values to write only if the file has none.
     """
 
     path: Path
@@ -151,13 +149,13 @@ class ClientProgram:
 
     Attributes:
         programs: Names of its commands.
-        directory: Where its settings are.
+        directory: Returns the directory of its settings.
         files: Returns its settings.
-        run: How it is started then, for people.
-        key_variable: The variable in which it looks for the API key.
-        ca_variable: The variable that names a file of certificates which it trusts.
-        writes_ca: Whether its settings hold that.
-        context_least: Tokens that its own prompt and some turns take; 0 if any context will do.
+        run: Returns the command that starts it then, for people.
+        key_variable: The variable from which it reads the API key.
+        ca_variable: The variable that names a file of trusted certificates.
+        writes_ca: Whether its settings name that file.
+        context_least: Tokens of its own prompt and some turns; 0 if any context will do.
     """
 
     name: str
@@ -174,7 +172,7 @@ class ClientProgram:
 
 
 _PROMPT: Final = "Say hello."
-# The Responses API wants 16 at least.
+# The Responses API's minimum is 16.
 _MAX_TOKENS: Final = 16
 _ENDS: Final = {
     Api.MESSAGES: ("message_stop",),
@@ -184,7 +182,7 @@ _ENDS: Final = {
 
 
 def body(api: Api, model: str) -> Mapping[str, Any]:
-    """Return a short request as the client sends it: for a stream."""
+    """Return a short streaming request as the client sends it."""
     messages = [{"role": "user", "content": _PROMPT}]
     match api:
         case Api.RESPONSES:
@@ -209,12 +207,12 @@ def headers(api: Api) -> Mapping[str, str]:
 
 
 def is_complete(api: Api, stream: str) -> bool:
-    """Return whether a stream has the last event of an answer."""
+    """Return whether a stream has an answer's last event."""
     return any(end in stream for end in _ENDS[api])
 
 
 def self_signed(path: str | None) -> Path | None:
-    """Return a certificate if it signed itself: then clients can trust that alone."""
+    """Return the certificate if it is self-signed: then clients can trust it alone."""
     if path is None:
         return None
     # Imported here: few daemons have a certificate.

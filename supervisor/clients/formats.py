@@ -1,7 +1,6 @@
 """Formats of settings files (JSON, TOML, YAML, NAME=VALUE): values change, the rest stays. Pure.
 
-Where the values of a JSON text with comments stand in it. Comments (`//`, `/* */`) and a comma
-behind the last member pass, as Zed and opencode read them.
+JSON may have comments (`//`, `/* */`) and a comma after the last member, as Zed and opencode allow.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def get_from_tree(tree: Any, place: Place) -> Any:
 
 
 def put_in_tree(tree: Any, place: Place, value: Any) -> None:
-    """Set a value; tables and lists that lead to it are made."""
+    """Set a value; make the tables and lists that lead to it."""
     for number, step in enumerate(place):
         key, rest = _key(tree, step), place[number + 1 :]
         if key is ABSENT:
@@ -107,7 +106,7 @@ def _join_lines(lines: list[str]) -> str:
 
 
 _WHITE: Final = re.compile(r"\s*")
-# How comments begin and end.
+# Begin and end of comments.
 _COMMENTS: Final = (("//", "\n"), ("/*", "*/"))
 _STRING: Final = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
 _SCALAR: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
@@ -116,7 +115,7 @@ _DEPTH_MAX: Final = 100
 
 @dataclass(slots=True)
 class Node:
-    """A value from `start` to `end`; `members` are those of an object, else None."""
+    """A value from `start` to `end`; `members` is None unless it is an object."""
 
     start: int
     end: int
@@ -126,7 +125,7 @@ class Node:
 
 @dataclass(slots=True)
 class Member:
-    """A member of an object; `start` is that of its name."""
+    """A member of an object; `start` is the start of its name."""
 
     start: int
     name: str
@@ -147,7 +146,7 @@ def parse(text: str) -> Node:
 
 
 def blank_end(text: str, at: int) -> int:
-    """Return where white space and comments end."""
+    """Return the position after white space and comments."""
     while True:
         white = _WHITE.match(text, at)
         at = white.end() if white else at
@@ -241,7 +240,7 @@ def read_json(text: str, place: Place) -> Any:
 
 
 def put_json(text: str, place: Place, value: Any) -> str:
-    """Set a value; raises ValueError where the way to it leads through no object."""
+    """Set a value; raises ValueError if a step of its place is in no object."""
     text = text if text.strip() else _EMPTY
     node, rest = _deepest(parse(text), place)
     if not rest:
@@ -264,7 +263,7 @@ def drop_json(text: str, place: Place) -> str:
 
 
 def _deepest(node: Node, place: Place) -> tuple[Node, Place]:
-    """Return the last value on the way to a place, and the rest of the way."""
+    """Return the deepest existing value on the path to a place, and the rest of the path."""
     for number, step in enumerate(place):
         found = [member for member in node.members or () if member.name == step]
         if not found:
@@ -274,7 +273,6 @@ def _deepest(node: Node, place: Place) -> tuple[Node, Place]:
 
 
 def _add_member(text: str, node: Node, name: str, value: Any) -> str:
-    """Return the text with one more member at the end of an object."""
     members = node.members or []
     start = members[-1].end if members else node.start + 1
     indent = _line_indent(text, members[0].start if members else node.start)
@@ -290,7 +288,7 @@ def _add_member(text: str, node: Node, name: str, value: Any) -> str:
 
 
 def _span(text: str, parent: Node, members: list[Member], at: int) -> tuple[int, int]:
-    """Return what to cut to remove a member: its comma too, and no comment."""
+    """Return the range that removes a member with its comma but no comment."""
     start, end = members[at].start, members[at].end
     if at + 1 < len(members):
         comma = blank_end(text, end)
@@ -310,7 +308,7 @@ def _dump_json(text: str, indent: str, value: Any) -> str:
 
 
 def _line_indent(text: str, at: int) -> str:
-    """Return the white space that the line of a position begins with."""
+    """Return the indentation of the line at a position."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return line[: len(line) - len(line.lstrip())]
 
@@ -334,7 +332,7 @@ def put_toml(text: str, place: Place, value: Any) -> str:
 def drop_toml(text: str, place: Place) -> str:
     document = _load_toml(text)
     drop_from_tree(document, place)
-    # The blank line before a table stays behind, at the end of the file too.
+    # tomlkit leaves the blank line before a table, also at the end of the file.
     return tomlkit.dumps(document).rstrip("\n") + text[len(text.rstrip("\n")) :]
 
 
@@ -349,7 +347,7 @@ def _plain_toml(value: Any) -> Any:
     return value.unwrap() if hasattr(value, "unwrap") else value
 
 
-_WIDTH: Final = 4096  # lines are not broken
+_WIDTH: Final = 4096  # so wide that no line is broken
 _YAML_INDENT: Final = 2
 
 
@@ -371,13 +369,12 @@ def drop_yaml(text: str, place: Place) -> str:
 
 
 def _comments(text: str) -> str:
-    """Return the lines of a text that are comments."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if line.lstrip().startswith("#"))
 
 
 def _load_yaml(text: str, place: Place) -> Any:
-    """Return the document; an empty one is what the place begins with."""
+    """Return the document; an empty text gives the list or table that the place needs."""
     try:
         document = _yaml().load(text)
     except YAMLError as error:

@@ -1,4 +1,4 @@
-"""What is written into settings files, as people read it, and as it can be taken back. Pure."""
+"""Writes values into settings files, and remembers them so that they can be taken back. Pure."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from supervisor.clients.client import (
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """How a format is read and changed.
+    """Functions that read and change a format.
 
-    All raise ValueError for a text of another format, TypeError for a place that cannot be.
+    All raise ValueError for a text of another format, TypeError for an impossible place.
 
     Attributes:
         read: Returns the value at a place, or ABSENT.
         put: Returns the text with a value at a place.
-        drop: Returns the text without the value at a place, which is there.
+        drop: Returns the text without the value at a place, which must exist.
     """
 
     read: Callable[[str, Place], Any]
@@ -54,7 +54,7 @@ def texts_of(file_format: FileFormat) -> Texts:
 
 
 def text_of(settings: FileSettings) -> str:
-    """The text of a new file with these settings."""
+    """Return the text of a new file with these settings."""
     texts, text = texts_of(settings.format), ""
     for place, value in {**settings.defaults, **settings.values}.items():
         text = texts.put(text, place, value)
@@ -62,7 +62,7 @@ def text_of(settings: FileSettings) -> str:
 
 
 def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
-    """Return what else the user has to do, a sentence each."""
+    """Return what else the user must do, a sentence each."""
     notes = []
     model = facts.model
     if model.context_tokens is not None and model.context_tokens < client.context_least:
@@ -85,7 +85,7 @@ def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
         )
     elif facts.url.startswith("https:") and not facts.certificate:
         notes.append(
-            "where no public CA issued the certificate, the client must trust the CA that did: "
+            "if no public CA issued the certificate, the client must trust the CA that did: "
             f"export {client.ca_variable}=FILE.pem"
         )
     return notes
@@ -96,12 +96,12 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value.
+    """One written value.
 
     Attributes:
-        before: What the file had before, or ABSENT.
-        kept: How many steps of the place led to something before.
-        is_default: A file needs one; in a file that was made, it goes only with all else.
+        before: The file's value before, or ABSENT.
+        kept: How many steps of the place existed before.
+        is_default: The file needs some value here; it is removed only if nothing else remains.
     """
 
     place: Place
@@ -113,7 +113,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class FileEntries:
-    """The values of one file; `is_new`: there was none before."""
+    """The written values of one file; `is_new` if we made the file."""
 
     path: Path
     format: FileFormat
@@ -123,7 +123,7 @@ class FileEntries:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """The text without what was written; `left` are places that were changed since."""
+    """The text without the written values; `left` are places that were changed since."""
 
     text: str
     left: tuple[Place, ...]
@@ -132,9 +132,9 @@ class Undone:
 def apply_file_settings(
     text: str, wanted: FileSettings, earlier: FileEntries | None, *, is_new: bool
 ) -> tuple[str, FileEntries]:
-    """Return the text with the wanted values, and what to remember.
+    """Return the text with the wanted values, and the entries to remember.
 
-    What an earlier call wrote is taken back first, so that the values before it are kept.
+    Values of an earlier call are taken back first, so that the values before it are remembered.
 
     Raises:
         ValueError: The text has another format.
@@ -157,7 +157,7 @@ def apply_file_settings(
 
 
 def undo_entries(text: str, written: FileEntries) -> Undone:
-    """Return the text as it was; what was changed since stays. Raises ValueError."""
+    """Take back the written values, except those that were changed since. Raises ValueError."""
     ours = [entry for entry in reversed(written.entries) if not entry.is_default]
     defaults = [entry for entry in written.entries if entry.is_default]
     found = _undo_each(text, written, ours)
@@ -181,12 +181,12 @@ def _undo_each(text: str, written: FileEntries, entries: Sequence[Entry]) -> Und
 
 
 def is_empty(text: str) -> bool:
-    """Return whether a file says nothing, in any of the formats."""
+    """Return whether a file has no values, in any of the formats."""
     return "".join(text.split()) in {"", "{}", "[]"}
 
 
 def _remove_entry(texts: Texts, text: str, entry: Entry) -> str:
-    """Remove a value, and what led to it and is empty now."""
+    """Remove a value, and the tables that led to it and are empty now."""
     text = texts.drop(text, entry.place)
     for depth in range(len(entry.place) - 1, entry.kept, -1):
         if texts.read(text, entry.place[:depth]) not in ({}, []):
@@ -221,7 +221,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def read_json(content: Mapping[str, Any]) -> list[FileEntries]:
-    """Return what `to_json` wrote; raises what reading another format raises."""
+    """Return what `to_json` wrote; raises the errors of reading another format."""
     if content["version"] != _VERSION:
         raise ValueError(f"version {content['version']}")
     return [

@@ -1,13 +1,13 @@
-"""The table of client programs: where the settings of each are, and what they are.
+"""The table of client programs: the files and values of each one's settings.
 
-Continue. Source: its documentation, "config.yaml reference". Its secrets come from the environment,
-or from the file .env beside.
+Continue reads secrets from the environment or from the file .env beside its settings. Source: its
+documentation, "config.yaml reference".
 
-Open WebUI, by its variables. Source: its documentation, "Environment configuration". What a user
-changes in its pages wins over them.
+Open WebUI is set by variables; changes in its pages win over them. Source: its documentation,
+"Environment configuration".
 
-Zed. Source: its documentation, "Use API access", OpenAI-compatible endpoints. It looks for the key
-of a provider in NAME_API_KEY, so that of `corral` in CORRAL_API_KEY.
+Zed reads a provider's key from NAME_API_KEY, for `corral` CORRAL_API_KEY. Source: its
+documentation, "Use API access", OpenAI-compatible endpoints.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _variables(facts: Facts) -> dict[str, str]:
         "ANTHROPIC_SMALL_FAST_MODEL": small,  # the name in older versions
         "CLAUDE_CODE_SUBAGENT_MODEL": main,
         "API_TIMEOUT_MS": str(_TIMEOUT_MS),
-        # A line before the system prompt that differs each time, and so no prompt is found cached.
+        # Otherwise a line before the system prompt differs each time, so no prompt is found cached.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }

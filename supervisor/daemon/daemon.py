@@ -87,7 +87,7 @@ class Daemon:
                     self.parts.admission.command("start", models)
                 self._emit_started()
                 report()
-                self._notifier.started()
+                self._notifier.note_start()
                 with self._watch_starter():
                     await self._shutdown.wait()
             self.parts.fleet.planner.launches.slot_persistence.store.empty_memory()
@@ -199,7 +199,7 @@ class Daemon:
             self._stopping_at_s = self._now_s()
             self._events.emit("daemon.stopping", reason=reason)
             self.parts.captures.close()
-            self._notifier.stopping()
+            self._notifier.note_stop()
             self._shutdown.set()
         elif self._drain_timeout and not self._drain_timeout.expired():
             left_s = _FORCED_DRAIN_S[min(self._shutdown_requests - 2, len(_FORCED_DRAIN_S) - 1)]

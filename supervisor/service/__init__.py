@@ -1,5 +1,5 @@
-"""The daemon as a service of the operating system: systemd, unit files, hooks.
+"""Runs the daemon as a service of the operating system, and the user's hooks.
 
-`notifier` tells systemd what the daemon does, `units` writes and installs unit files, `hooks` runs
-the user's commands when something happens (`hook_commands`).
+`notifier` reports to systemd and takes its sockets, `units` writes and installs unit files, `hooks`
+turns events into runs of the user's commands (`hook_commands`).
 """

@@ -1,7 +1,7 @@
-"""Runs the commands of hooks beside the daemon's work: some at a time, the others queued.
+"""Runs the commands of hooks beside the daemon's work, a few at a time, the others queued.
 
-One command of a hook: its program, its environment, and its run to the end. What the environment
-leaves out holds secrets: API keys, tokens, passwords in addresses of proxies.
+Commands get no environment variables that may hold secrets: API keys, tokens, passwords in
+addresses of proxies.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class HookCause:
-    """Why it happened.
+    """The cause of an event.
 
     Attributes:
         code: Stable, in snake case.
         message: A sentence without a full stop.
-        hint: How to fix it, where there is anything to fix.
+        hint: The fix, if there is anything to fix.
         log: Path of the engine's log, once a model is given up.
     """
 
@@ -49,7 +49,7 @@ class HookCause:
 
 @dataclass(frozen=True, slots=True)
 class HookEvent:
-    """An event for hooks; what does not apply is None.
+    """An event for hooks; members that do not apply are None.
 
     Attributes:
         restarts: Whether a failed process is started again.
@@ -67,13 +67,13 @@ class HookEvent:
 
     @property
     def subject(self) -> str:
-        """What it happened to; commands for one subject run in the order of its events."""
+        """The model, node or daemon; commands for one subject run in the order of its events."""
         if self.model:
             return f"model {self.model}"
         return f"node {self.node}" if self.node else "daemon"
 
     def as_json(self) -> bytes:
-        """One line; every member is always there."""
+        """Return one line that always has every member."""
         members = asdict(self)
         at = members.pop("at").astimezone(UTC).isoformat(timespec="milliseconds")
         line = {"schema": SCHEMA, "event": members.pop("event"), "time": at, **members}
@@ -92,7 +92,6 @@ _EXAMPLE_CAUSES: Final[Mapping[HookName, HookCause]] = {
 
 
 def example(hook: HookName, at: datetime, model: str, node: str) -> HookEvent:
-    """Return an event to try a hook with."""
     is_node, is_model = hook.startswith("node_"), hook.startswith("model_")
     has_instance = hook in {"model_loaded", "model_unloaded", "model_failed"}
     return HookEvent(
@@ -116,7 +115,7 @@ _NAMES: Final = frozenset(
     }
 )  # fmt: skip
 _PREFIXES: Final = ("LC_", "XDG_")
-# What is read of a command's output, after which it is killed; and what is kept, its end.
+# A command that writes more than the first is killed; the end of its output is kept.
 _OUTPUT_MAX_BYTES: Final = 1024**2
 _KEPT_BYTES: Final = 4096
 _KEPT_LINES: Final = 50
@@ -124,7 +123,7 @@ _KEPT_LINES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class HookCommand:
-    """A command and what it runs in; fits `supervisor.engine.child.Command`."""
+    """A command with its environment; fits `supervisor.engine.child.Command`."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
@@ -136,9 +135,9 @@ class HookRun:
     """The end of a command.
 
     Attributes:
-        problem: Why it failed, as a clause; None where it exited with 0.
+        problem: Why it failed, as a clause; None if it exited with 0.
         output: The last lines of its standard output and error.
-        duration_s: None where its end was not seen.
+        duration_s: None if its end was not seen.
     """
 
     problem: str | None
@@ -147,7 +146,7 @@ class HookRun:
 
 
 def hook_directory(settings_file: Path | None) -> Path:
-    """Where commands run: beside the settings file, or at home without one."""
+    """Return the directory to run commands in: that of the settings file, or the home directory."""
     return settings_file.parent if settings_file else Path.home()
 
 
@@ -177,7 +176,7 @@ def missing_program(command: HookCommand) -> str | None:
 
 
 class _Output:
-    """The output of a command, up to a limit."""
+    """The output of a command; a command that writes too much is killed."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -200,7 +199,7 @@ class _Output:
 
 
 async def run_command(command: HookCommand, content: bytes, timeout_s: float) -> HookRun:
-    """Run a command to its end; its process group is killed then, and if this is cancelled."""
+    """Run a command to its end or until cancelled; then its process group is killed."""
     began_at_s = time.monotonic()
     try:
         child = Child.spawn(command, GroupTether())
@@ -235,7 +234,7 @@ _RUNNING_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class HookJob:
-    """An event and the commands that run for it, one after another; each has `timeout_s`."""
+    """An event and its commands, which run one after another; each has `timeout_s`."""
 
     event: HookEvent
     commands: tuple[tuple[str, ...], ...]
@@ -244,7 +243,7 @@ class HookJob:
 
 
 class JobQueue:
-    """Jobs in order of arrival; those for one subject never run at the same time."""
+    """Jobs in order of arrival; jobs for one subject never run at the same time."""
 
     def __init__(self) -> None:
         self._waiting: deque[HookJob] = deque()
@@ -256,7 +255,7 @@ class JobQueue:
         return not self._waiting and not self._running
 
     def add(self, job: HookJob) -> bool:
-        """Return whether there was room; what finds none is counted."""
+        """Return whether there was room; jobs without room are counted."""
         if len(self._waiting) < _WAITING_MAX:
             self._waiting.append(job)
             return True
@@ -285,13 +284,13 @@ class JobQueue:
         self._waiting.clear()
 
     def take_dropped(self) -> int:
-        """Return how many were dropped since the last call."""
+        """Return how many jobs were dropped since the last call."""
         count, self._dropped = self._dropped, 0
         return count
 
 
 class HookRunner:
-    """Runs jobs while it is served; one that fails or is dropped is a warning."""
+    """Runs jobs while `serve` runs; failed and dropped jobs cause warnings."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -302,7 +301,7 @@ class HookRunner:
         self._empty.set()
 
     async def serve(self) -> None:
-        """Run jobs until cancelled, which kills those that run."""
+        """Run jobs until cancelled, which kills the running commands."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:

@@ -1,7 +1,7 @@
-"""Watches the daemon's events for those that the user has commands for, and has them run.
+"""Turns the daemon's events into events for hooks, and has the user's commands run for them.
 
-From the daemon's events to those that hooks know. Does no I/O. A model is loaded while one of its
-instances has become ready and its process has not ended.
+A model is loaded from the time when one of its instances is ready until no ready instance's process
+runs any more. `HookObserver` and `IdleTimes` do no I/O.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from supervisor.events import Emit, Event
 from supervisor.service.hook_commands import HookCause, HookEvent, HookJob, HookRunner
 from supervisor.settings.tables import HookName, HookSettings
 
-# Stands for all models together.
+# The subject None stands for the whole daemon, a name for a model.
 DAEMON = None
 Subject = str | None
 
 
 class IdleTimes:
-    """When each last had a request; each is reported once, until it has another.
+    """When each subject was last active; each idle subject is reported once.
 
-    `now_s` is the time at which the daemon began.
+    `now_s` is the daemon's start.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -38,7 +38,7 @@ class IdleTimes:
         self._reported: set[Subject] = set()
 
     def touch(self, subject: Subject, now_s: float) -> bool:
-        """A request ended, or a model was loaded; return whether it had been reported as idle."""
+        """Note a request's end or a load; return whether the subject had been reported as idle."""
         self._active_at_s[subject] = now_s
         was_reported = subject in self._reported
         self._reported.discard(subject)
@@ -51,11 +51,11 @@ class IdleTimes:
     def take_due(
         self, limits_s: Mapping[bool, float], busy: Collection[Subject], now_s: float
     ) -> list[tuple[Subject, float]]:
-        """Return what is idle since the last call, and for how long.
+        """Return the subjects that are idle since the last call, and for how long.
 
         Args:
-            limits_s: Of a model (False), and of the daemon (True); infinite for never.
-            busy: What has a request in flight.
+            limits_s: Limit for a model (False) and for the daemon (True); infinite for never.
+            busy: Subjects with a request in flight.
             now_s: The time.
         """
         for subject in busy:
@@ -70,7 +70,7 @@ class IdleTimes:
         return due
 
     def next_at_s(self, limits_s: Mapping[bool, float]) -> float:
-        """Return when the next one can be due; infinite for never."""
+        """Return when the next subject can be due; infinite for never."""
         return min(
             (
                 at_s + limits_s[subject is DAEMON]
@@ -81,7 +81,7 @@ class IdleTimes:
         )
 
 
-# What ends a run that is not followed by another one at once.
+# States without a process, unless the next run begins at once.
 _ENDED: Final = frozenset({state for state, info in STATES.items() if not info.process})
 _STOPPED: Final = HookCause("stopped", "a command or changed settings stopped it")
 _RESTARTED: Final = HookCause("restarted", "it starts again")
@@ -89,7 +89,7 @@ _NODE_STOPS: Final = HookCause("draining", "it is stopping")
 
 
 class HookObserver:
-    """Which models are loaded and which nodes are down; `cause_of` tells an instance's failure."""
+    """Tracks loaded models and nodes that are down; `cause_of` returns an instance's failure."""
 
     def __init__(self, cause_of: Callable[[str], FailureCause | None]) -> None:
         self._cause_of = cause_of
@@ -99,16 +99,16 @@ class HookObserver:
         self._stopping: HookCause | None = None
 
     @property
-    def loaded(self) -> frozenset[str]:
+    def loaded_models(self) -> frozenset[str]:
         return frozenset(self._up)
 
     def observe(self, event: Event) -> HookEvent | None:
-        """Note an event; return what hooks are to be told."""
+        """Note an event; return the event for hooks, or None."""
         fields = event.fields
         match event.name:
             case "instance.state_changed":
                 instance, model = str(fields["instance"]), str(fields["model"])
-                return self._changed(event.at, model, instance, State(str(fields["after"])))
+                return self._change_event(event.at, model, instance, State(str(fields["after"])))
             case "instance.failed":
                 return _give_up_event(event)
             case "model.unloaded":
@@ -117,41 +117,42 @@ class HookObserver:
             case "daemon.stopping":
                 self._stopping = HookCause("daemon_stops", f"the daemon stops: {fields['reason']}")
             case "node.down" | "node.draining" | "node.up":
-                return self._node(event, str(fields["node"]))
+                return self._node_event(event, str(fields["node"]))
         return None
 
-    def _changed(self, at: datetime, model: str, instance: str, now: State) -> HookEvent | None:
+    def _change_event(
+        self, at: datetime, model: str, instance: str, now: State
+    ) -> HookEvent | None:
         if now is State.READY:
             is_first = model not in self._up
             self._up.setdefault(model, set()).add(instance)
             self._reasons.pop(model, None)
             return HookEvent("model_loaded", at, model, instance) if is_first else None
         if now is State.BACKOFF:
-            self._ended(model, instance)
-            return self._failed(at, model, instance)
+            self._note_end(model, instance)
+            found = self._cause_of(instance)
+            cause = HookCause(found.code, found.sentence, found.hint) if found else None
+            return HookEvent("model_failed", at, model, instance, cause=cause, restarts=True)
         if now in _ENDED or now is State.STARTING:
-            return self._unloaded(at, model, instance, now)
+            return self._unload_event(at, model, instance, now)
         return None
 
-    def _failed(self, at: datetime, model: str, instance: str) -> HookEvent:
-        found = self._cause_of(instance)
-        cause = HookCause(found.code, found.sentence, found.hint) if found else None
-        return HookEvent("model_failed", at, model, instance, cause=cause, restarts=True)
-
-    def _unloaded(self, at: datetime, model: str, instance: str, now: State) -> HookEvent | None:
-        if not self._ended(model, instance) or now is State.FAILED:
+    def _unload_event(
+        self, at: datetime, model: str, instance: str, now: State
+    ) -> HookEvent | None:
+        if not self._note_end(model, instance) or now is State.FAILED:
             return None
         reason = self._reasons.pop(model, self._stopping or _STOPPED)
         cause = _RESTARTED if now is State.STARTING else reason
         return HookEvent("model_unloaded", at, model, instance, cause=cause)
 
-    def _ended(self, model: str, instance: str) -> bool:
-        """Note the end of an instance's process; return whether the model is not loaded since."""
+    def _note_end(self, model: str, instance: str) -> bool:
+        """Note the end of an instance's process; return whether this unloaded the model."""
         instances = self._up.get(model, set())
         instances.discard(instance)
         return not instances and self._up.pop(model, None) is not None
 
-    def _node(self, event: Event, node: str) -> HookEvent | None:
+    def _node_event(self, event: Event, node: str) -> HookEvent | None:
         was_down = node in self._down_nodes
         if event.name == "node.up":
             self._down_nodes.discard(node)
@@ -171,13 +172,13 @@ def _give_up_event(event: Event) -> HookEvent:
 
 @dataclass(frozen=True, slots=True)
 class HookSources:
-    """What hooks ask of the daemon.
+    """Functions by which hooks ask the daemon.
 
     Attributes:
-        settings: Those that apply now.
-        directory: Where commands run.
-        busy_models: The models with requests in flight.
-        cause_of: Why an instance ended last.
+        settings: Returns the current settings.
+        directory: Returns the working directory of commands.
+        busy_models: Returns the models with requests in flight.
+        cause_of: Returns why an instance last ended.
     """
 
     settings: Callable[[], HookSettings]
@@ -208,12 +209,12 @@ class Hooks:
             if found.event == "model_loaded" and found.model:
                 self._idle_times.touch(found.model, self._clock())
                 self._woken.set()
-            elif found.model and found.model not in self._observer.loaded:
+            elif found.model and found.model not in self._observer.loaded_models:
                 self._idle_times.forget(found.model)
             self._submit(found)
 
     async def serve(self) -> None:
-        """Run commands, and watch for idleness, until cancelled; kills what runs then."""
+        """Run commands and watch for idleness until cancelled, which kills running commands."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._runner.serve())
             while True:
@@ -224,11 +225,11 @@ class Hooks:
                 self._woken.clear()
 
     async def finish(self) -> None:
-        """Wait for the commands that run or are queued; the caller has a deadline."""
+        """Wait for running and queued commands; the caller has a deadline."""
         await self._runner.finish()
 
     def _touch(self, model: str) -> None:
-        now_s, is_loaded = self._clock(), model in self._observer.loaded
+        now_s, is_loaded = self._clock(), model in self._observer.loaded_models
         was_idle = self._idle_times.touch(DAEMON, now_s)
         if is_loaded and self._idle_times.touch(model, now_s):
             was_idle = True
@@ -236,14 +237,20 @@ class Hooks:
             self._woken.set()
 
     def _report_idle(self) -> float | None:
-        """Report what is idle; return the seconds until something else can be, None for never."""
-        limits_s, now_s = _limits_s(self._sources.settings()), self._clock()
+        """Report idle subjects; return the seconds until the next can be due, None for never."""
+        settings, now_s = self._sources.settings(), self._clock()
+        limits_s = {
+            False: settings.model_idle_s if settings.model_idle else math.inf,
+            True: settings.daemon_idle_s if settings.daemon_idle else math.inf,
+        }
         if min(limits_s.values()) == math.inf:
             return None
         busy: set[Subject] = set(self._sources.busy_models())
         busy |= {DAEMON} if busy else set()
         for subject, idle_s in self._idle_times.take_due(limits_s, busy, now_s):
-            self._submit(_idle_event(subject, idle_s))
+            hook: HookName = "daemon_idle" if subject is DAEMON else "model_idle"
+            at = datetime.now(tz=UTC)
+            self._submit(HookEvent(hook, at, subject, idle_s=round(idle_s, 3)))
         next_at_s = self._idle_times.next_at_s(limits_s)
         return None if next_at_s == math.inf else max(0.0, next_at_s - now_s)
 
@@ -252,15 +259,3 @@ class Hooks:
         if commands := settings.commands(event.event):
             directory = self._sources.directory()
             self._runner.submit(HookJob(event, commands, settings.timeout_s, directory))
-
-
-def _limits_s(settings: HookSettings) -> Mapping[bool, float]:
-    return {
-        False: settings.model_idle_s if settings.model_idle else math.inf,
-        True: settings.daemon_idle_s if settings.daemon_idle else math.inf,
-    }
-
-
-def _idle_event(model: Subject, idle_s: float) -> HookEvent:
-    hook: HookName = "daemon_idle" if model is DAEMON else "model_idle"
-    return HookEvent(hook, datetime.now(tz=UTC), model, idle_s=round(idle_s, 3))

@@ -1,22 +1,18 @@
-"""Tells the service manager what the daemon does, and takes the sockets that it passes.
-
-The messages of sd_notify(3).
-
-Source: sd_notify(3) and systemd.service(5), `WatchdogSec=`, `NotifyAccess=`.
-
-Tells the service manager what the daemon does, and that its event loop turns.
+"""Reports the daemon's state to the service manager, and takes the sockets that it passes.
 
     READY=1        clients and commands are answered; models may still load
     STATUS         instances ready, and the progress of those that load
-    WATCHDOG=1     from a task of the event loop: a loop that is blocked sends none
+    WATCHDOG=1     sent by a task, so a blocked event loop sends none
     RELOADING=1    new settings are being applied; READY=1 ends it
     STOPPING=1     running requests are finished, slots saved, engines stopped
 
 While models load, settings are applied, or requests are drained, the manager's time limit is
-extended: the daemon has its own, and a manager that knows others kills it in the middle.
+extended: the daemon has its own limits, and a manager with shorter ones would kill it halfway.
 
-Listening sockets that the service manager passes to this process. The manager keeps them open over
-a restart, so connections wait in them until a daemon accepts them. Source: sd_listen_fds(3).
+The manager keeps listening sockets open over a restart, so connections wait in them until a daemon
+accepts them.
+
+Source: sd_notify(3); systemd.service(5), `WatchdogSec=`, `NotifyAccess=`; sd_listen_fds(3).
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Final
 
 from proxy.common.toml_types import is_loopback
@@ -51,12 +48,12 @@ def status(text: str) -> str:
 
 
 def extend_timeout(by_s: float) -> str:
-    """Ask for so much more time, from now, for the start, reload or stop that runs."""
+    """Ask for `by_s` more seconds, from now, for the running start, reload or stop."""
     return f"EXTEND_TIMEOUT_USEC={int(by_s * _US_PER_S)}"
 
 
 def watchdog_s(environ: Mapping[str, str], pid: int) -> float | None:
-    """Return after how long without `PING` the process is killed; None where it is not watched.
+    """Return after how long without `PING` the process is killed; None without a watchdog.
 
     Source: sd_watchdog_enabled(3).
     """
@@ -67,14 +64,14 @@ def watchdog_s(environ: Mapping[str, str], pid: int) -> float | None:
     return int(text) / _US_PER_S or None if is_number else None
 
 
-# It reads them at once; a message that does not fit waits no longer than this.
+# The manager reads at once; a message that does not fit waits no longer than this.
 _SEND_TIMEOUT_S: Final = 0.1
 
 Send = Callable[[str], None]
 
 
 def open_notify_socket(environ: Mapping[str, str]) -> Send | None:
-    """Return a function that sends a message, or None where no service manager wants any.
+    """Return a function that sends a message, or None without a service manager.
 
     It never raises: a service works without its manager. `@` begins an abstract address.
     Source: sd_notify(3), unix(7).
@@ -94,12 +91,12 @@ def open_notify_socket(environ: Mapping[str, str]) -> Send | None:
 
 _STATE_CHANGED: Final = "instance.state_changed"
 _LOADING: Final = frozenset({"starting", "warming"})
-# Instances of each kind that are named.
+# How many instances of each kind are named.
 _NAMED_MAX: Final = 4
 
 
 class LoadStatus:
-    """The state of each instance, as its events tell."""
+    """The state of each instance, from its events."""
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
@@ -115,16 +112,14 @@ class LoadStatus:
             value = event.fields["value"]
             self._percent[str(event.fields["instance"])] = int(100 * float(str(value)))
         elif event.name == _STATE_CHANGED:
-            self._enter(str(event.fields["instance"]), str(event.fields["after"]))
+            instance, state = str(event.fields["instance"]), str(event.fields["after"])
+            self._percent.pop(instance, None)
+            self._states[instance] = state
+            if state == "stopped":
+                del self._states[instance]
         else:
             return False
         return True
-
-    def _enter(self, instance: str, state: str) -> None:
-        self._percent.pop(instance, None)
-        self._states[instance] = state
-        if state == "stopped":
-            del self._states[instance]
 
     @property
     def text(self) -> str:
@@ -132,16 +127,16 @@ class LoadStatus:
         if not states:
             return "no model is loaded"
         ready = sum(state == "ready" for state in states.values())
-        loading = [self._progress(name) for name, state in states.items() if state in _LOADING]
+        loading = [
+            f"{name} {self._percent[name]} %" if name in self._percent else name
+            for name, state in states.items()
+            if state in _LOADING
+        ]
         failed = [name for name, state in states.items() if state == "failed"]
         parts = [f"{ready} of {len(states)} instances ready"]
         parts += [f"loading {_list_text(loading)}"] if loading else []
         parts += [f"failed: {_list_text(failed)}"] if failed else []
         return "; ".join(parts)
-
-    def _progress(self, instance: str) -> str:
-        percent = self._percent.get(instance)
-        return instance if percent is None else f"{instance} {percent} %"
 
 
 def _list_text(names: Iterable[str]) -> str:
@@ -154,7 +149,7 @@ _INTERVAL_S: Final = 5.0
 
 
 class ServiceNotifier:
-    """Without `send`, there is no service manager, and nothing is sent."""
+    """Sends nothing without `send`, that is, without a service manager."""
 
     def __init__(self, send: Send | None = None, watchdog_s: float | None = None) -> None:
         self._send_message = send
@@ -166,16 +161,12 @@ class ServiceNotifier:
         self._is_started = self._is_stopping = False
         self._reloads = 0
 
-    @property
-    def _is_extending(self) -> bool:
-        return self._is_stopping or self._reloads > 0 or self._load.is_loading
-
-    def started(self) -> None:
+    def note_start(self) -> None:
         self._is_started = True
         self._send(READY)
         self._send_status()
 
-    def stopping(self) -> None:
+    def note_stop(self) -> None:
         self._is_stopping = True
         self._send(STOPPING, extend_timeout(_EXTENSION_S))
         self._send_status()
@@ -200,17 +191,18 @@ class ServiceNotifier:
         return self._is_started and not self._is_stopping
 
     def observe(self, event: Event) -> None:
-        """A sink of the event stream."""
+        """Note an event; a sink of the event stream."""
         if self._load.observe(event):
             self._send_status()
 
     async def serve(self) -> None:
-        """Send what is due, at half the watchdog's limit at the latest, until cancelled."""
+        """Send extensions and pings, at least at half the watchdog's limit, until cancelled."""
         if self._send_message is None:
             return
         while True:
-            extension = extend_timeout(_EXTENSION_S)
-            self._send(*self._pings, *([extension] if self._is_extending else []))
+            is_extending = self._is_stopping or self._reloads > 0 or self._load.is_loading
+            extensions = [extend_timeout(_EXTENSION_S)] if is_extending else []
+            self._send(*self._pings, *extensions)
             await asyncio.sleep(self._interval_s)
 
     def _send_status(self) -> None:
@@ -236,39 +228,27 @@ def activation_sockets(environ: Mapping[str, str], pid: int) -> tuple[socket.soc
     """
     if environ.get("LISTEN_PID") != str(pid):
         return ()
-    count = _count(environ.get("LISTEN_FDS", ""))
-    names = environ.get("LISTEN_FDNAMES", "").split(":")
-    found = [*range(_FIRST, _FIRST + count)]
-    return tuple(
-        _socket(descriptor, name)
-        for descriptor, name in zip(found, _pad_names(names), strict=False)
-    )
-
-
-def listen_address(sockets: Sequence[socket.socket]) -> str | None:
-    """Return HOST:PORT of the sockets as `listen` under [proxy]; None without any.
-
-    Where several listen, it is one that other machines reach, because stricter rules hold there.
-    """
-    addresses = [socket.getsockname()[:2] for socket in sockets]
-    open_first = sorted(addresses, key=lambda address: is_loopback(address[0]))
-    return next((f"{_bracket_host(host)}:{port}" for host, port in open_first), None)
-
-
-def _count(text: str) -> int:
+    text = environ.get("LISTEN_FDS", "")
     count = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
     if count > _SOCKETS_MAX:
         raise SettingsInvalid(
             f"the service manager passed {count} sockets; at most {_SOCKETS_MAX} are used",
             hint="remove lines ListenStream= of the .socket unit",
         )
-    return count
+    names = chain(environ.get("LISTEN_FDNAMES", "").split(":"), repeat("unknown"))
+    descriptors = range(_FIRST, _FIRST + count)
+    return tuple(_socket(*found) for found in zip(descriptors, names, strict=False))
 
 
-def _pad_names(names: Sequence[str]) -> Iterator[str]:
-    yield from names
-    while True:
-        yield "unknown"
+def listen_address(sockets: Sequence[socket.socket]) -> str | None:
+    """Return HOST:PORT of the sockets as `listen` under [proxy]; None without any.
+
+    If several listen, it is one that other machines can reach, because stricter rules apply there.
+    """
+    addresses = [socket.getsockname()[:2] for socket in sockets]
+    open_first = sorted(addresses, key=lambda address: is_loopback(address[0]))
+    found = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in open_first)
+    return next(found, None)
 
 
 def _socket(descriptor: int, name: str) -> socket.socket:
@@ -277,15 +257,11 @@ def _socket(descriptor: int, name: str) -> socket.socket:
         found = socket.socket(fileno=descriptor)
     except OSError as error:
         raise _descriptor_error(descriptor, name) from error
-    if not _listens(found):
+    is_tcp = found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM
+    if not is_tcp or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         found.detach()
         raise _descriptor_error(descriptor, name)
     return found
-
-
-def _listens(found: socket.socket) -> bool:
-    is_tcp = found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM
-    return is_tcp and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _descriptor_error(descriptor: int, name: str) -> SettingsInvalid:
@@ -295,10 +271,6 @@ def _descriptor_error(descriptor: int, name: str) -> SettingsInvalid:
     )
 
 
-def _bracket_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 _VARIABLES: Final = (
     "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES",
 )  # fmt: skip
@@ -306,21 +278,21 @@ _VARIABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ServiceEnvironment:
-    """Without a service manager, the notifier sends nothing, and there are no `sockets`."""
+    """Without a service manager, the notifier sends nothing and `sockets` is empty."""
 
     notifier: ServiceNotifier = field(default_factory=ServiceNotifier)
     sockets: tuple[socket.socket, ...] = ()
 
     @property
     def listen(self) -> str | None:
-        """The address of the sockets, which applies in place of `listen` under [proxy]."""
+        """The address of the sockets, which replaces `listen` under [proxy]."""
         return listen_address(self.sockets)
 
 
 def take_service_environment(
     environ: MutableMapping[str, str] = os.environ,
 ) -> ServiceEnvironment:
-    """Read the variables and remove them, so that no child speaks in our name.
+    """Read the variables and remove them, so that no child can speak for the daemon.
 
     Raises:
         SettingsInvalid: A socket cannot be used.

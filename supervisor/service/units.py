@@ -1,24 +1,13 @@
-"""The files of a systemd service, written, installed, inspected; drafts for other systems.
+"""Writes, installs and inspects the files of a systemd service; drafts files for other systems.
 
-The syntax of unit files.
+Files with keys are passed to the daemon as credentials of its service: the manager reads them as
+root and shows a copy to the service alone, so they may belong to root.
 
-Source: systemd.syntax(7), systemd.service(5) "Command lines", systemd.unit(5) "Specifiers".
+The launch agent for macOS and the logon task for Windows are untested, and say so.
 
-What the service may not do.
-
-Source: systemd.exec(5), systemd.resource-control(5).
-
-Files with keys, passed to the daemon as credentials of its service. The manager reads them as root
-and shows a copy to the service alone, so they may belong to root. Source: systemd.exec(5),
-`LoadCredential=`; systemd.unit(5), `%d`.
-
-A launch agent for macOS. Nobody has tried it; it says so.
-
-Source: launchd.plist(5).
-
-How to run the daemon at logon on Windows. Nobody has tried it; it says so.
-
-Source: schtasks, "schtasks create".
+Source: systemd.syntax(7); systemd.service(5), "Command lines"; systemd.unit(5), "Specifiers", `%d`;
+systemd.exec(5), `LoadCredential=` and sandboxing; systemd.resource-control(5); launchd.plist(5);
+schtasks, "schtasks create".
 """
 
 from __future__ import annotations
@@ -40,7 +29,7 @@ from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.settings.tables import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
 from supervisor.system.files import write_atomic
 
-# By this line, a file that a user wrote is told from ours.
+# This line marks our files; files without it are the user's.
 MARK: Final = "# Written by `corral service install`, which replaces it; your changes belong into"
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@")
 
@@ -55,17 +44,16 @@ def unit_text(name: str, *sections: tuple[str, Lines]) -> str:
 
 
 def command_line(words: Iterable[str]) -> str:
-    """Return the words as ExecStart takes them."""
     return " ".join(_quote_word(escape_unit(word).replace("$", "$$")) for word in words)
 
 
 def assignment(name: str, value: str) -> str:
-    """Return a value of `Environment=`, in which the caller has escaped `%`."""
+    """Return a value of `Environment=`; the caller has escaped `%`."""
     return _quote_word(f"{name}={value}")
 
 
 def escape_unit(text: str) -> str:
-    """Return text without specifiers; raises SettingsInvalid for what no line can hold."""
+    """Escape specifiers; raises SettingsInvalid for text that no line can hold."""
     if not text.isprintable():
         raise SettingsInvalid(f"{text!a} cannot stand in a unit file: it has control characters")
     return text.replace("%", "%%")
@@ -84,17 +72,17 @@ NAME: Final = "llama-corral"
 # The account of a system service, and the groups that own GPU devices on most distributions.
 ACCOUNT: Final = NAME
 GPU_GROUPS: Final = ("render", "video")
-# The daemon's own limits end first; a slow disk or a busy machine gets this on top.
+# Added to the daemon's own limits, for a slow disk or a busy machine.
 _STOP_MARGIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """What a service runs, and for whom.
+    """The contents of a service, and its scope.
 
     Attributes:
         command: The absolute path of a program, and the words before `serve`.
-        program_paths: What the program reads of its installation.
+        program_paths: Files that the program reads of its installation.
         environment: Variables for the daemon.
         groups: Those of GPU_GROUPS that exist on this machine.
     """
@@ -113,7 +101,7 @@ class ServiceFacts:
 
     @property
     def stop_timeout_s(self) -> int:
-        """The time that the daemon takes to stop at most, as in `Daemon._stop`."""
+        """The longest time that the daemon takes to stop, as in `Daemon._stop`."""
         limits = self.settings.supervisor
         saving_s = limits.slot_save_timeout_s if limits.persist_slots else 0
         own_s = limits.drain_timeout_s + 2 * limits.stop_timeout_s + saving_s
@@ -130,7 +118,7 @@ class ServiceFacts:
 
 
 def _model_paths(model: ModelSettings) -> Iterator[Path]:
-    if not is_reference(model.path):  # nothing is there to read
+    if not is_reference(model.path):  # a reference has no file yet
         yield model.path
     if isinstance(model.engine, Path):
         yield model.engine
@@ -139,7 +127,7 @@ def _model_paths(model: ModelSettings) -> Iterator[Path]:
     yield from model.warm_prompts
 
 
-# Of a user's manager too: they need no privileges.
+# These need no privileges, so a user's manager applies them too.
 UNPRIVILEGED: Final = (
     "NoNewPrivileges=yes",
     "LockPersonality=yes",
@@ -178,7 +166,7 @@ _TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 (nothing is w
 
 
 def system_sandbox(read_paths: Iterable[Path]) -> list[str]:
-    """Return the lines of a system service that reads these paths."""
+    """Return the sandbox of a system service that reads these paths."""
     paths = tuple(read_paths)
 
     def has_path_below(directories: Iterable[Path]) -> bool:
@@ -213,7 +201,7 @@ def credential_lines(settings: Settings) -> Iterator[str]:
 
 
 def socket_unit(settings: ProxySettings) -> str | None:
-    """Return None for a host name or for any free port: the daemon then listens itself."""
+    """Return the socket unit; None if `listen` is a host name or any port: the daemon listens."""
     try:
         address = ipaddress.ip_address(settings.host)
     except ValueError:
@@ -222,9 +210,9 @@ def socket_unit(settings: ProxySettings) -> str | None:
         return None
     host = f"[{address}]" if address.version == 6 else str(address)
     lines = [f"ListenStream={host}:{settings.port}", "FileDescriptorName=http"]
-    # As asyncio's own sockets. Source: Python, loop.create_server.
+    # Like asyncio's own sockets. Source: Python, loop.create_server.
     lines += ["BindIPv6Only=ipv6-only"] if address.version == 6 else []
-    # The address of an interface that comes up later.
+    # The interface of the address may come up later.
     lines += [] if address.is_loopback or address.is_unspecified else ["FreeBind=yes"]
     return unit_text(
         f"{NAME}.socket",
@@ -287,7 +275,7 @@ def _run(facts: ServiceFacts) -> list[str]:
 
 
 def _system(facts: ServiceFacts) -> list[str]:
-    # By mode 0700, no other user reads conversations or logs.
+    # Mode 0700 keeps other users from reading conversations and logs.
     directories = [
         line
         for kind in _KINDS
@@ -315,6 +303,8 @@ _STATE: Final = f"/var/lib/{NAME}"
 class ServicePaths:
     """Directories of unit files, and of files that declare accounts."""
 
+    """Directories of unit files, and of files that declare accounts."""
+
     units: Path
     accounts: Path | None = None
 
@@ -332,7 +322,6 @@ SYSTEM_PATHS: Final = ServicePaths(Path("/etc/systemd/system"), Path("/etc/sysus
 
 
 def service_files(facts: ServiceFacts, paths: ServicePaths) -> dict[Path, str]:
-    """Return the text of each file."""
     socket = socket_unit(facts.settings.proxy)
     files = {paths.units / SERVICE: service_unit(facts)}
     files |= {paths.units / SOCKET: socket} if socket else {}
@@ -384,17 +373,17 @@ def windows_note(facts: ServiceFacts) -> str:
     )
 
 
-# A start, a stop and a restart have limits of their own, so this is for a manager that hangs.
+# Starts, stops and restarts have limits of their own; this is for a manager that hangs.
 _TIMEOUT_S: Final = 3600
 
 
 def systemctl(scope: Scope, *words: str) -> str:
-    """Return what it printed; raises ServiceFailed."""
+    """Run systemctl and return its output; raises ServiceFailed."""
     return run("systemctl", *(["--user"] if scope == "user" else []), *words)
 
 
 def run(*argv: str) -> str:
-    """Run a program to its end; raises ServiceFailed."""
+    """Run a program to its end and return its output; raises ServiceFailed."""
     command = " ".join(word for word in argv if not word.startswith("--"))
     try:
         done = subprocess.run(
@@ -443,7 +432,7 @@ class ServiceState:
 
 
 def service_state(scope: Scope) -> ServiceState:
-    """Raises ServiceFailed where systemd does not answer."""
+    """Read the state of the service; raises ServiceFailed if systemd does not answer."""
     shown = _show_properties(scope, SERVICE)
     socket = _show_properties(scope, SOCKET)
     return ServiceState(
@@ -465,14 +454,14 @@ def _show_properties(scope: Scope, unit: str) -> dict[str, str]:
 
 
 def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, start: bool) -> None:
-    """Write the files, enable the units and start them; repeating it applies what changed.
+    """Write the files, enable the units and start them; repeating it applies changes.
 
     Raises:
         AccessDenied: A file cannot be written.
-        ServiceFailed: A file of a user's stands there, or systemd refuses.
+        ServiceFailed: A file of the user has one of these names, or systemd refuses.
     """
     _check_ours(paths)
-    systemctl(scope, "show", "--property=Version")  # nothing is written where none answers
+    systemctl(scope, "show", "--property=Version")  # write nothing unless systemd answers
     changed = {path.name for path, text in files.items() if _read(path) != text}
     removed = [path for path in paths.all if path not in files and path.exists()]
     if SOCKET in changed or removed:
@@ -492,11 +481,11 @@ def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, sta
 
 
 def uninstall(scope: Scope, paths: ServicePaths) -> tuple[Path, ...]:
-    """Stop the service and remove its files; return those that were there.
+    """Stop the service and remove its files; return the removed files.
 
     Raises:
         AccessDenied: A file cannot be removed.
-        ServiceFailed: A file is a user's own, or systemd refuses.
+        ServiceFailed: A file is the user's own, or systemd refuses.
     """
     _check_ours(paths)
     found = tuple(path for path in paths.all if path.exists())
@@ -560,7 +549,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def reasons_unreachable(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield what keeps a user without special rights from reading each path, once.
+    """Yield once each reason why a user without special rights cannot read the paths.
 
     Groups and access lists may still allow it.
     """

@@ -29,8 +29,8 @@ def test_a_file_is_read_again_with_new_settings() -> None:
     chat = cast("Any", SimpleNamespace(plan=None, entry=SimpleNamespace(name="chat")))
     missing, there = cast("Any", Planner(None)), cast("Any", Planner(model()))
     metas = ModelMetas()
-    assert metas.read(chat, missing) == metas.of(chat, missing) == {}
-    assert metas.read(chat, there) is metas.of(chat, there)
+    assert metas.read(chat, missing) == metas.read(chat, missing) == {}
+    assert metas.read(chat, there) is metas.read(chat, there)
     assert metas.read(chat, there)["n_ctx_train"] == model().ctx_train
     assert missing.reads == there.reads == ["chat"]
 

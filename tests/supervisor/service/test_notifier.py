@@ -51,26 +51,26 @@ async def served(notifier: ServiceNotifier) -> AsyncIterator[None]:
 def test_a_service_is_ready_when_it_says_so(systemd: NotifyPeer) -> None:
     notifier = notifier_of(systemd)
     notifier.observe(entered("starting"))
-    notifier.started()
+    notifier.note_start()
     status = "0 of 1 instances ready; loading a.0"
     assert systemd.arrived() == [{"STATUS": status}, {"READY": "1"}]
 
 
 def test_a_message_reaches_a_socket_with_a_path(tmp_path: Path) -> None:
     systemd = NotifyPeer(path_address(tmp_path))
-    notifier_of(systemd).started()
+    notifier_of(systemd).note_start()
     assert "READY" in systemd.next()
     systemd.close()
-    notifier_of(systemd).started()  # nobody reads it: no error
+    notifier_of(systemd).note_start()  # nobody reads it: no error
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "vsock:2:1"}, {"NOTIFY_SOCKET": "x"}])
 async def test_without_a_service_manager_nothing_is_sent(environ: dict[str, str]) -> None:
     assert open_notify_socket(environ) is None
     notifier = take_service_environment(environ).notifier
-    notifier.started()
+    notifier.note_start()
     with notifier.reloading():
-        notifier.stopping()
+        notifier.note_stop()
     await notifier.serve()  # returns
 
 
@@ -82,7 +82,7 @@ def test_no_child_inherits_the_variables() -> None:
 
 def test_a_reload_ends_with_ready(systemd: NotifyPeer) -> None:
     notifier = notifier_of(systemd)
-    notifier.started()
+    notifier.note_start()
     with notifier.reloading(), notifier.reloading():
         pass
     first, second, third, *_, last = [one for one in systemd.arrived() if "STATUS" not in one]
@@ -93,9 +93,9 @@ def test_a_reload_ends_with_ready(systemd: NotifyPeer) -> None:
 
 def test_a_service_that_stops_is_not_ready_again(systemd: NotifyPeer) -> None:
     notifier = notifier_of(systemd)
-    notifier.started()
+    notifier.note_start()
     with notifier.reloading():
-        notifier.stopping()
+        notifier.note_stop()
     *_, stopping, status = systemd.arrived()
     assert stopping == {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": "30000000"}
     assert status == {"STATUS": "stopping; no model is loaded"}
@@ -123,7 +123,7 @@ async def test_the_time_limit_is_extended_only_while_something_takes_long(
         notifier.observe(entered("ready"))
         await asyncio.to_thread(systemd.until_has, "STATUS")
         assert await asyncio.to_thread(systemd.next) == {"WATCHDOG": "1"}
-        notifier.stopping()
+        notifier.note_stop()
         await asyncio.to_thread(systemd.until_has, "STOPPING")
         await asyncio.to_thread(
             systemd.until, lambda one: {"WATCHDOG", "EXTEND_TIMEOUT_USEC"} <= one.keys()

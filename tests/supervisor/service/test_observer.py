@@ -37,10 +37,10 @@ def test_a_model_is_loaded_with_its_first_instance_and_unloaded_with_its_last() 
     assert told.state("starting", "warming", "ready") == [("model_loaded", None)]
     assert told.state("starting", "ready", instance="chat.1") == []
     assert told.state("unhealthy", "ready", "draining", "stopping", "stopped") == []
-    assert told.observer.loaded == {"chat"}
+    assert told.observer.loaded_models == {"chat"}
     gone = told.state("draining", "stopped", instance="chat.1")
     assert gone == [("model_unloaded", "stopped")]
-    assert told.observer.loaded == frozenset()
+    assert told.observer.loaded_models == frozenset()
 
 
 def test_the_cause_of_an_unloading_is_why_it_was_done() -> None:
