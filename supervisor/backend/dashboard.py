@@ -168,12 +168,7 @@ class DashboardHostAdapter:
         self._events.add_sink(take)
 
     def command(self, verb: Verb, model: str) -> None:
-        """Begin a command.
-
-        Raises:
-            UnknownModel: The model is not configured.
-            Unavailable: The daemon is stopping.
-        """
+        """Begin a command; raises UnknownModel, or Unavailable while the daemon stops."""
         try:
             self._admission.command(verb, [model])
         except NoSuchModel as error:

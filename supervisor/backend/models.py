@@ -209,12 +209,7 @@ class ModelControlAdapter:
         events.add_sink(self._observe)
 
     def load(self, model: str) -> None:
-        """Begin to load a model.
-
-        Raises:
-            ModelFailed: It was stopped by command.
-            UnknownModel: It is no longer configured.
-        """
+        """Begin to load a model; raises UnknownModel, or ModelFailed if a command stopped it."""
         found = self._fleet.models.get(model)
         if found and not found.is_open:
             raise failure(found, f"it is stopped (corral start {model})")
@@ -313,11 +308,7 @@ class EngineReaderAdapter:
         return gpu_use(ready)
 
     async def runtime(self) -> Mapping[str, object]:
-        """Describe the settings' engine; runs it if its file is new.
-
-        Raises:
-            Unavailable: It does not run, or there is none.
-        """
+        """Describe the settings' engine, which may run it; raises Unavailable without one."""
         try:
             engine = await asyncio.to_thread(self._fleet.planner.engine)
         except CorralError as error:

@@ -39,10 +39,7 @@ _END_S: Final = 5.0
 async def command_lines(words: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
     """Run a command and yield the JSON objects that it prints, one a line.
 
-    The command is interrupted when the iteration ends.
-
-    Raises:
-        CorralError: It could not be started, or printed something else.
+    The command is interrupted when the iteration ends. Raises CorralError for anything else.
     """
     process = await _start(words)
     assert process.stdout  # noqa: S101 (a pipe was asked for)
@@ -55,11 +52,7 @@ async def command_lines(words: Sequence[str]) -> AsyncGenerator[dict[str, Any], 
 
 
 async def command_envelope(words: Sequence[str]) -> dict[str, Any]:
-    """Run a command with --json and return its envelope; interrupt it when cancelled.
-
-    Raises:
-        CorralError: The command failed, could not be started, or printed something else.
-    """
+    """Run a command with --json and return its envelope, or raise CorralError; cancellable."""
     process = await _start([*words, "--json"])
     assert process.stdout  # noqa: S101 (as above)
     try:

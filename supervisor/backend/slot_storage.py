@@ -122,9 +122,7 @@ class PrefixFiles:
     async def _make(self, upstream: Upstream, blocks: tuple[int, ...], prompt: WarmPrompt) -> None:
         """Compute a prefix and save its slot; a failure is not tried again.
 
-        Raises:
-            Preempted: A client needs the slot.
-            ProxyError: No slot was free.
+        Raises Preempted if a client needs the slot, ProxyError if no slot was free.
         """
         name = upstream.name
         snapshot = self._fleet.replica(name).instance.snapshot()
@@ -281,12 +279,7 @@ async def _transfer(replica: Replica, work: _Work) -> Transfer | None:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """The deleted files and emptied slots.
-
-    Attributes:
-        slots: How many slots engines emptied.
-        is_in_use: Whether a request of the conversation is still in flight.
-    """
+    """The deleted files, the number of emptied slots, and whether a request still uses it."""
 
     files: list[Manifest]
     slots: int = 0
@@ -321,20 +314,15 @@ class ConversationForgetter:
         return Forgotten(await self._files.forget_model(model))
 
     async def forget_file(self, name: str) -> Forgotten:
-        """Forget the conversation of a file, given the beginning of the file's name.
-
-        Raises:
-            NoSuchConversation: No file's name begins so, or several do.
-        """
+        """Forget the conversation of the one file whose name begins so; or NoSuchConversation."""
         turns = await self._files.turns()
         name = find_file(turns, name)
         return await self._forget({name}, turns[name])
 
     async def forget_request(self, request_id: str, number: int | None) -> Forgotten:
-        """Forget the conversation of a recent request; `number` is its number, if known.
+        """Forget a recent request's conversation, whose number may be known.
 
-        Raises:
-            NoSuchConversation: The conversation is no longer known.
+        Raises NoSuchConversation if it is no longer known.
         """
         turns = self._router.turns_of_request(request_id)
         if not turns and number is not None:

@@ -49,12 +49,7 @@ _MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One generated answer.
-
-    Attributes:
-        first_token_ms: From sending the request to its first text.
-        timings: The engine's own measurements.
-    """
+    """One generated answer; `first_token_ms` counts from sending the request to its first text."""
 
     text: str
     first_token_ms: float

@@ -136,13 +136,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One variant against another.
+    """One variant against another, by the geometric mean of the ratios other over base.
 
-    Attributes:
-        ratio: Geometric mean of other over base; nan without values.
-        low: Lower end of the 95 % interval.
-        high: Upper end; infinite if there are too few values for an interval.
-        count: Compared pairs, or compared conversations of both sides.
+    `ratio` is nan without values; `high` is infinite if there are too few values for an interval.
+    `count` are pairs, or conversations of both sides. The interval is of 95 %.
     """
 
     ratio: float
@@ -201,10 +198,7 @@ def compare_unpaired(
 
 
 def requests_to_go(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> int | None:
-    """Estimate how many more requests of both sides would show a 5 % difference, at most 100,000.
-
-    Returns None while there are too few conversations.
-    """
+    """Estimate how many more requests would show a 5 % difference, at most 100,000; or None."""
     sides = [_logs(side) for side in (base, other)]
     if min(map(len, sides)) < _MIN_CONVERSATIONS:
         return None
@@ -274,13 +268,7 @@ _SEPARATOR: Final = "."
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure.
-
-    Attributes:
-        name: `WORKLOAD.what`, or `what` alone for a figure of the whole round.
-        title: Without the workload and the unit.
-        unit: Unit of the raw values.
-    """
+    """One figure; `name` is `WORKLOAD.what`, or `what` alone for a figure of the whole round."""
 
     name: str
     title: str

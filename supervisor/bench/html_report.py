@@ -26,9 +26,9 @@ Child = Element | str
 
 
 def element(tag: str, *children: Child, **attributes: str | float) -> Element:
-    """Make an element; `class_` is the class, and `_` in an attribute's name stands for `-`.
+    """Make an element, with escapes for characters that cannot be printed.
 
-    Characters that cannot be printed, which names from outside may contain, become escapes.
+    `class_` is the class, and `_` in an attribute's name stands for `-`.
     """
     texts = {
         name.rstrip("_").replace("_", "-"): printable(value)
@@ -426,11 +426,7 @@ _HOW_TO_READ: Final = (
 
 
 def write_report(result: BenchResult, path: Path, repeat: str) -> None:
-    """Write the report atomically; `repeat` is the command that measures the same again.
-
-    Raises:
-        OSError: It cannot be written; an existing file of that name is unchanged.
-    """
+    """Write the report atomically or raise OSError; `repeat` is the command to measure again."""
     write_atomic(path, report(result, repeat))
 
 

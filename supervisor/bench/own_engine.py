@@ -63,10 +63,7 @@ class PrivateInstance:
         return self._run.cpu_s()
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak resident memory, with the touched pages of the model's file.
-
-        None if the system does not report it. Source: proc(5), VmHWM.
-        """
+        """Return the peak resident memory, or None if unknown. Source: proc(5), VmHWM."""
         try:
             lines = (_PROC / str(self.pid) / "status").read_text("ascii", "replace").splitlines()
         except OSError:
@@ -191,10 +188,7 @@ def _start_error(
 
 
 def measure_threads(planner: LaunchPlanner, model: str, directories: Directories) -> None:
-    """Measure thread counts until the model's next plan has the count a daemon would use.
-
-    Does nothing for a model that does not run; its next start reports why.
-    """
+    """Measure threads until the next plan has a daemon's count; skip a model that does not run."""
     plan = planner.plan(model)
     if plan.untried_threads is None:
         return

@@ -60,13 +60,7 @@ class RoundLimits:
         return self.repeats if self.limit_s is None else None
 
     def may_begin(self, done: int, elapsed_s: float, longest_s: float) -> bool:
-        """Whether another round may begin; the first one always may.
-
-        Args:
-            done: Complete rounds.
-            elapsed_s: Since the start.
-            longest_s: Duration of the longest round.
-        """
+        """Whether another round may begin after `done` complete ones; the first always may."""
         if done == 0 or self.limit_s is None:
             return done < self.repeats
         return done < self.repeats and elapsed_s + longest_s <= self.limit_s
@@ -154,14 +148,7 @@ class Timeline:
         self._done.append(step)
 
     def remaining_s(self, rounds_done: int, step: Step, step_s: float, elapsed_s: float) -> float:
-        """Estimate the remaining time; never negative.
-
-        Args:
-            rounds_done: Complete rounds.
-            step: The running step.
-            step_s: For how long it has run.
-            elapsed_s: Since the first round began.
-        """
+        """Estimate the remaining time; `step` has run for `step_s`. Never negative."""
         ahead = [other for other in self._round if other not in self._done and other != step]
         present_s = max(0.0, self._mean_s(step) - step_s)
         rest_s = present_s + sum(map(self._mean_s, ahead))
@@ -257,9 +244,7 @@ _CTX_SLOT: Final = 512
 async def rehearse(spec: VariantSpec, directories: Directories) -> Measured:
     """Start a variant and send one short request.
 
-    Raises:
-        StartFailed, EngineFailed: It does not run.
-        WorkloadFailed: It rejects the request.
+    Raises StartFailed or EngineFailed if it does not run, WorkloadFailed if it rejects the request.
     """
     sample = text(Random(0), _PROMPT_WORDS)  # noqa: S311 (words of a prompt)
     async with private_instance(spec.plan, directories) as instance, instance.client() as client:
@@ -304,12 +289,7 @@ _WORKLOAD_TIMEOUT_S: Final = 900.0
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """The task of a bench.
-
-    Attributes:
-        seed: Seed of the texts and of the order of variants.
-        read_energy: Reads the machine's energy counters.
-    """
+    """The task of a bench; `seed` decides the texts and the order of variants."""
 
     model: str
     specs: tuple[VariantSpec, ...]
@@ -321,11 +301,7 @@ class BenchJob:
 
 
 async def measure(job: BenchJob, found: Measurements, meter: ProgressMeter) -> None:
-    """Measure into `found` until the rounds are done; cancel it to stop earlier.
-
-    Raises:
-        CorralError: No variant runs.
-    """
+    """Measure into `found`, until cancelled or done; raises CorralError if no variant runs."""
     whats = (_START, *(workload.name for workload in job.workloads))
     steps = [Step(spec.name, what) for spec in job.specs for what in whats]
     timeline = Timeline(steps, job.limits)

@@ -88,12 +88,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How much a variant changes the answers.
-
-    Attributes:
-        equal: How many of `total` tokens are those of the reference.
-        divergence: Mean Kullback-Leibler divergence in nats; None if nothing was reported.
-    """
+    """How many of `total` tokens equal the reference's; mean KL divergence in nats, or None."""
 
     equal: int
     total: int
@@ -251,11 +246,7 @@ class TuneJob:
         *,
         first: tuple[Variant, ...] = (),
     ) -> None:
-        """Plan the profile and its variants; `first` are tried before all others.
-
-        Raises:
-            CorralError: The model cannot run, or generates no text.
-        """
+        """Plan the profile and its variants, `first` before all others; raises CorralError."""
         self._ends_at_s = time.monotonic() + options.minutes * 60
         self.options = options
         self.goal = GOALS[options.goal]

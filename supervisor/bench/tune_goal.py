@@ -31,12 +31,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What to improve.
-
-    Attributes:
-        title: Names the figure that counts.
-        words: How that figure is compared.
-    """
+    """What to improve; `title` names the figure that counts, `words` compare it."""
 
     name: GoalName
     title: str

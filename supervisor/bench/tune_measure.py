@@ -61,10 +61,7 @@ class VariantPlans:
         return self._plans[variant]
 
     def usable(self, variants: tuple[Variant, ...]) -> dict[Variant, str | None]:
-        """Return why each variant is not measured, as a clause; None if it is.
-
-        Variants must fit into memory, and each command line is measured once.
-        """
+        """Return why each variant is not measured (no memory, no change), or None if it is."""
         seen = {_identity(self.base)}
         found: dict[Variant, str | None] = {}
         for variant in variants:

@@ -63,11 +63,7 @@ class Rounds:
         self._base_s = 0.0
 
     async def measure_base(self, until_s: float) -> None:
-        """Measure the base twice without counting it: the first start reads the model from disk.
-
-        Raises:
-            BaseFailed: It could not be measured.
-        """
+        """Measure the base twice uncounted, as the first start reads the disk; or BaseFailed."""
         for _ in range(2):
             found = await self._timed(BASE, until_s - self._clock())
             if isinstance(found, Failure):
@@ -165,11 +161,8 @@ _ENOUGH_ROUNDS: Final = 8
 class Outcome:
     """The result of a search.
 
-    Attributes:
-        winner: None if the base is as good.
-        comparison: Of the winner, or of the best finalist that did not win; None without a final.
-        untried: Variants that there was no time for.
-        final_rounds: The rounds that decided.
+    `winner` is None if the base is as good; `comparison` is then of the best finalist, and None
+    without a final. `untried` are variants that there was no time for.
     """
 
     winner: Variant | None
@@ -204,11 +197,7 @@ class Search:
         )
 
     async def run(self) -> Outcome:
-        """Search until the result is certain or the time is over.
-
-        Raises:
-            BaseFailed: The base could not be measured.
-        """
+        """Search until the result is certain or the time is over; raises BaseFailed."""
         rounds = self._rounds
         await rounds.measure_base(rounds.at(_BASE_UNTIL))
         alive = await self._screen()

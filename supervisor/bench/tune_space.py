@@ -303,11 +303,7 @@ _NUMBER: Final = re.compile(r"\d{1,6}")
 
 
 def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
-    """Write a profile; return its path, and the path of the copy of the file it replaced.
-
-    Raises:
-        AccessDenied: Nothing was changed.
-    """
+    """Write a profile and return its path and its backup's, or change nothing: AccessDenied."""
     path = path_of(model, directory)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -26,12 +26,7 @@ _ALWAYS: Final = frozenset({"--model", "--alias"})
 
 @dataclass(frozen=True, slots=True)
 class VariantSpec:
-    """One way to run a model.
-
-    Attributes:
-        name: Unique among the variants.
-        profile: None for the engine's own defaults.
-    """
+    """One way to run a model, with a unique name; `profile` None means the engine's defaults."""
 
     name: str
     profile: str | None
@@ -148,11 +143,8 @@ class LoadedModel:
 class MachineFacts:
     """The state of the machine before the first start.
 
-    Attributes:
-        capacity: How much of each memory models may use.
-        available_bytes: Free main memory.
-        programs: Programs that use processor time, the busiest first.
-        loaded: Models that the user's daemon has loaded.
+    `capacity` is what models may use of each memory. `programs` come the busiest first; `loaded`
+    are the models of the user's daemon.
     """
 
     capacity: MemoryCapacity

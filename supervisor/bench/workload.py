@@ -33,12 +33,8 @@ _QUESTION_TOKENS: Final = 16
 class Measured:
     """The abilities of a variant, from a first short request.
 
-    Attributes:
-        prefill_rate: Tokens per second; 0 if it generates no text.
-        decode_rate: Tokens per second of one stream; 0 if it generates no text.
-        ctx_slot: Tokens of context of each slot.
-        slots: Sequences decoded at once.
-        tokens_per_word: In the generated texts.
+    Rates are in tokens/s of one stream, and 0 if it generates no text. `ctx_slot` is the context of
+    each slot in tokens.
     """
 
     prefill_rate: float
@@ -123,12 +119,7 @@ class MeasuredEngine:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one run of a workload.
-
-    Attributes:
-        values: By figure name; values that are not known are absent.
-        tokens: Number of computed tokens, of prompts and answers.
-    """
+    """The known values of one run, by figure name, and the number of computed tokens."""
 
     values: Mapping[str, float]
     tokens: int
@@ -139,8 +130,6 @@ class Workload:
     """One workload.
 
     Attributes:
-        name: Lower-case letters and hyphens.
-        description: One line for people.
         figures: All that it may return.
         run: Sends the requests; equal generators make equal requests.
         for_embedding: Whether it needs a model for embeddings instead of one that generates.
@@ -163,13 +152,7 @@ _CLOCK_S: Final = 0.002
 
 @dataclass(frozen=True, slots=True)
 class ReplayLimits:
-    """Limits of one run, in tokens.
-
-    Attributes:
-        context: Limit of one request, prompt and answer.
-        prompts: Limit of the computed tokens of all prompts.
-        answers: Limit of all answers.
-    """
+    """Limits in tokens: of one request, of all computed prompts, and of all answers."""
 
     context: int
     prompts: int

@@ -15,12 +15,7 @@ NO_KEY: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that answers chats.
-
-    Attributes:
-        context_tokens: Limit of one request; None if not known yet.
-        sees_images: Whether it reads images.
-    """
+    """A model that answers chats; `context_tokens` limits one request, None if not known yet."""
 
     name: str
     context_tokens: int | None = None
@@ -130,12 +125,7 @@ class Api(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """Values of one settings file.
-
-    Attributes:
-        values: In the order to write them.
-        defaults: Values to write only if the file has none.
-    """
+    """Values of one settings file, in order; `defaults` are written only if the file has none."""
 
     path: Path
     format: FileFormat

@@ -132,12 +132,9 @@ class Undone:
 def apply_file_settings(
     text: str, wanted: FileSettings, earlier: FileEntries | None, *, is_new: bool
 ) -> tuple[str, FileEntries]:
-    """Return the text with the wanted values, and the entries to remember.
+    """Return the text with the wanted values, and the entries to remember; raises ValueError.
 
     Values of an earlier call are taken back first, so that the values before it are remembered.
-
-    Raises:
-        ValueError: The text has another format.
     """
     if earlier:
         text, is_new = undo_entries(text, earlier).text, earlier.is_new

@@ -22,12 +22,10 @@ Outcome = Literal["promoted", "withdrawn"]
 
 @dataclass(frozen=True, slots=True)
 class CanaryRequest:
-    """A canary to start.
+    """A canary to start for a share of new conversations, above 0 and below 1.
 
-    Attributes:
-        share: Share of new conversations, above 0 and below 1.
-        limit_s: Time until it is promoted or withdrawn; None for by command only.
-        margin: How much slower it may be, as a share: 0.1 for a tenth.
+    After `limit_s` it is promoted or withdrawn; None leaves that to commands. `margin` is how much
+    slower it may be: 0.1 for a tenth.
     """
 
     model: str
@@ -54,11 +52,9 @@ class EndedCanary:
 
 @dataclass(slots=True)
 class Canary:
-    """A running canary.
+    """A running canary; `obstacle` is why its promotion was refused, so that it awaits a command.
 
-    Attributes:
-        decides_at_s: Monotonic; None for by command only.
-        obstacle: Why its promotion was refused; it then waits for a command.
+    `decides_at_s` is monotonic; None for by command only.
     """
 
     request: CanaryRequest

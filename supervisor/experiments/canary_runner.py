@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 def check_can_start(
     request: CanaryRequest, fleet: Fleet, loaded: Loaded, running: Container[str]
 ) -> None:
-    """Check a canary's preconditions before anything is changed.
-
-    Raises:
-        NoSuchModel, SettingsInvalid: The model cannot have one.
-        CorralError: The model has one, or is not loaded.
-    """
+    """Check a canary's preconditions before anything is changed; raises CorralError."""
     name = request.model
     (model,) = fleet.select([name])
     if name in running:
@@ -73,12 +68,7 @@ def check_can_start(
 
 
 def check_engine(request: CanaryRequest, planner: LaunchPlanner) -> None:
-    """Check the engine of a canary; may run it.
-
-    Raises:
-        SettingsInvalid: The model runs it already.
-        EngineMissing, EngineBroken: It does not run.
-    """
+    """Check that a canary's engine runs and is another one; may run it. Raises CorralError."""
     entry = planner.entry(request.model)
     own, other = (planner.engine_of(side) for side in (entry, request.trial.applied(entry)))
     if own.path == other.path:
@@ -111,8 +101,7 @@ def keep_engine(
 ) -> ChangedFile | None:
     """Set the engine in the settings file; None if it is set. `found` is a dry run of a reload.
 
-    Raises:
-        CorralError: The file has changes that are not applied, or cannot be changed.
+    Raises CorralError if the file has changes that are not applied, or cannot be changed.
     """
     from supervisor.settings.edit import change_file  # noqa: PLC0415 (tomlkit takes memory)
 
@@ -129,11 +118,7 @@ def keep_engine(
 
 
 def with_engine(text: str, model: str, engine: EngineSetting) -> Edit:
-    """Set `engine` of a model.
-
-    Raises:
-        SettingsInvalid: The file does not have the model, or cannot be changed safely.
-    """
+    """Set `engine` of a model; raises SettingsInvalid if the text cannot be changed safely."""
     from supervisor.settings.edit import (  # noqa: PLC0415 (as above)
         Edit,
         edit_text,

@@ -52,8 +52,7 @@ _CHUNK_BYTES = 200
 class RecordedExchange:
     """Implements `proxy.forward.capture.Exchange`.
 
-    `on_end` gets the line of the response and the bytes it holds of the budget; the line is None if
-    the budget was exhausted.
+    `on_end` gets the response's line, or None without budget, and the bytes it holds of the budget.
     """
 
     def __init__(
@@ -279,12 +278,7 @@ class Captures:
     async def begin(
         self, model: str, limits: CaptureLimits
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """Capture for the block, which reads the lines.
-
-        Raises:
-            DaemonBusy: A capture runs.
-            CorralError: The model is unknown, or cannot be planned.
-        """
+        """Capture for the block, which reads the lines; raises DaemonBusy while a capture runs."""
         # Imported here to save most daemons the memory.
         from supervisor.experiments.capture_lines import header  # noqa: PLC0415
 

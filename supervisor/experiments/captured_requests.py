@@ -76,11 +76,7 @@ class Capture:
 
 
 def read(path: Path) -> Capture:
-    """Read a file; its last line may be incomplete.
-
-    Raises:
-        CaptureInvalid: It is no capture, has another format, or has no request to play.
-    """
+    """Read a file, whose last line may be incomplete; raises CaptureInvalid."""
     lines = _lines(path)
     header = next(lines, {})
     if header.get("type") != "capture" or not isinstance(header.get("model"), str):

@@ -91,13 +91,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An engine to play on.
-
-    Attributes:
-        client: Makes a client.
-        model: The name that the engine uses.
-        slots: Number of slots to choose from; 0 if the engine chooses.
-    """
+    """An engine to play on; `slots` is the number to choose from, 0 if the engine chooses."""
 
     client: Callable[[], EngineClient]
     model: str
@@ -118,9 +112,8 @@ class Player:
     ) -> None:
         """`on_answer` gets the number of answers so far.
 
-        Args:
-            concurrency: Maximum in flight; at most the number of slots to choose from.
-            is_as_recorded: Send no request before its time in the capture.
+        `concurrency` is at most the number of slots to choose from. With `is_as_recorded`, no
+        request is sent before its time in the capture.
         """
         self._requests = requests
         self._target = target
@@ -274,8 +267,7 @@ async def play(
 ) -> Play:
     """Play all requests, and compare answers with the expected ones, by request number.
 
-    Raises:
-        EngineUnreachable, WorkloadFailed: The engine is gone, or refuses to tokenise.
+    Raises EngineUnreachable if the engine is gone, WorkloadFailed if it refuses to tokenise.
     """
     player = Player(
         requests,

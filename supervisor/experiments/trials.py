@@ -149,11 +149,8 @@ Sides = tuple[LaunchFingerprint | None, LaunchFingerprint | None]
 class Trial:
     """The observations of one trial.
 
-    Attributes:
-        sides: Launches of both sides; other launches begin new figures.
-        key: Names its file; None until both sides are known.
-        saved_requests: Number of requests when it was last saved.
-        failed: By unfinished request, the side that failed it.
+    `sides` are the launches of both sides, and other launches begin new figures; `key` names the
+    file once both are known. `failed` has the side that failed each unfinished request.
     """
 
     began_at_s: float

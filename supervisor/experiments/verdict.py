@@ -156,10 +156,8 @@ _OTHERS_MAX: Final = 7
 class Conversation:
     """The latest values of a conversation's requests, at most 32 of each, with their load.
 
-    Attributes:
-        rates: Tokens per second while decoding.
-        first_tokens_s: From a request's arrival to its first token.
-        is_excluded: Its side was full or not ready at a request; later requests add no values.
+    `rates` are tokens/s while decoding. If its side was full or not ready at a request, it is
+    excluded, and later requests add no values.
     """
 
     rates: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
@@ -169,13 +167,9 @@ class Conversation:
 
 @dataclass(slots=True)
 class Side:
-    """The figures of one side.
+    """The figures of one side: the latest 1000 conversations and the latest timed values.
 
-    Attributes:
-        conversations: The latest 1000.
-        timed_rates: The latest values of all conversations, with their time.
-        timed_first_tokens_s: Likewise.
-        others: Sum over requests of the other requests that its engine had meanwhile.
+    `others` sums up, over requests, the other requests that its engine had meanwhile.
     """
 
     conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
@@ -234,14 +228,10 @@ class TrialFigures:
         *,
         is_fair: bool = True,
     ) -> None:
-        """Count a finished request.
+        """Count a finished request that a side answered, from the fields of `request.finished`.
 
-        Args:
-            name: The side that answered it.
-            fields: Of `request.finished`.
-            others: Other requests that its engine had meanwhile.
-            at_s: When it ended; monotonic.
-            is_fair: Whether both sides could have answered it.
+        `others` are the engine's other requests meanwhile, `at_s` is the monotonic time of its end,
+        and `is_fair` tells whether both sides could have answered it.
         """
         side, status = self.sides[name], fields["status"]
         side.requests += 1

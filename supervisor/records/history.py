@@ -115,11 +115,7 @@ class UnusableError(Exception):
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Create the table of a new database; add the columns that an older one lacks.
-
-    Raises:
-        UnusableError: It is damaged, or a newer version wrote it.
-    """
+    """Create the table of a new database, or add missing columns; raises UnusableError."""
     damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
         raise UnusableError(str(damage))
@@ -213,8 +209,7 @@ class HistoryFailedError(Exception):
 class HistoryDatabase:
     """A database that the first call opens; calls may come from several threads.
 
-    Attributes:
-        replacement: The path and the damage of a replaced file, until it is reported.
+    `replacement` has the path and the damage of a replaced file, until it is reported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -224,11 +219,7 @@ class HistoryDatabase:
         self._lock = threading.Lock()
 
     def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Do something in one transaction.
-
-        Raises:
-            HistoryFailedError: Nothing was written.
-        """
+        """Do something in one transaction, or write nothing and raise HistoryFailedError."""
         with self._lock:
             try:
                 return self._run(work)
@@ -366,11 +357,7 @@ class History:
         return self._limits().enabled
 
     async def requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
-        """Return stored requests, the latest first, including those that just ended.
-
-        Raises:
-            HistoryUnavailable: It is off, or cannot be read.
-        """
+        """Return stored requests, the latest first, even just ended; raises HistoryUnavailable."""
         if not self.is_on:
             raise HistoryUnavailable("no history is kept", hint="set enabled = true in [history]")
         return await self._read(

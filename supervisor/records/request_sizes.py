@@ -168,10 +168,7 @@ _EMBEDDING: Final = EndpointKind.EMBED_OR_RERANK.name.lower()
 
 
 class Observer:
-    """Remembers when the last request of each conversation ended, to measure pauses.
-
-    `new_number` returns a random number for each conversation.
-    """
+    """Remembers when each conversation's last request ended; `new_number` is random."""
 
     def __init__(
         self, new_number: Callable[[], int] = lambda: secrets.randbits(_NUMBER_BITS)
@@ -182,10 +179,7 @@ class Observer:
         self._began_at: dict[str, datetime] = {}
 
     def observe(self, at: datetime, fields: Mapping[str, Any]) -> RecordedRequest | None:
-        """Return the record of a request that ended at `at`, or None if it was not answered.
-
-        `fields` are those of `request.finished`.
-        """
+        """Return the record of a request that ended at `at`; None if it was not answered."""
         if fields["status"] != HTTPStatus.OK or fields["prompt_tokens"] is None:
             return None
         if fields["kind"] == _EMBEDDING:  # it cannot be replayed as a completion

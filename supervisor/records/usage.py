@@ -116,13 +116,9 @@ _NAMES: Final[Mapping[str, Callable[[Account], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question about usage.
+    """A question about usage: by what to sum, from which day, for which key and model; None: all.
 
-    Attributes:
-        by: What to sum by; None for key and model together.
-        since: The first day, as 2026-11-22; None for all.
-        key: Only this key's usage.
-        model: Only this model's usage.
+    Without `by`, sums are for key and model together.
     """
 
     by: By | None = None
@@ -148,11 +144,7 @@ class Group:
 
 
 def first_day(text: str | None, today: date) -> str | None:
-    """Return the first day that a text means: a date, a month, or days as in 7d.
-
-    Raises:
-        ValueError: The text is none of these.
-    """
+    """Return the first day of a date, a month, or days as in 7d; raises ValueError."""
     if text is None:
         return None
     try:

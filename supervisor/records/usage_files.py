@@ -60,8 +60,7 @@ def next_journal(root: Path) -> int:
 def fold(root: Path, before: int) -> list[str]:
     """Count all journals before a number and delete them; return the names of damaged files.
 
-    Raises:
-        OSError: Some were not counted; the others were counted once.
+    OSError leaves some uncounted; the others were counted once.
     """
     damaged = _set_damaged_files_aside(root)
     for number, path in sorted(_journals(root).items()):
@@ -105,12 +104,7 @@ def _count(path: Path, number: int, found: Totals) -> None:
 
 
 def _read_month(path: Path) -> Month:
-    """Read a month; one without a file is empty.
-
-    Raises:
-        ValueError: It is damaged.
-        OSError: It cannot be read.
-    """
+    """Read a month, which is empty without a file; raises ValueError if damaged, or OSError."""
     try:
         content = orjson.loads(_read(path))
     except FileNotFoundError:

@@ -53,12 +53,7 @@ class CpuShares:
         self._holders[holder] = _Holder(slots, now_s)
 
     def read(self, cpu_s: float, now_s: float) -> None:
-        """Share the processor time since the last reading.
-
-        Args:
-            cpu_s: Of the process, since its start.
-            now_s: Monotonic.
-        """
+        """Share the processor time since the last reading; `cpu_s` is the process's total."""
         taken_s, self._read_s = max(0.0, cpu_s - self._read_s), max(cpu_s, self._read_s)
         holders = self._holders.values()
         whole = sum(holder.slots * (now_s - holder.since_s) for holder in holders)

@@ -32,13 +32,9 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class HookCause:
-    """The cause of an event.
+    """The cause of an event, with a stable `code` and a sentence without a full stop.
 
-    Attributes:
-        code: Stable, in snake case.
-        message: A sentence without a full stop.
-        hint: The fix, if there is anything to fix.
-        log: Path of the engine's log, once a model is given up.
+    `hint` is the fix, if any; `log` is the engine's log, once a model is given up.
     """
 
     code: str
@@ -51,9 +47,7 @@ class HookCause:
 class HookEvent:
     """An event for hooks; members that do not apply are None.
 
-    Attributes:
-        restarts: Whether a failed process is started again.
-        idle_s: The time without a request.
+    `restarts` tells whether a failed process starts again; `idle_s` is the time without a request.
     """
 
     event: HookName
@@ -132,12 +126,9 @@ class HookCommand:
 
 @dataclass(frozen=True, slots=True)
 class HookRun:
-    """The end of a command.
+    """The end of a command, with the last lines of its output.
 
-    Attributes:
-        problem: Why it failed, as a clause; None if it exited with 0.
-        output: The last lines of its standard output and error.
-        duration_s: None if its end was not seen.
+    `problem` is why it failed, or None; `duration_s` is None if its end was not seen.
     """
 
     problem: str | None

@@ -28,10 +28,7 @@ Subject = str | None
 
 
 class IdleTimes:
-    """When each subject was last active; each idle subject is reported once.
-
-    `now_s` is the daemon's start.
-    """
+    """When each subject was last active, since the daemon's start; reports each idle one once."""
 
     def __init__(self, now_s: float) -> None:
         self._active_at_s: dict[Subject, float] = {DAEMON: now_s}
@@ -53,10 +50,8 @@ class IdleTimes:
     ) -> list[tuple[Subject, float]]:
         """Return the subjects that are idle since the last call, and for how long.
 
-        Args:
-            limits_s: Limit for a model (False) and for the daemon (True); infinite for never.
-            busy: Subjects with a request in flight.
-            now_s: The time.
+        `limits_s` has a model's limit (False) and the daemon's (True), infinite for never. `busy`
+        are the subjects with a request in flight.
         """
         for subject in busy:
             if subject in self._active_at_s:
@@ -172,14 +167,7 @@ def _give_up_event(event: Event) -> HookEvent:
 
 @dataclass(frozen=True, slots=True)
 class HookSources:
-    """Functions by which hooks ask the daemon.
-
-    Attributes:
-        settings: Returns the current settings.
-        directory: Returns the working directory of commands.
-        busy_models: Returns the models with requests in flight.
-        cause_of: Returns why an instance last ended.
-    """
+    """Functions that ask the daemon; `cause_of` returns why an instance last ended."""
 
     settings: Callable[[], HookSettings]
     directory: Callable[[], Path]

@@ -53,10 +53,7 @@ def extend_timeout(by_s: float) -> str:
 
 
 def watchdog_s(environ: Mapping[str, str], pid: int) -> float | None:
-    """Return after how long without `PING` the process is killed; None without a watchdog.
-
-    Source: sd_watchdog_enabled(3).
-    """
+    """Return the longest time without `PING`, or None. Source: sd_watchdog_enabled(3)."""
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None
     text = environ.get("WATCHDOG_USEC", "")
@@ -221,11 +218,7 @@ _SOCKETS_MAX: Final = 16
 
 
 def activation_sockets(environ: Mapping[str, str], pid: int) -> tuple[socket.socket, ...]:
-    """Take the sockets that are meant for this process; () without a service manager.
-
-    Raises:
-        SettingsInvalid: One is not a listening TCP socket, or there are too many.
-    """
+    """Take the listening TCP sockets meant for this process, if any; raises SettingsInvalid."""
     if environ.get("LISTEN_PID") != str(pid):
         return ()
     text = environ.get("LISTEN_FDS", "")
@@ -292,11 +285,7 @@ class ServiceEnvironment:
 def take_service_environment(
     environ: MutableMapping[str, str] = os.environ,
 ) -> ServiceEnvironment:
-    """Read the variables and remove them, so that no child can speak for the daemon.
-
-    Raises:
-        SettingsInvalid: A socket cannot be used.
-    """
+    """Read the variables and remove them for children; raises SettingsInvalid for a bad socket."""
     found = {name: value for name in _VARIABLES if (value := environ.pop(name, ""))}
     pid = os.getpid()
     notifier = ServiceNotifier(open_notify_socket(found), watchdog_s(found, pid))

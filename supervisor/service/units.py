@@ -456,9 +456,7 @@ def _show_properties(scope: Scope, unit: str) -> dict[str, str]:
 def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, start: bool) -> None:
     """Write the files, enable the units and start them; repeating it applies changes.
 
-    Raises:
-        AccessDenied: A file cannot be written.
-        ServiceFailed: A file of the user has one of these names, or systemd refuses.
+    Raises AccessDenied, and ServiceFailed if a file is the user's or systemd refuses.
     """
     _check_ours(paths)
     systemctl(scope, "show", "--property=Version")  # write nothing unless systemd answers
@@ -481,11 +479,9 @@ def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, sta
 
 
 def uninstall(scope: Scope, paths: ServicePaths) -> tuple[Path, ...]:
-    """Stop the service and remove its files; return the removed files.
+    """Stop the service, remove its files and return them.
 
-    Raises:
-        AccessDenied: A file cannot be removed.
-        ServiceFailed: A file is the user's own, or systemd refuses.
+    Raises AccessDenied, and ServiceFailed if a file is the user's or systemd refuses.
     """
     _check_ours(paths)
     found = tuple(path for path in paths.all if path.exists())
@@ -549,10 +545,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def reasons_unreachable(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield once each reason why a user without special rights cannot read the paths.
-
-    Groups and access lists may still allow it.
-    """
+    """Yield reasons why a user without special rights, groups or access lists cannot read."""
     seen = dict.fromkeys(reason for path in paths if (reason := _obstacle(path)))
     yield from seen
 
