@@ -60,10 +60,10 @@ from proxy.request.models import (
 from proxy.request.request import (
     cache_owner,
     client_of,
+    encode_members,
     json_content,
     named_model,
     request_of,
-    written,
 )
 
 _LATEST: Final = ":latest"
@@ -448,7 +448,7 @@ class OllamaEndpoints:
         content = await share.run(
             len(body),
             lambda: json_content(
-                written({**engine.members, "model": asked.model}),
+                encode_members({**engine.members, "model": asked.model}),
                 engine.kind,
                 None,
                 names,

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's API shows them, and the query of a request for a list. Pure.
+"""OpenAI's objects of files and batches, and the query parameters of lists. Pure.
 
 Source: OpenAI's API reference; openai-python, `types/file_object.py` and `types/batch.py`.
 """
@@ -15,7 +15,7 @@ from proxy.errors import BadRequest
 
 
 def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
-    """Raises BadRequest."""
+    """Parse `limit`; raise BadRequest if it is invalid."""
     text = query.get("limit", str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 9 and 1 <= int(text) <= most):
         raise BadRequest(f"limit must be 1 to {most}")
@@ -23,7 +23,7 @@ def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
 
 
 def order_of(query: Mapping[str, str]) -> Literal["asc", "desc"]:
-    """Raises BadRequest."""
+    """Parse `order`; raise BadRequest if it is invalid."""
     match query.get("order", "desc"):
         case "asc":
             return "asc"
@@ -53,7 +53,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 
 def batch_object(batch: Batch, paused: str | None) -> dict[str, Any]:
-    """`pause_reason` is ours: why a batch that has not ended makes no progress, or None."""
+    """Return a batch; our own member `pause_reason` says why it makes no progress, or None."""
     return {
         "id": batch.id,
         "object": "batch",
@@ -76,7 +76,7 @@ def batch_object(batch: Batch, paused: str | None) -> dict[str, Any]:
 
 
 def page_object(found: Sequence[object], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A page of a list; `found` has one object more where the list goes on."""
+    """Return a page of a list; `found` has one object more than `shown` if the list continues."""
     return {
         "object": "list",
         "data": shown,

@@ -1,12 +1,13 @@
-"""The SQLite database of jobs: one connection in a thread of its own, one transaction a call.
+"""The SQLite database of jobs: one connection in its own thread, one transaction per call.
 
 The write-ahead log is synchronised with the disk at each commit (`synchronous = FULL`), so a
 committed line survives a power failure. The lock is exclusive: two daemons that share a data
 directory never compute the same batch, and no shared memory file is mapped, whose growth on a full
 disk would end the process with SIGBUS. `max_page_count` bounds the whole database.
 
-A result is in its table once, by its primary key; the files of a batch's results are read from
-there, so nothing is copied when a batch ends. Lines keep their end of line: a file is their sum.
+A result is stored once, by its primary key; a batch's result files are read from the table of
+results, so nothing is copied when a batch ends. Lines keep their end of line: a file is the sum of
+its lines.
 
 Source: sqlite.org/wal.html, section 8 on WAL without shared memory; sqlite.org/pragma.html.
 """
@@ -113,7 +114,7 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 _PAGE_BYTES: Final = 4096
 _LOG_MAX_BYTES: Final = 64 * 1024**2
-# For the lock of a daemon that is about to end.
+# Time to wait for the lock of a daemon that is about to end.
 _LOCK_TIMEOUT_S: Final = 1.0
 
 Result = TypeVar("Result")
@@ -127,14 +128,14 @@ def run_in_transaction(
         result = work(connection)
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite rolls back by itself when the disk is full
+        if connection.in_transaction:  # SQLite itself rolls back if the disk is full
             connection.execute("ROLLBACK")
         raise
     return result
 
 
 def open_connection(path: Path, max_bytes: int) -> sqlite3.Connection:
-    """Open the database, or create it. Raises sqlite3.Error, OSError or StorageFailed."""
+    """Open or create the database; raises sqlite3.Error, OSError or StorageFailed."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # SQLite gives its log the mode of the database.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -146,7 +147,7 @@ def open_connection(path: Path, max_bytes: int) -> sqlite3.Connection:
     try:
         connection.row_factory = sqlite3.Row
         for pragma in (
-            "locking_mode = EXCLUSIVE",  # before the first access, or the shared memory is made
+            "locking_mode = EXCLUSIVE",  # before the first access: no shared memory
             f"page_size = {_PAGE_BYTES}",
             "auto_vacuum = FULL",
             "journal_mode = WAL",
@@ -162,7 +163,7 @@ def open_connection(path: Path, max_bytes: int) -> sqlite3.Connection:
     return connection
 
 
-# A disk with less space free is full.
+# A disk with less free space counts as full.
 _DISK_FULL_BYTES: Final = 64 * 1024**2
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REASONS: Final = {
@@ -177,7 +178,7 @@ _REASONS: Final = {
 
 
 def has_full_disk(directory: Path) -> bool:
-    """Whether there is little space; a database that is full anyway is so by its own limit."""
+    """Return whether the disk is full; otherwise a full database is at its own limit."""
     try:
         return shutil.disk_usage(directory).free < _DISK_FULL_BYTES
     except OSError:
@@ -185,9 +186,9 @@ def has_full_disk(directory: Path) -> bool:
 
 
 def of_sqlite(error: sqlite3.Error, *, is_disk_full: bool) -> ProxyError | None:
-    """The error that clients get; None for a fault of ours."""
+    """Return the error for clients, None for a fault of ours."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    # On a full disk, opening the database fails as the disk does.
+    # On a full disk, opening the database fails with an I/O error.
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_disk_full):
         return _no_space(is_at_limit=not is_disk_full)
     if reason := _REASONS.get(code):
@@ -210,18 +211,18 @@ def of_system(error: OSError) -> ProxyError:
     return StorageFailed(f"the database of jobs cannot be used: {error.strerror}")
 
 
-# Between two attempts while the disk is full.
+# Pauses between two attempts while the disk is full.
 _RETRY_FIRST_S: Final = 1.0
 _RETRY_MAX_S: Final = 15.0
 
 
 class Database:
-    """The database; opened, and created, by its first call.
+    """The database; the first call opens it and creates it if needed.
 
     Args:
-        max_bytes: Its largest size.
+        max_bytes: Largest size of the database.
         on_failure: Called with the reason when it can no longer be written, and with None when it
-            can be again.
+            can be written again.
 
     Attributes:
         failure: Why it cannot be written, or None.
@@ -255,7 +256,7 @@ class Database:
         return await loop.run_in_executor(self._thread, lambda: self._transaction(work))
 
     async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """As `read`; notes whether the database could be written."""
+        """Run `work` like `read`, and note whether the database could be written."""
         try:
             result, is_changed = await self.read(
                 lambda connection: _run_and_detect_changes(connection, work)
@@ -268,15 +269,15 @@ class Database:
         return result
 
     async def read_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """As `read`, again and again until the database can be used."""
+        """Repeat `read` until the database can be used."""
         return await _retry_until_done(lambda: self.read(work))
 
     async def write_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """As `write`, again and again until the database can be written."""
+        """Repeat `write` until the database can be written."""
         return await _retry_until_done(lambda: self.write(work))
 
     def close(self) -> None:
-        """Close it behind the calls that were begun; further ones raise Draining."""
+        """Close the database after all begun calls; further calls raise Draining."""
         if not self._is_closed:
             self._is_closed = True
             self._thread.submit(self._close)
@@ -287,7 +288,7 @@ class Database:
             self._on_failure(failure)
         self.failure = failure
 
-    # In the thread.
+    # In the database's thread.
 
     def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         try:
@@ -316,7 +317,7 @@ class Database:
 def _run_and_detect_changes(
     connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Result]
 ) -> tuple[Result, bool]:
-    """The result of `work`, and whether it wrote anything."""
+    """Return the result of `work`, and whether it wrote anything."""
     before = connection.total_changes
     result = work(connection)
     return result, connection.total_changes != before

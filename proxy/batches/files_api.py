@@ -1,7 +1,7 @@
 """`/v1/files`: upload, list, show, read and delete files of batches.
 
-A file is written to the database while it arrives: it is never whole in memory, and an unfinished
-one does not exist for clients.
+A file is written to the database while it arrives: it is never whole in memory, and clients do not
+see an unfinished one.
 
 Source: openai-python sends `purpose` and `expires_after[…]` before the file, other clients also
 behind it. RFC 7578 for the form.
@@ -35,12 +35,12 @@ from proxy.http.forms import MALFORMED, boundary_of, form_error, is_form, plain_
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, ServerState
 
-# Of lines that are written in one transaction.
+# Bytes of lines that are written in one transaction.
 _WRITE_BYTES: Final = 1024**2
 
 
 class Upload:
-    """A file that a client sends."""
+    """A file that a client uploads; all methods raise StorageFull or StorageFailed."""
 
     def __init__(self, owner: str, tools: Tools) -> None:
         self._owner = owner
@@ -53,18 +53,17 @@ class Upload:
         self._key = 0
 
     async def begin(self, filename: str) -> None:
-        """Raises StorageFull or StorageFailed, as all methods."""
         new = (self.id, self._owner, filename, self._tools.now())
         self._key = await self._tools.database.write(
             lambda connection: rows.begin_file(connection, new)
         )
 
     async def feed(self, piece: bytes) -> None:
-        """Take bytes of the file. Raises BadRequest above a limit."""
+        """Add bytes of the file; raise BadRequest above a limit."""
         await self._keep(self._splitter.feed(piece))
 
     async def finish(self, ttl_s: int | None) -> StoredFile:
-        """Make it exist for clients. Raises BadRequest where it is empty."""
+        """Make the file visible to clients; raise BadRequest if it is empty."""
         await self._keep(self._splitter.close())
         await self._write()
         size_bytes = self._splitter.size_bytes
@@ -77,7 +76,7 @@ class Upload:
         found = await self._tools.database.read(
             lambda connection: rows.find_file(connection, self._owner, self.id)
         )
-        if found is None:  # only if its time is over already
+        if found is None:  # only if it has already expired
             raise BadRequest("the file has expired")
         return found
 
@@ -110,10 +109,10 @@ _TTL_MAX_S: Final = 2_592_000
 
 
 async def read_upload(request: web.BaseRequest, upload: Upload, timeout_s: float) -> int | None:
-    """Read a form and write its file; return for how long to keep that, or None as set.
+    """Read a form and write its file; return the time to keep it, None for the setting.
 
     Raises:
-        BadRequest: It is no such form, or exceeds a limit.
+        BadRequest: It is not this form, or exceeds a limit.
         RequestTimeout: It did not arrive in time.
         StorageFull: There is no space for the file.
         StorageFailed: The database cannot be used.
@@ -196,11 +195,11 @@ def _ttl_s(fields: dict[str, str]) -> int | None:
     is_number = seconds is not None and seconds.isascii() and seconds.isdecimal()
     if anchor != "created_at" or not is_number or len(seconds or "") > 9:
         raise BadRequest("expires_after needs the anchor created_at and a number of seconds")
-    return checked_ttl_s(int(seconds or ""))
+    return check_ttl_s(int(seconds or ""))
 
 
-def checked_ttl_s(seconds: int) -> int:
-    """Raises BadRequest."""
+def check_ttl_s(seconds: int) -> int:
+    """Check a lifetime and return it; raise BadRequest if it is out of range."""
     if not _TTL_MIN_S <= seconds <= _TTL_MAX_S:
         raise BadRequest(f"expires_after must be {_TTL_MIN_S} to {_TTL_MAX_S} seconds")
     return seconds
@@ -212,7 +211,7 @@ _RETRY_AFTER_S: Final = 10
 
 
 class FilesEndpoint:
-    """A client sees the files of its own API key only."""
+    """Endpoints of files; a client sees only the files of its own API key."""
 
     def __init__(
         self, tools: Tools, runner: Runner, server_state: ServerState, body_timeout_s: float
@@ -247,7 +246,7 @@ class FilesEndpoint:
             ttl_s = await read_upload(request, upload, self._body_timeout_s)
             return await upload.finish(ttl_s)
         finally:
-            # What was not finished is removed.
+            # An unfinished file is removed.
             self._runner.uploading.discard(upload.id)
             self._runner.sweep_soon()
 
@@ -291,7 +290,7 @@ class FilesEndpoint:
     async def _send(
         self, file: StoredFile, response: web.StreamResponse, request: web.BaseRequest
     ) -> None:
-        """Send the lines; the connection is aborted if the file is deleted meanwhile."""
+        """Send the lines; abort the connection if the file is deleted meanwhile."""
         after = sent_bytes = 0
         try:
             while lines := await self._tools.database.read(

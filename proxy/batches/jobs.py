@@ -1,4 +1,4 @@
-"""`/v1/batches`: create, show, list and cancel batches; and all parts of the package, put together.
+"""`/v1/batches` (create, show, list and cancel batches), and `Jobs`, which builds all parts.
 
 Source: OpenAI's API reference, create batch; the limits of metadata too.
 """
@@ -19,7 +19,7 @@ from proxy.auth.api_keys import KEY, ApiKeys
 from proxy.batches import rows
 from proxy.batches.api_objects import batch_object, limit_of, page_object
 from proxy.batches.database import Database
-from proxy.batches.files_api import FilesEndpoint, checked_ttl_s
+from proxy.batches.files_api import FilesEndpoint, check_ttl_s
 from proxy.batches.line_runner import Access, JobReporter, Requests, Tools, owner_of
 from proxy.batches.records import COMPLETION_WINDOW, Batch, NewBatch
 from proxy.batches.runner import Places, Runner, places_of
@@ -44,7 +44,7 @@ _METADATA_VALUE_MAX: Final = 512
 
 
 def new_batch(members: Mapping[str, Any], owner: str) -> NewBatch:
-    """Raises BadRequest."""
+    """Parse the request for a batch; raise BadRequest if it is invalid."""
     file_id, endpoint = members.get("input_file_id"), members.get("endpoint")
     if not isinstance(file_id, str):
         raise BadRequest("the member input_file_id must be the id of a file")
@@ -59,14 +59,10 @@ def new_batch(members: Mapping[str, Any], owner: str) -> NewBatch:
 def _ttl_s(policy: object) -> int | None:
     if policy is None:
         return None
-    seconds = policy.get("seconds") if isinstance(policy, dict) else None
-    if not isinstance(policy, dict) or policy.get("anchor") != "created_at" or not _is_int(seconds):
-        raise BadRequest("output_expires_after needs the anchor created_at and seconds")
-    return checked_ttl_s(int(seconds or 0))
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    match policy:
+        case {"anchor": "created_at", "seconds": int(seconds)} if not isinstance(seconds, bool):
+            return check_ttl_s(seconds)
+    raise BadRequest("output_expires_after needs the anchor created_at and seconds")
 
 
 def _metadata(given: object) -> str | None:
@@ -94,7 +90,7 @@ _LIST_MAX: Final = 100
 
 
 class BatchesEndpoint:
-    """A client sees the batches of its own API key only."""
+    """Endpoints of batches; a client sees only the batches of its own API key."""
 
     def __init__(self, tools: Tools, runner: Runner, bodies: Bodies) -> None:
         self._tools = tools
@@ -116,7 +112,7 @@ class BatchesEndpoint:
             lambda connection: rows.create_batch(connection, new, now, most)
         )
         self._runner.wake()
-        return self._shown(batch)
+        return self._batch_response(batch)
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         owner, batch_id = owner_of(request[KEY]), request[PATH_ID]
@@ -125,7 +121,7 @@ class BatchesEndpoint:
         )
         if found is None:
             raise _no_such_batch(batch_id)
-        return self._shown(found)
+        return self._batch_response(found)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
         limit = limit_of(request.query, _LIST_DEFAULT, _LIST_MAX)
@@ -146,9 +142,9 @@ class BatchesEndpoint:
         if batch is None:
             raise _no_such_batch(batch_id)
         self._runner.cancel(batch_id)
-        return self._shown(batch)
+        return self._batch_response(batch)
 
-    def _shown(self, batch: Batch) -> web.Response:
+    def _batch_response(self, batch: Batch) -> web.Response:
         return json_response(self._object(batch))
 
     def _object(self, batch: Batch) -> dict[str, object]:
@@ -165,7 +161,7 @@ _FILE_NAME: Final = "jobs.sqlite"
 
 @dataclass(frozen=True, slots=True)
 class JobStorage:
-    """Where jobs are kept, a private directory, and their limits; `now` is Unix time."""
+    """The private directory of jobs and their limits; `now` returns Unix time."""
 
     directory: Path
     settings: JobSettings = field(default_factory=JobSettings)
@@ -173,7 +169,7 @@ class JobStorage:
 
 
 class Jobs:
-    """Files and batches: their endpoints, and the task that computes them."""
+    """Files and batches: the endpoints, and the task that computes batches."""
 
     def __init__(
         self,
@@ -188,7 +184,7 @@ class Jobs:
         self._bodies = bodies
         self._reporter = JobReporter(emit)
         self._database = Database(
-            storage.directory / _FILE_NAME, storage.settings.total_bytes, self._reporter.paused
+            storage.directory / _FILE_NAME, storage.settings.total_bytes, self._reporter.note_pause
         )
         self._tools = Tools(
             database=self._database,
@@ -206,7 +202,7 @@ class Jobs:
         BatchesEndpoint(self._tools, self._runner, self._bodies).add_routes(routes)
 
     async def serve(self) -> None:
-        """Compute batches until cancelled; lines in flight then go back to their batches."""
+        """Compute batches until cancelled; lines in flight then return to their batches."""
         await self._runner.serve()
 
     def close(self) -> None:
@@ -216,6 +212,6 @@ class Jobs:
         return self._reporter.collect()
 
     def _places_of(self, model: str) -> int:
-        # Not by `names`: their slots are those of when the names last changed.
+        # Not from `names`, whose slots date from the last change of the names.
         slots = next((info.slots for info in self._loader.models() if info.id == model), 0)
         return places_of(slots, self._tools.settings)

@@ -1,12 +1,13 @@
-"""Computes one line until it has a result, and stores that.
+"""Computes a line until it has a result, and stores the result.
 
-A line is sent again after an answer of 429 or 503: these say that the daemon is busy, that the
-model loads, or that it was stopped or failed; the line is not at fault, and waits as long as its
-batch may. If its key has used up what it may, all lines of its batch wait, and none of another key.
-One that failed in an instance is tried a few times. What the client could change is its result at
-once, and so is a request that crashed engines twice (422).
+A line is sent again after an answer of 429 or 503: the daemon is busy, the model is loading,
+stopped or failed. The line is not at fault, and waits as long as its batch may. If its API key has
+reached a limit, all lines of its batch wait, but no lines of other keys. A line that failed in an
+instance is tried a few times. An error that the client could fix is the line's result at once, and
+so is a request that crashed engines twice (422).
 
-`Tools` is what all parts of this package share: access of the owner, events and figures, database.
+`Tools` holds everything that the parts of this package share: access of the owner, events and
+figures, database.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def owner_of(key: Key | None) -> str:
 
 
 class Access:
-    """The owners of batches: the names of API keys, or the empty one where no key is needed."""
+    """The owners of batches: names of API keys, or "" if no key is needed."""
 
     def __init__(self, keys: ApiKeys, loader: ModelLoader) -> None:
         self._keys = keys
         self._loader = loader
 
     def names(self, owner: str) -> ModelNames | None:
-        """The models that an owner may use; None where one needs a key, and has none."""
+        """Return the models that an owner may use; None if its required key is gone."""
         names = self._loader.names()
         if not self._keys.are_needed:
             return names
@@ -72,7 +73,7 @@ _PREFIX: Final = "corral_"
 
 
 class JobReporter:
-    """Emits events, and counts since the start."""
+    """Emits events about batches, and counts since the start."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -82,7 +83,7 @@ class JobReporter:
         self._is_paused = False
         self._waits: dict[str, str] = {}
 
-    def changed(self, batch: Batch) -> None:
+    def note_status(self, batch: Batch) -> None:
         """Note the status of a batch."""
         if batch.is_active:
             self._active[batch.id] = batch.status
@@ -99,20 +100,20 @@ class JobReporter:
             failed=batch.failed,
         )
 
-    def stored(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def note_storage(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
         self._lines.update(outcomes)
         self._waits.pop(batch.id, None)
 
-    def waits(self, batch: Batch, reason: str) -> None:
-        """A line of a batch cannot be computed now."""
+    def note_wait(self, batch: Batch, reason: str) -> None:
+        """Note that a line of a batch cannot be computed now."""
         self._waits[batch.id] = reason
 
     def wait_reason(self, batch: Batch) -> str | None:
-        """Why a batch makes no progress, unless it does."""
+        """Return why a batch makes no progress, or None."""
         return self._waits.get(batch.id)
 
-    def paused(self, reason: str | None) -> None:
-        """The database cannot be written, for a reason, or can be again."""
+    def note_pause(self, reason: str | None) -> None:
+        """Note why the database cannot be written; None if it can be written again."""
         self._is_paused = reason is not None
         if reason is None:
             self._emit("batches.resumed")
@@ -148,11 +149,11 @@ _MAX_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Send it again after `wait_s`.
+    """A line is sent again after `wait_s`.
 
     Attributes:
-        is_counted: As one of a few attempts.
-        leaves_place: Others may be computed meanwhile.
+        is_counted: Whether it counts as one of a few attempts.
+        leaves_place: Whether other lines may be computed meanwhile.
     """
 
     wait_s: float
@@ -161,13 +162,13 @@ class Retry:
 
 
 def retry_of(answer: OwnAnswer, failures: int, waits: int, max_attempts: int) -> Retry | None:
-    """What follows an answer; None: it is the result.
+    """Return the retry that follows an answer, None if the answer is the result.
 
     Args:
         answer: The answer.
         failures: Counted attempts before this one.
-        waits: Attempts before this one that were not counted.
-        max_attempts: Counted attempts at most.
+        waits: Uncounted attempts before this one.
+        max_attempts: Most counted attempts.
     """
     if answer.is_limited:
         wait_s = min(answer.retry_after_s or _FIRST_S, _MAX_S)
@@ -185,7 +186,7 @@ def _pause_s(before: int, hint_s: int | None) -> float:
 
 
 class Requests(Protocol):
-    """As `proxy.batches.own_requests.OwnRequests`."""
+    """Sends requests: `proxy.batches.own_requests.OwnRequests`, or a fake in tests."""
 
     async def answer(
         self,
@@ -200,7 +201,7 @@ class Requests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a job needs of its surroundings; `now` is Unix time in whole seconds."""
+    """The surroundings of a job; `now` returns Unix time in whole seconds."""
 
     database: Database
     requests: Requests
@@ -215,20 +216,20 @@ Pause = Callable[[float], Awaitable[object]]
 
 
 class KeyGone(Exception):
-    """The owner of a batch may use nothing any more."""
+    """The API key of a batch's owner is gone."""
 
 
 async def run_line(
     batch: Batch, line: StoredLine, request: RequestLine, tools: Tools, pause: Pause
 ) -> None:
-    """Compute a line and store its result; cancelled, it has none.
+    """Compute a line and store its result, unless cancelled.
 
     Args:
         batch: Its batch.
-        line: As it is stored.
-        request: As it was read.
-        tools: To compute it.
-        pause: Waits so many seconds while lines of other keys are computed.
+        line: The stored line.
+        request: The parsed line.
+        tools: The job's surroundings.
+        pause: Waits a number of seconds while lines of other keys are computed.
 
     Raises:
         KeyGone: Its owner's key is gone.
@@ -243,7 +244,7 @@ async def store(batch: Batch, results: list[LineResult], tools: Tools) -> None:
     await tools.database.write_until_done(
         lambda connection: rows.store_result(connection, batch.key, results)
     )
-    tools.reporter.stored(batch, [result.outcome for result in results])
+    tools.reporter.note_storage(batch, [result.outcome for result in results])
 
 
 async def _final_answer(
@@ -265,5 +266,5 @@ async def _final_answer(
         if retry is None:
             return answer
         failures, waits = failures + retry.is_counted, waits + (not retry.is_counted)
-        tools.reporter.waits(batch, lines_module.message_of(answer.body))
+        tools.reporter.note_wait(batch, lines_module.message_of(answer.body))
         await (pause if retry.leaves_place else tools.sleep)(retry.wait_s)

@@ -1,11 +1,11 @@
-"""Lines of files: split as they arrive, read as requests, checked, and written as results. Pure.
+"""The lines of files: split on arrival, parsed as requests, checked, and written as results. Pure.
 
     {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": …}}
 
     {"id": "batch_req_…", "custom_id": "1",
      "response": {"status_code": 200, "request_id": "req_…", "body": {…}}, "error": null}
 
-Source: OpenAI's guide to the Batch API, and its codes of errors where they are documented.
+Source: OpenAI's guide to the Batch API, and its error codes as far as documented.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from proxy.settings import JobSettings, ProxySettings
 
 
 class LineSplitter:
-    """Lines keep their end of line; the last one may have none.
+    """Splits a file into lines, which keep their end of line; the last line may have none.
 
     Attributes:
-        count: Lines so far.
+        count: Number of lines so far.
         size_bytes: Bytes of the file so far.
     """
 
@@ -40,7 +40,7 @@ class LineSplitter:
         self.size_bytes = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The lines that a piece completes. Raises BadRequest above a limit."""
+        """Return the lines that a piece completes; raise BadRequest above a limit."""
         self.size_bytes += len(piece)
         if self.size_bytes > self._settings.max_file_bytes:
             raise BadRequest(
@@ -53,7 +53,7 @@ class LineSplitter:
         return lines
 
     def close(self) -> list[bytes]:
-        """The last line, if it has no end. Raises as `feed`."""
+        """Return the last line, if it has no end of line; raises like `feed`."""
         return [self._line(b"")] if self._begun_bytes else []
 
     def _line(self, last: bytes) -> bytes:
@@ -85,7 +85,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """A valid line; `members` are those of its body."""
+    """A valid line; `members` are the members of its body."""
 
     custom_id: str
     members: Mapping[str, Any]
@@ -97,7 +97,7 @@ class RequestLine:
 
 
 class InvalidLine(ValueError):
-    """A line is wrong; `code` and `param` as OpenAI's errors have them."""
+    """A line is invalid; `code` and `param` are those of OpenAI's errors."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ def is_blank(data: bytes) -> bool:
 
 
 def read_line(data: bytes, endpoint: str, settings: ProxySettings) -> RequestLine:
-    """Raises InvalidLine."""
+    """Parse and check a line; raise InvalidLine if it is invalid."""
     members = _members(data.removeprefix(_BYTE_ORDER_MARK).strip(), settings)
     custom_id = _text(members, "custom_id")
     if not 0 < len(custom_id) <= CUSTOM_ID_MAX_CHARACTERS:
@@ -129,7 +129,7 @@ def read_line(data: bytes, endpoint: str, settings: ProxySettings) -> RequestLin
 
 
 def read_valid_line(data: bytes) -> RequestLine:
-    """Read a line that passed `read_line`, whatever the limits are now."""
+    """Parse a line that passed `read_line` earlier, without checking limits again."""
     members = orjson.loads(data.strip().removeprefix(_BYTE_ORDER_MARK))
     return RequestLine(members["custom_id"], members["body"])
 
@@ -181,7 +181,7 @@ def expired_result(number: int, custom_id: str) -> LineResult:
 
 
 def message_of(body: bytes) -> str:
-    """The message of an error."""
+    """Return the message of an error response."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -199,24 +199,24 @@ def _line(custom_id: str, response: object, error: object) -> bytes:
 
 
 def _body(body: bytes) -> Any:
-    """Parsed, since a line of a file must not contain one of the body."""
+    """Return the body as parsed JSON, because it must not add a line break to the line."""
     try:
         return orjson.loads(body)
-    except orjson.JSONDecodeError:  # not an instance's: its errors are JSON
+    except orjson.JSONDecodeError:  # not from an instance: its errors are JSON
         return {"error": {"message": body.decode("utf-8", "replace"), "type": "server_error"}}
 
 
 _PROBLEMS_MAX: Final = 100
 
-# Raises ProxyError where a client may not use a model of this name.
+# Raises ProxyError if the client may not use a model of this name.
 CheckModel = Callable[[str | None], object]
 
 
 class Validation:
-    """What is known of the lines so far; blank ones do not count.
+    """The validation of a file's lines; blank lines do not count.
 
     Attributes:
-        total: Requests.
+        total: Number of requests so far.
     """
 
     def __init__(self, endpoint: str, settings: ProxySettings, check_model: CheckModel) -> None:
@@ -229,7 +229,7 @@ class Validation:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many errors as are told."""
+        """Whether as many errors were found as are reported."""
         return len(self._problems) >= _PROBLEMS_MAX
 
     def add_all(self, lines: Iterable[StoredLine]) -> None:
@@ -250,7 +250,7 @@ class Validation:
             self._note(line.number, error.code, error.message, "body.model")
 
     def errors(self) -> str | None:
-        """The errors as JSON, OpenAI's list of them; None where there is none."""
+        """Return the errors as OpenAI's JSON list, None without errors."""
         if not self.total:
             self._note(None, "empty_file", "the file has no requests", None)
         if not self._problems:

@@ -1,7 +1,7 @@
-"""Requests of our own: a client's in all but the connection.
+"""Requests of the proxy itself, like a client's in everything but the connection.
 
-Each waits in the queue of its model, holds a lease, is retried where that is safe, and is counted
-and written to the access log. Its answer is whole: a stream is assembled, and held until complete.
+Each waits in its model's queue, holds a lease, is retried if that is safe, and is counted and
+written to the access log. Its answer is whole: a stream is assembled, and held until complete.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, choices_of
 
 
 class HeldResponse:
-    """The response to one request.
+    """The response to one request, held until its end.
 
-    Nothing of it is sent before its end, so another instance can always take over.
+    Nothing is sent before the end, so another instance can always take over.
 
     Attributes:
         status: 0 before an instance has answered.
@@ -75,7 +75,7 @@ class HeldResponse:
         self._body.clear()
 
     def put(self, _chunk: bytes) -> bool:
-        """Leave it to `write`."""
+        """Leave the chunk to `write`."""
         return False
 
     async def write(self, chunk: bytes) -> None:
@@ -88,29 +88,30 @@ class HeldResponse:
         self.record.count(self.body)
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Take an instance's own error."""
+        """Take an instance's error response."""
         await self.begin(status, headers)
         await self.finish(body)
 
     def start_pings(self, _kind: EndpointKind) -> None:
-        """No client waits on a connection of its own."""
+        """Send no pings, because no client waits on a connection."""
 
     async def cancel_pings(self) -> None:
         """Do nothing: no ping was started."""
 
 
-# What makes a response a stream.
+
+# Members that make a response a stream.
 _STREAM_MEMBERS: Final = frozenset({"stream", "stream_options"})
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """An answer; `body` is JSON, from a status of 400 on an error in the API's shape.
+    """An answer; `body` is JSON, an error in the API's format if `status` is 400 or more.
 
     Attributes:
-        retry_after_s: Whole seconds after which a retry can succeed; None: no hint.
-        is_limited: Whether the key of its client has used up what it may.
+        retry_after_s: Whole seconds after which a retry can succeed, None if unknown.
+        is_limited: Whether its client's key has reached a limit.
     """
 
     status: int
@@ -120,7 +121,7 @@ class OwnAnswer:
 
 
 class OwnRequests:
-    """Sends requests of our own through the router."""
+    """Sends the proxy's own requests through the router."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class OwnRequests:
         self._metrics = metrics
         self._server_state = server_state
 
-    async def answer(  # noqa: PLR0913 (what a client's request says, and who asks)
+    async def answer(  # noqa: PLR0913 (a client's request and its sender)
         self,
         path: str,
         members: Mapping[str, Any],
@@ -153,25 +154,25 @@ class OwnRequests:
         owner: CacheOwner | None = None,
         on_lease: Callable[[Lease], None] = lambda _: None,
     ) -> OwnAnswer:
-        """POST to one of llama-server's endpoints; an error is an answer as well.
+        """POST to one of llama-server's endpoints; errors are answers too.
 
-        A drain of the server aborts it as it aborts a client's; whether it may begin during one is
-        the caller's to decide.
+        A drain of the server aborts it like a client's request; the caller decides whether it may
+        begin during a drain.
 
         Args:
             path: The endpoint.
-            members: The body; `stream` and `stream_options` are left out.
-            client: The name of an API key, or an address.
+            members: The body; `stream` and `stream_options` are removed.
+            client: Name of an API key, or an address.
             names: The models that the client may use.
-            request_id: For the log, and for the engine.
-            requests: How many it counts as against the limits of its key, 0 or 1.
-            limit_wait_s: How long it may wait for these limits.
-            priority: In the queue.
-            queue_timeout_s: How long it may wait for a slot; None as set.
-            is_from_proxy: Whether another llama-corral asks for it: no node gets it.
-            is_let_in: Whether the limit of the queue does not apply: the caller has one.
-            owner: Whose caches it uses; None: those of its key.
-            on_lease: Called whenever it gets a slot.
+            request_id: Id for the log and for the engine.
+            requests: Number of requests that it counts as for its key's limits, 0 or 1.
+            limit_wait_s: Time that it may wait for these limits.
+            priority: Priority in the queue.
+            queue_timeout_s: Time that it may wait for a slot; None for the setting.
+            is_from_proxy: Whether another llama-corral asks for it; then no node gets it.
+            is_let_in: Whether the queue's limit does not apply, because the caller has a limit.
+            owner: Owner of the caches that it uses; None for its key's.
+            on_lease: Called each time that it gets a slot.
         """
         record = AccessRecord(request_id, Timeline())
         record.client, record.path, record.priority = client, path, priority
@@ -202,7 +203,7 @@ class OwnRequests:
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
             raise
-        except Exception:  # noqa: BLE001 (as a client's: one failure is one answer)
+        except Exception:  # noqa: BLE001 (like a client's: a failure is an answer)
             _log.exception("internal error in request %s", request_id)
             failure = InternalError()
         finally:
@@ -217,7 +218,7 @@ class OwnRequests:
 
 
 def refusal(path: str, error: ProxyError) -> OwnAnswer:
-    """Return an error as an answer of an endpoint."""
+    """Return an error as an endpoint's answer."""
     body = orjson.dumps(error_body(path, error))
     return OwnAnswer(error.status, body, error.retry_after_s, isinstance(error, KeyLimited))
 
@@ -225,7 +226,7 @@ def refusal(path: str, error: ProxyError) -> OwnAnswer:
 async def _request(
     path: str, members: Mapping[str, Any], names: ModelNames, share: Share, owner: CacheOwner
 ) -> ProxyRequest:
-    """Read a request as `read_request` reads a client's; raises as that does."""
+    """Read a request and raise errors like `read_request`."""
     kind = ENDPOINTS["POST"].get(path)
     if kind is None:
         raise NotFound(f"no instance has an endpoint {quote(path)}")

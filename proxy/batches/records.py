@@ -1,4 +1,4 @@
-"""Files and batches as they are stored; times are Unix time in whole seconds."""
+"""Records of files and batches in the database; times are Unix time in whole seconds."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class StoredFile:
     """A file of requests (`batch`), or the results of a batch.
 
     Attributes:
-        owner: The name of an API key; empty where no key was needed.
-        state: Only a `ready` file exists for clients; rows of others are removed by and by.
-        batch: Of results: the key of their batch.
-        is_error: Of results: whether these are the error file.
+        owner: Name of an API key; empty if no key was needed.
+        state: Clients see only `ready` files; the rows of others are removed over time.
+        batch: For results: the key of their batch.
+        is_error: For results: whether this is the error file.
     """
 
     key: int
@@ -59,7 +59,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch; `errors` and `metadata` are JSON or None, `input_file` is a file's key."""
+    """A batch; `errors` and `metadata` are JSON or None; `input_file` is the key of a file."""
 
     key: int
     id: str
@@ -93,7 +93,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """What a client asks for."""
+    """A client's request for a batch."""
 
     owner: str
     endpoint: str

@@ -1,8 +1,8 @@
-"""Files, batches and results in the database, each function in the transaction of its caller.
+"""Queries for files, batches and results; each function runs in its caller's transaction.
 
-A change of status happens only from the statuses that it may follow, so that a cancellation and the
-end of a batch cannot both take place. A result is stored with its count, and the primary key makes
-a second one for a line impossible.
+A status changes only from the statuses that may precede it, so a cancellation and the end of a
+batch cannot both take place. A result is stored together with its count, and the primary key makes
+a second result for a line impossible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.batches.records import (
 from proxy.errors import BadRequest, Conflict, TooManyRequests, quote
 
 _PAGE_BYTES: Final = 1024**2
-# Rows removed in one transaction, some of them large.
+# Rows removed in one transaction; some are large.
 _SWEEP_ROWS: Final = 500
 
 
@@ -46,7 +46,7 @@ def add_lines(connection: sqlite3.Connection, key: int, first: int, lines: Itera
 
 
 def finish_file(connection: sqlite3.Connection, key: int, size_bytes: int, expires_at: int) -> None:
-    """Make a file exist for clients."""
+    """Make a file visible to clients."""
     connection.execute(
         "UPDATE files SET state = 'ready', size_bytes = ?, expires_at = ? WHERE key = ?",
         (size_bytes, expires_at, key),
@@ -65,7 +65,7 @@ def find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> Store
 
 
 def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
-    """Delete a file; return it, or None where there is none.
+    """Delete a file; return it, or None if it does not exist.
 
     Raises:
         Conflict: A batch reads it.
@@ -80,7 +80,7 @@ def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> Sto
 
 
 def _reader(connection: sqlite3.Connection, key: int) -> str | None:
-    """The id of a batch that has not ended and reads a file."""
+    """Return the id of a batch that has not ended and reads a file."""
     row = connection.execute(
         "SELECT id FROM batches WHERE input_file = ? "
         "AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
@@ -98,7 +98,7 @@ def page_of_files(
     limit: int,
     order: Literal["asc", "desc"],
 ) -> list[StoredFile]:
-    """The files behind `after`, one more than `limit` at most."""
+    """Return the files behind `after`, at most one more than `limit`."""
     is_input = {None: None, "batch": 1, "batch_output": 0}.get(purpose, -1)
     found = connection.execute("SELECT key FROM files WHERE id = ?", (after,)).fetchone()
     edge = found["key"] if found else None
@@ -115,7 +115,7 @@ def page_of_files(
 def file_content(
     connection: sqlite3.Connection, file: StoredFile, after: int
 ) -> Sequence[StoredLine]:
-    """Lines of a file behind a number, about 1 MiB of them; none at its end."""
+    """Return about 1 MiB of a file's lines behind a number; none at its end."""
     if file.batch is None:
         return lines_of(connection, file.key, after)
     return _take_lines(
@@ -128,7 +128,7 @@ def file_content(
 
 
 def lines_of(connection: sqlite3.Connection, key: int, after: int) -> list[StoredLine]:
-    """As `content`, of the file of requests with this key."""
+    """Return about 1 MiB of lines behind a number, of the file of requests with this key."""
     return _take_lines(
         connection.execute(
             "SELECT number, data FROM lines WHERE file = ? AND number > ? ORDER BY number",
@@ -148,14 +148,14 @@ def _take_lines(rows: sqlite3.Cursor) -> list[StoredLine]:
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
-    """The size of the database, without its log."""
+    """Return the size of the database, without its log."""
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     free = connection.execute("PRAGMA freelist_count").fetchone()[0]
     return int(pages - free) * int(connection.execute("PRAGMA page_size").fetchone()[0])
 
 
 def expire_files(connection: sqlite3.Connection, now: int) -> None:
-    """Delete the files whose time is over and that no batch reads, and batches without files."""
+    """Delete expired files that no batch reads, and old batches without files."""
     connection.execute(
         "UPDATE files SET state = 'deleted' WHERE state = 'ready' AND expires_at <= ? "
         "AND key NOT IN (SELECT input_file FROM batches "
@@ -171,11 +171,11 @@ def expire_files(connection: sqlite3.Connection, now: int) -> None:
 
 
 def sweep_files(connection: sqlite3.Connection, uploading: Collection[str]) -> bool:
-    """Remove some rows of files that do not exist for clients; return whether any are left.
+    """Remove some rows of files that clients cannot see; return whether more may be left.
 
     Args:
         connection: The database.
-        uploading: The ids of files that are being written.
+        uploading: Ids of files that are being written.
     """
     gone = connection.execute("SELECT * FROM files WHERE state != 'ready' ORDER BY key").fetchall()
     file = next((StoredFile(**row) for row in gone if row["id"] not in uploading), None)
@@ -248,7 +248,7 @@ def find_batch(connection: sqlite3.Connection, owner: str, batch_id: str) -> Bat
 def page_of_batches(
     connection: sqlite3.Connection, owner: str, after: str | None, limit: int
 ) -> list[Batch]:
-    """The batches older than `after`, newest first, one more than `limit` at most."""
+    """Return the batches older than `after`, newest first, at most one more than `limit`."""
     found = connection.execute("SELECT key FROM batches WHERE id = ?", (after,)).fetchone()
     rows = connection.execute(
         "SELECT * FROM batches WHERE owner = :owner AND (:edge IS NULL OR key < :edge) "
@@ -259,7 +259,7 @@ def page_of_batches(
 
 
 def active_batches(connection: sqlite3.Connection) -> list[Batch]:
-    """The batches that have not ended, oldest first."""
+    """Return the batches that have not ended, oldest first."""
     rows = connection.execute(
         "SELECT * FROM batches WHERE status IN "
         "('validating', 'in_progress', 'finalizing', 'cancelling') ORDER BY key"
@@ -287,7 +287,7 @@ def begin_batch(connection: sqlite3.Connection, batch_id: str, total: int, now: 
 
 
 def fail_batch(connection: sqlite3.Connection, batch_id: str, errors: str, now: int) -> Batch:
-    """Note that lines are invalid; none is computed."""
+    """Note that lines are invalid; no line will be computed."""
     connection.execute(
         "UPDATE batches SET status = 'failed', failed_at = ?, errors = ? "
         "WHERE id = ? AND status = 'validating'",
@@ -297,10 +297,10 @@ def fail_batch(connection: sqlite3.Connection, batch_id: str, errors: str, now: 
 
 
 def cancel_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Batch:
-    """Begin to cancel a batch; nothing where that has begun.
+    """Begin to cancel a batch, unless that has begun.
 
     Raises:
-        Conflict: It has ended, or its results are being completed.
+        Conflict: It has ended, or is finalizing.
     """
     connection.execute(
         "UPDATE batches SET status = 'cancelling', cancelling_at = ? "
@@ -314,7 +314,7 @@ def cancel_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Bat
 
 
 def finalize_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Batch:
-    """Note that no line is computed any more, unless the batch is being cancelled."""
+    """Note that all lines are done, unless the batch is being cancelled."""
     connection.execute(
         "UPDATE batches SET status = 'finalizing', finalizing_at = ? "
         "WHERE id = ? AND status = 'in_progress'",
@@ -333,7 +333,7 @@ _END_SQL: Final = {
 def pending_lines(
     connection: sqlite3.Connection, batch: Batch, after: int, most: int
 ) -> list[StoredLine]:
-    """Lines without a result behind a number; blank ones too."""
+    """Return lines without a result behind a number, including blank lines."""
     rows = connection.execute(
         "SELECT number, data FROM lines WHERE file = ? AND number > ? AND NOT EXISTS "
         "(SELECT 1 FROM results WHERE batch = ? AND results.number = lines.number) "
@@ -344,7 +344,7 @@ def pending_lines(
 
 
 def store_result(connection: sqlite3.Connection, key: int, results: Sequence[LineResult]) -> None:
-    """Store results and count them; one that a line has already stays as it is."""
+    """Store results and count them; existing results are kept."""
     for result in results:
         added = connection.execute(
             "INSERT OR IGNORE INTO results (batch, number, outcome, data) VALUES (?, ?, ?, ?)",
@@ -369,7 +369,7 @@ def has_expired_lines(connection: sqlite3.Connection, key: int) -> bool:
 def end_batch(
     connection: sqlite3.Connection, batch: Batch, status: End, now: int, ttl_s: int
 ) -> Batch:
-    """End a batch, and make its files of results exist."""
+    """End a batch, and create its result files."""
     expires_at = now + (batch.output_ttl_s or ttl_s)
     for is_error, statement in (
         (0, "UPDATE batches SET output_file_id = ? WHERE key = ?"),
@@ -384,7 +384,7 @@ def end_batch(
 def _add_file(
     connection: sqlite3.Connection, batch: Batch, is_error: int, now: int, expires_at: int
 ) -> str | None:
-    """Add a file of a batch's results; None where it would be empty."""
+    """Add a result file of a batch and return its id; None if it would be empty."""
     size_bytes = connection.execute(
         "SELECT SUM(LENGTH(data)) FROM results WHERE batch = ? AND (outcome != 'completed') = ?",
         (batch.key, is_error),

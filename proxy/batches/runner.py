@@ -1,13 +1,13 @@
-"""Runs each batch from its validation to its end, and removes files that do not exist any more.
+"""Runs each batch from its validation to its end, and removes deleted files.
 
-Everything that must outlast the process is in the database, and a job that is created again goes on
-from there: a line without a result is computed, whether it was begun before or not.
+All state that must outlast the process is in the database. A job that is created again continues
+from there: each line without a result is computed, whether or not it was begun before.
 
-Each model computes as many lines at once as it has slots, so that few wait in its queue, where they
-have batch priority: the router serves other requests first. A line waits until its model has a
-place. Each owner of batches has a queue for each model, and the one with the fewest places comes
-first. Each batch waits with one line at a time, so batches take turns. The lines that are computed
-together take a bounded amount of memory.
+Each model computes as many lines at once as it has slots, so that few lines wait in its queue.
+There they have batch priority: the router serves other requests first. A line waits until its model
+has a place. Each owner of batches has a queue for each model, and the owner with the fewest places
+comes first. Each batch waits with one line at a time, so batches take turns. The memory of the
+lines that are computed at once is bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY_MAX_BYTES: Final = 64 * 1024**2
 
 
 def places_of(slots: int, settings: JobSettings) -> int:
-    """How many lines a model with so many slots computes at once; 0 slots: not known yet."""
+    """Return how many lines a model computes at once; `slots` is 0 if not yet known."""
     return max(1, min(slots, settings.max_in_flight))
 
 
@@ -46,7 +46,7 @@ class Place:
 
 
 class Places:
-    """The places of all models; `limit_of` says how many a model has now."""
+    """The places of all models; `limit_of` returns a model's current number of places."""
 
     def __init__(self, limit_of: Callable[[str], int]) -> None:
         self._limit_of = limit_of
@@ -56,7 +56,7 @@ class Places:
         self._waiting: deque[Place] = deque()
 
     async def take(self, place: Place) -> None:
-        """Wait for a place; it may have been released before."""
+        """Wait for a place, which may be taken again after a release."""
         self._waiting.append(place)
         self._grant()
         try:
@@ -68,7 +68,7 @@ class Places:
             raise
 
     def release(self, place: Place) -> None:
-        """Give a place back; nothing where it is not taken."""
+        """Release a place, if it is taken."""
         if place.granted.is_set():
             place.granted.clear()
             self._count(place, -1)
@@ -88,7 +88,7 @@ class Places:
             place.granted.set()
 
     def _turn(self, place: Place) -> int:
-        """Return the places of an owner; of equals, `min` takes the one that came first."""
+        """Return the places of an owner; among equals, `min` takes the first in the queue."""
         return self._taken_by[place.model, place.owner]
 
     def _has_room(self, place: Place) -> bool:
@@ -97,7 +97,7 @@ class Places:
         return (is_small or is_alone) and self._taken[place.model] < self._limit_of(place.model)
 
 
-# Lines that get their results in one transaction when a batch expires.
+# Lines whose results are stored in one transaction when a batch expires.
 _EXPIRED_AT_ONCE: Final = 500
 
 
@@ -109,12 +109,12 @@ class Job:
         self._places = places
         self._tools = tools
         self._settings = settings
-        self._order = asyncio.Lock()  # of its lines, where one waits for a place
+        self._order = asyncio.Lock()  # keeps the order of its lines while a line waits for a place
         self._timeout: asyncio.Timeout | None = None
         self._is_cancelled = batch.status == "cancelling"
 
     async def run(self) -> None:
-        """Return when the batch has ended; cancelled, it goes on in another job."""
+        """Return when the batch has ended; if cancelled, another job can continue it."""
         self._note(self._batch)
         left_s = max(0, self._batch.expires_at - self._tools.now())
         self._timeout = timeout = asyncio.timeout(0 if self._is_cancelled else left_s)
@@ -128,14 +128,14 @@ class Job:
             await self._end()
 
     def cancel(self) -> None:
-        """End it without the lines that have no result."""
+        """End the batch without computing its remaining lines."""
         self._is_cancelled = True
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def _note(self, batch: Batch) -> None:
         self._batch = batch
-        self._tools.reporter.changed(batch)
+        self._tools.reporter.note_status(batch)
 
     # Lines.
 
@@ -170,7 +170,7 @@ class Job:
         )
 
     async def _validate_some(self, validation: Validation, after: int) -> int | None:
-        """Validate the lines behind a number; return that of the last, or None at the end."""
+        """Validate some lines behind a number; return the last one's number, or None at the end."""
         lines = await self._tools.database.read_until_done(
             lambda connection: rows.lines_of(connection, self._batch.input_file, after)
         )
@@ -194,18 +194,18 @@ class Job:
             await self._places.take(place)
         pause = functools.partial(self._pause, place)
         task = group.create_task(run_line(self._batch, line, request, self._tools, pause))
-        # Also where the task is cancelled before its first step.
+        # A callback, because the task may be cancelled before its first step.
         task.add_done_callback(lambda _: self._places.release(place))
 
     async def _pause(self, place: Place, wait_s: float) -> None:
-        """Wait with a line for the limits of its key; no line behind it begins before."""
+        """Wait with a line for the limits of its key; no later line begins before it."""
         self._places.release(place)
         async with self._order:
             await self._tools.sleep(wait_s)
             await self._places.take(place)
 
     def _model(self, request: RequestLine) -> str:
-        """The model that a line means; empty where its owner may not use it."""
+        """Return the model of a line; empty if its owner may not use it."""
         names = self._tools.access.names(self._batch.owner)
         if names is None:
             raise KeyGone
@@ -240,7 +240,7 @@ class Job:
         )
 
     async def _complete(self) -> End:
-        """Give lines without a result one: the window is over."""
+        """Store a result for each line without one, because the batch has expired."""
         after = 0
         while lines := await self._pending(after, _EXPIRED_AT_ONCE):
             after = lines[-1].number
@@ -260,10 +260,10 @@ _SWEEP_EVERY_S: Final = 3600.0
 
 
 class Runner:
-    """Nothing is read before there is a database: `wake` it when there is more to do.
+    """Runs all batches, if a database exists; `wake` it when there is more to do.
 
     Attributes:
-        uploading: The ids of files that are being written.
+        uploading: Ids of files that are being written.
     """
 
     def __init__(self, places: Places, tools: Tools, settings: ProxySettings) -> None:
@@ -276,22 +276,22 @@ class Runner:
         self._sweep_soon = asyncio.Event()
 
     def wake(self) -> None:
-        """A batch was created."""
+        """Note that a batch was created."""
         self._wake.set()
 
     def cancel(self, batch_id: str) -> None:
-        """A batch is being cancelled."""
+        """Note that a batch is being cancelled."""
         if job := self._jobs.get(batch_id):
             job.cancel()
         else:
             self._wake.set()
 
     def sweep_soon(self) -> None:
-        """A file was deleted, or its upload given up."""
+        """Note that a file was deleted or its upload given up."""
         self._sweep_soon.set()
 
     async def serve(self) -> None:
-        """Run until cancelled; lines in flight then go back to their batches."""
+        """Run until cancelled; lines in flight then return to their batches."""
         self._jobs.clear()
         self._wake.set()
         async with asyncio.TaskGroup() as group:
@@ -313,7 +313,7 @@ class Runner:
         del self._jobs[batch.id]
 
     async def _sweep(self) -> None:
-        """Remove what does not exist any more, at once, when told, and every hour."""
+        """Remove deleted files at the start, on `sweep_soon`, and every hour."""
         while True:
             if self._tools.database.exists:
                 await self._sweep_all()

@@ -1,9 +1,9 @@
-"""Tasks that run as long as the daemon: retried, their failures counted and reported.
+"""Background tasks of the daemon: retried, with failures counted and reported.
 
 `persist` is the only place that catches every exception of such a task. It reports a failure once a
 minute with a traceback. Counts and listener belong to the process, as in `logging`. `Throttle`
-limits events per cause and minute, so that no client can fill the log. `worker_threads` start
-threads that take no signals that end a process.
+limits events per cause and minute, so that no client can fill the log. `worker_threads` starts
+threads that do not receive signals that end the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
 WINDOW_S: Final = 60.0
-# Further causes share one window.
+# Above this, causes share one window.
 _CAUSES_MAX: Final = 64
 _OTHERS: Final = "others"
 
@@ -84,7 +84,7 @@ def _block_signals() -> None:
 
 _FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
-# After so long without a failure, the backoff starts again.
+# After this time without a failure, the backoff starts again.
 _LONG_S: Final = 60.0
 _TRACEBACK_MAX: Final = 8 * 1024
 _TEXT_MAX: Final = 1024
@@ -161,7 +161,7 @@ class FailureHandler(logging.Handler):
 async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
     """Run work until it returns; restart it 0.1 to 5 s after an exception.
 
-    `task` is its name in the log and in `/metrics`, a constant of few words.
+    `task` is its name in the log and in `/metrics`: a constant of few words.
     """
     clock, pause_s = asyncio.get_running_loop().time, _FIRST_PAUSE_S
     FAILURES.begin(task)
@@ -178,7 +178,7 @@ async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def _place(error: BaseException) -> str:
-    """Where an exception was raised; of a group, its first."""
+    """Return where an exception was raised; for a group, its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,11 +1,11 @@
-"""Which header fields cross the proxy, in each direction.
+"""The header fields that cross the proxy, in each direction.
 
 To an instance: hop-by-hop fields end here, and so does every field that `Connection` names. Source:
-RFC 9110 section 7.6.1. What concerns only the client's side (keys, cookies, origin, framing, its
-address and the names of its conversations) never reaches an instance.
+RFC 9110 section 7.6.1. Fields that concern only the client's side (keys, cookies, origin, framing,
+its address and the names of its conversations) never reach an instance.
 
-To a client: two fields, and the content types that the proxy sends itself. A browser reads the
-response of an instance under the dashboard's origin, so a hostile node must not set a cookie there,
+To a client: two fields, and the content types that the proxy sends itself. A browser reads an
+instance's response under the dashboard's origin, so a hostile node must not set a cookie there,
 clear its storage, redirect it or have its body shown as a page.
 """
 
@@ -19,23 +19,23 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-# Fields of every response, final; for error responses made outside of a request see `connection`.
+# Fields of every response, final; for errors outside of a request see `http.connections`.
 RESPONSE_HEADERS: Final = web.RequestKey("response_headers", dict[str, str])
 SERVER: Final = "llama-corral"
 EVENT_STREAM: Final = "text/event-stream"
 JSON: Final = "application/json; charset=utf-8"
-# Whatever says it comes from another proxy of this kind, which must not pass it on once more.
+# In requests of another llama-corral proxy; they must not be forwarded again.
 HOP: Final = "X-Corral-Hop"
-# Of a response to such a request: the process that answers. Of any response: that it is stopping.
+# In a response to such a request: the answering process. In any response: it is stopping.
 PROCESS: Final = "X-Corral-Process"
 DRAINING: Final = "X-Corral-Draining"
 # `batch` queues a request behind all interactive ones.
 PRIORITY: Final = "X-Corral-Priority"
-# Of a request from another proxy: one of its clients, whose caches are for no other.
+# In a request from another proxy: its client, whose caches are for no other.
 CACHE_OWNER: Final = "X-Corral-Cache-Owner"
-# Of a response, the model that answered in place of another; of a request, `none`: no other may.
+# In a response: the model that answered in place of another. In a request: `none` forbids that.
 FALLBACK: Final = "X-Corral-Fallback"
-# What concerns one client alone, below `/corral/v1/`.
+# Fields of responses for one client alone, below `/corral/v1/`.
 PRIVATE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Cache-Control": "no-store",
@@ -78,7 +78,7 @@ _SESSION: Final = frozenset(
         "x-session-id",
     }
 )
-# The body arrives decompressed and may be rewritten, so its encoding and length are ours to say.
+# The body arrives decompressed and may be rewritten, so we set its encoding and length.
 _NOT_UPSTREAM: Final = (
     _HOP_BY_HOP
     | {
@@ -90,7 +90,7 @@ _NOT_UPSTREAM: Final = (
         "expect",
         "forwarded",
         "host",
-        # An answer has no parts and no age; an engine refuses a range with an empty body.
+        # An answer has no ranges and no age; an engine refuses a range with an empty body.
         "content-range",
         "if-match",
         "if-modified-since",
@@ -107,18 +107,18 @@ _NOT_UPSTREAM: Final = (
     }
     | _SESSION
 )
-# All that an instance may say to a client, but for the content type.
+# The only fields of an instance that reach a client, besides the content type.
 _DOWNSTREAM: Final = ("Content-Length", "Retry-After")
-# cpp-httplib refuses a field over 8 KiB and more than 100 of them, with an empty body. What is left
-# out says nothing to an engine. Source: httplib.h, CPPHTTPLIB_HEADER_MAX_LENGTH and _MAX_COUNT.
+# cpp-httplib refuses a field over 8 KiB and more than 100 fields, with an empty body. An engine
+# does not use the omitted fields. Source: httplib.h, CPPHTTPLIB_HEADER_MAX_LENGTH and _MAX_COUNT.
 _FIELD_MAX_CHARACTERS: Final = 4096
 _FIELDS_MAX: Final = 64
-# CORS both ways; what a browser or another proxy says of the client; what is said to us alone.
+# CORS both ways; fields of browsers and proxies about the client; fields for us alone.
 _NEVER: Final = ("access-control-", "sec-", "x-corral-", "x-forwarded-")
 
 
 def for_upstream(fields: _Fields) -> CIMultiDict[str]:
-    """Return what of a client's header an instance may see, and can take."""
+    """Return a client's header fields that an instance may see and can accept."""
     dropped = _NOT_UPSTREAM
     if "Connection" in fields:
         named = {name.strip() for name in ",".join(fields.getall("Connection")).lower().split(",")}
@@ -133,16 +133,16 @@ def for_upstream(fields: _Fields) -> CIMultiDict[str]:
 
 
 def for_client(fields: _Fields) -> CIMultiDict[str]:
-    """Return what of an instance's header a client may see, fit for a stream if it is one.
+    """Return an instance's header fields for the client, adapted to a stream if it is one.
 
-    The content type is JSON for whatever is not an event stream.
+    The content type is JSON unless it is an event stream.
     """
     passed = CIMultiDict((name, fields[name]) for name in _DOWNSTREAM if name in fields)
     if is_event_stream(fields):
         passed["Content-Type"] = EVENT_STREAM
-        # Events may be rewritten, and others added: what is beyond it would be the next response.
+        # Events may be rewritten and added; bytes beyond the length would be the next response.
         passed.pop("Content-Length", None)
-        # Intermediaries that store or buffer a stream turn tokens into one late lump.
+        # Intermediaries that store or buffer a stream would deliver all tokens late and at once.
         passed["Cache-Control"] = "no-store"
         passed["X-Accel-Buffering"] = "no"
     else:
@@ -151,12 +151,11 @@ def for_client(fields: _Fields) -> CIMultiDict[str]:
 
 
 def is_event_stream(fields: _Fields) -> bool:
-    """Return whether these fields announce server-sent events."""
     return _media_type(fields) == EVENT_STREAM
 
 
 def is_json(fields: _Fields) -> bool:
-    """Return whether these fields announce JSON, or nothing at all."""
+    """Return whether the content type is JSON or missing."""
     return _media_type(fields) in {"", "application/json"}
 
 

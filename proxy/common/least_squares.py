@@ -1,4 +1,4 @@
-"""Least squares with exponentially weighted samples and without negative coefficients. Pure."""
+"""Least squares with exponentially weighted samples and non-negative coefficients. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
-# Weight of all earlier samples after one more: the last fifteen make up two thirds.
+# Factor on the weight of earlier samples: the last fifteen make up two thirds.
 _KEPT: Final = 0.93
-# Draws the coefficients to what was assumed of them, where the samples do not tell them apart.
+# Pulls the coefficients to the assumed ones if the samples do not determine them.
 _RIDGE: Final = 1e-4
 _FIRST_SAMPLES: Final = 3
 _LATEST_MAX: Final = 5
@@ -17,14 +17,15 @@ _SCALE_MAX: Final = 5.0
 
 
 class LeastSquares:
-    """Explains a figure as a sum of others, each times a coefficient of 0 and more.
+    """Fits a value as a sum of regressors with coefficients of at least 0.
 
-    Relative errors count, so that small figures are met as well as large ones. What a few alike
-    samples leave open is explained by the figures that are large in them, over their scales.
+    Relative errors are minimised, so that small values fit as well as large ones. If few or similar
+    samples leave coefficients open, the regressors that are large relative to their scale explain
+    the value.
 
     Args:
-        scales: For each figure, how much of it is worth about as much as that of the others.
-        assumed: The coefficients without any sample; None: all 0.
+        scales: For each regressor, an amount that contributes about as much as those of the others.
+        assumed: The coefficients before any sample; None for all 0.
     """
 
     def __init__(self, scales: Sequence[float], assumed: Sequence[float] | None = None) -> None:
@@ -37,8 +38,8 @@ class LeastSquares:
         self._latest: deque[tuple[Sequence[float], float]] = deque(maxlen=_LATEST_MAX)
 
     def add(self, row: Sequence[float], value: float) -> None:
-        """Take a sample; `value` is above 0."""
-        # By what was expected: by the value itself, low ones would count for more than high ones.
+        """Add a sample; `value` is above 0."""
+        # Relative to the expected value: relative to the value itself, low values would dominate.
         expected = self._fit(row) if self.samples >= _FIRST_SAMPLES else value
         scale = min(max(expected, value / _SCALE_MAX), value * _SCALE_MAX)
         scaled = [
@@ -56,9 +57,9 @@ class LeastSquares:
 
     @property
     def pace(self) -> float:
-        """The latest samples as a multiple of what the coefficients say of them.
+        """Ratio of the latest samples to their predictions.
 
-        A machine that other programs slow down changes all of them, faster than they are learned.
+        If other programs slow the machine down, all samples change faster than coefficients adapt.
         """
         ratios = [value / self._fit(row) for row, value in self._latest if self._fit(row) > 0]
         return median(ratios) if len(ratios) >= _FIRST_SAMPLES else 1.0
@@ -70,8 +71,8 @@ class LeastSquares:
         return self._solved
 
     @property
-    def paced(self) -> tuple[float, ...]:
-        """The coefficients at the pace of the latest samples."""
+    def paced_coefficients(self) -> tuple[float, ...]:
+        """The coefficients times `pace`."""
         pace = self.pace
         return tuple(pace * coefficient for coefficient in self.coefficients)
 
@@ -82,7 +83,8 @@ class LeastSquares:
         return sum(a * b for a, b in zip(self.coefficients, row, strict=True))
 
     def _solve(self) -> tuple[float, ...]:
-        nothing: dict[int, float] = {}  # of those that would be negative, what makes them 0
+        # By coefficient that would be negative: the difference that makes it 0.
+        nothing: dict[int, float] = {}
         while True:
             found = self._differences(nothing)
             both = zip(self._assumed, found, self._scales, strict=True)
@@ -94,7 +96,7 @@ class LeastSquares:
             nothing[lowest] = -self._assumed[lowest] * self._scales[lowest]
 
     def _differences(self, fixed: Mapping[int, float]) -> list[float]:
-        """Return how far the coefficients are from what was assumed, in their scales."""
+        """Return the differences of the coefficients from the assumed ones, in their scales."""
         products = self._products
         free = [at for at in range(len(products)) if at not in fixed]
         ridge = _RIDGE * sum(products[at][at] for at in range(len(products)))
@@ -113,7 +115,7 @@ class LeastSquares:
 
 
 def _eliminate(matrix: list[list[float]]) -> list[float]:
-    """Solve linear equations, of a positive definite matrix with the right side behind it."""
+    """Solve linear equations; `matrix` is positive definite, with the right side as last column."""
     size = len(matrix)
     for at in range(size):
         for below in range(at + 1, size):

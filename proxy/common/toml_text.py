@@ -1,7 +1,7 @@
 """Parses TOML with bounded depth and time.
 
 Python's parser recurses for each level of nesting, and is quadratic in the parts of a dotted key: a
-file of a megabyte could crash the daemon by the one and block it for hours by the other.
+file of a megabyte could crash the daemon or block it for hours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BETWEEN_KEYS: Final = re.compile(r"[=,\[\]{}\n]")
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
-    """Raises ValueError for invalid TOML or UTF-8, or more than DEPTH_MAX levels."""
+    """Parse TOML; raise ValueError if it is invalid, not UTF-8, or deeper than DEPTH_MAX levels."""
     text = content.decode("utf-8")
     if _longest_key(text) > DEPTH_MAX:
         raise ValueError(f"a key has more than {DEPTH_MAX} parts")
@@ -40,7 +40,7 @@ def parse_toml(content: bytes) -> dict[str, Any]:
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Whether nested tables and lists have more than `most` levels."""
+    """Return whether nested tables and lists have more than `most` levels."""
     level = [value]
     for _ in range(most + 1):
         level = [inner for outer in level for inner in _inner_values(outer)]
@@ -56,7 +56,7 @@ def _inner_values(value: object) -> list[object]:
 
 
 def _longest_key(text: str) -> int:
-    """The parts of the longest dotted key, or slightly more."""
+    """Return the number of parts of the longest dotted key, or slightly more."""
     pieces = _BETWEEN_KEYS.split(_NO_KEYS.sub("", text))
     return 1 + max(piece.count(".") for piece in pieces)
 

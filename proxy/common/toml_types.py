@@ -1,4 +1,4 @@
-"""Types that settings share: tables with known keys only, text, paths, numbers, and addresses."""
+"""Types of settings: tables with known keys only, text, paths, numbers and addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from proxy.common.path_length import too_long
 
-# Control characters can command a terminal, and NUL ends a text for the system.
+# Control characters can control a terminal, and NUL ends a string for the system.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _INTEGER_MAX: Final = 2**63 - 1
 
@@ -20,7 +20,8 @@ _INTEGER_MAX: Final = 2**63 - 1
 class SettingsTable(BaseModel):
     """A table of `corral.toml`; an unknown key is an error.
 
-    Its validator is made when it is first used alone: most tables are validated as parts of others.
+    Its validator is built at its first use alone, because most tables are validated as parts of
+    others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
@@ -30,7 +31,7 @@ def text(value: str) -> str:
     """Check that a text has no control characters.
 
     Raises:
-        ValueError: It has one.
+        ValueError: It has a control character.
     """
     if _CONTROL.search(value):
         raise ValueError("it has a control character")
@@ -72,7 +73,7 @@ def _address(listen: str) -> str:
         raise ValueError("not HOST:PORT")
     if any(char.isspace() for char in text(host)):
         raise ValueError("not HOST:PORT: a space in the host")
-    host.strip("[]").encode("idna")  # as the system does; raises ValueError where it cannot
+    host.strip("[]").encode("idna")  # as the system does; raises ValueError if it is invalid
     return listen
 
 
@@ -80,7 +81,7 @@ Address = Annotated[str, AfterValidator(_address)]
 
 
 def host_of(address: str) -> str:
-    """The host of HOST:PORT, an IPv6 one without brackets."""
+    """Return the host of HOST:PORT, without the brackets of IPv6."""
     return address.rpartition(":")[0].strip("[]")
 
 
@@ -89,7 +90,7 @@ def port_of(address: str) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address to listen on."""
+    """Return whether only this machine can reach a listening address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

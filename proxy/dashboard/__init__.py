@@ -1,5 +1,5 @@
-"""The server's side of the dashboard; `page/` has the files that a browser loads.
+"""The server's side of the dashboard; `page/` has the files for the browser.
 
-`dashboard` (`Dashboard`), `host` (what it needs of the supervisor), `live` (`/corral/v1/live`),
-`state`.
+`dashboard` (`Dashboard`), `host` (its interface to the supervisor), `live` (`/corral/v1/live`),
+`state` (the state that the page shows).
 """

@@ -1,12 +1,12 @@
-"""The dashboard: its page, what the page does, signing in and out.
+"""The dashboard: its page, the page's commands, signing in and out.
 
-The page's files hold no data, so they need no key. They are read once: those of this package, and
-the libraries that it uses. A path of a request is only looked up in this table; none becomes the
-path of a file.
+The page's files hold no data, so they need no key. They are read once: the files of this package
+and the libraries that it uses. The path of a request is only looked up in this table and never
+becomes a file's path.
 
-The page sends commands on models, and reads logs and settings of client programs. Signing in turns
-a one-time token, or an admin's API key, into a session: its id is in a cookie, its page token in
-the answer.
+The page sends commands on models, and reads logs and settings of client programs. Signing in
+exchanges a one-time token, or an admin's API key, for a session: its id is in a cookie, its page
+token in the answer.
 
 Source: W3C Content Security Policy Level 3; WHATWG Fetch, section 3.7 on
 `Cross-Origin-Resource-Policy`.
@@ -92,13 +92,13 @@ class StaticFile:
 
 
 def page_files() -> Mapping[str, StaticFile]:
-    """The files of the page, by their paths in its folder."""
+    """Return the files of the page by their paths in its folder."""
     folder = resources.files(__package__).joinpath(_PAGE)
     return {path: file for path, entry in _walk_files(folder, "") if (file := _file(path, entry))}
 
 
 def library_files(vendor: Path) -> Mapping[str, StaticFile]:
-    """The files that `page.toml` in this folder lists, by `NAME/FILE`."""
+    """Return the files that `page.toml` in this folder lists, by `NAME/FILE`."""
     listed = vendor / _LIST
     if not listed.is_file():
         return {}
@@ -116,7 +116,7 @@ def _walk_files(folder: Traversable, prefix: str) -> Iterator[tuple[str, Travers
 
 
 def _file(path: str, entry: Traversable) -> StaticFile | None:
-    """Read a file; None for one of a type that is not served."""
+    """Read a file; None if its type is not served."""
     if (content_type := _TYPES.get(Path(path).suffix)) is None:
         return None
     body = entry.read_bytes()
@@ -141,7 +141,7 @@ _HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class PageEndpoint:
-    """`vendor` has the libraries of the page; files are read at the first request for one."""
+    """Serves the page's files, which are read at the first request; `vendor` has its libraries."""
 
     def __init__(self, vendor: Path) -> None:
         self._vendor = vendor
@@ -154,13 +154,13 @@ class PageEndpoint:
         routes.add(LIBRARIES + "{id}", get=self.library)
 
     async def root(self, request: web.BaseRequest) -> web.Response:
-        """Send a browser to the page; raises NotFound for all others."""
+        """Redirect a browser to the page; raises NotFound for other clients."""
         if "text/html" not in request.headers.get("Accept", ""):
             raise NotFound("no such endpoint; GET /v1/models lists the models")
         return await self.redirect(request)
 
     async def redirect(self, _: web.BaseRequest) -> web.Response:
-        """Links of the page are relative to the folder."""
+        """Redirect to the page's folder, because its links are relative to it."""
         return web.Response(status=307, headers={**_HEADERS, "Location": "/corral/"})
 
     async def index(self, request: web.BaseRequest) -> web.Response:
@@ -197,8 +197,8 @@ async def read_members(request: web.BaseRequest, bodies: Bodies) -> dict[str, An
     """Read a JSON object of at most 4 KiB.
 
     Raises:
-        BadRequest: It is larger, does not say its size, or is no JSON object.
-        ProxyError: As `read_body` does.
+        BadRequest: It is larger, has no Content-Length, or is no JSON object.
+        ProxyError: See `read_body`.
     """
     if request.content_length is None or request.content_length > _MAX_BYTES:
         raise BadRequest(f"the body needs a Content-Length of at most {_MAX_BYTES} bytes")
@@ -212,7 +212,7 @@ _LINES: Final = 500
 
 
 class ControlEndpoints:
-    """All are for admins."""
+    """The endpoints for commands, logs and settings of clients, all for admins."""
 
     def __init__(self, host: DashboardHost, loader: ModelLoader, *, has_keys: bool) -> None:
         self._host = host
@@ -228,15 +228,15 @@ class ControlEndpoints:
 
     def _command(self, verb: Verb) -> Handler:
         async def begin(request: web.BaseRequest) -> web.Response:
-            """Begin a command; the state tells how far it is.
+            """Begin a command; the state shows its progress.
 
             Raises:
                 SessionRequired, Forbidden: The request is not an admin's.
                 UnknownModel: There is no such model.
-                BadRequest: It is a model of another machine.
+                BadRequest: The model is on another machine.
             """
             check_admin(request)
-            model = self._own(request)
+            model = self._local_model_id(request)
             self._host.command(verb, model)
             return json_response({"model": model, "verb": verb})
 
@@ -254,14 +254,14 @@ class ControlEndpoints:
         return json_response({"source": source, "lines": lines})
 
     async def clients(self, request: web.BaseRequest) -> web.Response:
-        """Answer with settings of client programs; raises UnknownModel."""
+        """Answer with the settings of client programs; raises UnknownModel."""
         check_admin(request)
         found = asdict(await self._host.clients(request.query.get("model")))
         url = self._host.url
         urls = {"openai": f"{url}/v1", "anthropic": url}
         return json_response({**found, "needs_key": self._has_keys, "urls": urls})
 
-    def _own(self, request: web.BaseRequest) -> str:
+    def _local_model_id(self, request: web.BaseRequest) -> str:
         name, models = request[PATH_ID], client_models(self._loader, request)
         info = next((model for model in models if model.id == name), None)
         if info is None:
@@ -283,27 +283,28 @@ class SessionEndpoint:
         routes.add(END_SESSION, post=self.end)
 
     async def show(self, request: web.BaseRequest) -> web.Response:
-        """Raises SessionTokenRequired for a session's cookie without its page token."""
+        """Show the session; raises SessionTokenRequired for its cookie without its page token."""
         if session_id := session_id_of(request):
             self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
         return self._answer(request[SIGNED_IN])
 
     async def begin(self, request: web.BaseRequest) -> web.Response:
-        """Open a session, or sign one more tab in to that of the browser.
+        """Open a session, or sign in one more tab of the browser's session.
 
         Raises:
             InvalidToken: The token is not valid.
             Unauthorized: The API key is unknown.
-            Forbidden: It is not an admin's, or another page asks.
-            TooManyRequests: Too many wrong ones came from the address.
-            ProxyError: As `read_members` and `check_same_origin` do.
+            Forbidden: The key is not an admin's, or another page asks.
+            TooManyRequests: Too many wrong keys or tokens came from the address.
+            ProxyError: See `read_members` and `check_same_origin`.
         """
         check_same_origin(request)
         members = await read_members(request, self._bodies)
         try:
-            new = self._opened(members, session_id_of(request))
+            new = self._open_session(members, session_id_of(request))
         except Unauthorized:
-            # A right one always signs in: who guesses must not lock out others behind one address.
+            # A correct one always signs in, so an attacker cannot lock out others at the same
+            # address.
             address = request.remote or ""
             self._limit.check(address)
             self._limit.note_failure(address)
@@ -314,7 +315,7 @@ class SessionEndpoint:
         return response
 
     async def end(self, request: web.BaseRequest) -> web.Response:
-        """End the session, of all tabs.
+        """End the session of all tabs.
 
         Raises SessionTokenRequired for a session's cookie without its page token.
         """
@@ -326,7 +327,7 @@ class SessionEndpoint:
         delete_cookie(request, response)
         return response
 
-    def _opened(self, members: dict[str, Any], session_id: str | None) -> NewSession:
+    def _open_session(self, members: dict[str, Any], session_id: str | None) -> NewSession:
         match members:
             case {"token": str(token)}:
                 if (new := self._sessions.redeem(token, session_id)) is None:
@@ -383,7 +384,7 @@ class Dashboard:
         await persist("dashboard", self._sample)
 
     async def _sample(self) -> NoReturn:
-        """Take figures once a second."""
+        """Sample figures once a second."""
         while True:
             self._live.sample()
             await asyncio.sleep(INTERVAL_S)

@@ -1,4 +1,4 @@
-"""What the dashboard needs of the supervisor."""
+"""The dashboard's interface to the supervisor."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Verb = Literal["load", "unload", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """A model of this machine, beside what clients may see of it.
+    """Facts about a local model that clients do not see.
 
     Attributes:
-        unload_in_s: None while it is busy, or where it has no limit.
-        place: Among the models that wait for memory, from 1; None: it does not wait.
-        leaving: Models that are unloaded for it.
+        unload_in_s: Time until it is unloaded; None if it is busy or has no limit.
+        place: Position among the models that wait for memory, from 1; None if it does not wait.
+        leaving: Models that are being unloaded for it.
     """
 
     profile: str
@@ -31,12 +31,12 @@ class HostModel:
 
 @dataclass(frozen=True, slots=True)
 class HostInstance:
-    """One llama-server process, or the lack of one.
+    """A replica of a model, with or without a running llama-server process.
 
     Attributes:
-        is_retiring: It only finishes its requests, because new settings replaced it.
-        run: The number of its latest process, from 1; 0 before the first.
-        since_s: The monotonic time at which it entered its state.
+        is_retiring: Whether it only finishes its requests, because new settings replaced it.
+        run: Number of its latest process, from 1; 0 before the first.
+        since_s: Monotonic time at which it entered its state.
         error: Why it does not serve: `code`, `message` and `hint`.
     """
 
@@ -57,7 +57,7 @@ class HostInstance:
 
 
 class HostEvent(Protocol):
-    """An event of the daemon; no field has a prompt or a secret."""
+    """An event of the daemon; no field contains a prompt or a secret."""
 
     @property
     def name(self) -> str: ...
@@ -83,8 +83,8 @@ class ClientSettings:
     """Settings of one client program for this server.
 
     Attributes:
-        command: Writes them on this machine.
-        run: How it is started then.
+        command: The command that writes them on this machine.
+        run: The command that then starts the program.
     """
 
     name: str
@@ -97,7 +97,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Settings of client programs, for one model; `models` are those that answer chats."""
+    """Settings of client programs for one model; `models` are the models that answer chats."""
 
     models: tuple[str, ...] = ()
     model: str | None = None
@@ -115,7 +115,7 @@ class DashboardHost(Protocol):
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the proxy."""
+        """The proxy's URL on this machine."""
 
     def models(self) -> Mapping[str, HostModel]: ...
 
@@ -124,24 +124,24 @@ class DashboardHost(Protocol):
     def nodes(self) -> Sequence[NodeStats]: ...
 
     def observe(self, take: Callable[[HostEvent], None], /) -> None:
-        """Pass on each event from now on; `take` does not block."""
+        """Call `take`, which does not block, for each event from now on."""
 
     def command(self, verb: Verb, model: str, /) -> None:
         """Begin a command on a model.
 
         Raises:
-            UnknownModel: It is not configured.
+            UnknownModel: The model is not configured.
             Unavailable: The daemon is stopping.
         """
 
     def log_sources(self) -> Sequence[str]:
-        """The names of the logs that there are."""
+        """Return the names of the existing logs."""
 
     async def log_tail(self, source: str, lines: int, /) -> Sequence[str]:
-        """The last lines of a log; raises NotFound."""
+        """Return the last lines of a log; raises NotFound."""
 
     def log_lines(self, source: str, lines: int, /) -> AsyncGenerator[str, None]:
-        """Its last lines, then each new one; raises NotFound at once."""
+        """Yield the last lines of a log, then each new line; raises NotFound at once."""
 
     async def clients(self, model: str | None, /) -> Clients:
-        """Settings of client programs; raises UnknownModel."""
+        """Return the settings of client programs; raises UnknownModel."""

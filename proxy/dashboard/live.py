@@ -1,8 +1,8 @@
-"""`/corral/v1/live`: the state and what changes in it, events, and the lines of a log.
+"""`/corral/v1/live`: the state and its changes, events, and the lines of a log.
 
-The state is made at most four times a second, and only for listeners. A listener that reads slowly
-gets the difference to what it has, never a queue of states. The daemon's latest events are
-numbered; a listener takes those that are new to it, and new lines of a log, both bounded.
+The state is built at most four times a second, and only for listeners. A slow listener gets the
+difference to its last state, never a queue of states. The daemon's latest events are numbered; a
+listener gets the events and log lines that are new to it, both bounded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sources:
 
 
 _KEPT: Final = 100
-# Told by the state.
+# Already part of the state.
 _LEFT_OUT: Final = frozenset({"instance.load_progress"})
 
 
@@ -67,7 +67,7 @@ class EventHistory:
             self.last_seq += 1
 
     def after(self, seq: int) -> list[dict[str, Any]]:
-        """The events with a larger number that are still kept."""
+        """Return the kept events with a larger number."""
         first = self.last_seq - len(self._events) + 1
         numbered = enumerate(self._events, first)
         return [_event_members(number, event) for number, event in numbered if number > seq]
@@ -97,7 +97,7 @@ class LogLines:
         self._dropped = 0
 
     async def read(self, lines: AsyncIterable[str]) -> None:
-        """Take all lines, until the file cannot be read any more."""
+        """Add all lines until the file can no longer be read."""
         count = 0
         with suppress(OSError):
             async for line in lines:
@@ -114,7 +114,7 @@ class LogLines:
             self._dropped += 1
 
     def take(self) -> dict[str, Any] | None:
-        """What is new: `lines`, and how many were `dropped` before them; None: nothing."""
+        """Return new `lines` and the number `dropped` before them; None if there are none."""
         if not self._lines:
             return None
         found: dict[str, Any] = {"source": self._source, "lines": list(self._lines)}
@@ -135,7 +135,7 @@ _CACHES: Final[Mapping[str, str]] = {
 
 
 class LiveState:
-    """`server` are the members of the state that do not change."""
+    """The state for all listeners; `server` has its constant members."""
 
     def __init__(
         self,
@@ -158,18 +158,18 @@ class LiveState:
 
     @property
     def now_s(self) -> float:
-        """Since the start of the daemon."""
+        """Time since the start of the daemon."""
         return self._clock() - self._started_at_s
 
     def sample(self) -> None:
-        """Take the figures of one more second."""
+        """Sample the figures of one more second."""
         queues = self._sources.router.queues().values()
         queued = sum(queue.interactive + queue.batch for queue in queues)
-        totals = with_running(self._ended(), self._sources.router.instances())
+        totals = with_running(self._ended_totals(), self._sources.router.instances())
         self._rates.add(totals, queued, self.now_s)
 
     def snapshot(self) -> tuple[State, dict[str, Any]]:
-        """The state, and what a listener gets of it at first."""
+        """Return the state, and the first message of a listener."""
         state = self.state()
         first = {
             "now_s": round(self.now_s, 3),
@@ -179,22 +179,22 @@ class LiveState:
         return state, first
 
     def state(self) -> State:
-        """The present state; never changed, only replaced."""
+        """Return the current state; it is never changed, only replaced."""
         now_s = self._clock()
         if now_s - self._made_at_s >= TICK_S / 2:
             self._made_at_s = now_s
-            self._state = state_of(self._observed(now_s))
+            self._state = state_of(self._observe(now_s))
         return self._state
 
     def patch(self, before: State, after: State) -> dict[str, Any]:
-        """The merge patch between two states; listeners that read as fast share it."""
+        """Return the merge patch between two states; listeners with the same states share it."""
         if self._last_patch and self._last_patch[0] is before and self._last_patch[1] is after:
             return self._last_patch[2]
         patch = merge_patch(before, after)
         self._last_patch = (before, after, patch)
         return patch
 
-    def _observed(self, now_s: float) -> Observed:
+    def _observe(self, now_s: float) -> Observed:
         host, sources = self._host, self._sources
         phase = "stopping" if sources.server_state.is_draining else "serving"
         return Observed(
@@ -215,7 +215,7 @@ class LiveState:
             ),
         )
 
-    def _ended(self) -> Totals:
+    def _ended_totals(self) -> Totals:
         counts = self._sources.metrics.counts
         first_tokens, first_tokens_s = 0, 0.0
         for histogram in self._sources.metrics.histograms("time_to_first_token_seconds"):
@@ -249,7 +249,7 @@ _HEADERS: Final = MappingProxyType({"Content-Type": EVENT_STREAM, "X-Accel-Buffe
 
 
 class LiveEndpoint:
-    """`is_admin`: whether a request's session or key is still valid."""
+    """The endpoint; `is_admin` returns whether a request's session or key is still valid."""
 
     def __init__(
         self,
@@ -271,8 +271,8 @@ class LiveEndpoint:
         """Send changes until the client disconnects, its session ends or the server stops.
 
         Raises:
-            SessionRequired, Forbidden: It is not an admin's.
-            BadRequest: The number of lines is not one.
+            SessionRequired, Forbidden: The request is not an admin's.
+            BadRequest: The number of lines is invalid.
             NotFound: There is no such log.
             TooManyRequests: There are too many listeners.
         """
@@ -304,7 +304,7 @@ class LiveEndpoint:
     async def _send(
         self, request: web.BaseRequest, response: web.StreamResponse, log: LogLines | None
     ) -> None:
-        """Send until the session ends."""
+        """Send changes until the session ends."""
         state, first = self._live.snapshot()
         await response.write(_event("snapshot", first))
         seq, now_s = 0, self._live.now_s
@@ -333,7 +333,7 @@ class LiveEndpoint:
 
     @asynccontextmanager
     async def _log(self, request: web.BaseRequest) -> AsyncIterator[LogLines | None]:
-        """Read the log that the request names, for the length of the block."""
+        """Read the log that the request names during the block."""
         if (source := request.query.get("logs")) is None:
             yield None
             return
@@ -346,7 +346,7 @@ class LiveEndpoint:
 
 
 def lines_of(request: web.BaseRequest, default: int) -> int:
-    """How many lines the query asks for; raises BadRequest."""
+    """Return the number of lines in the query; raise BadRequest if it is invalid."""
     given = request.query.get("lines", str(default))
     if not given.isascii() or not given.isdigit() or int(given[:9]) > LINES_MAX:
         raise BadRequest(f"lines must be a number up to {LINES_MAX}")

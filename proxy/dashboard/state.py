@@ -1,8 +1,8 @@
 """The state that the page shows, and the difference between two states. Pure.
 
-It has no null: what is unknown is left out, and in a difference, a JSON Merge Patch, null removes a
-member. Times are seconds since the start of the daemon, so that nothing changes only because time
-passes. `Rates` is what the server did in each second of the last five minutes. Source: RFC 7396.
+It has no null: unknown members are left out, and in a difference, a JSON Merge Patch, null removes
+a member. Times are seconds since the start of the daemon, so that nothing changes only because time
+passes. `Rates` has the figures of each second of the last five minutes. Source: RFC 7396.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = Mapping[str, Any]
 
 
 def merge_patch(before: Json, after: Json) -> dict[str, Any]:
-    """What makes `after` of `before`; empty where they are equal."""
+    """Return the patch that turns `before` into `after`; empty if they are equal."""
     patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
     for name, value in after.items():
         old = before.get(name)
@@ -41,10 +41,11 @@ _SAMPLES: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since the start, of requests that have ended; tokens also of those that are running.
+    """Totals since the start of ended requests; tokens include running requests.
 
     Attributes:
-        first_tokens: Requests that got a first token, and how long all of them together waited.
+        first_tokens: Number of requests that got a first token; `first_tokens_s` is their total
+            wait.
     """
 
     decoded_tokens: float = 0.0
@@ -55,7 +56,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One second; `first_token_s` is the mean of the requests that ended in it."""
+    """The figures of one second; `first_token_s` is the mean of requests that ended in it."""
 
     at_s: int
     tokens_per_second: float = 0.0
@@ -65,7 +66,7 @@ class Sample:
 
 
 def with_running(ended: Totals, instances: Iterable[InstanceStats]) -> Totals:
-    """Add the tokens of requests that are running."""
+    """Add the tokens of running requests."""
     running = [
         lease for instance in instances for lease in instance.leases if lease.phase != "ending"
     ]
@@ -79,14 +80,14 @@ def with_running(ended: Totals, instances: Iterable[InstanceStats]) -> Totals:
 
 @dataclass(slots=True)
 class Rates:
-    """The latest samples. A request that ends may be counted a moment late, but only once."""
+    """The latest samples. An ending request may be counted a moment late, but only once."""
 
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     _before: Totals | None = None
     _before_at_s: float = 0.0
 
     def add(self, totals: Totals, queued: int, at_s: float) -> None:
-        """Take the totals at a time, some time after those before."""
+        """Add a sample from the totals at a later time."""
         before, elapsed_s = self._before or totals, max(at_s - self._before_at_s, 1e-3)
         first_tokens = totals.first_tokens - before.first_tokens
         decoded = max(totals.decoded_tokens, before.decoded_tokens)
@@ -104,14 +105,14 @@ class Rates:
         self._before_at_s = at_s
 
     def latest(self) -> dict[str, Any]:
-        """The members of the latest sample that are known."""
+        """Return the known members of the latest sample."""
         if not self.samples:
             return {}
         members = {name: getattr(self.samples[-1], name) for name in Sample.__slots__}
         return {name: value for name, value in members.items() if value is not None}
 
     def history(self) -> dict[str, Any]:
-        """All samples, a list for each member."""
+        """Return all samples, as a list for each member."""
         columns: dict[str, Any] = {
             name: [getattr(sample, name) for sample in self.samples]
             for name in Sample.__slots__
@@ -122,12 +123,12 @@ class Rates:
 
 
 def slots_of(leases: Sequence[LeaseStats], count: int, started_at_s: float) -> dict[str, Any]:
-    """The slots by number. A lease whose slot is not known is shown in the first free one.
+    """Return slots by number; a lease whose slot is unknown is shown in the first free slot.
 
     Args:
-        leases: Slots in use.
-        count: Of all slots.
-        started_at_s: What times are counted from.
+        leases: Leases of the slots in use.
+        count: Number of all slots.
+        started_at_s: Origin of the times.
     """
     placed = by_slot(leases, count)
     return {str(number): _slot(lease, started_at_s) for number, lease in placed.items()}
@@ -162,13 +163,13 @@ _ELSEWHERE: Final = frozenset({"id", "age_s"})
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is known at one moment.
+    """All figures at one moment.
 
     Attributes:
-        now_s: Monotonic, as `started_at_s`.
-        served: All instances that get requests, those of nodes included.
-        caches: Prompt tokens `expected`, of these `found`; all that were found, of those from
-            `disk`, and `computed`; by model.
+        now_s: Monotonic time, like `started_at_s`.
+        served: All instances that get requests, including those of nodes.
+        caches: By model: prompt tokens expected in the cache, expected tokens found, all found
+            tokens, those from disk, and computed tokens.
     """
 
     now_s: float
@@ -187,8 +188,8 @@ class Observed:
     def at_s(self, monotonic_s: float) -> float:
         return round(monotonic_s - self.started_at_s, 1)
 
-    def in_s(self, seconds: float | None) -> float | None:
-        """A time that is so far ahead."""
+    def time_in_s(self, seconds: float | None) -> float | None:
+        """Return the time that is this far ahead, None for None."""
         return None if seconds is None else self.at_s(self.now_s + seconds)
 
 
@@ -219,7 +220,7 @@ def _model(info: ModelInfo, observed: Observed) -> dict[str, Any]:
         profile=host.profile if host else None,
         is_local=info.is_local,
         actions=list(_ACTIONS[info.state]) if host else [],
-        unload_at_s=observed.in_s(host.unload_in_s) if host else None,
+        unload_at_s=observed.time_in_s(host.unload_in_s) if host else None,
         waiting=_waiting_members(host) if host else None,
         queue=_queue(queue, observed) if queue else {"length": 0},
     )
@@ -235,7 +236,7 @@ def _queue(queue: QueueStats, observed: Observed) -> dict[str, Any]:
         length=length,
         interactive=queue.interactive,
         batch=queue.batch,
-        oldest_at_s=observed.in_s(-queue.oldest_wait_s) if length else None,
+        oldest_at_s=observed.time_in_s(-queue.oldest_wait_s) if length else None,
         expected_wait_s=round(queue.expected_wait_s, 1),
     )
 
@@ -258,7 +259,7 @@ def _instance(instance: HostInstance, served: InstanceStats | None, at: Observed
         is_retiring=instance.is_retiring,
         pid=instance.pid,
         rss_bytes=instance.rss_bytes,
-        retry_at_s=at.in_s(instance.retry_in_s),
+        retry_at_s=at.time_in_s(instance.retry_in_s),
         load_progress=instance.load_progress,
         engine=instance.engine,
         error=dict(instance.error) if instance.error else None,
@@ -268,7 +269,7 @@ def _instance(instance: HostInstance, served: InstanceStats | None, at: Observed
 
 
 def _remote(observed: Observed) -> dict[str, Any]:
-    """Models of nodes: each is one instance here."""
+    """Return the models of nodes, each as one instance."""
     return {
         stats.upstream.name: {
             "model": stats.upstream.model,
@@ -294,7 +295,7 @@ def _traffic_members(stats: InstanceStats, observed: Observed) -> dict[str, Any]
 def _request(request: RequestStats, observed: Observed) -> dict[str, Any]:
     members = {name: getattr(request, name) for name in request.__slots__ if name not in _ELSEWHERE}
     members["tokens_per_second"] = round(request.tokens_per_second, 1)
-    return _without_none(**members, began_at_s=observed.in_s(-request.age_s))
+    return _without_none(**members, began_at_s=observed.time_in_s(-request.age_s))
 
 
 def _node(node: NodeStats) -> dict[str, Any]:
@@ -309,7 +310,7 @@ def _node(node: NodeStats) -> dict[str, Any]:
 
 
 def caches_of(counts: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, dict[str, int]]:
-    """The sums of counts by model: `{"found": [("chat", 3), ("chat", 4)]}` is 7 for chat."""
+    """Return sums by model: `{"found": [("chat", 3), ("chat", 4)]}` becomes 7 for chat."""
     found: dict[str, dict[str, int]] = {}
     for name, values in counts.items():
         for model, count in values:

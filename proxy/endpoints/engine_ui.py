@@ -1,8 +1,8 @@
-"""llama.cpp's own web UI, at an address of its own.
+"""llama.cpp's own web UI, at a separate address.
 
-Its files are those of an engine that is loaded here; everything else there is as at the address of
-the proxy. The UI shows what models write as a page, so it must not share the dashboard's origin,
-and its address has nothing of the dashboard.
+Its files come from an engine that is loaded here; everything else there is as at the proxy's
+address. The UI shows model output as a page, so it must not share the dashboard's origin, and its
+address has nothing of the dashboard.
 
 Source: llama.cpp, tools/server/server-http.cpp and tools/ui, build 10434: the files are named in
 the binary, gzipped, and `--no-ui` leaves them out.
@@ -36,8 +36,8 @@ _PREFIXES: Final = ("/_app/", "/apple-", "/favicon", "/manifest", "/maskable-", 
 # No segment begins with a dot, so that no path leaves the files.
 _PATH: Final = re.compile(r"/(?:[\w-][\w.-]*(?:/[\w-][\w.-]*)*)?", re.ASCII)
 _PASSED: Final = ("Accept-Encoding", "If-None-Match")
-# Of the engine's header. Cookies and storage belong to a host, whatever the port: a field that
-# changes them would change those of the dashboard.
+# Fields of the engine's header. Cookies and storage belong to a host, whatever the port, so fields
+# that change them would change the dashboard's.
 _PASSED_BACK: Final = (
     "Cache-Control",
     "Content-Encoding",
@@ -56,7 +56,7 @@ _HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class EngineUiAccess(Access):
-    """Needs a key for all but the files; has no sessions."""
+    """Requires a key for everything except the files; has no sessions."""
 
     def is_open(self, request: web.BaseRequest) -> bool:
         return super().is_open(request) or _is_file(request.path)
@@ -79,7 +79,7 @@ class EngineUi:
             routes.add(prefix + "{id}", get=self.file)
 
     async def file(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Pass on a file of an engine.
+        """Relay a file of an engine.
 
         Raises:
             NotFound: The engine has no such file, or no web UI.
@@ -97,7 +97,7 @@ class EngineUi:
             return await _relay_response(request, found)
 
     def _engine(self) -> Upstream:
-        """One of the engines in service, always the same: each build has files of its own."""
+        """Return an engine in service, always the same, because files differ between builds."""
         here = (instance.upstream for instance in self._router.instances() if instance.in_service)
         own = sorted((upstream.name, upstream) for upstream in here if upstream.node is None)
         if not own:
@@ -112,7 +112,7 @@ async def _relay_response(request: web.BaseRequest, found: UpstreamResponse) -> 
     own = request[RESPONSE_HEADERS]
     fields = {**passed, **_HEADERS, **own}
     response = web.StreamResponse(status=found.status, headers=fields)
-    with suppress(ConnectionError):  # the client's: an instance's is an UpstreamFailed by now
+    with suppress(ConnectionError):  # the client's; an instance's error is an UpstreamFailed
         await response.prepare(request)
         while chunk := await found.read():
             await response.write(chunk)

@@ -1,4 +1,4 @@
-"""What the proxy knows itself: `/health`, `/v1/models`, and where the figures of others are shown.
+"""`/health`, `/v1/models`, and the endpoints of slots, batches, prefixes and metrics.
 
 An entry of the list of models has OpenAI's and Anthropic's members, and those that editors and chat
 clients read from local servers; no client library rejects the others' members.
@@ -34,9 +34,9 @@ _STATES: Final = ("loaded", "loading", "unloaded", "failed")
 
 
 def unavailable_reason(model_infos: Sequence[ModelInfo]) -> ProxyError | None:
-    """None if at least one model can be served.
+    """Return why no model can be served; None if one can.
 
-    Readable without a key, so it gives counts but no reasons: those name files, flags and engine
+    It is readable without a key, so it has counts but no causes, which name files, flags and engine
     messages.
     """
     states = Counter[str](model_info.state for model_info in model_infos)
@@ -54,7 +54,7 @@ def unavailable_reason(model_infos: Sequence[ModelInfo]) -> ProxyError | None:
 def health(
     model_infos: Sequence[ModelInfo], instances: Sequence[InstanceStats]
 ) -> dict[str, object]:
-    """`/health` of a proxy that can serve: models by state, slots by use."""
+    """Return `/health` of a proxy that can serve: models by state, slots by use."""
     states = Counter[str](model_info.state for model_info in model_infos)
     in_service = [instance for instance in instances if instance.in_service]
     busy = sum(len(instance.leases) for instance in in_service)
@@ -67,12 +67,12 @@ def health(
 
 
 def model_list(model_infos: Sequence[ModelInfo], *, for_codex: bool = False) -> dict[str, object]:
-    """`/v1/models`: every configured model, loaded or not.
+    """Return `/v1/models`: every configured model, loaded or not.
 
     Args:
         model_infos: The models.
-        for_codex: Whether Codex asks. It rejects a list without `models`, and one with an entry
-            that lacks any of its own two dozen members; without entries it uses its built-in list.
+        for_codex: Whether Codex asks. It rejects a list without `models`, and entries that lack any
+            of its two dozen members; without entries it uses its built-in list.
     """
     return {
         "object": "list",
@@ -86,7 +86,7 @@ def model_list(model_infos: Sequence[ModelInfo], *, for_codex: bool = False) -> 
 
 
 def model_json(model_info: ModelInfo) -> dict[str, object]:
-    """`/v1/models/{id}`."""
+    """Return `/v1/models/{id}`."""
     has_failed = model_info.state == "failed"
     return {
         # OpenAI's.
@@ -115,7 +115,7 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
             "reason": model_info.reason,
             **({"loadable": True} if model_info.is_loadable else {}),
         },
-        # Further ones of llama-server's router mode.
+        # Further members of llama-server's router mode.
         "architecture": {
             "input_modalities": list(model_info.input_modalities),
             "output_modalities": ["text"],
@@ -127,7 +127,7 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
 
 
 def _ollama_json(model_info: ModelInfo) -> dict[str, object]:
-    """An entry of Ollama's list as llama-server gives it; empty where neither knows.
+    """Return an entry of Ollama's list in llama-server's form; unknown members are empty.
 
     llama.vscode reads its list in place of OpenAI's, by `name` and `id`. Source: build 10434,
     `get_models` of tools/server/server-context.cpp; Ollama's API reference, list local models.
@@ -158,7 +158,7 @@ def _ollama_json(model_info: ModelInfo) -> dict[str, object]:
 
 
 def parameter_size(count: int | str | None) -> str:
-    """As Ollama writes it, such as 134.52M or 8.0B."""
+    """Return a parameter count in Ollama's form, such as 134.52M or 8.0B."""
     if not isinstance(count, int):
         return ""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
@@ -205,14 +205,14 @@ class LocalEndpoints:
         return json_response(health(model_infos, self._router.instances()))
 
     async def live(self, _: web.BaseRequest) -> web.Response:
-        """Say that requests are answered, whatever becomes of the models."""
+        """Answer that the proxy is alive, whatever the state of the models."""
         return json_response(dict(HEALTHY))
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         listed = with_variants(self._model_infos(request))
         if self._loads_for_others and HOP in request.headers:
             listed = [replace(model, is_loadable=model.state == "unloaded") for model in listed]
-        for_codex = "client_version" in request.query  # Codex alone says its version there
+        for_codex = "client_version" in request.query  # only Codex sends its version there
         return json_response(model_list(listed, for_codex=for_codex))
 
     async def model(self, request: web.BaseRequest) -> web.Response:
@@ -229,24 +229,29 @@ class LocalEndpoints:
         return json_response(engine_slot(self._listed(request), request[PATH_ID]))
 
     def _listed(self, request: web.BaseRequest) -> list[dict[str, object]]:
-        """`/slots` of the model and the instance in the query, where it names them."""
-        listed = engine_list(self._router.instances(), self._named(request), time.monotonic())
+        """Return `/slots`, limited to the model and instance in the query, if any."""
+        listed = engine_list(
+            self._router.instances(), self._models_of_query(request), time.monotonic()
+        )
         name = request.query.get("instance")
         return [slot for slot in listed if name in {None, slot["instance"]}]
 
     async def overview(self, request: web.BaseRequest) -> web.Response:
-        model_infos, passes = self._named(request), await self._metrics.passes(self._router)
+        model_infos, passes = (
+            self._models_of_query(request),
+            await self._metrics.passes(self._router),
+        )
         instances, queues = self._router.instances(), self._router.queues()
         return json_response(overview(instances, queues, model_infos, time.monotonic(), passes))
 
     async def batch(self, request: web.BaseRequest) -> web.Response:
         stats, waiting = self._batch_queue.stats(), self._batch_queue.waiting()
-        shown = [model.id for model in self._named(request) if model.id in stats]
+        shown = [model.id for model in self._models_of_query(request) if model.id in stats]
         models = {name: {"waiting": waiting[name], **asdict(stats[name])} for name in shown}
         return json_response({"config": self._batch_queue.config, "models": models})
 
     async def prefixes(self, request: web.BaseRequest) -> web.Response:
-        """What the caches hold of the client's prompts, after the cursor in the query."""
+        """Answer with the cached prefixes of the client's prompts after the query's cursor."""
         key, models = request[KEY], [model.id for model in self._model_infos(request)]
         cursor = request.query.get("after", "")
         digest = self._router.prefix_digest(cursor, key.name if key else None, models)
@@ -264,8 +269,8 @@ class LocalEndpoints:
     def _model_infos(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
         return client_models(self._loader, request)
 
-    def _named(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
-        """The model in the query; without one, all that the client may see."""
+    def _models_of_query(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
+        """Return the model in the query, or else all models that the client may see."""
         model_infos = self._model_infos(request)
         name = request.query.get("model")
         return [ModelNames(model_infos).resolve(name).model_info] if name else model_infos

@@ -1,6 +1,6 @@
 """`/metrics` for Prometheus: request counters, gauges of the router, and the engines' metrics.
 
-Requests cost one count at their end; everything else is computed when the endpoint is read. The
+A request costs one count at its end; everything else is computed when the endpoint is read. The
 prompt cache has three tiers: slot, host cache, slot file.
 """
 
@@ -75,7 +75,7 @@ _BY_OPERATION: Final[Mapping[str, tuple[str, Callable[[OperationCounts], float]]
 
 
 def cache_metrics(router: Router) -> Iterator[Metric]:
-    """Yield what was counted since the start."""
+    """Yield the counters of caches and slot files since the start."""
     for name, (text, of_tier) in _BY_TIER.items():
         family = CounterMetricFamily(f"corral_{name}", text, labels=("model", "tier"))
         for model, tiers in router.cache_use.models.items():
@@ -104,7 +104,7 @@ def _skipped_saves_metric(router: Router) -> Metric:
 
 _PREFIX: Final = "corral_"
 _ENDS: Final = ("requests_finished", "requests_failed", "requests_cancelled")
-# An engine answers between two passes, for which `/corral/v1/slots` should seldom wait.
+# An engine answers only between two passes; `/corral/v1/slots` should seldom wait for that.
 _PASSES_AGE_MAX_S: Final = 10.0
 _Values = Mapping[tuple[str, ...], float]
 
@@ -132,7 +132,7 @@ _OF_INSTANCE: Final[Mapping[str, tuple[str, Callable[[InstanceStats, SlotTotals]
 
 
 class Counting:
-    """A generator in its place costs three times as much."""
+    """Counts a request in flight. A generator in place of this class costs three times as much."""
 
     def __init__(self, in_flight: set[AccessRecord], record: AccessRecord) -> None:
         self._in_flight = in_flight
@@ -146,7 +146,7 @@ class Counting:
 
 
 class Metrics:
-    """Counts events, and renders the endpoint."""
+    """Counts events and renders `/metrics`."""
 
     def __init__(
         self,
@@ -163,24 +163,24 @@ class Metrics:
         self._others: list[Callable[[], Iterable[Metric]]] = []
 
     def add(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Show the metrics of another part too."""
+        """Add the metrics of another part."""
         self._others.append(collect)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Count an event, and pass it on."""
+        """Count an event and forward it."""
         self._counters.observe(name, fields)
         self._emit(name, **fields)
 
     def counts(self, name: str) -> Mapping[tuple[str, ...], float]:
-        """A counter of requests, by its labels; the first is the model."""
+        """Return a counter of requests by labels; the first label is the model."""
         return self._counters.counts[name]
 
     def histograms(self, name: str) -> Collection[Histogram]:
-        """Those of all models and instances."""
+        """Return the histograms of all models and instances."""
         return self._counters.histograms[name].values()
 
     def counting(self, record: AccessRecord) -> Counting:
-        """Count a request as in flight for the length of a `with` block."""
+        """Count a request as in flight during a `with` block."""
         return Counting(self._open, record)
 
     async def render(
@@ -190,9 +190,9 @@ class Metrics:
         router: Router,
         client: str | None = None,
     ) -> tuple[bytes, str]:
-        """The body for these models and clients, and its type: plain text or OpenMetrics.
+        """Return the body for these models, and its content type: plain text or OpenMetrics.
 
-        `client` is the one whose figures alone may be seen; None: all may.
+        `client` is the only client whose figures may be seen; None for all.
         """
         readings = await self._scrape.expose(_engines(router))
         encode, content_type = encoder(accept)
@@ -201,7 +201,7 @@ class Metrics:
         return encode(found), content_type
 
     async def passes(self, router: Router) -> Mapping[str, Passes]:
-        """Return what engines counted lately, by instance; takes at most a second."""
+        """Return the engines' recent passes, by instance; takes at most a second."""
         readings = await self._scrape.read(_engines(router), _PASSES_AGE_MAX_S)
         found = {reading.upstream.name: passes_of(reading) for reading in readings}
         return {name: passes for name, passes in found.items() if passes}
@@ -209,7 +209,7 @@ class Metrics:
     async def engine_values(
         self, router: Router, wait_s: float
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the engines' own metrics without labels, by instance; of a busy one the latest."""
+        """Return the engines' unlabelled metrics by instance; a busy engine's are its latest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._scrape.read(_engines(router))
@@ -243,7 +243,7 @@ class Metrics:
         in_flight = Counter({labels_of(upstream.model, upstream.name): 0 for upstream in upstreams})
         assigned = (record for record in self._open if record.instance)
         in_flight.update(labels_of(record.model, record.instance) for record in assigned)
-        # By model alone: a retry moves a request from one instance to another.
+        # By model alone, because a retry moves a request to another instance.
         accepted = Counter[tuple[str, ...]]()
         for counter in (in_flight, *(counts[end] for end in _ENDS)):
             for (model, _), count in counter.items():
@@ -255,13 +255,13 @@ class Metrics:
 
 
 def _engines(router: Router) -> list[Upstream]:
-    """The engines in service; a node serves its own metrics, with its own labels."""
+    """Return the engines in service; a node serves its own metrics with its own labels."""
     in_service = (instance.upstream for instance in router.instances() if instance.in_service)
     return [upstream for upstream in in_service if not upstream.node]
 
 
 class VisibleMetrics:
-    """Metrics without those of models and clients that the client may not see."""
+    """Metrics, filtered to the models and clients that the client may see."""
 
     def __init__(
         self, whole: Iterable[Metric], models: Collection[str], client: str | None = None
@@ -308,7 +308,7 @@ def _queues(queues: Mapping[str, QueueStats]) -> Iterator[Metric]:
 
 
 def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
-    """Each slot has its own part of the KV cache, and only one request uses it."""
+    """Return the use of KV caches: each slot has its own part, for one request."""
     slots, leased = Counter[str](), Counter[str]()
     for instance in instances:
         if instance.in_service:

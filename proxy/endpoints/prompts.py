@@ -1,7 +1,7 @@
 """Prompts without an answer: `/corral/v1/estimate`, and the endpoint that prefills a prompt.
 
-An estimate says when the first token of a request would come, without sending it. Its body is that
-of a chat, a text completion, or a request of Anthropic's or the Responses API.
+An estimate gives the time to a request's first token, without sending it. Its body is a chat, a
+text completion, or a request of Anthropic's or the Responses API.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EstimateEndpoint:
         routes.add(_PATH, post=self.answer)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the estimate; raises as `proxy.request.request.read_request` does."""
+        """Answer with the estimate; raises like `proxy.request.request.read_request`."""
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
             proxy_request = await self._read(request, share)
@@ -83,7 +83,7 @@ class EstimateEndpoint:
 
 
 def _kind(members: Mapping[str, Any], headers: Mapping[str, str]) -> EndpointKind:
-    """Return whose body it is; raises BadRequest."""
+    """Return the kind of request that a body is for; raise BadRequest if it is none."""
     if "messages" in members:
         is_anthropic = "system" in members or _ANTHROPIC in headers
         return EndpointKind.MESSAGES if is_anthropic else EndpointKind.CHAT
@@ -121,7 +121,7 @@ class WarmEndpoint:
     """Prefills a prompt, given as a chat request.
 
     It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
-    prefilled for a model, while no client needs its instances; a client that leaves ends it.
+    prefilled per model, while no client needs its instances; it stops if its client disconnects.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class WarmEndpoint:
         Raises:
             UnknownModel: No model here has the name.
             LimitExceeded: The prompt exceeds the limits of an engine.
-            TooManyRequests: A prompt is being prefilled for the model already, or the key has used
+            TooManyRequests: A prompt is already being prefilled for the model, or the key has used
                 up its tokens.
-            ContextTooLong: The prompt is longer than the key may send.
-            ProxyError: As `PromptWarmer.warm` and `read_body` do.
+            ContextTooLong: The prompt is longer than the key permits.
+            ProxyError: See `PromptWarmer.warm` and `read_body`.
         """
         key = request[KEY]
         names = self._loader.names().local.visible(key.models if key else None)
@@ -169,7 +169,7 @@ class WarmEndpoint:
         await check_complexity(body, share)
         members = await share.run(len(body), lambda: members_of(body))
         if pick.variant:
-            members = pick.variant.applied(members)
+            members = pick.variant.apply_to(members)
         if adapters := pick.model_info.adapters:
             members = with_adapter(members, adapters, pick.adapter)
         check(EndpointKind.CHAT, members, share.settings.limits)
@@ -185,7 +185,7 @@ class WarmEndpoint:
             )
         self._prefilling.add(model)
         try:
-            with self._reserved(client, prompt, members):
+            with self._reserve_tokens(client, prompt, members):
                 warmed = await self._warmer.warm(model, members)
         finally:
             self._prefilling.discard(model)
@@ -204,7 +204,7 @@ class WarmEndpoint:
         ]
         return json_response({"data": data})
 
-    def _reserved(
+    def _reserve_tokens(
         self, client: str, prompt: Prompt | None, members: Mapping[str, Any]
     ) -> AbstractContextManager[object]:
         if (key := self._admission.keys.limited.get(client)) is None:

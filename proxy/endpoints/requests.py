@@ -1,4 +1,4 @@
-"""`/corral/v1/requests`: a client's own requests, in flight or ended; to an admin, everybody's."""
+"""`/corral/v1/requests`: requests in flight and past ones; clients see their own, admins all."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ from proxy.observe.record import AccessRecord
 from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.router.router import Router
 
-# `reading`: the body has yet to arrive; `stalled`: the client has yet to take what was sent;
-# `ending`: the engine has yet to confirm an idle slot.
+# `reading`: the body is arriving; `stalled`: the client does not read; `ending`: the engine has not
+# yet confirmed an idle slot.
 Phase = Literal["reading", "queued", "loading", "prefill", "decode", "stalled", "ending"]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One request.
+    """The current figures of a request in flight.
 
     Attributes:
-        client: The name of its API key, or its address.
-        phase: Of a request in several slots, that of the furthest.
-        position: In the queue, from 1; None unless it is queued.
-        slot: The engine's `id_slot`; None where the engine chose, or before.
-        prompt_tokens: An estimate until the engine reports it; None before it has a slot.
-        prompt_tokens_done: Computed or found in the cache (`cached_tokens`).
-        tokens_per_second: Generated, since the first token.
+        client: Name of its API key, or its address.
+        phase: Its phase; for several slots, that of the furthest.
+        position: Position in the queue, from 1; None if it is not queued.
+        slot: The engine's `id_slot`; None if the engine chose, or before it has one.
+        prompt_tokens: Prompt tokens, estimated until the engine reports them; None before it has a
+            slot.
+        prompt_tokens_done: Prompt tokens computed or found in the cache (`cached_tokens`).
+        tokens_per_second: Generated tokens per second since the first token.
     """
 
     id: str
@@ -62,53 +63,51 @@ class RequestStats:
     tokens_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A slot that a request has."""
-
-    instance: str
-    lease: LeaseStats
-
-
 def snapshot(
     requests: Iterable[OpenRequest],
     instances: Sequence[InstanceStats],
     positions: Mapping[tuple[str, str], int],
     now_s: float,
 ) -> list[RequestStats]:
-    """The requests, oldest first.
+    """Return the figures of requests, oldest first.
 
     Args:
-        requests: In flight.
-        instances: All of the router.
-        positions: In the queue of its model, by client and request id, from 1: ids are names that
-            clients give.
-        now_s: Monotonic.
+        requests: Requests in flight.
+        instances: All instances of the router.
+        positions: Positions in the models' queues from 1, by client and request id, because clients
+            choose the ids.
+        now_s: Monotonic time.
     """
-    held: dict[tuple[str, str], list[_Held]] = defaultdict(list)
+    leases: dict[tuple[str, str], list[LeaseStats]] = defaultdict(list)
+    names_of_instances: dict[tuple[str, str], str] = {}
     for instance in instances:
         for lease in instance.leases:
-            held[lease.client, lease.request_id].append(_Held(instance.upstream.name, lease))
+            key = (lease.client, lease.request_id)
+            leases[key].append(lease)
+            names_of_instances.setdefault(key, instance.upstream.name)
     oldest_first = sorted(requests, key=lambda request: request.began_at_s)
     names = [(request.client, request.record.request_id) for request in oldest_first]
     return [
-        _stats(request, held[name], positions.get(name), now_s)
+        _stats(request, names_of_instances.get(name), leases[name], positions.get(name), now_s)
         for name, request in zip(names, oldest_first, strict=True)
     ]
 
 
 def _stats(
-    request: OpenRequest, held: Sequence[_Held], position: int | None, now_s: float
+    request: OpenRequest,
+    instance: str | None,
+    leases: Sequence[LeaseStats],
+    position: int | None,
+    now_s: float,
 ) -> RequestStats:
-    record, leases = request.record, [in_flight.lease for in_flight in held]
-    first = held[0] if held else None
+    record = request.record
     return RequestStats(
         id=record.request_id,
         client=request.client,
         path=request.path,
         model=record.model,
-        instance=first.instance if first else None,
-        slot=first.lease.id_slot if first else None,
+        instance=instance,
+        slot=leases[0].id_slot if leases else None,
         priority=record.priority,
         phase=_phase(record, leases, position),
         position=None if leases else position,
@@ -152,16 +151,16 @@ class Requests:
         self._server_state = server_state
 
     def stats(self, client: str | None = None) -> list[RequestStats]:
-        """The requests in flight, oldest first; of one client, where one is given."""
+        """Return the requests in flight, oldest first; only those of `client` if given."""
         instances, positions = self._router.instances(), self._router.queue_positions()
         requests = [what for _, what in self._in_flight(client)]
         return snapshot(requests, instances, positions, time.monotonic())
 
     def cancel(self, request_id: str, client: str | None = None) -> None:
-        """End a request with an error, in whatever phase it is.
+        """End a request with an error, in any phase.
 
         Raises:
-            NotFound: None in flight has the id, or it is another client's.
+            NotFound: No request in flight has the id, or it is another client's.
         """
         found = [
             request
@@ -184,13 +183,13 @@ _IN_FLIGHT, _FINISHED = "in_flight", "finished"
 
 
 class RequestsEndpoint:
-    """The endpoints.
+    """The endpoints of requests.
 
     Args:
-        requests: Those in flight.
-        history: Those that ended; None: none is kept.
-        conversations: Those of all.
-        shares_caches: Whether prompts of one key may be found in what another one left.
+        requests: The requests in flight.
+        history: The past requests; None if none are kept.
+        conversations: Forgets conversations.
+        shares_caches: Whether the prompts of a key may be found in another key's caches.
     """
 
     def __init__(
@@ -207,15 +206,15 @@ class RequestsEndpoint:
         self._conversations = conversations
 
     def add_routes(self, routes: Routes) -> None:
-        """Add them; the last stands for any path below, so others come before it."""
+        """Add the routes; the last matches any path below, so it comes last."""
         routes.add(_PATH, get=self.list)
         routes.add(f"{_PATH}/{{id}}/cancel", post=self.cancel)
         routes.add(f"{_PATH}/{{id}}/explanation", get=self.explanation)
         routes.add(f"{_PATH}/{{id}}/conversation", delete=self.forget_conversation)
-        routes.add(f"{_PATH}/{{id}}", get=self.one)
+        routes.add(f"{_PATH}/{{id}}", get=self.show)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
-        """Raises BadRequest, StorageFailed."""
+        """List requests in flight or past requests; raises BadRequest and StorageFailed."""
         state = request.query.get("state", _IN_FLIGHT)
         if state not in {_IN_FLIGHT, _FINISHED}:
             raise BadRequest(f"state must be {_IN_FLIGHT} or {_FINISHED}")
@@ -226,14 +225,15 @@ class RequestsEndpoint:
             )
         query = past_query(request.query, client)
         found = await self._history.requests(query) if self._history else ()
-        return json_response({"requests": [self._shown(past, client) for past in found]})
+        shown = [self._visible_figures(past, client) for past in found]
+        return json_response({"requests": shown})
 
-    async def one(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the figures of a request; of several with its id, the latest.
+    async def show(self, request: web.BaseRequest) -> web.Response:
+        """Show a request; if several have its id, the latest.
 
         Raises:
-            NotFound: None has it, or it is another client's.
-            StorageFailed: Those that ended cannot be read.
+            NotFound: No request has the id, or it is another client's.
+            StorageFailed: Past requests cannot be read.
         """
         request_id, client = request[PATH_ID], visible_client(request)
         for running in self._requests.stats(client):
@@ -241,21 +241,20 @@ class RequestsEndpoint:
                 return json_response({"state": _IN_FLIGHT, **asdict(running)})
         query = HistoryQuery(limit=1, request_id=request_id, client=client)
         for ended in await self._history.requests(query) if self._history else ():
-            return json_response({"state": _FINISHED, **self._shown(ended, client)})
+            return json_response({"state": _FINISHED, **self._visible_figures(ended, client)})
         raise NotFound(f"no request has the id {request_id}")
 
     async def explanation(self, request: web.BaseRequest) -> web.Response:
-        """Explain a request that has ended; raises as `one` does."""
+        """Explain a past request; raises like `show`."""
         request_id, client = request[PATH_ID], visible_client(request)
         query = HistoryQuery(limit=1, request_id=request_id, client=client)
         for ended in await self._history.requests(query) if self._history else ():
-            return json_response(
-                explain({**self._shown(ended, client), "request": request_id}).as_json()
-            )
+            fields = {**self._visible_figures(ended, client), "request": request_id}
+            return json_response(explain(fields).as_json())
         raise NotFound(f"no request that has ended has the id {request_id}")
 
     async def forget_conversation(self, request: web.BaseRequest) -> web.Response:
-        """Delete the caches of the conversation of a request; raises as `one` does."""
+        """Delete the caches of a request's conversation; raises like `show`."""
         request_id, client = request[PATH_ID], visible_client(request)
         query = HistoryQuery(limit=1, request_id=request_id, client=client)
         for ended in await self._history.requests(query) if self._history else ():
@@ -266,10 +265,10 @@ class RequestsEndpoint:
         raise NotFound(f"no request that has ended has the id {request_id}")
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:
-        """Raises NotFound."""
+        """Cancel a request; raises NotFound."""
         self._requests.cancel(request[PATH_ID], visible_client(request))
         return json_response({"id": request[PATH_ID], "cancelled": True})
 
-    def _shown(self, ended: StoredRequest, client: str | None) -> StoredRequest:
-        """Return the figures of a request that a client may see; None: it may see all."""
+    def _visible_figures(self, ended: StoredRequest, client: str | None) -> StoredRequest:
+        """Return the figures of a past request that `client` may see; None may see all."""
         return ended if client is None or not self._shares_caches else own_figures(ended)

@@ -1,9 +1,9 @@
 """`/slots` and `/corral/v1/slots`: the slots of all instances. Pure.
 
-`/slots` is a list as llama-server's own, for tools that read that one: the `id` of a slot is the
-engine's `id_slot`, from 0 in each instance, and `/slots/N` is one of them. `/corral/v1/slots` adds
-instances, totals and queues. The source is the router's own leases, not a poll of the engines, but
-for the passes, which only an engine counts. Nothing here identifies a request or its client.
+`/slots` is a list like llama-server's, for tools that read that list: the `id` of a slot is the
+engine's `id_slot`, from 0 in each instance, and `/slots/N` is one slot. `/corral/v1/slots` adds
+instances, totals and queues. The source is the router's own leases, not a poll of the engines,
+except for the passes, which only an engine counts. Nothing here identifies a request or its client.
 
 A sequence of llama.cpp is a slot in use: the slots of an instance that are in use are the batch
 that its engine decodes together.
@@ -31,15 +31,16 @@ class Slot:
     """One slot.
 
     Attributes:
-        id: Its number in the instance, the engine's `id_slot`.
-        is_confirmed: Whether its request is known to have this slot; where it is not, the engine
-            chose one, and the number is the first that no other request has. True of idle slots.
-        is_ending: Whether its request has ended but the engine still computes.
-        prompt_tokens: An estimate until the engine reports it.
-        prompt_tokens_done: Those in the cache so far, of which `cached_tokens` were there before.
-        age_s: Seconds since the instance got the request.
-        pass_tokens: Its tokens in the latest pass: of the prompt, as the engine reported them, or
-            one of the answer. Drafted tokens are not known.
+        id: The engine's `id_slot` in its instance.
+        is_confirmed: Whether its request is known to have this slot. If not, the engine chose, and
+            `id` is the first that no other request has. True for idle slots.
+        is_ending: Whether its request has ended while the engine still computes.
+        prompt_tokens: Prompt tokens, estimated until the engine reports them.
+        prompt_tokens_done: Prompt tokens in the cache so far, including `cached_tokens` from
+            before.
+        age_s: Time since the instance got the request.
+        pass_tokens: Its tokens in the latest pass: reported prompt tokens, or 1 for a decoding
+            slot. Drafted tokens are unknown.
     """
 
     id: int
@@ -59,12 +60,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotTotals:
-    """Slots by state.
+    """Counts of slots by state.
 
     Attributes:
-        batch_type: What the slots in use compute together; `decode` where none is in use.
-        utilization: Share of the slots that are in use, 0 to 1.
-        aggregate_tokens_per_second: Generated tokens of all slots.
+        batch_type: The phases of the slots in use; `decode` if none is in use.
+        utilization: Share of slots in use, 0 to 1.
+        aggregate_tokens_per_second: Generated tokens per second of all slots.
     """
 
     num_slots: int
@@ -85,14 +86,14 @@ def overview(
     now_s: float,
     passes: Mapping[str, Passes],
 ) -> dict[str, object]:
-    """`/corral/v1/slots` for these models.
+    """Return `/corral/v1/slots` for these models.
 
     Args:
-        instances: All of the router.
-        queues: Those of the models, by model.
+        instances: All instances of the router.
+        queues: Queues by model.
         model_infos: The models to show.
-        now_s: On the clock of the leases.
-        passes: What engines counted, by instance.
+        now_s: Time on the clock of the leases.
+        passes: Passes counted by engines, by instance.
     """
     shown = _ordered_instances(instances, model_infos)
     slots = all_slots(shown, now_s)
@@ -111,7 +112,7 @@ def overview(
 def engine_list(
     instances: Iterable[InstanceStats], model_infos: Sequence[ModelInfo], now_s: float
 ) -> list[dict[str, object]]:
-    """`/slots` for these models."""
+    """Return `/slots` for these models."""
     contexts = {model_info.id: model_info.context_length for model_info in model_infos}
     found = _ordered_instances(instances, model_infos)
     speculative = {instance.upstream.name: instance.upstream.is_speculative for instance in found}
@@ -122,10 +123,10 @@ def engine_list(
 
 
 def engine_slot(listed: Sequence[Mapping[str, object]], number: str) -> Mapping[str, object]:
-    """Return the slot of a number in `/slots`.
+    """Return the slot with a number in `/slots`.
 
     Raises:
-        NotFound: None has it.
+        NotFound: No slot has it.
         BadRequest: Slots of several instances have it.
     """
     found = [slot for slot in listed if str(slot["id"]) == number]
@@ -140,12 +141,12 @@ def engine_slot(listed: Sequence[Mapping[str, object]], number: str) -> Mapping[
 
 
 def has_idle(listed: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a slot in `/slots` is idle."""
+    """Return whether a slot in `/slots` is idle."""
     return any(not slot["is_processing"] for slot in listed)
 
 
 def all_slots(instances: Iterable[InstanceStats], now_s: float) -> list[Slot]:
-    """The slots of instances; of withdrawn ones, only those still in use."""
+    """Return the slots of instances; for withdrawn instances, only slots in use."""
     slots: list[Slot] = []
     for instance in instances:
         placed = by_slot(instance.leases, instance.upstream.slots if instance.in_service else 0)
@@ -207,7 +208,7 @@ def _batch_type(prefill: int, decode: int) -> BatchType:
 def _ordered_instances(
     instances: Iterable[InstanceStats], model_infos: Sequence[ModelInfo]
 ) -> list[InstanceStats]:
-    """The instances of these models, in an order that restarts do not change."""
+    """Return the instances of these models, in an order that restarts do not change."""
     order = {model_info.id: number for number, model_info in enumerate(model_infos)}
 
     def position(instance: InstanceStats) -> tuple[int, int, str]:
@@ -257,9 +258,9 @@ def _instance_json(
 
 
 def _slot_json(slot: Slot, context_length: int | None) -> dict[str, object]:
-    """llama-server's members and ours, without those that only an engine knows.
+    """Return llama-server's members and ours, without those that only an engine knows.
 
-    Those are `id_task`, `params`, and `has_new_line` and `n_remain` of `next_token`.
+    Missing are `id_task`, `params`, and `has_new_line` and `n_remain` of `next_token`.
 
     Source: `server_slot::to_json` of llama.cpp's tools/server, build 10434.
     """

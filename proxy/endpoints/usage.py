@@ -1,4 +1,4 @@
-"""`/corral/v1/usage`: what a client used; for an admin, and without API keys, what all did."""
+"""`/corral/v1/usage`: the usage of a client; for admins, and without API keys, of all clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES: Final = frozenset({"by", "since", "key", "model"})
 
 @dataclass(frozen=True, slots=True)
 class UsageQuestion:
-    """The query of a request; `key` is the client's own where it may see no other."""
+    """The query of a request; `key` is the client's own if it may see no other."""
 
     by: str | None = None
     since: str | None = None
@@ -29,16 +29,16 @@ class UsageQuestion:
 
 class UsageReader(Protocol):
     async def usage(self, question: UsageQuestion, /) -> Sequence[Mapping[str, Any]]:
-        """Return sums, one for each name.
+        """Return the sums of usage, one entry per name.
 
         Raises:
-            BadRequest: A part of the question cannot be read.
+            BadRequest: A parameter is invalid.
             Unavailable: The files cannot be read.
         """
 
 
 class UsageEndpoint:
-    """Without a `reader` there is none."""
+    """The endpoint; without a `reader` it does not exist."""
 
     def __init__(self, reader: UsageReader | None) -> None:
         self._reader = reader

@@ -29,7 +29,7 @@ from proxy.forward.forward import Forward
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Share
 from proxy.request.models import ModelNames
-from proxy.request.request import ProxyRequest, json_content, written
+from proxy.request.request import ProxyRequest, encode_members, json_content
 from proxy.request.stored_responses import StoredTurn
 from proxy.request.variants import MEMBER
 from proxy.settings import ProxySettings
@@ -125,7 +125,7 @@ def for_model(
     members = {**request.json, "model": name}
     if request.adapter is not None:  # it belongs to the first model
         members.pop(MEMBER)
-    body = written(members)
+    body = encode_members(members)
     content = json_content(body, request.kind, None, names, settings, request.owner)
     return replace(
         request,

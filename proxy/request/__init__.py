@@ -1,5 +1,6 @@
-"""From an HTTP request to a `ProxyRequest`: model, members, limits.
+"""From an HTTP request to a `ProxyRequest`: its model, members and limits.
 
-`request` (`read_request`, `ProxyRequest`), `models` (what the proxy needs of the supervisor),
-`variants` (variants and LoRA adapters), `limits` and `grammar`, `stored_responses`, `keep_alive`.
+`request` (`read_request`, `ProxyRequest`), `models` (the proxy's view of the supervisor),
+`variants` (variants and LoRA adapters), `limits` and `grammar`, `engine_members`,
+`stored_responses`, `keep_alive`.
 """

@@ -1,4 +1,4 @@
-"""Puts members that an engine ignores or refuses into its own words. Pure.
+"""Rewrites members that an engine ignores or refuses into members that it knows. Pure.
 
 `tool_choice` that names tools: llama-server takes `auto`, `none` and `required`. It reads an object
 as `auto` in OpenAI's APIs, and as `required` with any of the tools in Anthropic's. So the tools
@@ -9,8 +9,8 @@ A request of OpenAI's Responses API:
 
 - `text.format` becomes `response_format`, as in the chat API
 - an assistant's message without `type` gets one
-- reasoning without text (a summary, or encrypted) is left out: it tells the engine nothing
-- tools that are no functions are left out, as later builds do by themselves
+- reasoning without text (a summary, or encrypted) is left out, because the engine cannot use it
+- tools that are no functions are left out, as later builds do themselves
 - a member that is null counts as not given
 
 Source: llama-server, build 10434, `oaicompat_chat_params_parse` and tools/server/server-chat.cpp;
@@ -20,7 +20,8 @@ a Message".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from operator import is_
 from typing import Any, Final
 
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -29,9 +30,9 @@ _MODES: Final = frozenset({"auto", "required"})
 
 
 def with_chosen_tools(kind: EndpointKind, members: dict[str, Any]) -> dict[str, Any]:
-    """Return the members with the tools that are named; the same object where nothing changes.
+    """Keep only the named tools; return the same object if nothing changes.
 
-    A name that no tool has is left to the engine, as is a choice of another form.
+    Unknown tool names and other forms of the choice are left to the engine.
     """
     tools = members.get("tools")
     match _choose_tools(kind, members["tool_choice"]):
@@ -47,7 +48,7 @@ def with_chosen_tools(kind: EndpointKind, members: dict[str, Any]) -> dict[str, 
 def _choose_tools(
     kind: EndpointKind, choice: Mapping[str, Any]
 ) -> tuple[str, frozenset[str]] | None:
-    """Return a mode of the engine and the tools that may be called."""
+    """Return an engine's mode and the names of the tools that may be called."""
     match kind, choice:
         case EndpointKind.CHAT, {"type": "function", "function": {"name": str(name)}}:
             return "required", frozenset({name})
@@ -65,12 +66,9 @@ def _choose_tools(
 def _allow_tools(allowed: Mapping[str, Any]) -> tuple[str, frozenset[str]] | None:
     match allowed:
         case {"mode": str(mode), "tools": list(tools)} if mode in _MODES:
-            return mode, _names(tools)
+            found = (_name(tool) for tool in tools)
+            return mode, frozenset(name for name in found if name is not None)
     return None
-
-
-def _names(tools: Iterable[object]) -> frozenset[str]:
-    return frozenset(name for tool in tools if (name := _name(tool)) is not None)
 
 
 def _name(tool: object) -> str | None:
@@ -81,7 +79,7 @@ def _name(tool: object) -> str | None:
 
 
 def engine_members(members: dict[str, Any]) -> dict[str, Any]:
-    """Return the members for the engine: the same object where nothing has to change."""
+    """Return the members for the engine; the same object if nothing changes."""
     changes = {
         "response_format": _response_format(members),
         "input": _input(members.get("input")),
@@ -95,7 +93,7 @@ def engine_members(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def _response_format(members: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the chat API's member; None where the client gives it, or wants plain text."""
+    """Return the chat API's member; None if the client gives it or wants plain text."""
     text = members.get("text")
     given = text.get("format") if isinstance(text, dict) else None
     if not isinstance(given, dict) or members.get("response_format") is not None:
@@ -107,16 +105,12 @@ def _response_format(members: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _input(items: object) -> list[Any] | None:
-    """Return the items, or None where they stay as they are."""
+    """Return the changed items, or None if nothing changes."""
     if not isinstance(items, list):
         return None
     kept = [_item(item) for item in items if not _is_silent(item)]
-    is_same = len(kept) == len(items) and all(map(_is_same, kept, items))
-    return None if is_same else kept
-
-
-def _is_same(value: object, other: object) -> bool:
-    return value is other
+    is_unchanged = len(kept) == len(items) and all(map(is_, kept, items))
+    return None if is_unchanged else kept
 
 
 def _item(item: Any) -> Any:
@@ -127,7 +121,7 @@ def _item(item: Any) -> Any:
 
 
 def _is_silent(item: object) -> bool:
-    """Whether an item is reasoning whose text the engine could not read."""
+    """Return whether an item is reasoning without text that the engine can read."""
     match item:
         case {"type": "reasoning", "content": [{"text": str()}, *_]}:
             return False
@@ -137,15 +131,16 @@ def _is_silent(item: object) -> bool:
 
 
 def _tools(tools: object) -> list[Any] | None:
-    """Return the tools that are functions; None where all are."""
+    """Return the tools that are functions; None if all are."""
     if not isinstance(tools, list):
         return None
-    functions = [tool for tool in tools if not _is_other_tool(tool)]
+    functions = [
+        tool
+        for tool in tools
+        if not (
+            isinstance(tool, dict)
+            and isinstance(tool.get("type"), str)
+            and tool["type"] != "function"
+        )
+    ]
     return None if len(functions) == len(tools) else functions
-
-
-def _is_other_tool(tool: object) -> bool:
-    match tool:
-        case {"type": str(kind)}:
-            return kind != "function"
-    return False

@@ -1,12 +1,12 @@
 """Limits of grammars (GBNF) and regular expressions. Time is linear in their size.
 
-One pass counts what an engine recurses over or multiplies: parentheses, alternatives, and
-consecutive optional parts.
+One pass counts everything that an engine recurses over or multiplies: parentheses, alternatives,
+and consecutive optional parts.
 
 Before each token an engine expands every stack to the next character, one after the other. Rules
-that reference one another twice (`a ::= b b`, `b ::= c c` …, with an empty last one, or
-`a ::= b | b`) have 2^n stacks. `count_stacks` computes the expansions of each rule once, from those
-of its parts.
+that reference one another twice (`a ::= b b`, `b ::= c c` …, with an empty last one, or `a ::= b |
+b`) have 2^n stacks. `count_stacks` computes the expansions of each rule once, from those of its
+parts.
 
 Source: grammars/README.md of llama.cpp for the notation; llama_grammar_advance_stack in
 src/llama-grammar.cpp, build 10434; ECMAScript's regular expressions.
@@ -22,7 +22,7 @@ from typing import Final
 from proxy.settings import RequestLimits
 
 STACKS_MAX: Final = 2**31 - 1
-# Mutually recursive rules settle within so many rounds, or are left-recursive.
+# Mutually recursive rules settle within this many rounds, or are left-recursive.
 _ROUNDS_MAX: Final = 6
 _REPEATS_MAX: Final = 32
 # Deeper parentheses are not parsed but count as too many stacks.
@@ -59,12 +59,12 @@ _LEFT_RECURSIVE: Final[Rules] = {"root": [[Part("root")], [Part()]]}
 
 
 def count_stacks(grammar: str) -> int:
-    """The most parse stacks at once, at most `STACKS_MAX`."""
+    """Return the most parse stacks at once, at most `STACKS_MAX`."""
     return most_stacks(_parse_grammar(grammar))
 
 
 def most_stacks(rules: Rules) -> int:
-    """As `count_stacks`, from the alternatives of each rule."""
+    """Return the most parse stacks at once, from the alternatives of each rule."""
     known: dict[str | int, _Expansions] = dict.fromkeys(rules, (0, 0))
     order = _dependencies_first(rules)
     for _ in range(_ROUNDS_MAX):
@@ -78,7 +78,7 @@ def most_stacks(rules: Rules) -> int:
 
 
 def _parse_grammar(grammar: str) -> Rules:
-    """The alternatives of each rule; the engine rejects what is not a grammar."""
+    """Return the alternatives of each rule; the engine rejects invalid grammars."""
     rules: Rules = {}
     levels: list[list[list[Part]]] = [[[]]]
     for found in _TOKEN.finditer(grammar):
@@ -122,7 +122,7 @@ def _repeat(part: Part, found: re.Match[str]) -> None:
 
 
 def _dependencies_first(rules: Rules) -> list[str | int]:
-    """The rules, each after those it references where possible."""
+    """Return the rules, each after the rules that it references if possible."""
     order: dict[str | int, None] = {}
     begun: set[str | int] = set()
     todo = [(name, False) for name in rules]
@@ -150,7 +150,7 @@ def _references(alternatives: list[list[Part]]) -> Iterator[str | int]:
 def _of_alternatives(
     alternatives: list[list[Part]], known: Mapping[str | int, _Expansions]
 ) -> tuple[_Expansions, int]:
-    """The expansions of alternatives, and the most from any position inside them."""
+    """Return the expansions of alternatives, and the most from any position inside them."""
     first, empty, most = 0, 0, 0
     for sequence in alternatives:
         ahead, through = 0, 1
@@ -202,14 +202,14 @@ def check_grammar(limits: RequestLimits, member: str, text: str) -> None:
 
 
 class Patterns:
-    """All regular expressions of one request, which share the limit of their length."""
+    """The regular expressions of one request, which share the limit on length."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
         self._chars = 0
 
     def count(self, member: str, text: str) -> None:
-        """Count a text from which an engine makes an expression."""
+        """Count a text that an engine turns into an expression."""
         self._chars += len(text)
         unit = "characters of regular expressions"
         self._limits.enforce(member, unit, self._chars, "pattern_bytes")

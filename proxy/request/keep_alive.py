@@ -1,7 +1,7 @@
-"""How long a request wants its model to stay loaded: the member `keep_alive`. Pure.
+"""The member `keep_alive`: how long a model stays loaded after a request. Pure.
 
-A number is seconds; a string is a duration as Go writes it (`5m`, `1h30m`, `1.5h`), or a number of
-seconds. 0 unloads the model after the answer; a negative value keeps it for ever.
+A number is seconds; a string is a duration in Go's format (`5m`, `1h30m`, `1.5h`) or a number of
+seconds. 0 unloads the model after the answer; a negative value keeps it loaded for ever.
 
 Source: Ollama, api/types.go (Duration); its clients also send numbers as strings. Go, package time,
 ParseDuration.
@@ -36,7 +36,7 @@ _TEXT_MAX_CHARACTERS: Final = 64
 
 
 def keep_alive_s(members: Mapping[str, Any]) -> float | None:
-    """Return the seconds, infinite for ever; None where the request says nothing.
+    """Return the seconds, infinite for ever; None if the request has no `keep_alive`.
 
     Raises:
         BadRequest: The value is neither a number nor a duration.
@@ -47,15 +47,15 @@ def keep_alive_s(members: Mapping[str, Any]) -> float | None:
         case bool():
             raise _keep_alive_error()
         case int() | float() as seconds:
-            return _keep_alive_seconds(float(seconds))
+            return math.inf if seconds < 0 else float(seconds)
         case str() as text if (duration := duration_s(text)) is not None:
-            return _keep_alive_seconds(duration)
+            return math.inf if duration < 0 else duration
         case _:
             raise _keep_alive_error()
 
 
 def duration_s(text: str) -> float | None:
-    """Read a duration such as `15m`, or a number of seconds; None if it is neither."""
+    """Parse a duration such as `15m`, or a number of seconds; None if it is neither."""
     found = _DURATION.fullmatch(text.strip()) if len(text) <= _TEXT_MAX_CHARACTERS else None
     if found is None:
         return None
@@ -66,10 +66,6 @@ def duration_s(text: str) -> float | None:
         else sum((float(part[1]) * _UNITS_S[part[2]]) for part in _PART.finditer(parts))
     )
     return -seconds if sign == "-" else seconds
-
-
-def _keep_alive_seconds(seconds: float) -> float:
-    return math.inf if seconds < 0 else seconds
 
 
 def _keep_alive_error() -> BadRequest:

@@ -1,8 +1,8 @@
 """Rejects requests that exceed `[proxy.limits]`. Time is linear in the request's size.
 
-Only members that llama-server reads are checked, under every name that its endpoints have for them:
-OpenAI's, Anthropic's and its own. The engine itself rejects members of a wrong type. JSON schemas
-are measured without recursion.
+Only members that llama-server reads are checked, under all names that its endpoints know: OpenAI's,
+Anthropic's and its own. The engine itself rejects members of a wrong type. JSON schemas are
+measured without recursion.
 
 Source: tools/server/server-common.cpp and server-task.cpp, and json_schema_to_grammar in
 common/json-schema-to-grammar.cpp of llama.cpp, build 10434.
@@ -26,7 +26,7 @@ _ROOTS: Final = frozenset({"schema", "json_schema", "parameters", "input_schema"
 
 
 class Schemas:
-    """All JSON schemas of one request, which share their limits."""
+    """The JSON schemas of one request, which share their limits."""
 
     def __init__(self, limits: RequestLimits, patterns: Patterns) -> None:
         self._limits = limits
@@ -69,7 +69,7 @@ class Schemas:
 
 
 def _rules_of(schema: object) -> Rules:
-    """One rule for each schema object that has alternatives, by its `id`.
+    """Return a rule for each schema object that has alternatives, by its `id`.
 
     References are resolved from the first member that contains a schema.
     """
@@ -86,7 +86,7 @@ def _rules_of(schema: object) -> Rules:
 
 
 def _alternatives(schema: Mapping[str, object], root: object) -> list[list[Part]]:
-    """All other members of a schema begin with a character of their own."""
+    """Return alternatives of a schema; its other members each begin with a distinct character."""
     found: list[object] = []
     for key in _ALTERNATIVES:
         if isinstance(many := schema.get(key), list):
@@ -100,7 +100,7 @@ def _alternatives(schema: Mapping[str, object], root: object) -> list[list[Part]
 
 
 def _resolve(value: object, path: str) -> object:
-    """The target of a reference such as `#/$defs/a`, or None. Source: RFC 6901."""
+    """Return the target of a reference such as `#/$defs/a`, or None. Source: RFC 6901."""
     for key in unquote(path).removeprefix("#").split("/")[1:]:
         name = key.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
@@ -118,7 +118,7 @@ def _items(value: object) -> Iterable[tuple[object, object]]:
     return enumerate(value) if isinstance(value, list) else ()
 
 
-# Members with a number, and the limit of its value.
+# Members with a number, and the limit on its value.
 _NUMBERS: Final = MappingProxyType(
     {
         "n_predict": "n_predict",
@@ -135,7 +135,7 @@ _NUMBERS: Final = MappingProxyType(
         "logprobs": "n_probs",
     }
 )
-# Members with a list or an object, and the limit of its length.
+# Members with a list or an object, and the limit on its length.
 _COUNTS: Final = MappingProxyType(
     {
         "stop": "stop",
@@ -165,10 +165,10 @@ _TOKEN, _WORD, _PATTERN, _PATTERN_FULL = range(4)
 
 
 def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:
-    """Check a body as the instance will read it.
+    """Check the members that the instance will read.
 
-    Raises LimitExceeded, or BadRequest for a grammar trigger of unknown type, and for messages of
-    Anthropic's API that are no list, or an empty one: the engine answers an empty prompt.
+    Raises LimitExceeded, or BadRequest for a grammar trigger of unknown type. Also BadRequest for
+    Anthropic `messages` that are empty or no list, because the engine would answer an empty prompt.
     """
     if kind is EndpointKind.MESSAGES and "messages" in members:
         messages = members["messages"]
@@ -210,7 +210,7 @@ def _check_list(limits: RequestLimits, name: str, value: object) -> None:
 
 
 def _texts(value: list[Any] | dict[str, Any]) -> Iterable[str]:
-    """The strings of a list, alone or first in a pair (a token and its bias)."""
+    """Yield the strings of a list, alone or first in a pair (a token and its bias)."""
     for member in value:
         text = member[0] if isinstance(member, list) and member else member
         if isinstance(text, str):

@@ -1,7 +1,7 @@
-"""What the proxy needs of the supervisor: the models, and what can be done to them.
+"""The proxy's interfaces to the supervisor: the models, and operations on them.
 
-The models by name, one made ready, loaded or unloaded, prompts prefilled, what the engine and its
-GPUs are used for, and what Ollama's API shows of a model.
+Model names and their resolution; loading and unloading; prefilling prompts; the use of GPUs; what
+Ollama's API reports of a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.common.headers import HOP
 from proxy.errors import BadRequest, UnknownModel, known_models
 from proxy.request.variants import MARK, SEPARATOR, Adapter, Variant
 
-# API keys may each have models of their own.
+# Each API key may allow its own set of models.
 _SUBSETS_MAX: Final = 256
 
 
@@ -32,24 +32,24 @@ class ModelInfo:
     """A model as clients may see it.
 
     Attributes:
-        state: `unloaded` is loaded by a request; `failed` needs an operator.
-        created: Unix time in whole seconds; the same for the life of the model's entry.
-        context_length: Tokens that one request may use, or None where not known yet.
-        slots: Over all instances; 0 where not known yet.
-        reason: Why it failed, or failed before its present load, or None.
-        remote_variants: Those that only other machines' instances of it have.
-        variant_of: The model of which it is a variant, in a list of models.
-        is_local: Whether this machine has it; otherwise only others do.
-        local_only: The same without other machines, where those make a difference.
-        is_catch_all: Whether it is meant by every name that no model has.
-        meta: What llama-server's `/v1/models` tells of its file, as far as known.
-        input_modalities: What it reads, in llama-server's words.
-        fallback: Names of the models that may answer in its place, the first first.
-        is_loadable: Whether it is not loaded, and loaded for another machine that asks.
-        load_progress: While it loads, 0 to 1; else None, and where that is not known.
-        adapters: LoRA adapters that its instances here have loaded, in the order of their ids.
+        state: A request loads an `unloaded` model; `failed` needs an operator.
+        created: Unix time in whole seconds, constant for the life of the model's entry.
+        context_length: Tokens that one request may use; None if not yet known.
+        slots: Slots of all instances; 0 if not yet known.
+        reason: Why it failed, now or before the current load, or None.
+        remote_variants: Variants that only other machines have.
+        variant_of: For variants in a list of models: the base model.
+        is_local: Whether this machine has it, not only others.
+        local_only: The model without other machines, if they make a difference.
+        is_catch_all: Whether all unknown names mean this model.
+        meta: Members `meta` of llama-server's `/v1/models`, as far as known.
+        input_modalities: Its input types, in llama-server's terms.
+        fallback: Names of the models that may answer in its place, in order.
+        is_loadable: Whether it is not loaded but would be loaded for another machine.
+        load_progress: 0 to 1 while it loads; None otherwise or if unknown.
+        adapters: LoRA adapters of its local instances, in the order of their ids.
         has_fixed_adapters: Whether its instances apply adapters to every request, by `--lora`.
-        only: The adapters with which alone a client may use it; None: without any too.
+        only: Adapters that a client must use one of; None if it may use the model without.
     """
 
     id: str
@@ -74,8 +74,8 @@ class ModelInfo:
     has_fixed_adapters: bool = False
     only: frozenset[str] | None = None
 
-    def limited(self, models: frozenset[str]) -> ModelInfo | None:
-        """Return it as a client sees it that may use these names; None where it may not."""
+    def limit_to(self, models: frozenset[str]) -> ModelInfo | None:
+        """Return the model as seen by a client that may use these names; None otherwise."""
         names = (self.id, *self.aliases)
         if not models.isdisjoint(names):
             return self
@@ -101,11 +101,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The model, and the variant of it or None, that a name means.
+    """The model and variant that a name means.
 
     Attributes:
-        remote_variant: The name of a variant that another machine applies; empty for none.
-        adapter: The name of a LoRA adapter of this machine's; empty for none.
+        remote_variant: Name of a variant that another machine applies; empty for none.
+        adapter: Name of a LoRA adapter of this machine; empty for none.
     """
 
     model_info: ModelInfo
@@ -115,14 +115,14 @@ class ResolvedModel:
 
 
 class ModelNames:
-    """Every name that means one of these models: ids, aliases, and both with a variant behind.
+    """All names of a set of models: ids and aliases, alone and with a variant behind.
 
-    `chat:high` is the variant `high` of the model `chat`; a model of exactly that name goes first.
-    Their states are those of when it was built.
+    `chat:high` is the variant `high` of the model `chat`; a model of exactly that name has
+    priority. The states of the models are those at construction.
 
     Args:
         model_infos: The models.
-        default: The name that a request without one means, where it is one of these.
+        default: The name for requests without one, if it is one of these.
     """
 
     def __init__(self, model_infos: Iterable[ModelInfo], default: str | None = None) -> None:
@@ -158,9 +158,9 @@ class ModelNames:
             self._by_name.setdefault(name + variant_end(variant), found)
 
     def resolve(self, name: str | None) -> ResolvedModel:
-        """Return what a client means.
+        """Return the model that a name means.
 
-        No name means the default model, or the only one, or the one that any name means.
+        No name means the default model, or the only one, or the catch-all.
 
         Raises:
             BadRequest: No name was given, and there are several models.
@@ -181,18 +181,18 @@ class ModelNames:
 
     @cached_property
     def local(self) -> ModelNames:
-        """Those of the models of this machine, by their own names."""
+        """The names of this machine's models, without a catch-all."""
         infos = without_nodes(self.model_infos)
         return ModelNames((replace(info, is_catch_all=False) for info in infos), self.default)
 
     def visible(self, models: frozenset[str] | None) -> ModelNames:
-        """Those of the models with one of these names; None for all."""
+        """Return the names of the models that a client may use; `models` is None for all."""
         if models is None:
             return self
         if models not in self._visible:
             if len(self._visible) >= _SUBSETS_MAX:
                 self._visible.clear()
-            limited = (info.limited(models) for info in self.model_infos)
+            limited = (info.limit_to(models) for info in self.model_infos)
             infos = [info for info in limited if info]
             self._visible[models] = ModelNames(infos, self.default)
         return self._visible[models]
@@ -202,12 +202,12 @@ class ModelNames:
 
 
 def without_nodes(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
-    """Return the models as this machine alone serves them."""
+    """Return the models of this machine, as it serves them without nodes."""
     return [info.local_only or info for info in model_infos if info.is_local]
 
 
 def with_variants(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
-    """Return these models and, behind each, its adapters and variants as models of their own."""
+    """Return the models, each followed by its adapters and variants as separate models."""
     return [
         entry
         for info in model_infos
@@ -216,7 +216,7 @@ def with_variants(model_infos: Iterable[ModelInfo]) -> list[ModelInfo]:
 
 
 def variant_end(variant: str) -> str:
-    """Return what is behind a model's name; an adapter of another machine has its mark already."""
+    """Return the suffix of a variant's name; another machine's adapter already has its mark."""
     return variant if variant.startswith(MARK) else SEPARATOR + variant
 
 
@@ -250,28 +250,28 @@ class ModelLoader(Protocol):
         """Return every configured model, in the order of the settings."""
 
     def names(self) -> ModelNames:
-        """Return the names of all models; the same object until one of them changes."""
+        """Return the names of all models; the same object until a model changes."""
 
     async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
-        """Return once an instance of the model is admitted; the caller sets the deadline.
+        """Wait until an instance of the model is admitted; the caller sets the deadline.
 
         Args:
             model: Its id.
-            on_load: Called when its load begins: it waits for memory no more.
+            on_load: Called when its load begins, after any wait for memory.
 
         Raises:
-            ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.
+            ProxyError: No instance will be: Unavailable, UnknownModel or UpstreamFailed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What of a model is on GPUs.
+    """A model's use of GPUs.
 
     Attributes:
-        layers: Of the instance that has the most there; the output counts as one.
-        memory_bytes: Of all its instances, by estimate.
-        devices: Their names.
+        layers: Layers on GPUs of the instance with the most; the output counts as one.
+        memory_bytes: Estimated memory of all its instances.
+        devices: Names of the GPUs.
     """
 
     layers: int = 0
@@ -281,56 +281,56 @@ class GpuUse:
 
 class EngineReader(Protocol):
     def gpu_use(self, model: str, /) -> GpuUse:
-        """Return what the ready instances of a model have on GPUs."""
+        """Return the GPU use of a model's ready instances."""
 
     async def runtime(self) -> Mapping[str, object]:
-        """Return the format, name, version and abilities of the engine.
+        """Return the engine's format, name, version and abilities.
 
         Raises:
-            Unavailable: There is none that runs.
+            Unavailable: No engine is running.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """A prompt that an instance has prefilled; `tokens` are those that were not cached."""
+    """A prompt that an instance prefilled; `tokens` were not cached."""
 
     instance: str
     tokens: int
     cached_tokens: int
 
     def with_cached(self, most: int) -> PrefillResult:
-        """Return it as if no more had been cached."""
+        """Return the result with at most this many tokens counted as cached."""
         hidden = max(0, self.cached_tokens - most)
         return PrefillResult(self.instance, self.tokens + hidden, self.cached_tokens - hidden)
 
 
 class PromptWarmer(Protocol):
-    """Prefills prompts, and keeps those to prefill at the next start."""
+    """Prefills prompts, and remembers prompts to prefill at the next start."""
 
     def learns(self, model: str, /) -> bool:
-        """Return whether shared prefixes of a model's conversations are kept."""
+        """Return whether shared prefixes of a model's conversations are remembered."""
 
     def learn(self, model: str, prefix: SharedPrefix, /) -> None:
-        """Take a prefix that three more conversations of a model share; must not block."""
+        """Note a prefix that three more conversations of a model share; must not block."""
 
     async def warm(self, model: str, body: Mapping[str, Any], /) -> Sequence[PrefillResult]:
-        """Prefill a chat request on every instance of a model that is ready; clients come first.
+        """Prefill a chat request on all ready instances of a model; clients come first.
 
         Raises:
             BadRequest: The body is no chat request, or an instance refused it.
-            Unavailable: None is ready, or one had no free slot.
+            Unavailable: No instance is ready, or one had no free slot.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """What a model's file says.
+    """Metadata of a model's file.
 
     Attributes:
-        architecture: As GGUF names it, such as `llama`.
+        architecture: GGUF's name of it, such as `llama`.
         chat_template: Jinja; empty for none.
-        capabilities: In Ollama's words.
+        capabilities: In Ollama's terms.
     """
 
     architecture: str = ""
@@ -340,12 +340,12 @@ class ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """A loaded model.
+    """Memory and remaining time of a loaded model.
 
     Attributes:
-        memory_bytes: By estimate, in main memory and on GPUs.
-        gpu_bytes: Of those, on GPUs.
-        unload_in_s: Seconds until it is unloaded without requests; None for never.
+        memory_bytes: Estimated memory, in main memory and on GPUs.
+        gpu_bytes: The part of it on GPUs.
+        unload_in_s: Time until it is unloaded if no request comes; None for never.
     """
 
     memory_bytes: int = 0
@@ -355,7 +355,7 @@ class Residence:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step of a download; `total_bytes` is 0 for one without a size."""
+    """A step of a download; `total_bytes` is 0 if it has no size."""
 
     status: str
     file: str = ""
@@ -364,19 +364,19 @@ class Progress:
 
 
 class OllamaHost(Protocol):
-    """All names are those of configured models, but for `pull`."""
+    """All names are names of configured models, except in `pull`."""
 
     async def details(self, models: Sequence[str], /) -> Mapping[str, ModelDetails]:
-        """Return those of the models whose files can be read."""
+        """Return the details of all models whose files can be read."""
 
     def residence(self, model: str, /) -> Residence:
-        """Return that of a model, loaded or not."""
+        """Return the residence of a model, loaded or not."""
 
     def keep_alive(self, model: str, seconds: float, /) -> None:
-        """Note how long a loaded model is to stay without requests."""
+        """Set how long a loaded model stays loaded without requests."""
 
     def pull(self, name: str, /) -> AsyncGenerator[Progress, None]:
-        """Download a model; cancelled with its iteration.
+        """Download a model; stops if the iteration is cancelled.
 
         Raises:
             ProxyError: No such model, no space, or the download failed.
@@ -386,23 +386,23 @@ class OllamaHost(Protocol):
         """Remove the files of a model.
 
         Raises:
-            ProxyError: It cannot be removed.
+            ProxyError: The files cannot be removed.
         """
 
 
 class ModelControl(Protocol):
-    """Loads and unloads models of this machine; neither waits until that is done."""
+    """Loads and unloads models of this machine, without waiting for the end."""
 
     def load(self, model: str, /) -> None:
         """Begin to load a model.
 
         Raises:
-            Unavailable: It was stopped by command.
+            Unavailable: A command stopped it.
             UnknownModel: It is no longer configured.
         """
 
     async def load_for_others(self, model: str, /) -> None:
-        """Begin to load a model that another llama-corral asks for, unless one in use had to go.
+        """Begin to load a model for another llama-corral, unless a model in use would have to go.
 
         Raises:
             Unavailable: It was stopped or failed, or there is no memory for it.
@@ -410,18 +410,18 @@ class ModelControl(Protocol):
         """
 
     def unload(self, model: str, /) -> None:
-        """Begin to unload a model: its requests finish first, and the next one loads it again.
+        """Begin to unload a model: its requests finish first, and the next request loads it again.
 
         Raises:
             UnknownModel: It is no longer configured.
         """
 
     def changes(self) -> AbstractContextManager[asyncio.Event]:
-        """Return what is set after each change of a model's state or of its load progress."""
+        """Return an event that is set at each change of a model's state or load progress."""
 
 
 def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[ModelInfo]:
-    """The models that the client may see; for another proxy, without nodes."""
+    """Return the models that the client may see; for another proxy, without nodes."""
     model_infos = loader.models()
     if HOP in request.headers:
         model_infos = without_nodes(model_infos)
@@ -429,7 +429,7 @@ def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[Mod
 
 
 def visible_models(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:
-    """The models that a key can use; to it, no others exist."""
+    """Return the models that a key can use; no others exist for it."""
     if key is None or key.models is None:
         return model_infos
-    return [found for model in model_infos if (found := model.limited(key.models))]
+    return [found for model in model_infos if (found := model.limit_to(key.models))]

@@ -1,12 +1,13 @@
 """Reads an HTTP request into a ProxyRequest.
 
 The body is parsed as the engine will parse it: as a form if the endpoint takes forms and the
-request declares one, else as JSON. `id_slot` is removed: a client that names a slot in use corrupts
-another client's text (builds 10434 and 11434). `keep_alive` is for the supervisor and removed too.
-A variant changes the body. Other JSON is forwarded byte for byte; a form is written again.
+request declares one, otherwise as JSON. `id_slot` is removed, because a client that names a slot in
+use corrupts another client's text (builds 10434 and 11434). `keep_alive` is for the supervisor and
+removed too. A variant changes the body. Other JSON is forwarded byte for byte; a form is encoded
+again.
 
-`session_id` is the name that a client gives a conversation, wherever its program puts it. Of
-several the first in the order below counts, the most exact. `x-client-request-id` is none: some
+`session_id` is the client's name for a conversation, wherever its program puts it. Of several names
+the first in the order below counts, the most exact. `x-client-request-id` is not used, because some
 clients make a new one for each request. Source: Claude Code, opencode, Codex, Amp and
 llama-server's web page, as they send it.
 """
@@ -87,28 +88,28 @@ class ProxyRequest:
     """A request for a model.
 
     Attributes:
-        path: Decoded.
-        query: Raw, without the question mark.
-        headers: Those that an instance may see.
+        path: Decoded path.
+        query: Raw query, without the question mark.
+        headers: Header fields that an instance may see.
         body: The bytes to forward.
         json: The members of a JSON object, or the texts of a form.
-        client: The name of an API key, or an address; for fairness and limits.
+        client: Name of an API key, or an address; for fairness and limits.
         session: The client's id of the conversation.
-        is_from_proxy: Whether another llama-corral forwarded it: no node gets it.
-        is_background: Whether no client waits for it: it does not prevent eviction.
-        form: None: the body is JSON.
-        slots: Slots that it uses on one instance.
-        remote_variant: The name of a variant that a node applies; empty for none.
-        is_autoload: Whether it may load its model; false with the query parameter `autoload=false`.
-        is_let_in: Whether it is part of a request that was queued already, so that the limit of the
-            queue does not apply.
-        keep_alive_s: How long its model is to stay loaded without a request, infinite for ever;
-            None: it says nothing.
-        max_context: The most tokens of its prompt that its key permits; None: any.
-        adapter: The name of the LoRA adapter that its `lora` stands for, empty for none; None where
-            the model has none here, or the client wrote `lora`.
-        wait_s: How long the client waits for the first token; None: it does not say.
-        owner: Whose caches it uses.
+        is_from_proxy: Whether another llama-corral forwarded it; then no node gets it.
+        is_background: Whether no client waits for it; then it does not prevent eviction.
+        form: The form, None for a JSON body.
+        slots: Number of slots that it uses on one instance.
+        remote_variant: Name of a variant that a node applies; empty for none.
+        is_autoload: Whether it may load its model; False with the query parameter `autoload=false`.
+        is_let_in: Whether it belongs to a request that was queued before, so that the queue's limit
+            does not apply.
+        keep_alive_s: Time that its model stays loaded without requests, infinite for ever; None if
+            not given.
+        max_context: Most prompt tokens that its API key permits; None for any number.
+        adapter: Name of the LoRA adapter that its `lora` selects, empty for none; None if the model
+            has no adapters here or the client wrote `lora`.
+        wait_s: Time that the client waits for the first token; None if not given.
+        owner: Owner of the caches that it uses.
     """
 
     request_id: str
@@ -140,7 +141,7 @@ class ProxyRequest:
 
     @property
     def may_load(self) -> bool:
-        """GET and HEAD never load a model."""
+        """Whether it may load a model; GET and HEAD never do."""
         return self.is_autoload and self.method not in {"GET", "HEAD"}
 
     @property
@@ -149,13 +150,13 @@ class ProxyRequest:
 
 
 def client_of(request: web.BaseRequest) -> str:
-    """The name of the API key, or the address."""
+    """Return the name of the API key, or the address."""
     key = request[KEY]
     return key.name if key else request.remote or ""
 
 
 def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
-    """The names that the client may use; for another proxy, without nodes."""
+    """Return the model names that the client may use; for another proxy, without nodes."""
     names, key = loader.names(), request[KEY]
     if HOP in request.headers:
         names = names.local
@@ -164,12 +165,12 @@ def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What an instance is asked in place of an endpoint of ours.
+    """The translation of one of our endpoints into an instance's endpoint.
 
     Attributes:
-        path: llama-server's.
-        members: Returns its members for ours; raises BadRequest.
-        size_bytes: Returns how long a body may become; a thread reads long ones.
+        path: Path of llama-server.
+        members: Translates our members into its members; raises BadRequest.
+        size_bytes: Returns how long a body may become; long ones are read in a thread.
     """
 
     path: str
@@ -180,7 +181,7 @@ class Translation:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a body holds, as it is forwarded."""
+    """The content of a body, as it is forwarded."""
 
     model: str
     body: bytes = b""
@@ -194,7 +195,7 @@ class Content:
 
 
 def cache_owner(request: web.BaseRequest, settings: ProxySettings) -> CacheOwner:
-    """Return whose caches a request uses; another llama-corral says it of its clients."""
+    """Return the owner of a request's caches; another llama-corral names its client's owner."""
     key, given = request[KEY], request.headers.get(CACHE_OWNER)
     if given is not None:
         name = f"{key.name if key else ''}\0{given[:_OWNER_MAX_CHARACTERS]}"
@@ -209,13 +210,13 @@ async def read_request(
     share: Share,
     translation: Translation | None = None,
 ) -> ProxyRequest:
-    """Read a request for one of the models that the client may use, translated where that is given.
+    """Read a request for one of the client's models; apply `translation` if given.
 
     Raises:
         BadRequest: The body is neither a JSON object nor a form, or names no model among several.
         LimitExceeded: It exceeds a limit of `[proxy.limits]`.
         UnknownModel: No model has the name.
-        ProxyError: As `read_body` and `check_complexity`.
+        ProxyError: See `read_body` and `check_complexity`.
     """
     path = translation.path if translation else request.path
     kind = translation.kind if translation else endpoint_kind(request.method, path)
@@ -231,7 +232,7 @@ def request_of(
     kind: EndpointKind,
     content: Content,
 ) -> ProxyRequest:
-    """Return a request whose body was read."""
+    """Build the request from its body's content."""
     members, key, wait_s = content.members, request[KEY], _wait_s(request)
     timeout_s = settings.queue_timeout_s
     return ProxyRequest(
@@ -253,7 +254,8 @@ def request_of(
         form=content.form,
         slots=choices_of(kind, members),
         remote_variant=content.remote_variant,
-        is_autoload=_is_autoload(request),
+        # Like llama-server's router mode. Source: tools/server/server-models.cpp.
+        is_autoload=request.query.get("autoload", "") in {"", "1", "true"},
         keep_alive_s=content.keep_alive_s,
         adapter=content.adapter,
         wait_s=wait_s,
@@ -279,20 +281,19 @@ async def _content(
     await check_complexity(body, share)
 
     def read() -> Content:
-        asked = _translate_body(body, translation) if translation else body
-        return json_content(asked, kind, named, names, share.settings, owner)
+        translated = body
+        if translation:
+            members = members_of(body)
+            translated_members = translation.members(members)
+            if translated_members is not members:
+                translated = encode_members(translated_members)
+        return json_content(translated, kind, named, names, share.settings, owner)
 
     if translation is None:
         return await share.run(len(body), read)
     content = await share.run(translation.size_bytes(body), read)
     share.add_bytes(max(0, len(content.body) - len(body)))
     return content
-
-
-def _translate_body(body: bytes, translation: Translation) -> bytes:
-    members = members_of(body)
-    asked = translation.members(members)
-    return body if asked is members else written(asked)
 
 
 def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> Content:
@@ -311,21 +312,23 @@ def json_content(
     settings: ProxySettings,
     owner: CacheOwner,
 ) -> Content:
-    """Read a JSON body that `check_complexity` passed; raises as `read_request` does.
+    """Read a JSON body that passed `check_complexity`; raises like `read_request`.
 
     Args:
         body: The body.
-        kind: Of the endpoint.
-        named: The model, where the body names none.
+        kind: Kind of the endpoint.
+        named: The model if the body names none.
         names: The models that the client may use.
-        settings: With the limits.
-        owner: Whose caches it uses.
+        settings: The settings, with the limits.
+        owner: Owner of the caches that it uses.
     """
     members = members_of(body)
     pick = names.resolve(named_model(members) or named)
-    applied = pick.variant.applied(members) if pick.variant and kind.takes_variants else members
+    applied = pick.variant.apply_to(members) if pick.variant and kind.takes_variants else members
     stays_s = keep_alive_s(applied) if kind.takes_slot else None
-    forwarded = _without_own_members(applied)
+    forwarded = applied
+    if not _OURS.isdisjoint(applied):
+        forwarded = {name: value for name, value in applied.items() if name not in _OURS}
     check(kind, forwarded, settings.limits)
     if pick.model_info.has_fixed_adapters and kind.takes_slot:
         check_fixed(forwarded, pick.model_info.id)
@@ -343,7 +346,7 @@ def json_content(
     model = pick.model_info.id
     return Content(
         model,
-        body if forwarded is members else written(forwarded),
+        body if forwarded is members else encode_members(forwarded),
         forwarded,
         read_prompt(kind, model, forwarded, owner),
         keep_alive_s=stays_s,
@@ -354,10 +357,10 @@ def json_content(
 
 
 def _with_object_schema(members: dict[str, Any]) -> dict[str, Any]:
-    """Return the members with a schema for `json_object`; the same object where nothing changes.
+    """Add a schema for `json_object`; return the same object if nothing changes.
 
-    Without one the engine lets any text pass: in OpenAI's API the response is a JSON object. It
-    means the same to builds that enforce `json_object` by themselves.
+    Without a schema the engine accepts any text, but in OpenAI's API the response is a JSON object.
+    Builds that enforce `json_object` themselves treat both alike.
 
     Source: measured on build 10434; OpenAI's API reference, "Create chat completion".
     """
@@ -370,7 +373,7 @@ def _with_object_schema(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
-    # The engine parses a body by its type, so it must be the one that was parsed here.
+    # The engine parses the body by its content type, which must match our parsing.
     headers = for_upstream(request.headers)
     if request.method == "POST":
         headers["Content-Type"] = form.content_type if form else "application/json"
@@ -378,13 +381,13 @@ def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
 
 
 def _priority(request: web.BaseRequest, members: Mapping[str, Any]) -> Priority:
-    """By our header or by OpenAI's `service_tier`."""
+    """Return the priority from our header or OpenAI's `service_tier`."""
     header = request.headers.get(PRIORITY, "").strip().lower()
     return "batch" if header == "batch" or members.get("service_tier") == "flex" else "interactive"
 
 
 def _wait_s(request: web.BaseRequest) -> float | None:
-    """The client's preference `wait`. Source: RFC 7240 section 4.3."""
+    """Return the client's preference `wait`. Source: RFC 7240 section 4.3."""
     if "Prefer" not in request.headers:
         return None
     prefer = ",".join(request.headers.getall("Prefer"))[:_PREFER_MAX_CHARACTERS]
@@ -392,20 +395,8 @@ def _wait_s(request: web.BaseRequest) -> float | None:
     return float(wanted[1]) if wanted else None
 
 
-def _is_autoload(request: web.BaseRequest) -> bool:
-    """As llama-server's router mode reads it. Source: tools/server/server-models.cpp."""
-    return request.query.get("autoload", "") in {"", "1", "true"}
-
-
-def _without_own_members(members: dict[str, Any]) -> dict[str, Any]:
-    """The members that an engine may see; the same object where that is all of them."""
-    if "id_slot" not in members and MEMBER not in members:
-        return members
-    return {name: value for name, value in members.items() if name not in _OURS}
-
-
-def written(members: Mapping[str, Any]) -> bytes:
-    """Return members as a body; raises BadRequest."""
+def encode_members(members: Mapping[str, Any]) -> bytes:
+    """Encode members as a body; raise BadRequest if they are nested too deeply."""
     try:
         return orjson.dumps(members)
     except TypeError as error:  # parsing allows more levels than serialising

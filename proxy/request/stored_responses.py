@@ -1,8 +1,8 @@
-"""Responses by their ids, in memory, and requests that continue one of them.
+"""Stored responses by id, in memory, and requests that continue them.
 
-Bounded: the oldest go first. A turn of a conversation keeps only its own items and the turn before
-it, so a conversation takes as much memory as its text. A turn stays as long as a stored response
-needs it. `StoredTurn` is one request: completed from the store, then stored with its response.
+Bounded: the oldest go first. A turn keeps only its own items and a reference to the turn before it,
+so a conversation takes as much memory as its text. A turn stays as long as a stored response needs
+it. `StoredTurn` is one request: completed from the store, then stored with its response.
 
 Source: OpenAI's API reference, "Create a model response": `previous_response_id`, `store`, items of
 type `item_reference`; instructions are not carried over.
@@ -21,7 +21,7 @@ import orjson
 from proxy.errors import BadRequest, LimitExceeded, PreviousResponseNotFound, quote
 from proxy.settings import StoredResponseSettings
 
-# The objects that hold a response, whatever its length.
+# Memory of the objects around a response, whatever its length.
 _OVERHEAD_BYTES: Final = 1024
 
 Items = Sequence[Any]
@@ -29,12 +29,12 @@ Items = Sequence[Any]
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """What one response answered, and that response.
+    """A request's input and its response.
 
     Attributes:
-        input: The items of its request, without those of the turns before; JSON.
-        response: JSON.
-        holders: Stored responses and later turns that need it.
+        input: JSON of the request's items, without those of earlier turns.
+        response: JSON of the response.
+        holders: Number of stored responses and later turns that need it.
     """
 
     input: bytes
@@ -48,7 +48,7 @@ class Turn:
 
     @property
     def items(self) -> Items:
-        """The items of its request and its response."""
+        """The items of the request and the response."""
         output: list[Any] = orjson.loads(self.response)["output"]
         given: list[Any] = orjson.loads(self.input)
         return given + output
@@ -62,7 +62,7 @@ class StoredResponse:
     item_ids: frozenset[str]
 
     def turns(self) -> Sequence[Turn]:
-        """Its conversation, the oldest turn first."""
+        """Return the turns of its conversation, oldest first."""
         found, turn = [], self.turn
         while True:
             found.append(turn)
@@ -71,9 +71,9 @@ class StoredResponse:
             turn = turn.previous
 
     def input_items(self) -> list[dict[str, Any]]:
-        """What it answers, with the turns before it, the oldest first, as OpenAI shows items.
+        """Return the items that it answers, with all earlier turns, oldest first.
 
-        Items that a client sent without an id get one that stays the same.
+        Items that a client sent without an id get a stable id.
         """
         found: list[Any] = []
         for turn in self.turns():
@@ -92,9 +92,9 @@ _Key = tuple[str, str]
 
 
 class ResponseStore:
-    """Stored responses of all owners: the names of API keys, or the empty one where none is needed.
+    """The stored responses of all owners: names of API keys, or "" if no key is needed.
 
-    Reading changes nothing, so another thread may read.
+    Reads change nothing, so other threads may read.
     """
 
     def __init__(
@@ -110,18 +110,18 @@ class ResponseStore:
         return len(self._responses)
 
     def find(self, owner: str, response_id: str) -> StoredResponse | None:
-        return self._unexpired(self._responses.get((owner, response_id)))
+        return self._find_unexpired(self._responses.get((owner, response_id)))
 
     def item(self, owner: str, item_id: str) -> Mapping[str, Any] | None:
         """Return an item of a request or response of the owner."""
-        stored = self._unexpired(self._by_item.get((owner, item_id)))
+        stored = self._find_unexpired(self._by_item.get((owner, item_id)))
         items = stored.turn.items if stored else ()
         return next((item for item in items if _id_of(item) == item_id), None)
 
     def add(
         self, owner: str, given: Items, response: Mapping[str, Any], previous: Turn | None
     ) -> None:
-        """Store a response to some items."""
+        """Store a response to the given items."""
         turn = Turn(orjson.dumps(given), orjson.dumps(response), previous)
         ids = frozenset(filter(None, map(_id_of, [*given, *response["output"]])))
         stored = StoredResponse(response["id"], turn, self._clock(), ids)
@@ -135,7 +135,7 @@ class ResponseStore:
         self.trim()
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """Delete a response; return whether there was one. Later turns keep what they need."""
+        """Delete a response; return whether it existed. Later turns keep their own history."""
         stored = self._responses.pop((owner, response_id), None)
         if stored is None:
             return False
@@ -143,7 +143,7 @@ class ResponseStore:
             if self._by_item.get(key) is stored:
                 del self._by_item[key]
         self._release(stored.turn)
-        return self._unexpired(stored) is not None
+        return self._find_unexpired(stored) is not None
 
     def _release(self, last: Turn) -> None:
         turn: Turn | None = last
@@ -155,10 +155,10 @@ class ResponseStore:
             turn = turn.previous
 
     def trim(self) -> None:
-        """Delete what is too old or too much."""
+        """Delete responses that are too old or exceed the limits."""
         while self._responses:
             (owner, response_id), oldest = next(iter(self._responses.items()))
-            if not self._is_full and self._unexpired(oldest):
+            if not self._is_full and self._find_unexpired(oldest):
                 return
             self.delete(owner, response_id)
 
@@ -167,7 +167,7 @@ class ResponseStore:
         settings = self.settings
         return len(self) > settings.max_count or self.held_bytes > settings.max_bytes
 
-    def _unexpired(self, stored: StoredResponse | None) -> StoredResponse | None:
+    def _find_unexpired(self, stored: StoredResponse | None) -> StoredResponse | None:
         if stored is None or self._clock() - stored.stored_at_s > self.settings.keep_s:
             return None
         return stored
@@ -195,15 +195,17 @@ _MARKS: Final = (b'"previous_response_id"', b'"item_reference"')
 
 
 class StoredTurn:
-    """Nothing is stored where the settings, or the request by `store`, do not want it.
+    """One request of the Responses API, completed from the store and stored with its response.
+
+    Nothing is stored if the settings, or the request's `store`, turn it off.
 
     Args:
-        store: Of all responses.
-        owner: The name of the client's API key, or empty.
+        store: The store of all responses.
+        owner: Name of the client's API key, or empty.
         max_bytes: The longest conversation that a request may continue.
 
     Attributes:
-        previous_response_id: As the request names it, or None.
+        previous_response_id: The id that the request names, or None.
         is_stored: Whether the response will be stored.
     """
 
@@ -217,15 +219,15 @@ class StoredTurn:
         self._previous: Turn | None = None
 
     def size_bytes(self, body: bytes) -> int:
-        """Return how long a request may become, by what it may refer to."""
+        """Return how long a request may become with the items that it refers to."""
         return self._max_bytes if any(mark in body for mark in _MARKS) else len(body)
 
     def members(self, members: dict[str, Any]) -> dict[str, Any]:
-        """Return the request with the whole conversation; the same object where it has it.
+        """Return the request with the whole conversation; the same object if it is complete.
 
         Raises:
-            BadRequest: Stored responses are off, an item is unknown, a conversation is named, or
-                the response is to be computed in the background.
+            BadRequest: Stored responses are off, an item is unknown, or the request has
+                `conversation` or `background`.
             PreviousResponseNotFound: No response of the owner has the id.
             LimitExceeded: The conversation is too long.
         """
@@ -237,7 +239,7 @@ class StoredTurn:
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not isinstance(items, list):
             return members  # the engine refuses it
-        self._given = known = [self._known(item) for item in items]
+        self._given = known = [self._resolve_item(item) for item in items]
         self.is_stored = self._store.settings.enabled and members.get("store") is not False
         history = self._history(members.get("previous_response_id"))
         if self.previous_response_id is None and known == items:
@@ -246,7 +248,6 @@ class StoredTurn:
         return {**kept, "input": [*history, *known]}
 
     def add(self, response: Mapping[str, Any]) -> None:
-        """Store the response."""
         if self.is_stored:
             self._store.add(self._owner, self._given, response, self._previous)
 
@@ -268,7 +269,7 @@ class StoredTurn:
             )
         return [item for turn in turns for item in turn.items]
 
-    def _known(self, item: Any) -> Any:
+    def _resolve_item(self, item: Any) -> Any:
         match item:
             case {"type": "item_reference", "id": str(item_id)}:
                 self._need_store("an item of type item_reference")

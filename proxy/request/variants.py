@@ -1,11 +1,11 @@
-"""Other names of a model: `chat:high` with other request members, `chat+legal` with a LoRA adapter.
+"""Variants and adapters: `chat:high` sets other request members, `chat+legal` a LoRA adapter. Pure.
 
 `chat:high` is the variant `high` of the model `chat`. It changes the body of a request on its way
 to the instance and nothing else: no reload, no second cache.
 
-An engine has all adapters of a model loaded, and each request says how much of which it takes. It
-must say so always: a slot that computed with one adapter keeps its cache for a request that says
-nothing, and answers from it as if the adapter were on. Pure.
+An engine has all adapters of a model loaded, and each request gives their scales. It must always
+give them: otherwise a slot that computed with an adapter keeps its cache for a request without
+scales, and answers as if the adapter were on.
 
 Source: measured on build 10434; llama.cpp, server-context.cpp, launch_slot_with_task: the cache is
 cleared if the adapters of a request and of its slot differ, but only if the request names any.
@@ -28,7 +28,7 @@ MEMBER: Final = "lora"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter; `scale` is what `MODEL+NAME` means."""
+    """A LoRA adapter; `MODEL+NAME` applies it with `scale`."""
 
     name: str
     scale: float = 1.0
@@ -40,11 +40,11 @@ Adapters = Sequence[Adapter]
 def with_adapter(members: Mapping[str, Any], adapters: Adapters, name: str) -> dict[str, Any]:
     """Return a request's members with the scale of each adapter; `name` is empty for none.
 
-    The id of an adapter is its place.
+    The id of an adapter is its index.
 
     Raises:
-        BadRequest: The request gives scales of its own to a model name that has an adapter, or
-            names an adapter that the model does not have.
+        BadRequest: The request gives scales although its model name has an adapter, or names an
+            unknown adapter.
     """
     given = members.get(MEMBER)
     if given and name:
@@ -56,8 +56,8 @@ def with_adapter(members: Mapping[str, Any], adapters: Adapters, name: str) -> d
 def check_fixed(members: Mapping[str, Any], model: str) -> None:
     """Refuse scales for a model whose instances apply an adapter to every request.
 
-    Its engine finds prompts in main memory and in slot files by their tokens alone, whichever
-    scales they were computed with; so another request would be answered from them.
+    Its engine finds prompts in main memory and in slot files by tokens alone, regardless of scales;
+    so other requests would be answered from caches with the wrong scales.
 
     Raises:
         BadRequest: The request gives scales.
@@ -74,7 +74,7 @@ def names_of(adapters: Adapters) -> str:
 
 
 def _complete_scales(given: object, adapters: Adapters) -> object:
-    """Return scales for all adapters; what cannot be read is the engine's to refuse."""
+    """Return scales for all adapters; the engine refuses an invalid list."""
     scales = [0.0] * len(adapters)
     for adapter in given if isinstance(given, list) else ():
         place = _place(adapter, adapters)
@@ -86,7 +86,7 @@ def _complete_scales(given: object, adapters: Adapters) -> object:
 
 
 def _place(wanted: object, adapters: Adapters) -> int | None:
-    """Return the place of an adapter that a request names by `name` or `id`."""
+    """Return the index of an adapter that a request names by `name` or `id`."""
     if not isinstance(wanted, dict):
         return None
     if isinstance(name := wanted.get("name"), str):
@@ -122,9 +122,9 @@ def _json_value(value: Any) -> Any:
 
 
 class Variant(BaseModel):
-    """`[models.NAME.variants.VARIANT]`: request members that count where a client gives none.
+    """`[models.NAME.variants.VARIANT]`: defaults for members that a request does not give.
 
-    The names `set` and `strip` are not members.
+    `set` and `strip` are not members.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -146,11 +146,11 @@ class Variant(BaseModel):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Members for requests without them; of an object, those that the client omits."""
+        """Defaults for missing members, and for missing members of objects."""
         return self.model_extra or {}
 
-    def applied(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a request's members as this variant has them."""
+    def apply_to(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply the variant to a request's members."""
         given = {key: value for key, value in members.items() if key not in self.strip}
         filled = {
             key: _merge_defaults(value, given.get(key)) for key, value in self.defaults.items()

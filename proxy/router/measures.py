@@ -226,8 +226,8 @@ class ModelMeasures:
         """Return None before the first response."""
         if not self._prompts.samples:
             return None
-        prompt, each, depth, passes = self._prompts.paced
-        base, answers, depths = self._answers.paced
+        prompt, each, depth, passes = self._prompts.paced_coefficients
+        base, answers, depths = self._answers.paced_coefficients
         costs = (prompt, each, depth, passes), (base, answers, depths)
         return EngineCosts(*costs, self._overhead_s or 0.0)
 

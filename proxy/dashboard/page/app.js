@@ -28,7 +28,7 @@ export class App extends Component {
   }
 
   keys() {
-    const views = VIEWS.map((one) => [one.key, () => this.go(one.name)]);
+    const views = VIEWS.map((view) => [view.key, () => this.go(view.name)]);
     return {
       ...Object.fromEntries(views),
       "/": () => this.mainRef.current.querySelector("[data-filter]")?.focus(),

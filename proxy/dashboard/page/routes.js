@@ -22,6 +22,6 @@ export const VIEWS = [
 
 export function route(hash) {
   const [name, detail] = hash.replace(/^#\/?/, "").split("/", 2);
-  const found = VIEWS.find((one) => one.name === name) ?? VIEWS[0];
+  const found = VIEWS.find((view) => view.name === name) ?? VIEWS[0];
   return { ...found, detail: detail ? decodeURIComponent(detail) : null };
 }

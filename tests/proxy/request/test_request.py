@@ -447,7 +447,7 @@ async def test_the_prompt_of_a_variant_is_that_of_its_members(
     plain, fixed = asked
     assert plain.model == fixed.model == "chat"
     assert plain.prompt == read_prompt(plain.kind, "chat", plain.json)
-    assert fixed.prompt == read_prompt(fixed.kind, "chat", FIXED.applied(plain.json))
+    assert fixed.prompt == read_prompt(fixed.kind, "chat", FIXED.apply_to(plain.json))
 
 
 async def test_variants_are_listed_and_found(various: ProxyHarness) -> None:

@@ -28,11 +28,11 @@ HIGH = Variant(
 def test_members_become_what_the_variant_says(
     given: dict[str, Any], becomes: dict[str, Any]
 ) -> None:
-    applied = HIGH.applied(given)
+    applied = HIGH.apply_to(given)
     assert applied.pop("chat_template_kwargs") == {"thinking": True, "depth": 3}
     assert applied == becomes
 
 
 def test_an_object_is_filled_up_member_by_member() -> None:
-    applied = HIGH.applied({"chat_template_kwargs": {"thinking": False}})
+    applied = HIGH.apply_to({"chat_template_kwargs": {"thinking": False}})
     assert applied["chat_template_kwargs"] == {"thinking": False, "depth": 3}

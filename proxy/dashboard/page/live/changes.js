@@ -10,6 +10,6 @@ export function changes(before, after) {
 
 function stateChanges(kind, before = {}, after = {}) {
   return Object.entries(after)
-    .filter(([name, one]) => before[name] && before[name].state !== one.state)
-    .map(([name, one]) => `${kind} ${name} is ${one.state}${one.cause ? `: ${one.cause}` : ""}`);
+    .filter(([name, item]) => before[name] && before[name].state !== item.state)
+    .map(([name, item]) => `${kind} ${name} is ${item.state}${item.cause ? `: ${item.cause}` : ""}`);
 }

@@ -43,7 +43,7 @@ export class LiveStore {
 
   // After a reconnection the last events come again; a restarted daemon numbers its own from one.
   takeEvent(event) {
-    if (this.events.some((one) => one.seq === event.seq && one.at === event.at)) return;
+    if (this.events.some((known) => known.seq === event.seq && known.at === event.at)) return;
     this.events = [...this.events.slice(1 - EVENTS_MAX), event];
     this.notify();
   }

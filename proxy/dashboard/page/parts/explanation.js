@@ -28,9 +28,9 @@ export function Explanation({ id }) {
 
 function Findings({ findings }) {
   return html`<ul class="findings">
-    ${findings.map((one) => html`<li key=${one.cause}>
-      <p class="sentence">${one.sentence}</p>
-      ${one.advice && html`<p class="quiet">${one.advice}</p>`}
+    ${findings.map((finding) => html`<li key=${finding.cause}>
+      <p class="sentence">${finding.sentence}</p>
+      ${finding.advice && html`<p class="quiet">${finding.advice}</p>`}
     </li>`)}
   </ul>`;
 }

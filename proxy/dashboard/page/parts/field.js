@@ -15,7 +15,7 @@ export function Choice({ label, value, options, onChange }) {
   return html`<label class="field">
     <span>${label}</span>
     <select value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${options.map(([one, title]) => html`<option key=${one} value=${one} selected=${one === value}>${title}</option>`)}
+      ${options.map(([option, title]) => html`<option key=${option} value=${option} selected=${option === value}>${title}</option>`)}
     </select>
   </label>`;
 }

@@ -19,7 +19,7 @@ export function Frame({ views, name, server, theme, onTheme, onShortcuts, onSign
     </div>
   </header>
   <nav aria-label="Views"><ul>
-    ${views.map((one) => html`<li key=${one.name}><a href=${`#${one.name}`}
-      aria-current=${one.name === name ? "page" : undefined}>${one.title}</a></li>`)}
+    ${views.map((view) => html`<li key=${view.name}><a href=${`#${view.name}`}
+      aria-current=${view.name === name ? "page" : undefined}>${view.title}</a></li>`)}
   </ul></nav>`;
 }

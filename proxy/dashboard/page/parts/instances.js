@@ -11,8 +11,8 @@ export function Instances({ models, instances, requests, clock }) {
   return html`<section class="instances" aria-labelledby="instances-title">
     <h2 id="instances-title">Instances and slots</h2>
     ${rows.length === 0 && html`<p class="empty">No instance runs: no model is loaded.</p>`}
-    ${rows.map((one) => html`<${Instance} key=${one.name} instance=${one} clock=${clock}
-      requests=${requests} context=${models[one.model]?.context} />`)}
+    ${rows.map((instance) => html`<${Instance} key=${instance.name} instance=${instance} clock=${clock}
+      requests=${requests} context=${models[instance.model]?.context} />`)}
   </section>`;
 }
 
@@ -27,7 +27,7 @@ function Instance({ instance, context, requests, clock }) {
     </header>
     ${error && html`<p class="cause">${error.message}</p>`}
     ${error?.hint && html`<p class="quiet">${error.hint}</p>`}
-    ${instance.warnings?.map((one) => html`<p key=${one} class="warning">${one}</p>`)}
+    ${instance.warnings?.map((warning) => html`<p key=${warning} class="warning">${warning}</p>`)}
     <ul class="slots">
       ${byName(instance.slots ?? {}).map((slot) => html`<${Slot} key=${slot.name} slot=${slot} context=${context}
         request=${requests[slot.request]} />`)}

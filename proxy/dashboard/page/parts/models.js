@@ -35,7 +35,7 @@ export class Models extends Component {
   }
 
   buttons(row) {
-    const verbs = row.actions.filter((one) => one in MODEL_ACTIONS);
+    const verbs = row.actions.filter((action) => action in MODEL_ACTIONS);
     return html`<div class="buttons">${verbs.map((verb) => html`<button key=${verb} type="button"
       class="small" aria-label=${`${MODEL_ACTIONS[verb].label} ${row.name}`}
       disabled=${this.props.actions.busy.has(`${verb} ${row.name}`)}

@@ -14,7 +14,7 @@ const COLUMNS = [
 ];
 
 export function Nodes({ nodes = {} }) {
-  const rows = Object.entries(nodes).map(([name, one]) => ({ name, ...one }));
+  const rows = Object.entries(nodes).map(([name, node]) => ({ name, ...node }));
   return rows.length > 0 && html`<${Table} caption="Nodes" columns=${COLUMNS} rows=${rows}
     rowKey=${(row) => row.name} />`;
 }

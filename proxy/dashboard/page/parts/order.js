@@ -4,12 +4,12 @@ const NAMES = new Intl.Collator("en", { numeric: true });
 
 export function byName(members) {
   return Object.entries(members)
-    .sort(([one], [other]) => NAMES.compare(one, other))
+    .sort(([first], [second]) => NAMES.compare(first, second))
     .map(([name, member]) => ({ name, ...member }));
 }
 
 export function byAge(members) {
   return Object.entries(members)
     .map(([id, member]) => ({ id, ...member }))
-    .sort((one, other) => one.began_at_s - other.began_at_s);
+    .sort((first, second) => first.began_at_s - second.began_at_s);
 }

@@ -12,7 +12,7 @@ const OTHERS = [
 ];
 
 export function ShortcutsDialog({ views, onClose }) {
-  const keys = [...views.map((one) => [one.key, one.title]), ...OTHERS];
+  const keys = [...views.map((view) => [view.key, view.title]), ...OTHERS];
   return html`<${Dialog} title="Shortcuts" onClose=${onClose}>
     <dl class="keys">
       ${keys.map(([key, what]) => html`<div key=${key}><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}

@@ -34,7 +34,7 @@ export class ChatView extends Component {
   }
 
   render({ chat, live }) {
-    const options = Object.entries(live.models).map(([name, one]) => [name, `${name} (${one.state})`]);
+    const options = Object.entries(live.models).map(([name, model]) => [name, `${name} (${model.state})`]);
     return html`
       <h1>Chat</h1>
       <div class="fields">
@@ -46,7 +46,7 @@ export class ChatView extends Component {
       <div class="messages" role="log" aria-label="Conversation" aria-busy=${chat.isRunning}
         tabindex="0" ref=${this.messagesRef}>
         ${chat.messages.length === 0 && html`<p class="empty">A model that is not loaded is loaded by the first message.</p>`}
-        ${chat.messages.map((one, i) => html`<${Message} key=${i} ...${one} />`)}
+        ${chat.messages.map((message, i) => html`<${Message} key=${i} ...${message} />`)}
         ${chat.error && html`<${Problem} error=${chat.error} />`}
       </div>
       <form class="compose" onSubmit=${(event) => { event.preventDefault(); this.send(event.target); }}>

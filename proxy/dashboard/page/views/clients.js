@@ -30,11 +30,11 @@ export class Clients extends Component {
     const { clients, models, model, needs_key, key_variable, urls } = this.reached(found);
     return html`
       <div class="fields">
-        <${Choice} label="Model" value=${model} options=${models.map((one) => [one, one])}
+        <${Choice} label="Model" value=${model} options=${models.map((name) => [name, name])}
           onChange=${(value) => this.setState({ model: value })} />
       </div>
       <${Variables} urls=${urls} keyVariable=${needs_key ? key_variable : null} />
-      ${clients.map((one) => html`<${Client} key=${one.name} ...${one} />`)}`;
+      ${clients.map((client) => html`<${Client} key=${client.name} ...${client} />`)}`;
   }
 }
 
@@ -58,7 +58,7 @@ function Client({ title, files, notes, command, run }) {
       <${Command} what="Write these settings" text=${command} />
       ${run && html`<${Command} what="Start it" text=${run} />`}
     </dl>
-    ${files.map((one) => html`<${Settings} key=${one.path} ...${one} />`)}
+    ${files.map((file) => html`<${Settings} key=${file.path} ...${file} />`)}
     ${notes.map((note) => html`<p key=${note} class="quiet">${note}</p>`)}
   </details>`;
 }

@@ -18,7 +18,7 @@ export class Events extends Component {
   }
 
   render({ store }, { filter, levels }) {
-    const rows = store.events.filter((one) => this.isWanted(one)).reverse();
+    const rows = store.events.filter((event) => this.isWanted(event)).reverse();
     return html`
       <h1>Events</h1>
       <div class="fields">

@@ -47,11 +47,11 @@ export class Logs extends Component {
   render(_props, { sources, source, filter, follows, error }) {
     const { lines } = this.log;
     const wanted = filter.toLowerCase();
-    const shown = wanted ? lines.filter((one) => one.text.toLowerCase().includes(wanted)) : lines;
+    const shown = wanted ? lines.filter((line) => line.text.toLowerCase().includes(wanted)) : lines;
     return html`
       <h1>Logs</h1>
       <div class="fields">
-        <${Choice} label="Source" value=${source} options=${sources.map((one) => [one, one])}
+        <${Choice} label="Source" value=${source} options=${sources.map((name) => [name, name])}
           onChange=${(value) => this.choose(value)} />
         <${Filter} label="Filter" value=${filter} onInput=${(value) => this.setState({ filter: value })} />
         <label class="check"><input type="checkbox" checked=${follows}
@@ -60,7 +60,7 @@ export class Logs extends Component {
       </div>
       ${error && html`<${Problem} error=${error} />`}
       <div class="log" role="log" aria-live="off" aria-label=${`Log of ${source}`} tabindex="0" ref=${this.linesRef}>
-        ${shown.map((one) => html`<div key=${one.number}>${one.text}</div>`)}
+        ${shown.map((line) => html`<div key=${line.number}>${line.text}</div>`)}
       </div>`;
   }
 }

@@ -19,5 +19,5 @@ export function Overview({ live, store, actions }) {
 }
 
 function build({ instances }) {
-  return [...new Set(Object.values(instances).map((one) => one.engine).filter(Boolean))].join(", ");
+  return [...new Set(Object.values(instances).map((instance) => instance.engine).filter(Boolean))].join(", ");
 }

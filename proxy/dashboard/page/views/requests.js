@@ -13,7 +13,7 @@ import { Table } from "../parts/table.js";
 const FINISHED_SHOWN = 100;
 
 export function Requests({ live, store, detail, actions }) {
-  const finished = store.events.filter((one) => one.name === "request.finished").length;
+  const finished = store.events.filter((event) => event.name === "request.finished").length;
   return html`
     <h1>Requests</h1>
     <${Table} caption="In flight" columns=${inFlight(actions, store.clock)} rows=${byAge(live.requests)}
