@@ -1,4 +1,4 @@
-"""Routes requests to llama-server processes, and knows nothing of how they are run.
+"""Routes requests to llama-server processes, independent of how they are run.
 
 Floors, each of which imports only lower ones: `common`, `errors`, `settings`; `observe`, `http`,
 `upstream`, `auth`; `request`, `cache`; `router`, `nodes`; `forward`; `apis`, `endpoints`,

@@ -1,4 +1,7 @@
-"""What listens at addresses besides the proxy's own: Ollama's API, and llama.cpp's web UI."""
+"""Builds the proxy: all its parts, and the handlers of its addresses.
+
+Besides the main address there may be one with Ollama's API and one with llama.cpp's web UI.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,8 @@ from proxy.settings import ProxySettings
 def ollama_routes(
     forwarded: ForwardedEndpoints, loader: ModelLoader, host: OllamaHost, bodies: Bodies
 ) -> Callable[[Routes], None]:
-    """Return what adds Ollama's API to routes."""
-    # Imported here: most daemons need no memory for it.
+    """Return a function that adds Ollama's API to routes."""
+    # Imported here, because most daemons do not use it and save its memory.
     from proxy.apis.ollama import OllamaEndpoints  # noqa: PLC0415
 
     return OllamaEndpoints(forwarded, loader, host, bodies).add_routes
@@ -62,7 +65,7 @@ def handle_ollama(
     add_ollama: Callable[[Routes], None],
     guard: Callable[[ProxySettings, Routes], Handler],
 ) -> Handler | None:
-    """Add Ollama's API to the routes; return the handler of its own address, if it has one."""
+    """Add Ollama's API to the routes; return the handler of its separate address, if any."""
     if settings.ollama.enabled:
         add_ollama(routes)
     if (listen := settings.ollama.listen) is None:
@@ -78,10 +81,10 @@ def handle_engine_ui(
     routes: Routes,
     guard: Callable[[ProxySettings, Routes, Access], Handler],
 ) -> Handler | None:
-    """Return the handler of the address of llama.cpp's web UI, if it has one."""
+    """Return the handler of the web UI's address, if there is one."""
     if settings.engine_ui is None:
         return None
-    # Imported here: most daemons need no memory for it.
+    # Imported here, because most daemons do not use it and save its memory.
     from proxy.endpoints.engine_ui import EngineUi, EngineUiAccess  # noqa: PLC0415
 
     EngineUi(router, settings).add_routes(beside := Routes(beneath=routes))
@@ -91,33 +94,33 @@ def handle_engine_ui(
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The proxy's request handler, with what `proxy.server.Server` needs of it.
+    """The proxy's request handler, and the parts that `proxy.server.Server` needs.
 
     Attributes:
-        handle_ollama: Of the address that has Ollama's API besides; None: there is none.
-        sessions: Of the dashboard; None: there is none.
-        handle_engine_ui: Of the address that has llama.cpp's web UI; None: there is none.
-        token_limits: Of the API keys, which are told what each request took.
+        handle_ollama: Handler of the address with Ollama's API, if there is one.
+        sessions: Sessions of the dashboard, if there is one.
+        handle_engine_ui: Handler of the address with llama.cpp's web UI, if there is one.
+        token_limits: Token limits of the API keys; each request's tokens are charged to them.
     """
 
     handle: Handler
     close: Callable[[], None]  # once no request is in flight
-    serve: Callable[[], Coroutine[Any, Any, None]]  # what no client waits for; until cancelled
+    serve: Callable[[], Coroutine[Any, Any, None]]  # background work, until cancelled
     server_state: ServerState
     connections: Connections[Hashable]
     requests: Requests
     capture: CapturePoint
     batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
-    # Announces a port in the local network until cancelled; None: it is not announced.
+    # Announces a port in the local network until cancelled; None if it is not announced.
     announce: Callable[[int], Coroutine[Any, Any, None]] | None = None
-    tls: RenewedContext | None = None  # None: clients connect without TLS
+    tls: RenewedContext | None = None  # None: no TLS
     handle_ollama: Handler | None = None
     sessions: Sessions | None = None
     handle_engine_ui: Handler | None = None
     token_limits: TokenLimits | None = None
 
 
-def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints need)
+def build_app(  # noqa: PLR0913, PLR0917 (optional arguments serve single endpoints)
     router: Router,
     loader: ModelLoader,
     settings: ProxySettings,
@@ -137,20 +140,20 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
 ) -> App:
     """Build the application.
 
-    Without a `warmer`, it has no endpoint for prefilling, without `job_storage` none for jobs,
-    without an `engine` none about GPUs and the runtime, without a `control` none that loads and
-    unloads models, without `ollama` none of Ollama's API, without a `dashboard` none of its page,
-    and without a `history` nothing of the past. `own_key` is valid besides those of the API keys
-    file. `process` is what other proxies know this one by. Without a `load_forecaster`, estimates
-    say nothing of loads. Without `usage`, there is no endpoint of it;
-    without `conversations`, none can be forgotten.
+    Optional parts add endpoints: `warmer` for prefilling, `job_storage` for jobs, `engine` for GPUs
+    and the runtime, `control` for loading and unloading models, `ollama` for Ollama's API,
+    `dashboard` for its page, `history` for past requests, `usage` for usage. `own_key` is valid in
+    addition to the API keys file. `process` identifies this process for other proxies. Without a
+    `load_forecaster`, estimates have no loads; without `conversations`, conversations cannot be
+    forgotten.
 
     Raises:
         ConfigError: An origin, a host, the API keys file or a certificate is invalid.
     """
     server_state = ServerState(process)
     capture = CapturePoint()
-    estimator = _estimator(router, load_forecaster, metrics)
+    estimator = Estimator(router, load_forecaster)
+    metrics.add(estimator.collect)
     keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
     admission = Admission(keys)
     forward = Forward(
@@ -162,8 +165,15 @@ def build_app(  # noqa: PLR0913, PLR0917 (the optional ones are what endpoints n
     bodies = Bodies(settings)
     own_requests = OwnRequests(forward, bodies, metrics, server_state, admission)
     requests = Requests(router, server_state)
-    batches = BatchCompletions(own_requests, batch_queue)
-    forwarded = ForwardedEndpoints(loader, forward, server_state, metrics, warmer, bodies, batches)
+    forwarded = ForwardedEndpoints(
+        loader,
+        forward,
+        server_state,
+        metrics,
+        warmer,
+        bodies,
+        BatchCompletions(own_requests, batch_queue),
+    )
     connections = Connections[Hashable](limit_of(settings.max_connections, descriptors_max()))
     routes = Routes()
     LocalEndpoints(
@@ -248,14 +258,6 @@ def _call_all(calls: Iterable[Callable[[], object]]) -> None:
         call()
 
 
-def _estimator(
-    router: Router, load_forecaster: LoadForecaster | None, metrics: Metrics
-) -> Estimator:
-    estimator = Estimator(router, load_forecaster)
-    metrics.add(estimator.collect)
-    return estimator
-
-
 def _tls(settings: ProxySettings, emit: Emit) -> RenewedContext | None:
     if (tls := settings.tls) is None:
         return None
@@ -267,7 +269,7 @@ def _announcement(
 ) -> Callable[[int], Coroutine[Any, Any, None]] | None:
     if not settings.announce:
         return None
-    # Imported here: most daemons need no memory for it.
+    # Imported here, because most daemons do not use it and save its memory.
     from proxy.nodes.mdns import announce  # noqa: PLC0415
 
     return lambda port: announce(settings.host, port, process, emit)

@@ -7,7 +7,7 @@
     │   └── BodyTooComplex           400  the body has too many values or levels
     ├── Unauthorized                 401  no API key, or an unknown one
     │   ├── SessionRequired          401  the dashboard needs a session, or an admin's key
-    │   └── InvalidToken             401  a one-time token was used, is too old, or is none
+    │   └── InvalidToken             401  a one-time token was used, is too old or unknown
     ├── Forbidden                    403  the Host, the Origin or the key does not allow it
     ├── NotFound                     404  no such path
     ├── UnknownModel                 404  no such model; the message lists the known ones
@@ -29,18 +29,18 @@
     ├── UpstreamFailed               502  an instance failed while it answered
     │   ├── UpstreamKilled           502  SIGKILL from outside ended it; one retry, or continued
     │   ├── UpstreamCrashed          502  a signal ended it while it computed the request
-    │   │   └── TrialCrashed         502  what is on trial there; one retry before the first byte
+    │   │   └── TrialCrashed         502  it was on trial; one retry before the first byte
     │   ├── UpstreamShutDown         502  we stopped it; one retry is safe before the first byte
     │   └── UpstreamConnectFailed    502  it sent no byte of a response; one retry is safe
-    │       ├── TrialFailed          502  it is on trial and answered with an error of its own
+    │       ├── TrialFailed          502  it is on trial and answered with an error
     │       ├── UpstreamSilent       502  it does not answer /health either; others are tried
     │       ├── UpstreamUnconnected  502  it accepts no connection; nothing was sent
-    │       │   └── NodeUnconnected  502  a node does not
+    │       │   └── NodeUnconnected  502  a node accepts no connection
     │       ├── UpstreamLoading      503  its model is not loaded yet
     │       └── UpstreamUnavailable  503  a node unloaded the model
     │           └── UpstreamDraining 503  a node is stopping
     ├── Unavailable                  503  no instance can take the request now
-    │   ├── ModelLoading             503  one is loading
+    │   ├── ModelLoading             503  an instance is loading
     │   ├── ModelFailed              503  the model failed, was stopped, or has no room in memory
     │   ├── NoModelServes            503  none is configured, or all failed (`/health`)
     │   ├── NotLoaded                503  the model is not loaded, and this request does not load it
@@ -54,7 +54,7 @@
 
     ConfigError, ListenFailed        the proxy cannot start; no client sees them
 
-`/v1/messages` gets Anthropic's error shape, `/api/` Ollama's, all others OpenAI's. The `type` of
+`/v1/messages` uses Anthropic's error format, `/api/` Ollama's, all others OpenAI's. The `type` of
 Anthropic's and OpenAI's follows from the status.
 """
 
@@ -80,25 +80,25 @@ _ANTHROPIC_TYPES: Final = MappingProxyType(
 
 
 def openai_type(status: int) -> str:
-    """The `type` that OpenAI's client libraries expect for a status."""
+    """Return the `type` that OpenAI's client libraries expect for a status."""
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"
 
 
 def anthropic_type(status: int) -> str:
-    """The `type` that Anthropic's client libraries expect for a status."""
+    """Return the `type` that Anthropic's client libraries expect for a status."""
     default = "invalid_request_error" if status < 500 else "api_error"
     return _ANTHROPIC_TYPES.get(status, default)
 
 
 class ProxyError(Exception):
-    """A request failed; the message says what happened, to what, and the fix.
+    """A request failed; the message says what happened, to what, and how to fix it.
 
     Attributes:
-        code: Stable name in snake case, for programs.
-        param: The member of the request that it is about, where programs look for that.
-        retry_after_s: Whole seconds after which a retry can succeed, at least 1; None: no hint.
+        code: Stable name in snake case for programs.
+        param: The request's member that it is about, if programs look for that.
+        retry_after_s: Whole seconds after which a retry can succeed, at least 1; None if unknown.
         extra_headers: Header fields of every response with this error.
         ends_connection: Whether the connection is closed after the response.
     """
@@ -224,7 +224,7 @@ class RequestTimeout(ProxyError):
 class Conflict(ProxyError):
     status = 409
     code = "conflict"
-    # As UpstreamCrashed: openai-python retries 409 otherwise.
+    # See UpstreamCrashed; otherwise openai-python retries 409.
     extra_headers = MappingProxyType({"X-Should-Retry": "false"})
 
 
@@ -280,7 +280,7 @@ class TooManyRequests(ProxyError):
 
 
 class KeyLimited(TooManyRequests):
-    """An API key has used up what it may."""
+    """An API key has reached a limit."""
 
 
 class QueueFull(TooManyRequests):
@@ -321,8 +321,8 @@ class Unfinished:
     """The text that a client has of a chat whose stream broke off.
 
     Attributes:
-        tokens: Events with text, of a token each.
-        id: Of the completion, as the client knows it.
+        tokens: Number of events with text, one token each.
+        id: The completion's id, as the client knows it.
     """
 
     text: str
@@ -338,7 +338,7 @@ class UpstreamCrashed(UpstreamFailed):
 
 
 class TrialCrashed(UpstreamCrashed):
-    """`unfinished`: the answer that the client has so far, if it is plain text."""
+    """An engine on trial crashed; `unfinished` is the client's answer so far, if plain text."""
 
     def __init__(self, instance: str) -> None:
         super().__init__(
@@ -350,7 +350,7 @@ class TrialCrashed(UpstreamCrashed):
 
 
 class UpstreamKilled(UpstreamFailed):
-    """`unfinished`: as of TrialCrashed."""
+    """SIGKILL from outside ended the engine; for `unfinished` see TrialCrashed."""
 
     code = "upstream_killed"
 
@@ -482,6 +482,6 @@ def known_models(names: Sequence[str]) -> str:
 
 
 def quote(text: str) -> str:
-    """A client's text, shortened, escaped and in quotes, for a message."""
+    """Return a client's text for a message: shortened, escaped and in quotes."""
     shown = text[:_QUOTED_MAX_CHARACTERS]
     return ascii(shown) + ("…" if shown != text else "")

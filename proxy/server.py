@@ -1,4 +1,4 @@
-"""Listens on a TCP port, or on sockets that a service manager keeps: start, drain, close."""
+"""The listening server: start, drain, close, on a TCP port or on a service manager's sockets."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from proxy.http.middleware import Handler
 from proxy.http.tls import listener_context
 from proxy.settings import ProxySettings
 
-# For responses that their clients do not read, after all requests have ended.
+# Time for responses that clients do not read, after all requests have ended.
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
 _LINGERING_S: Final = 2.0
 _BACKLOG_MAX: Final = 1024
 _IDLE_TIMEOUT_S: Final = 75.0
 _MAX_HEADER_LINE_BYTES: Final = 16 * 1024
 _MAX_HEADERS: Final = 128
-# A client that was connected before a drain has so long to send a request.
+# Time for a client that was connected before a drain to send a request.
 _LAST_REQUEST_S: Final = 1.0
-# About twice as much is buffered of an unread body.
+# About twice as many bytes of an unread body are buffered.
 _READ_BYTES: Final = 64 * 1024
-# TCP keep-alive probes begin after so much silence, then come every quarter of it.
+# TCP probes begin after this much silence, then come every quarter of it.
 _ALIVE_S: Final = 60
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (read, not bound)
 
 
 def tune_gc() -> None:
-    """Look for cyclic garbage less often: requests leave next to none.
+    """Collect cyclic garbage less often, because requests leave almost none.
 
-    For a process that only serves; what exists already, as all modules, is never looked at again.
+    For a process that only serves; existing objects, such as modules, are never scanned again.
     """
     gc.collect()
     gc.freeze()
@@ -50,8 +50,8 @@ def tune_gc() -> None:
 class Server:
     """Serves an application built by `proxy.app.build_app`; `port` is set once started.
 
-    `sockets` listen already, and go on without this process: while it drains, new connections wait
-    in them for the next one, and requests on open connections are answered.
+    `sockets` already listen and outlive this process: while it drains, new connections wait in them
+    for the next process, and requests on open connections are answered.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Server:
         self._managers: list[web.Server] = []
         self._listeners: list[asyncio.Server] = []
         self._handshakes: list[Handshakes] = []
-        # Without errors that clients cause: a port scan could fill the log.
+        # Clients' errors are not logged, because a port scan could fill the log.
         logger = logging.getLogger("proxy.http")
         logger.addFilter(_is_our_fault)
         self._logger = logger
@@ -78,13 +78,13 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the server, once it has started."""
+        """The server's URL on this machine, once it has started."""
         host = _ANY_ADDRESS.get(self._settings.host, self._settings.host)
         scheme = "https" if self._app.tls else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def start(self) -> None:
-        """Raises ListenFailed."""
+        """Begin to listen; raises ListenFailed."""
         host, port = self._settings.host, self._settings.port
         try:
             await self._start(self._app.handle, host, port, self._sockets)
@@ -108,7 +108,7 @@ class Server:
     async def _start(
         self, handle: Handler, host: str, port: int, sockets: Sequence[socket.socket]
     ) -> None:
-        # Without cancellation a handler continues after its client has disconnected.
+        # Without cancellation, a handler would continue after its client has disconnected.
         manager = web.Server(handle, handler_cancellation=True)
         listen = functools.partial(
             asyncio.get_running_loop().create_server,
@@ -122,7 +122,7 @@ class Server:
         self._managers.append(manager)
 
     async def serve(self) -> None:
-        """Do what no client waits for, until cancelled: before `drain`."""
+        """Run background work until cancelled, which must happen before `drain`."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._app.serve())
             if announce := self._app.announce:
@@ -131,8 +131,8 @@ class Server:
     async def drain(self, timeout_s: float) -> None:
         """Let in-flight requests finish for `timeout_s`, then abort them.
 
-        New requests get 503, which tells other machines to send no more. Sockets that go on without
-        this process are left to the next one instead. A second call during the first can only
+        New requests get 503, which tells other machines to send no more. Sockets that outlive this
+        process are left to the next process instead. A second call during the first can only
         shorten the wait.
         """
         if self._sockets and self._drain_timeout is None:
@@ -153,9 +153,9 @@ class Server:
             await self._cut()
 
     async def _last_requests(self) -> None:
-        """Wait until every open connection had time for a request, which is its last."""
+        """Wait until every open connection had time for its last request."""
         connections, in_flight = self._app.connections, self._server_state.in_flight
-        await asyncio.sleep(0)  # for those that were just accepted
+        await asyncio.sleep(0)  # let connections that were just accepted begin
         before = -1
         while len(connections) and (len(in_flight) or connections.requests != before):
             before = connections.requests
@@ -180,8 +180,8 @@ class Server:
     def _backlog(self) -> int:
         """The length of the kernel's accept queue.
 
-        The loop accepts all of it in one step, before it can reject any, so it must fit into the
-        descriptors that are left beside the open connections.
+        The loop accepts the whole queue in one step, before it can reject any connection, so the
+        queue must fit into the remaining file descriptors.
         """
         return min(_BACKLOG_MAX, max(16, self._app.connections.limit // 2))
 
@@ -237,7 +237,7 @@ class Server:
 
 
 def _explain(error: OSError) -> tuple[str, str]:
-    """The reason, and a hint."""
+    """Return the reason of a failed listen, and a hint."""
     if error.errno == errno.EADDRINUSE:
         return "the port is in use", "stop what uses it, or set another listen under [proxy]"
     if error.errno in {errno.EACCES, errno.EPERM}:
@@ -246,9 +246,9 @@ def _explain(error: OSError) -> tuple[str, str]:
 
 
 def _detect_dead_clients(listening: socket.socket, client_write_timeout_s: float) -> None:
-    """The kernel detects dead clients, and clients that read nothing for the timeout.
+    """Have the kernel detect dead clients, and clients that read nothing for the timeout.
 
-    Accepted connections inherit the options. A broken one wakes the task that writes to it.
+    Accepted connections inherit the options. A broken connection wakes the task that writes to it.
     Source: Linux, tcp(7).
     """
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -258,12 +258,12 @@ def _detect_dead_clients(listening: socket.socket, client_write_timeout_s: float
         ("TCP_KEEPCNT", 4),
         ("TCP_USER_TIMEOUT", int(client_write_timeout_s * 1000)),
     ):
-        if option := getattr(socket, name, None):  # some systems lack some of them
+        if option := getattr(socket, name, None):  # some systems lack some options
             listening.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    # A ConnectionError is a client that disconnected, also before 100 Continue; an instance's has
-    # become another error by now.
+    # A ConnectionError is a client that disconnected, even before 100 Continue; an instance's has
+    # become another error.
     return not isinstance(error, web.RequestPayloadError | ConnectionError)

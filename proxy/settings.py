@@ -1,4 +1,4 @@
-"""The settings that the proxy reads: `[proxy]` with its tables, and `[jobs]`.
+"""The settings of the proxy: `[proxy]` with its tables, and `[jobs]`.
 
     [proxy]                    where the proxy listens, and the limits it keeps
     [proxy.limits]             members of requests; each limit is far above realistic requests
@@ -9,8 +9,9 @@
     [proxy.tracing]            where traces of requests are sent
     [jobs]                     the limits of files and batches
 
-Requests beyond `[proxy.limits]` crash llama-server or stop its one computing thread, and with it
-the responses to all other clients. Names and values of `BatchConfig` are those of realizar 0.8.5.
+Requests beyond `[proxy.limits]` crash llama-server or block its single computing thread, and with
+it the responses to all other clients. Names and values of `BatchConfig` are those of realizar
+0.8.5.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ _INT32_MAX: Final = 2**31 - 1  # the engine's numbers have 32 bits
 _Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 
 # Source: llama-server, build 10434, a tiny model and SmolLM2-135M on one core of a shared machine.
-#
 # | request | last that succeeded | first that failed |
 # | --- | --- | --- |
 # | nested parentheses, grammar or expression | 10 000 | 30 000: SIGSEGV |
@@ -53,9 +53,8 @@ _Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 # | `dry_sequence_breakers` | 10: 0.3 s | 100: 2.5 s; 1 000: over 15 s |
 # | `n_probs`, 30 tokens | 1 000: 0.3 s more | 10 000: 5.5 s |
 # | texts in `logit_bias` | 10 000: 1.3 s | 100 000: 9 s, 1.6 GB |
-#
-# Sizes of repetitions (`{1,100000}`, `maxItems`) need no limit: the engine rejects or ignores those
-# above 2 000. Nor do levels of JSON outside of schemas: `max_body_depth` limits them.
+# Sizes of repetitions (`{1,100000}`, `maxItems`) need no limit: the engine rejects or ignores sizes
+# above 2 000. JSON outside of schemas needs none either: `max_body_depth` limits its levels.
 
 
 class RequestLimits(SettingsTable):
@@ -131,15 +130,15 @@ _Requests = Annotated[int | None, Field(ge=1, le=_REQUESTS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """How batch requests gather.
+    """The rules by which batch requests gather.
 
     Attributes:
-        window_ms: The longest that the first of them waits for more.
-        min_batch: Fewer run singly.
-        optimal_batch: So many do not wait for more.
-        max_batch: The most of one batch.
-        queue_size: The most that wait for their turn, of a client and one model.
-        gpu_threshold: For clients; llama-server computes on its GPU whatever the batch.
+        window_ms: Longest wait of the first request for more.
+        min_batch: Fewer requests run singly.
+        optimal_batch: This many requests do not wait for more.
+        max_batch: Most requests of one batch.
+        queue_size: Most waiting requests of a client for one model.
+        gpu_threshold: Only reported to clients; llama-server uses its GPU for any batch.
     """
 
     window_ms: int = 50
@@ -158,11 +157,10 @@ class BatchConfig:
         return cls(100, 8, 32, 128, 2048, 32)
 
     def should_process(self, batch_size: int) -> bool:
-        """Return whether so many requests wait for no more."""
+        """Return whether this many requests wait for no more."""
         return batch_size >= self.optimal_batch
 
     def meets_minimum(self, batch_size: int) -> bool:
-        """Return whether so many requests are a batch."""
         return batch_size >= self.min_batch
 
 
@@ -183,7 +181,7 @@ class BatchSettings(SettingsTable):
         None, description="fewer requests run singly; unset: 4, 2 or 8 by the preset"
     )
     optimal_batch: _Requests = Field(
-        None, description="so many requests wait for no more; unset: 32, 8 or 32 by the preset"
+        None, description="this many requests wait for no more; unset: 32, 8 or 32 by the preset"
     )
     max_batch: _Requests = Field(
         None, description="most requests of one batch; unset: 64, 16 or 128 by the preset"
@@ -219,7 +217,7 @@ class BatchSettings(SettingsTable):
 
 
 class OllamaSettings(SettingsTable):
-    """`[proxy.ollama]`: Ollama's API under /api, for clients that know no other."""
+    """`[proxy.ollama]`: Ollama's API under /api, for clients that know no other API."""
 
     enabled: bool = Field(
         default=False, description="whether the address of the proxy has Ollama's API as well"
@@ -255,7 +253,7 @@ class StoredResponseSettings(SettingsTable):
         64 * 1024**2,
         ge=1024**2,
         le=1024**4,
-        description="memory for stored responses and what they answer, in bytes",
+        description="memory for stored responses and their requests, in bytes",
     )
     keep_s: int = Field(
         86_400, ge=1, le=10 * 365 * 86_400, description="seconds until a response is deleted"
@@ -266,8 +264,8 @@ class TlsSettings(SettingsTable):
     """`[proxy.tls]`: clients connect by https; TLS 1.2 at least."""
 
     cert: ExpandedPath = Field(
-        description="PEM file of the certificate, then its intermediate ones; a changed file is "
-        "taken for new connections"
+        description="PEM file of the certificate, then its intermediate ones; new connections use "
+        "a changed file"
     )
     key: ExpandedPath = Field(
         description="PEM file of its key without a passphrase, readable by this user alone"
@@ -286,11 +284,9 @@ class TlsSettings(SettingsTable):
 def _endpoint(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0:
-        raise ValueError("not the address of a collector, as http://127.0.0.1:4318")
+        raise ValueError("not the URL of a collector, such as http://127.0.0.1:4318")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError(
-            "more than an address; what else a collector demands is for OTEL_EXPORTER_OTLP_HEADERS"
-        )
+        raise ValueError("must be a plain URL; put credentials into OTEL_EXPORTER_OTLP_HEADERS")
     return url
 
 
@@ -299,20 +295,20 @@ class TracingSettings(SettingsTable):
 
     endpoint: Annotated[Text, AfterValidator(_endpoint)] | None = Field(
         None,
-        description="base URL of an OTLP collector that gets a trace of each request, as "
-        "http://127.0.0.1:4318; unset: that of OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
+        description="base URL of an OTLP collector that gets a trace of each request, such as "
+        "http://127.0.0.1:4318; unset: OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
     )
     service_name: Text | None = Field(
         None,
         min_length=1,
-        description="service.name of the traces; unset: that of OTEL_SERVICE_NAME, or llama-corral",
+        description="service.name of the traces; unset: OTEL_SERVICE_NAME, or llama-corral",
     )
     sample_ratio: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="share of the requests without a trace of their own that get one; unset: as "
-        "OTEL_TRACES_SAMPLER says, or all",
+        description="share of the requests without a client's trace that get one; unset: "
+        "OTEL_TRACES_SAMPLER, or all",
     )
 
 
@@ -348,8 +344,8 @@ class JobSettings(SettingsTable):
         5,
         ge=1,
         le=100,
-        description="attempts at a line that fails with 500, 502 or 504 before that is its result; "
-        "waits for a slot or a model do not count",
+        description="attempts at a line that fails with 500, 502 or 504 before the failure is its "
+        "result; waits for a slot or a model do not count",
     )
     keep_files_s: int = Field(
         30 * 86_400,
@@ -426,7 +422,7 @@ class ProxySettings(SettingsTable):
         ge=1,
         le=86_400,
         description="seconds an engine may compute for a request that is over before it is "
-        "restarted; raise it where one batch takes longer",
+        "restarted; raise it if one batch takes longer",
     )
     header_timeout_s: float = Field(
         20, gt=0, le=3600, description="seconds a client may take to send a request's header"
@@ -466,24 +462,24 @@ class ProxySettings(SettingsTable):
     )
     share_caches: Literal["all", "key"] = Field(
         "all",
-        description="whose requests may find what a prompt leaves in caches: those of all API "
-        "keys, or of its own key (without API keys: all)",
+        description="whose requests may use the caches of a prompt: those of all API keys, or "
+        "only of its own key (without API keys: all)",
     )
     default_model: Text | None = Field(
         None,
-        description="name of the model for requests without one; unset: where there is only one "
-        "model, that one",
+        description="name of the model for requests without one; unset: the only model, if there "
+        "is just one",
     )
     fallback: dict[Text, Fallbacks] = Field(
         default_factory=dict,
         max_length=1024,
-        description="of models that only nodes have, the models, aliases or variants that answer "
-        "their chats, the first that can, while no node serves them",
+        description="by model that only nodes have: models, aliases or variants, of which the "
+        "first that can answers its chats while no node serves it",
     )
     load_for_others: Literal["never", "idle"] = Field(
         "never",
         description="whether another llama-corral that has this one as a node may have it load a "
-        "model; idle: where memory is free, or held by models unused for ten minutes",
+        "model; idle: if memory is free, or held by models unused for ten minutes",
     )
     route_by_speed: bool = Field(
         default=True,
@@ -554,7 +550,7 @@ class ProxySettings(SettingsTable):
 
     @property
     def host(self) -> str:
-        """The address to listen on, an IPv6 one without brackets."""
+        """The address to listen on, without the brackets of IPv6."""
         return host_of(self.listen)
 
     @property
