@@ -99,7 +99,6 @@ class HeldResponse:
         """Do nothing: no ping was started."""
 
 
-
 # Members that make a response a stream.
 _STREAM_MEMBERS: Final = frozenset({"stream", "stream_options"})
 _log: Final = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.errors import ProxyError, RequestCancelled
-from proxy.observe.timeline import Timeline, in_ms
+from proxy.observe.timeline import Timeline
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
 
@@ -169,7 +169,8 @@ class AccessRecord:
     def count(self, chunk: bytes) -> None:
         """Count a chunk that was sent to the client."""
         if chunk and not self.bytes_out:
-            self._first_byte_ms = in_ms(time.monotonic() - self.timeline.began_at_s)
+            # Whole tenths, rounded down like the times of the timeline.
+            self._first_byte_ms = int((time.monotonic() - self.timeline.began_at_s) * 10_000) / 10
         self.bytes_out += len(chunk)
 
     def fail(self, error: ProxyError) -> None:

@@ -26,7 +26,7 @@ _NO_TIME: Final[Mapping[Phase, float]] = dict.fromkeys(PHASES, 0.0)
 _TIMED: Final = tuple((phase, f"{phase}_ms") for phase in PHASES[:-1])
 
 
-def in_ms(seconds: float) -> float:
+def _in_ms(seconds: float) -> float:
     """Return milliseconds in whole tenths; `round` takes several times as long."""
     return int(seconds * 10_000) / 10
 
@@ -79,7 +79,7 @@ class Timeline:
             return
         now_s = time.monotonic()
         if self.first_token_ms is None:
-            self.first_token_ms = in_ms(now_s - self.began_at_s)
+            self.first_token_ms = _in_ms(now_s - self.began_at_s)
         if self._phase == "prefill":
             self._enter("decode", now_s)
 
@@ -122,9 +122,9 @@ class Timeline:
             spent_s["decode"] = min(spent_s["prefill"], engine_decode_ms / 1000)
             spent_s["prefill"] -= spent_s["decode"]
         times_ms = {
-            name: in_ms(spent) if (spent := spent_s[phase]) else 0.0 for phase, name in _TIMED
+            name: _in_ms(spent) if (spent := spent_s[phase]) else 0.0 for phase, name in _TIMED
         }
-        duration_ms = in_ms(now_s - self.began_at_s)
+        duration_ms = _in_ms(now_s - self.began_at_s)
         rest_ms = duration_ms - sum(times_ms.values())
         times_ms["other_ms"] = int(rest_ms * 10 + 0.5) / 10 if rest_ms > 0 else 0.0
         times_ms["duration_ms"] = duration_ms
