@@ -357,7 +357,7 @@ class BatchCompletions:
             batch = replace(batch, shared={**batch.shared, "model": model})
         writer = make_writer(",".join(request.headers.getall("Accept", ())), response)
         try:
-            with self.queue.joined(sender.model, sender.client, len(batch.prompts)) as turns:
+            with self.queue.join(sender.model, sender.client, len(batch.prompts)) as turns:
                 await writer.begin()
                 run = _Run(self._own, self.queue, batch, sender, writer)
                 await run.run(turns)

@@ -144,7 +144,7 @@ class Forward:
                 stack.enter_context(self._admission.tokens.reserve(key, tokens, request.json))
                 request = replace(request, max_context=key.max_context)
             if request.wait_s is not None or self._estimator.is_due:
-                stack.enter_context(self._estimator.observed(request, client_response.record))
+                stack.enter_context(self._estimator.observe(request, client_response.record))
             if array := array_of(request):
                 await forward_parts(array, client_response, self._forward_part)
             else:
@@ -269,8 +269,8 @@ class Forward:
         record = client_response.record
         record.timeline.wait()
         try:
-            loader = TimedLoader(self._loader, record.timeline)
-            async with self._router.lease(request, avoid, loader) as lease:
+            load = TimedLoader(self._loader, record.timeline).ensure_ready
+            async with self._router.lease(request, avoid, load) as lease:
                 record.timeline.begin_prefill(lease.began_at_s)
                 client_response.note_lease(lease)
                 if has_chunks(lease):

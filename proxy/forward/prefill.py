@@ -203,7 +203,7 @@ def has_chunks(lease: Lease) -> bool:
     prefers = upstream.prefer_pure_decode and not upstream.resumable_prompts
     may_name = prefers and lease.slot is not None and upstream.node is None
     may_name = may_name and not lease.is_cache_off
-    is_long = may_name and is_worth(lease.backlog_tokens, tps) and lease.instance.work.decoding > 0
+    is_long = may_name and is_worth(lease.backlog_tokens, tps) and lease.instance.decoding > 0
     return is_long and _is_plain_text(lease.request)
 
 
@@ -227,7 +227,7 @@ class PrefillChunks:
             return
         done = self._lease.expected_cached
         try:
-            while self._lease.instance.work.decoding:
+            while self._lease.instance.decoding:
                 end = next_end(done, len(tokens), self._tps)
                 if end is None:
                     return

@@ -1,21 +1,20 @@
-"""Which of the requests that wait for a model gets a free slot, and which slot.
+"""Assigns the free slots of a model to waiting requests.
 
 A request may be held back although a slot is free, for three reasons.
 
-Prompts take turns on an instance that prefers pure decode. An engine computes prompts in the same
-passes in which it decodes, so every pass with prompt tokens is a longer pause of all running
-streams. Two prompts at once make none of the two faster: the engine computes the second after the
-first. So while sequences decode, one prompt begins after the other, the one with the fewest tokens
-to compute first.
+Prompts take turns on an instance that prefers pure decode (`PromptTurns`). An engine computes
+prompts in the same passes in which it decodes, so every pass with prompt tokens makes all running
+streams pause longer. Two prompts at once are no faster: the engine computes the second after the
+first. So while sequences decode, one prompt begins after the other, the shortest first.
 
-Two prompts that begin alike, sent at once, would each have all of it computed, in turns: both take
-twice as long. So the second waits until the first is answered, if answers take less time than the
-beginning: then an idle slot, the host cache or a file has it. Price: a wait for an answer that
-takes longer than was expected; it is no longer than twice that.
+Two prompts with the same beginning, sent at once, would both compute all of it, in turns, and take
+twice as long (`PrefixTurns`). So the second waits until the first is answered, if answers take less
+time than the beginning; then an idle slot, the host cache or a file has it. The cost is a longer
+wait if the answer takes longer than expected, at most twice as long.
 
-A batch fills every idle slot, so each interactive request would wait until one of its answers ends.
-For half a minute after an interactive request, batch requests therefore leave one slot free, of
-those on instances that are not spare, if there are several.
+A batch fills every idle slot, so each interactive request would wait for the end of an answer of
+the batch (`LastSlot`). So for 30 s after an interactive request, batch requests leave one slot
+free, if instances that are not spare have several.
 """
 
 from __future__ import annotations
@@ -30,39 +29,41 @@ from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, shared_blocks
 from proxy.request.request import ProxyRequest
 from proxy.router.candidates import Candidates, ManyCandidates
-from proxy.router.lease import FEW_TOKENS, Clock, InstanceWork, Lease, RoutingTarget
+from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget
 from proxy.router.queue import LeaseTimes, QueuedRequest, QueueEntry, RequestQueue
 from proxy.router.registry import Instances, ModelInstances
 
 # The longest wait for other prompts, unless half of the request's own timeout is shorter.
 WAIT_MAX_S: Final = 10.0
 _TIMEOUT_SHARE: Final = 0.5
-# Places that the longest prompt loses to the shortest: so many requests of each client overtake it.
+# Turns that the longest prompt loses: this many shorter ones of each client overtake it.
 _OVERTAKEN: Final = 4.0
 
 P = TypeVar("P", bound=QueueEntry)
 
 
-def prefill_wait_s(work: InstanceWork, new_tokens: int, waited_s: float, timeout_s: float) -> float:
-    """Return how long a prompt waits for another one at most; 0 where it may begin.
+def prefill_wait_s(
+    prefilling: int, decoding: int, new_tokens: int, waited_s: float, timeout_s: float
+) -> float:
+    """Return how long a prompt waits for others at most; 0 if it may begin.
 
     Args:
-        work: Of the instance.
+        prefilling: Prompts that the instance computes.
+        decoding: Responses that it generates.
         new_tokens: Tokens of the prompt that it is expected to compute.
-        waited_s: How long the request has waited already.
+        waited_s: How long the request has waited.
         timeout_s: How long it may wait.
     """
-    if new_tokens <= FEW_TOKENS or not (work.prefilling and work.decoding):
+    if new_tokens <= FEW_TOKENS or not (prefilling and decoding):
         return 0.0
     return max(0.0, min(WAIT_MAX_S, _TIMEOUT_SHARE * timeout_s) - waited_s)
 
 
 def shortest_first(entries: Sequence[P], new_tokens: Callable[[P], int]) -> list[P]:
-    """Order waiting requests by the tokens to compute, without leaving any behind.
+    """Order waiting requests by their tokens to compute, without starving any.
 
     `entries` are in the order of the queue. Priorities keep their turns. A long prompt moves back
-    by at most four turns of the queue, whose order of turns ages: each that is served makes those
-    that wait older than all newcomers.
+    by at most four of the queue's turns; newcomers get later turns, so it is served eventually.
     """
     most = max(map(new_tokens, entries), default=0) or 1
 
@@ -85,7 +86,7 @@ class PromptTurns:
 
     def order(self, entries: Iterable[QueuedRequest]) -> Iterable[QueuedRequest]:
         """Return waiting requests in the order in which their prompts would begin."""
-        if not self._in_service():
+        if not self._pure():
             return entries
         return shortest_first(tuple(entries), lambda queued: queued.new_tokens)
 
@@ -96,20 +97,23 @@ class PromptTurns:
         hint: CacheHint,
         now_s: float,
     ) -> dict[str, float]:
-        """Return those where another prompt comes first, and for how long at most."""
+        """Return the instances on which another prompt comes first, each with the longest wait."""
         prompt = queued.request.prompt
         found: dict[str, float] = {}
         for instance in instances:
             if prompt:
                 new_tokens = prompt.tokens - hint.cached_tokens(instance.bit)
                 waited_s = now_s - queued.joined_at_s
-                if wait_s := prefill_wait_s(instance.work, new_tokens, waited_s, queued.timeout_s):
+                wait_s = prefill_wait_s(
+                    instance.prefilling, instance.decoding, new_tokens, waited_s, queued.timeout_s
+                )
+                if wait_s:
                     found[instance.upstream.name] = wait_s
         return found
 
     def new_tokens(self, queued: QueuedRequest) -> int:
-        """Return how many tokens of a prompt will be computed; 0 where nothing depends on it."""
-        prompt, instances = queued.request.prompt, self._in_service()
+        """Return the tokens of a prompt to compute; 0 if nothing depends on them."""
+        prompt, instances = queued.request.prompt, self._pure()
         if prompt is None or not instances:
             return 0
         hint = self._prefix_index.look_up(prompt, queued.session)
@@ -117,20 +121,23 @@ class PromptTurns:
 
     def is_beside_free_slot(self) -> bool:
         """Return whether requests may wait although a slot is free."""
-        return any(instance.has_free_slot for instance in self._in_service())
+        return any(instance.has_free_slot for instance in self._pure())
 
-    def _in_service(self) -> Sequence[RoutingTarget]:
-        return self._instances.of(self._model).pure
+    def _pure(self) -> Sequence[RoutingTarget]:
+        return self._instances.of_model(self._model).pure
 
 
-# What is computed within a batch is not waited for.
+# A shorter common beginning is computed within a batch; waiting for it does not pay.
 _BLOCKS_MIN: Final = 8
-# For so many times as long as the first is expected to take.
+# The longest wait, relative to the expected time of the first request.
 _PATIENCE: Final = 2.0
 
 
 class PrefixTurns:
-    """For one model; its instances are those that restore slot files."""
+    """Turns of prompts with the same beginning, for one model.
+
+    Its instances must restore slot files.
+    """
 
     def __init__(self, prefix_index: PrefixIndex, times: LeaseTimes) -> None:
         self._prefix_index = prefix_index
@@ -139,7 +146,7 @@ class PrefixTurns:
     def waits(
         self, instances: Iterable[RoutingTarget], queued: QueuedRequest, now_s: float
     ) -> dict[str, float]:
-        """Return those to leave for now, and for how long at most."""
+        """Return the instances on which to wait, each with the longest wait."""
         prompt = queued.request.prompt
         if prompt is None or len(prompt.blocks) < _BLOCKS_MIN:
             return {}
@@ -151,11 +158,11 @@ class PrefixTurns:
         return {instance.upstream.name: wait_s for instance, wait_s in found if wait_s > 0}
 
     def _wait_s(self, instance: RoutingTarget, prompt: Prompt, now_s: float) -> float:
-        """Return for how long a wait would be worth it; 0 where nothing is to be gained."""
+        """Return how long a wait pays; 0 or less: it does not."""
         begun = (
-            (_shared_blocks_of(lease, prompt), lease)
+            (shared_blocks(other.blocks, prompt.blocks), lease)
             for lease in instance.leases
-            if not lease.is_ending
+            if not lease.is_ending and (other := lease.request.prompt)
         )
         shared, first = max(begun, key=itemgetter(0), default=(0, None))
         if first is None or shared < _BLOCKS_MIN:
@@ -164,20 +171,17 @@ class PrefixTurns:
         gain_s = more * BLOCK_TOKENS / instance.rates.prefill_tps
         if more < _BLOCKS_MIN or self._times.decode_s > gain_s:
             return 0.0
-        prompts = instance.work.prefilling + 1
+        prompts = instance.prefilling + 1
         expected_s = prompts * prompt.tokens / instance.rates.prefill_tps + self._times.decode_s
         return _PATIENCE * expected_s - (now_s - first.began_at_s)
-
-
-def _shared_blocks_of(lease: Lease, prompt: Prompt) -> int:
-    begun = lease.request.prompt
-    return shared_blocks(begun.blocks, prompt.blocks) if begun else 0
 
 
 _LEFT_S: Final = 30.0
 
 
 class LastSlot:
+    """How long batch requests leave one slot free."""
+
     def __init__(self) -> None:
         self._ended_at_s = -math.inf
 
@@ -186,17 +190,17 @@ class LastSlot:
             self._ended_at_s = now_s
 
     def left_s(self, now_s: float) -> float:
-        """Return for how long it is still left free; 0: it is not."""
+        """Return the remaining time in which the slot is left free; 0: it is not."""
         return max(0.0, self._ended_at_s + _LEFT_S - now_s)
 
 
 def is_last_slot(of_model: ModelInstances, request: ProxyRequest) -> bool:
-    """Return whether a request would take the last slot of those that are not spare."""
+    """Return whether a request would take the last free slot that is not spare."""
     return of_model.own_free <= min(request.slots, of_model.own_slots - 1)
 
 
-# Of more than so many, and among more instances, those that wait for their owners choose again when
-# it has a slot free, or after so long: each choice takes longer than the wait of a few could save.
+# With more waiting requests or instances, a request that waits for its owner chooses again only
+# when the owner has a free slot, or after `_LOOKS_AGAIN_S`: choices would cost more than they save.
 _FEW_WAIT: Final = 16
 _FEW_INSTANCES: Final = 16
 _LOOKS_AGAIN_S: Final = 0.25
@@ -207,10 +211,10 @@ class SlotAssignment:
     """Assigns the slots of one model.
 
     Args:
-        on_first_token: Called when a prompt is computed on which others may have waited.
+        on_first_token: Called when a prompt is computed for which others may have waited.
 
     Attributes:
-        recheck_in_s: After the latest `assign`, when the answer may be another one without an
+        recheck_in_s: Time after the latest `assign` at which its result may change without an
             event; infinity: never.
     """
 
@@ -236,7 +240,7 @@ class SlotAssignment:
 
     def assign(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
         """Lease a free slot to the first request that takes one; return that request."""
-        of_model, now_s = self._instances.of(self._queue.model), self._clock()
+        of_model, now_s = self._instances.of_model(self._queue.model), self._clock()
         instances = of_model.answering
         self.recheck_in_s = math.inf
         if not of_model.has_free_slot:
@@ -247,12 +251,13 @@ class SlotAssignment:
                 candidates = candidates or self._candidates(of_model)
                 candidates.bind(owner)
                 continue
-            left = self._left(queued, of_model, now_s) if queued.priority == "batch" else _NONE
+            is_batch = queued.priority == "batch"
+            left = self._instances_to_leave(queued, of_model, now_s) if is_batch else _NONE
             if left is None:
                 continue
-            # At each decision: what the caches hold changes while a request waits.
+            # For each decision, because the caches change while a request waits.
             hint = self._prefix_index.look_up(queued.request.prompt, queued.session)
-            held = self._held(queued, of_model, left, hint, now_s)
+            held = self._held_instances(queued, of_model, left, hint, now_s)
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
                 if not held:  # most models have one instance
                     self._lease(queued, instances[0], hint, now_s)
@@ -275,7 +280,7 @@ class SlotAssignment:
     def _awaited_owner(
         self, queued: QueuedRequest, of_model: ModelInstances, now_s: float
     ) -> RoutingTarget | None:
-        """Return the owner for which a request waits that need not choose again yet."""
+        """Return the owner for which a request waits, if it need not choose again yet."""
         owner, again_in_s = queued.awaited, queued.looks_again_at_s - now_s
         if owner is None or again_in_s <= 0:
             return None
@@ -286,11 +291,13 @@ class SlotAssignment:
         self.recheck_in_s = min(self.recheck_in_s, again_in_s)
         return owner
 
-    def _left(
+    def _instances_to_leave(
         self, queued: QueuedRequest, of_model: ModelInstances, now_s: float
     ) -> Mapping[str, float] | None:
-        """Return the instances that a batch request leaves, and for how long; None: all of them."""
-        # One whose turn it is while interactive requests wait takes any slot.
+        """Return the instances that a batch request must leave, and how long; None: all.
+
+        A batch request that is served while interactive requests wait may take any slot.
+        """
         left_s = 0.0 if self._queue.waiting("interactive") else self.last_slot.left_s(now_s)
         if left_s == 0:
             return _NONE
@@ -301,7 +308,7 @@ class SlotAssignment:
             return None
         return {instance.upstream.name: left_s for instance in of_model.own}
 
-    def _held(
+    def _held_instances(
         self,
         queued: QueuedRequest,
         of_model: ModelInstances,
@@ -309,9 +316,9 @@ class SlotAssignment:
         hint: CacheHint,
         now_s: float,
     ) -> Mapping[str, float]:
-        """Return the instances that a request leaves, or where another prompt comes first.
+        """Return the instances that a request may not take now, and how long.
 
-        Or where what it begins with is being computed.
+        It must leave them, another prompt comes first, or they compute its beginning.
         """
         alike = of_model.with_files
         pure = of_model.pure and [
@@ -354,7 +361,7 @@ class SlotAssignment:
         if request.slots > 1:
             lease.beside = tuple(
                 Lease(request, instance, self._clock, first=lease)
-                for _ in range(instance.needed(request) - 1)
+                for _ in range(instance.slots_needed(request) - 1)
             )
         instance.hold(lease.slots)
         lease.sequences = len(instance.leases)

@@ -1,9 +1,9 @@
-"""Batch requests that gather or wait for their turn: how many, and when they begin.
+"""The queue in which batch requests gather until their batch begins.
 
-The engine batches whatever runs at once, so what a batch decides is when its requests begin:
-together, that their prompts share the engine's passes. Fewer than a batch run singly, without
-waiting for each other. State changes only in methods without `await`. Names of `BatchQueueStats`
-are those of realizar 0.8.5.
+The engine batches all requests that run at once. So a batch here only decides when its requests
+begin: together, so that their prompts share the engine's passes. Too few requests for a batch begin
+singly, without waiting for each other. State changes only in methods without `await`. The names of
+`BatchQueueStats` are those of realizar 0.8.5.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -28,49 +28,39 @@ from proxy.settings import BatchConfig
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """The requests that begin now, the oldest of those that gather.
-
-    Attributes:
-        is_batch: Together; otherwise they are too few for that.
-    """
+    """The oldest gathering requests, which begin now: as a batch, or singly if they are too few."""
 
     size: int
     is_batch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """They wait for more, so long unless more arrive."""
-
-    wait_ms: float
-
-
-def form(config: BatchConfig, waiting: int, waited_ms: float) -> Formed | Gathering | None:
-    """Decide what requests that gather do now; None where there is none.
+def form(config: BatchConfig, waiting: int, waited_ms: float) -> Formed | float:
+    """Decide whether gathering requests begin now.
 
     Args:
         config: The limits.
-        waiting: How many gather.
-        waited_ms: How long the oldest has.
+        waiting: The number of gathering requests, at least 1.
+        waited_ms: How long the oldest of them has waited.
+
+    Returns:
+        The requests that begin, or the milliseconds to wait for more.
     """
-    if not waiting:
-        return None
     if not config.should_process(waiting) and waited_ms < config.window_ms:
-        return Gathering(config.window_ms - waited_ms)
+        return config.window_ms - waited_ms
     size = min(waiting, config.max_batch)
     return Formed(size, config.meets_minimum(size))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchQueueStats:
-    """Since the start.
+    """Statistics of one model since the start.
 
     Attributes:
         total_queued: Requests that joined.
         total_batches: Batches that began.
         total_single: Requests that began singly.
-        avg_batch_size: Requests of a batch, on average.
-        avg_wait_ms: How long a request waited until it was its turn, on average.
+        avg_batch_size: Average number of requests in a batch.
+        avg_wait_ms: Average wait of a request until its turn.
     """
 
     total_queued: int = 0
@@ -78,42 +68,6 @@ class BatchQueueStats:
     total_single: int = 0
     avg_batch_size: float = 0.0
     avg_wait_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The sums behind `BatchQueueStats`; `waiting` is how many wait now."""
-
-    waiting: int = 0
-    queued: int = 0
-    batches: int = 0
-    batched: int = 0
-    single: int = 0
-    begun: int = 0
-    waited_ms: float = 0.0
-
-    def joined(self, count: int) -> Counts:
-        return replace(self, waiting=self.waiting + count, queued=self.queued + count)
-
-    def formed(self, formed: Formed) -> Counts:
-        if not formed.is_batch:
-            return replace(self, single=self.single + formed.size)
-        return replace(self, batches=self.batches + 1, batched=self.batched + formed.size)
-
-    def begins(self, waited_ms: float) -> Counts:
-        return replace(self, begun=self.begun + 1, waited_ms=self.waited_ms + waited_ms)
-
-    def left(self) -> Counts:
-        return replace(self, waiting=self.waiting - 1)
-
-    def stats(self) -> BatchQueueStats:
-        return BatchQueueStats(
-            total_queued=self.queued,
-            total_batches=self.batches,
-            total_single=self.single,
-            avg_batch_size=round(self.batched / self.batches, 3) if self.batches else 0.0,
-            avg_wait_ms=round(self.waited_ms / self.begun, 3) if self.begun else 0.0,
-        )
 
 
 _COUNTERS: Final[Mapping[str, tuple[str, Callable[[BatchQueueStats], float]]]] = {
@@ -140,7 +94,7 @@ _GAUGES: Final[Mapping[str, tuple[str, Callable[[BatchQueueStats], float]]]] = {
 
 
 def metrics_of(stats: Mapping[str, BatchQueueStats]) -> Iterator[Metric]:
-    """Yield the figures of all models for Prometheus."""
+    """Yield the statistics of all models for Prometheus."""
     for family_of, figures in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
         for name, (text, value) in figures.items():
             family = family_of(name, text, labels=("model",))
@@ -153,7 +107,7 @@ _RETRY_MAX_S: Final = 120
 
 
 def gathers(request: ProxyRequest) -> bool:
-    """Return whether a request gathers; one from another proxy has done so there."""
+    """Return whether a request gathers; a request from another proxy has done so there."""
     return request.priority == "batch" and request.kind.takes_slot and not request.is_from_proxy
 
 
@@ -162,7 +116,7 @@ class Turn:
 
     Attributes:
         formed: Set when the request may begin.
-        batch: The requests that it begins with, itself included; known when `formed` is set.
+        batch: The requests with which it begins, itself included; valid once `formed` is set.
     """
 
     def __init__(self, client: str, joined_at_s: float) -> None:
@@ -174,9 +128,9 @@ class Turn:
 
 
 class BatchQueue:
-    """The batch requests of all models; those of one model gather together.
+    """The batch requests of all models; requests of one model gather together.
 
-    Each client may have so many waiting as the queue has room for.
+    The limit of the queue's size holds for each client.
     """
 
     def __init__(self, config: BatchConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -188,18 +142,18 @@ class BatchQueue:
         """Wait until a request's batch is formed.
 
         Raises:
-            QueueFull: Too many of the client wait already.
+            QueueFull: Too many requests of the client wait already.
         """
-        with self.joined(model, client, 1) as (turn,):
+        with self.join(model, client, 1) as (turn,):
             await turn.formed.wait()
             self.begin(model, turn)
 
     @contextmanager
-    def joined(self, model: str, client: str, count: int) -> Iterator[Sequence[Turn]]:
-        """Join with so many requests; those that have not begun leave at the end of the block.
+    def join(self, model: str, client: str, count: int) -> Iterator[Sequence[Turn]]:
+        """Join with `count` requests; those that have not begun leave at the end of the block.
 
         Raises:
-            QueueFull: Too many of the client wait already.
+            QueueFull: Too many requests of the client wait already.
         """
         batches = self._batches(model)
         turns = batches.join(client, count)
@@ -209,30 +163,45 @@ class BatchQueue:
             batches.leave(turns)
 
     def begin(self, model: str, turn: Turn) -> None:
-        """Count a request that waits no more."""
+        """Count a request that begins."""
         self._batches(model).begin(turn)
 
     def stats(self) -> Mapping[str, BatchQueueStats]:
-        return {model: queue.counts.stats() for model, queue in self._models.items()}
+        return {model: queue.stats() for model, queue in self._models.items()}
 
     def waiting(self) -> Mapping[str, int]:
-        """How many requests wait, by model."""
-        return {model: queue.counts.waiting for model, queue in self._models.items()}
+        """Return the number of waiting requests, by model."""
+        return {model: queue.waiting for model, queue in self._models.items()}
 
     def _batches(self, model: str) -> _ModelBatches:
         return self._models.setdefault(model, _ModelBatches(self.config, self._clock))
 
 
 class _ModelBatches:
-    """The batch requests of one model."""
+    """The batch requests of one model; `waiting` is their number now."""
 
     def __init__(self, config: BatchConfig, clock: Callable[[], float]) -> None:
-        self.counts = Counts()
+        self.waiting = 0
+        self._queued = 0
+        self._batches = 0
+        self._batched = 0
+        self._single = 0
+        self._begun = 0
+        self._waited_ms = 0.0
         self._config = config
         self._clock = clock
         self._gathering: dict[Turn, None] = {}  # the oldest first
         self._waiting: Counter[str] = Counter()  # by client
         self._window: asyncio.TimerHandle | None = None
+
+    def stats(self) -> BatchQueueStats:
+        return BatchQueueStats(
+            total_queued=self._queued,
+            total_batches=self._batches,
+            total_single=self._single,
+            avg_batch_size=round(self._batched / self._batches, 3) if self._batches else 0.0,
+            avg_wait_ms=round(self._waited_ms / self._begun, 3) if self._begun else 0.0,
+        )
 
     def join(self, client: str, count: int) -> Sequence[Turn]:
         waiting = self._waiting.get(client, 0)
@@ -240,11 +209,12 @@ class _ModelBatches:
             raise QueueFull(
                 f"{waiting} batch requests of this client wait already, and "
                 f"{self._config.queue_size} may (queue_size under [proxy.batch]); retry later",
-                self._retry_after_s,
+                min(max(1, math.ceil(self.stats().avg_wait_ms / 1000)), _RETRY_MAX_S),
             )
         turns = [Turn(client, self._clock()) for _ in range(count)]
         self._waiting[client] += count
-        self.counts = self.counts.joined(count)
+        self.waiting += count
+        self._queued += count
         self._gathering.update(dict.fromkeys(turns))
         self._form()
         return turns
@@ -252,41 +222,40 @@ class _ModelBatches:
     def begin(self, turn: Turn) -> None:
         turn.has_begun = True
         self._end_wait(turn)
-        self.counts = self.counts.left().begins((self._clock() - turn.joined_at_s) * 1000)
+        self._begun += 1
+        self._waited_ms += (self._clock() - turn.joined_at_s) * 1000
 
     def leave(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             self._gathering.pop(turn, None)
             if not turn.has_begun:
                 self._end_wait(turn)
-                self.counts = self.counts.left()
         self._form()
 
     def _end_wait(self, turn: Turn) -> None:
+        self.waiting -= 1
         self._waiting[turn.client] -= 1
         if not self._waiting[turn.client]:
             del self._waiting[turn.client]
 
     def _form(self) -> None:
-        """Form batches of those that gather, as long as that is due."""
+        """Form batches as long as they are due."""
         if self._window:
             self._window.cancel()
             self._window = None
-        while isinstance(decision := self._decide(), Formed):
-            self.counts = self.counts.formed(decision)
-            for turn in tuple(islice(self._gathering, decision.size)):
+        while oldest := next(iter(self._gathering), None):
+            waited_ms = (self._clock() - oldest.joined_at_s) * 1000
+            formed = form(self._config, len(self._gathering), waited_ms)
+            if not isinstance(formed, Formed):
+                loop = asyncio.get_running_loop()
+                self._window = loop.call_later(formed / 1000, self._form)
+                return
+            if formed.is_batch:
+                self._batches += 1
+                self._batched += formed.size
+            else:
+                self._single += formed.size
+            for turn in tuple(islice(self._gathering, formed.size)):
                 del self._gathering[turn]
-                turn.batch = decision
+                turn.batch = formed
                 turn.formed.set()
-        if isinstance(decision, Gathering):
-            loop = asyncio.get_running_loop()
-            self._window = loop.call_later(decision.wait_ms / 1000, self._form)
-
-    def _decide(self) -> Formed | Gathering | None:
-        oldest = next(iter(self._gathering), None)
-        waited_s = self._clock() - oldest.joined_at_s if oldest else 0.0
-        return form(self._config, len(self._gathering), waited_s * 1000)
-
-    @property
-    def _retry_after_s(self) -> int:
-        return min(max(1, math.ceil(self.counts.stats().avg_wait_ms / 1000)), _RETRY_MAX_S)

@@ -1,10 +1,10 @@
-"""Where prompts were found, why not more of them, and what the engines are believed to hold.
+"""Use of the caches: the tier in which prompts were found, causes of misses, expected contents.
 
-The engine reports how many tokens of a prompt it found, not where. If a file was restored for the
-request, or into its slot as the process began, they are the file's; if the request got the slot of
-its conversation, that slot's; else the host cache's, if the engine has one. A prompt that shares
-its beginning with whatever its slot held before counts for the host cache too: the engine tells no
-difference.
+The engine reports how many tokens of a prompt it found, but not in which cache. They count for the
+slot file, if one was restored for the request or when the process began; for the slot, if the
+request got the slot of its conversation; otherwise for the host cache, if the engine has one. A
+prompt that shares its beginning with the slot's previous content also counts for the host cache,
+because the engine does not report the difference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.cache.conversations import Conversation
-from proxy.cache.host_cache import HostCache
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import (
     CacheFacts,
@@ -36,12 +35,12 @@ from proxy.upstream.upstream import Upstream
 
 @dataclass(slots=True)
 class TierUse:
-    """Of one model.
+    """The use of one tier of a model's caches.
 
     Attributes:
-        prompts: Of which at least one token was found there.
-        tokens: Found there; of `Tier.NONE`, computed.
-        saved_s: What computing these tokens would have taken, less the time of restores.
+        prompts: Prompts with at least one token found in the tier.
+        tokens: Tokens found in the tier; for `Tier.NONE`, computed tokens.
+        saved_s: Estimated time to compute these tokens, minus the time of restores.
     """
 
     prompts: int = 0
@@ -50,7 +49,7 @@ class TierUse:
 
 
 class CacheUse:
-    """Of all models of this machine, without requests of our own."""
+    """The use of caches by clients' requests, for all models of this machine."""
 
     def __init__(self) -> None:
         self._models: dict[str, dict[Tier, TierUse]] = {}
@@ -60,7 +59,7 @@ class CacheUse:
         return self._models
 
     def note(self, lease: Lease, timings: Timings) -> None:
-        """Count a complete response, and note in its lease where its prompt was found."""
+        """Count a complete response, and set the tier of its lease."""
         if lease.upstream.node or lease.request.is_background:
             return
         found = timings.cached_tokens
@@ -84,16 +83,16 @@ def _tier(lease: Lease) -> Tier:
 
 @dataclass(slots=True)
 class CacheContents:
-    """Of all instances of a model on this machine.
+    """The expected cache contents of a model's instances on this machine.
 
     Attributes:
-        slots: That instances have.
-        conversations: In slots.
-        tokens: Of those.
-        host_cache_bytes: That engines may keep of prompts that are in no slot; infinity: no limit.
-        copied_conversations: That host caches are believed to hold; None where that is not known.
-        copied_tokens: Of those, with older copies of some.
-        copied_bytes: The same.
+        slots: The number of slots.
+        conversations: Conversations in slots.
+        tokens: Tokens of these conversations.
+        host_cache_bytes: Limit of the host caches, for prompts in no slot; infinity: no limit.
+        copied_conversations: Conversations expected in host caches; None if unknown.
+        copied_tokens: Tokens in host caches, older copies included.
+        copied_bytes: Bytes in host caches, older copies included.
     """
 
     slots: int = 0
@@ -104,16 +103,11 @@ class CacheContents:
     copied_tokens: int = 0
     copied_bytes: float = 0.0
 
-    def add_copies(self, host_cache: HostCache) -> None:
-        self.copied_conversations = (self.copied_conversations or 0) + host_cache.conversations
-        self.copied_tokens += sum(host_cache.copied_tokens)
-        self.copied_bytes += host_cache.used_bytes
-
 
 def cache_contents(
     upstreams: Iterable[Upstream], prefix_index: PrefixIndex
 ) -> dict[str, CacheContents]:
-    """Return what is held, by model."""
+    """Return the expected contents of caches, by model."""
     found: dict[str, CacheContents] = {}
     for upstream in upstreams:
         run = prefix_index.run(upstream.name)
@@ -124,8 +118,10 @@ def cache_contents(
         held.conversations += run.slot_map.conversations
         held.tokens += run.slot_map.tokens
         held.host_cache_bytes += upstream.host_cache_bytes
-        if run.host_cache:
-            held.add_copies(run.host_cache)
+        if host_cache := run.host_cache:
+            held.copied_conversations = (held.copied_conversations or 0) + host_cache.conversations
+            held.copied_tokens += sum(host_cache.copied_tokens)
+            held.copied_bytes += host_cache.used_bytes
     return found
 
 
@@ -133,6 +129,8 @@ _ASSISTANT: Final = b"a"
 
 
 class CacheFindings:
+    """Finds why a prompt, or part of it, was not in a cache."""
+
     def __init__(self, prefix_index: PrefixIndex, clock: Clock) -> None:
         self._prefix_index = prefix_index
         self._recent = prefix_index.recent
@@ -141,7 +139,7 @@ class CacheFindings:
     def find(
         self, lease: Lease, timings: Timings, reply: Mapping[str, Any] | None
     ) -> CacheFinding | None:
-        """Return what was found of a lease's prompt, and remember it; None for a short one."""
+        """Return the finding about a lease's prompt, and remember it; None for a short prompt."""
         request, tokens = lease.request, timings.cached_tokens + timings.prompt_tokens
         if tokens < TOKENS_MIN:
             return None
@@ -156,7 +154,16 @@ class CacheFindings:
         before, is_same = self._recent.find(client, prompt, known)
         is_alive = before is not None and index.run(before.run.name) is before.run
         held = _find_holder(lease, before, run, is_alive=is_alive) if before else CachePlace.UNKNOWN
-        earlier = _earlier_request(before, now_s, is_same=is_same) if before else None
+        earlier = None
+        if before:
+            earlier = Earlier(
+                before.request_id,
+                before.run.name,
+                before.hashes,
+                before.prompt_tokens,
+                now_s - before.ended_at_s,
+                is_same,
+            )
         shares = request.owner.name and not request.owner.is_alone
         own = self._own_tokens(lease, prompt, tokens) if shares else None
         found = find_cause(_facts(lease, prompt, timings, held, earlier, own))
@@ -174,7 +181,7 @@ class CacheFindings:
         return found
 
     def _own_tokens(self, lease: Lease, prompt: Prompt, tokens: int) -> int:
-        """Return how many tokens of a prompt its key itself can have left in caches."""
+        """Return the tokens of a prompt that requests of the same key can have left in caches."""
         client = client_hash(lease.request.model, lease.request.client)
         estimated = BLOCK_TOKENS * self._recent.own_blocks(client, prompt)
         if isinstance(lease.conversation, Conversation):
@@ -186,7 +193,7 @@ class CacheFindings:
         return min(tokens, round(estimated * tokens / prompt.tokens))
 
     def _no_file(self, lease: Lease, known: Conversation | None) -> NoFile | None:
-        """Return why what was lost was in no slot file either; None where that is not known."""
+        """Return why no slot file had the lost tokens; None if unknown."""
         cache_key = lease.upstream.cache_key
         if not cache_key:
             return None if lease.upstream.node else NoFile.OFF
@@ -223,19 +230,8 @@ def _facts(
     )
 
 
-def _earlier_request(before: RecentPrompt, now_s: float, *, is_same: bool) -> Earlier:
-    return Earlier(
-        before.request_id,
-        before.run.name,
-        before.hashes,
-        before.prompt_tokens,
-        now_s - before.ended_at_s,
-        is_same,
-    )
-
-
 def _find_holder(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool) -> CachePlace:
-    """Return where the cache of the prompt before was when the request began."""
+    """Return the state of the earlier prompt's cache when the request began."""
     if before.run is run:
         if not lease.is_continued or lease.has_own_slot is None:
             return CachePlace.UNKNOWN

@@ -1,8 +1,7 @@
-"""The candidates that the requests in a queue see, one request after the other.
+"""The candidates for the requests in a queue, which choose one after the other.
 
-Of many instances only those that a request could get are looked at: those that each rule of
-`policy` could prefer are found in sets of instances, so the choice among these few is the choice
-among all.
+Among many instances, a request considers only a shortlist: the instances that a rule of `policy`
+could prefer are found in sets of instances. So the choice in the shortlist is the choice among all.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class Candidates:
     """The instances of one model at one moment.
 
     Args:
-        instances: Those in service.
-        owners: Those that own some of the latest conversations, by how many.
+        instances: Instances in service.
+        owners: Sets of instances by the number of the latest conversations that they own.
         policy: The rule.
-        weights: Of the instances, by name.
-        times: How long requests hold a slot.
-        trial_share: The share of conversations for the instances on trial; 0 where there is none.
+        weights: The instances' weights, by name.
+        times: Average times for which requests hold a slot.
+        trial_share: The share of conversations for instances on trial; 0 without a trial.
     """
 
     def __init__(
@@ -64,9 +63,9 @@ class Candidates:
         waited_s: float,
         held: Collection[str] = (),
     ) -> Choice:
-        """Return what a request would do; requests that wait for their owner are remembered.
+        """Return the decision for a request, and count it if it waits for its owner.
 
-        Instances in `avoid` are taken only if there is no other, those in `held` not at all now.
+        Instances in `avoid` are taken only if there is no other, those in `held` not now.
         """
         policy = self._policy_of(request)
         owner = hint.owner if policy == "affinity" else None
@@ -100,14 +99,14 @@ class Candidates:
         *,
         on_trial: bool,
     ) -> tuple[list[RoutingTarget], float | None]:
-        """Return those that the request could get, and their `share` where that is not all."""
+        """Return the instances to choose among, and `share` for `choose`; None: these are all."""
         del hint, held, on_trial
-        instances = self._admitted(request)
+        instances = self._admissible(request)
         return [
             instance for instance in instances if instance.upstream.name not in avoid
         ] or instances, None
 
-    def _admitted(self, request: ProxyRequest) -> list[RoutingTarget]:
+    def _admissible(self, request: ProxyRequest) -> list[RoutingTarget]:
         return [
             instance
             for instance in self._instances
@@ -129,11 +128,8 @@ class Candidates:
     def weight(self, name: str) -> float:
         return self._weights[name].value
 
-    def _owned(self, instance: RoutingTarget) -> int:
-        return next((count for count, some in self._owners.items() if some & instance.bit), 0)
-
     def _is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
-        """Return whether a conversation is part of the trial: where it is, or by its beginning."""
+        """Return whether a conversation is part of the trial: by its owner, or by its beginning."""
         if not self._trial_share:
             return False
         for instance in self._instances:
@@ -142,17 +138,18 @@ class Candidates:
         return is_in_share(self._trial_share, request)
 
     def _keep(self, request: ProxyRequest, owner: str | None) -> None:
-        """Keep slots for a request that needs several: those behind it would take each free one.
+        """Reserve an instance for a request that needs several slots.
 
-        Of its owner, or of the instance that lacks the fewest.
+        Otherwise, requests behind it would take each free slot. It is the request's owner, or the
+        instance that lacks the fewest slots.
         """
-        if instances := self._admitted(request):
+        if instances := self._admissible(request):
             self._kept.add(
                 min(
                     instances,
                     key=lambda instance: (
                         instance.upstream.name != owner,
-                        instance.needed(request) - instance.free,
+                        instance.slots_needed(request) - instance.free,
                     ),
                 )
             )
@@ -164,7 +161,7 @@ class Candidates:
         hint: CacheHint,
         held: Collection[str],
     ) -> Candidate:
-        upstream, needed = instance.upstream, instance.needed(request)
+        upstream, needed = instance.upstream, instance.slots_needed(request)
         weight = self.weight(upstream.name)
         turns = 0 if instance.free >= needed else 1 + self._bound_for[upstream.name]
         return Candidate(
@@ -172,7 +169,9 @@ class Candidates:
             slots=upstream.slots,
             slots_in_use=len(instance.leases),
             turn=instance.turn,
-            conversations=self._owned(instance),
+            conversations=next(
+                (count for count, some in self._owners.items() if some & instance.bit), 0
+            ),
             cached_tokens=hint.cached_tokens(instance.bit),
             saved_tokens=hint.saved_tokens(instance.bit),
             backlog_tokens=instance.backlog_tokens,
@@ -188,32 +187,30 @@ class Candidates:
 
 
 def is_in_share(share: float, request: ProxyRequest) -> bool:
-    """Return whether a request's conversation is in this share of all, above 0 and below 1.
+    """Return whether a conversation belongs to this share of all, above 0 and below 1.
 
-    A hash of how it begins decides, so that all its turns agree, also after a restart, and a larger
+    A hash of its beginning decides, so that all its turns agree, also after a restart, and a larger
     share contains a smaller one. A request without a prompt is a conversation of its own.
     """
-    return _conversation_hash(request) < share * _HASHES
-
-
-def _conversation_hash(request: ProxyRequest) -> int:
     if request.session:
-        return session_hash(request.model, request.client, request.session)
-    if request.prompt:
-        return xxh3_64_intdigest(request.client.encode(), request.prompt.beginning)
-    return xxh3_64_intdigest(request.request_id.encode())
+        digest = session_hash(request.model, request.client, request.session)
+    elif request.prompt:
+        digest = xxh3_64_intdigest(request.client.encode(), request.prompt.beginning)
+    else:
+        digest = xxh3_64_intdigest(request.request_id.encode())
+    return digest < share * _HASHES
 
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """For one request.
+    """Finds the instances that one request could prefer.
 
     Attributes:
         sets: All instances of its model.
-        owners: Those that own some of the latest conversations, by how many: 0 and more.
-        hint: What the caches hold of its prompt.
-        tokens: Of its prompt.
-        decode_s: As of `LeaseTimes`.
+        owners: Sets of instances by their number of the latest conversations, 0 included.
+        hint: Expected cache contents for its prompt.
+        tokens: Tokens of its prompt.
+        decode_s: See `LeaseTimes.decode_s`.
     """
 
     sets: InstanceSets
@@ -225,13 +222,13 @@ class Shortlist:
     def find(
         self, policy: Policy, candidates: int, free: int, *, on_trial: bool
     ) -> tuple[list[RoutingTarget], float]:
-        """Return them in the order of their admission, and the `share` of `policy.choose`.
+        """Return instances in the order of their admission, and `share` for `policy.choose`.
 
         Args:
             policy: The rule.
-            candidates: Those that may take the request.
-            free: Of those, the ones with a free slot for it; at least one.
-            on_trial: As of `policy.choose`.
+            candidates: Instances that may take the request.
+            free: The candidates with a free slot; at least one.
+            on_trial: See `policy.choose`.
         """
         sets = self.sets
         free_here = free & (sets.on_trial if on_trial else ~sets.on_trial) or free
@@ -292,38 +289,36 @@ class Shortlist:
         )
 
     def _faster(self, than: RoutingTarget, some: int) -> Iterator[RoutingTarget]:
-        """Yield the one of a higher weight that would answer first, if there is one."""
+        """Yield the instance of a higher weight that would answer first, if there is one."""
         limit = self.sets.weight(than)
         faster = sum(members for weight, members in self.sets.by_weight.items() if weight > limit)
         if some & faster:
             yield self._soonest(some & faster, by_turn=False)
 
     def _soonest(self, some: int, *, by_turn: bool) -> RoutingTarget:
-        """Return the one that would answer first with a slot free now."""
+        """Return the instance that would answer first if its slot were free now."""
         least_decode_s = self.decode_s / max(self.sets.by_weight)
+        uncached = some
+        for _, holders in self.hint.cached:
+            uncached &= ~holders
         found: tuple[float, float, int, RoutingTarget] | None = None
-        for tokens, holders in (*self.hint.cached, (0, self._without_cache(some))):
+        for tokens, holders in (*self.hint.cached, (0, uncached)):
             new_tokens = max(0, self.tokens - tokens)
             for instance in self.sets.by_prefill_rate(some & holders):
                 prefill_tps = instance.rates.prefill_tps
                 if found and new_tokens / prefill_tps + least_decode_s > found[0]:
-                    break  # as are all that follow
+                    break  # the following ones are slower
                 decode_s = self.decode_s / self.sets.weight(instance)
                 answered_in_s = (instance.backlog_tokens + new_tokens) / prefill_tps + decode_s
                 turn = instance.turn if by_turn else 0.0
                 place = answered_in_s, turn, self.sets.number(instance), instance
                 found = min(found or place, place)
-        assert found is not None  # noqa: S101 (for the type: there is one at least)
+        assert found is not None  # noqa: S101 (for the type: `some` is not empty)
         return found[3]
-
-    def _without_cache(self, some: int) -> int:
-        for _, holders in self.hint.cached:
-            some &= ~holders
-        return some
 
 
 class ManyCandidates(Candidates):
-    """Makes the choices of `Candidates`; what is rare, such as several slots, costs as much."""
+    """Makes the choices of `Candidates` by a shortlist, except in rare cases (several slots)."""
 
     def __init__(
         self,
@@ -359,8 +354,8 @@ class ManyCandidates(Candidates):
             return super()._instances_for(request, avoid, hint, held, on_trial=on_trial)
         sets, prompt = self._sets, request.prompt
         candidates = sets.local if request.is_from_proxy else sets.all
-        candidates = (avoid and candidates & ~sets.named(avoid)) or candidates
-        free = candidates & sets.free & ~sets.named(held)
+        candidates = (avoid and candidates & ~sets.bits_of(avoid)) or candidates
+        free = candidates & sets.free & ~sets.bits_of(held)
         if not free:
             return [], 0.0
         tokens = prompt.tokens if prompt else 0

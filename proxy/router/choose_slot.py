@@ -1,9 +1,8 @@
-"""Which slot a request uses on an engine whose slots are tracked, and how it gets there.
+"""Chooses the slot of a request on an engine with tracked slots, and makes the engine use it.
 
-Why, and how slots are tracked: `proxy.cache.slot_map`. `HandOver` waits until what a draining
-instance holds of a conversation is in a file: an instance is saved as soon as it drains, each slot
-when its request ends; a client that continues at once would come before the file is verified and
-stored, about a tenth of a second later.
+`proxy.cache.slot_map` explains why and how slots are tracked. `HandOver` waits until a draining
+instance has saved a conversation: it saves its slots when it drains or their requests end, but a
+client that continues at once would come before the file is verified and stored, about 0.1 s later.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Final
 
 from proxy.cache.index import PrefixIndex
 from proxy.cache.processes import Run
-from proxy.cache.prompt import Prompt
 from proxy.cache.slot_map import Search, SlotContent, SlotMap, SlotOwners, TrackedSlot
 from proxy.errors import UpstreamTimeout
 from proxy.request.request import ProxyRequest
@@ -28,15 +26,15 @@ from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
 from proxy.upstream.timings import Timings
 
-# A shorter conversation is not saved.
+# Shorter conversations are not saved.
 _TOKENS_MIN: Final = 256
-# Of the time in which the prompt would be computed.
+# The longest wait, relative to the time to compute the prompt.
 _SHARE_MAX: Final = 0.5
 _WAIT_MAX_S: Final = 1.0
 
 
 class HandOver:
-    """For all instances."""
+    """Waits for slot files of draining instances."""
 
     def __init__(self, prefix_index: PrefixIndex, instances: Instances) -> None:
         self._prefix_index = prefix_index
@@ -44,23 +42,26 @@ class HandOver:
         self._added = asyncio.Event()
 
     def note_file(self) -> None:
-        """Note that there is one file more."""
+        """Note that a slot file was added."""
         self._added.set()
         self._added.clear()
 
     async def wait(self, lease: Lease) -> None:
-        """Wait until a file has what another instance held, unless computing it is quicker."""
+        """Wait until a file has a draining instance's content, unless computing it is faster."""
         prompt, content = lease.request.prompt, self._left_behind(lease)
         if prompt is None or content is None:
             return
         compute_s = content.tokens / lease.instance.rates.prefill_tps
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_WAIT_MAX_S, _SHARE_MAX * compute_s)):
-                while not self._is_saved(lease, prompt, content):
+                while True:
+                    found = self._prefix_index.files.find(lease.upstream.cache_key, prompt)
+                    if found and len(found.file.fingerprint.blocks) >= len(content.blocks):
+                        return
                     await self._added.wait()
 
     def _left_behind(self, lease: Lease) -> SlotContent | None:
-        """Return what a slot of an instance that drains holds of a conversation."""
+        """Return a conversation's content in a slot of a draining instance."""
         if not lease.is_continued:
             return None
         key = lease.upstream.cache_key
@@ -76,15 +77,11 @@ class HandOver:
         instance = self._instances.get(run.name)
         return not run.has_ended and (instance is None or not instance.in_service)
 
-    def _is_saved(self, lease: Lease, prompt: Prompt, content: SlotContent) -> bool:
-        found = self._prefix_index.files.find(lease.upstream.cache_key, prompt)
-        return found is not None and len(found.file.fingerprint.blocks) >= len(content.blocks)
 
-
-# Fewer tokens than this are computed as quickly as they are saved.
+# Computing fewer tokens is as fast as saving them.
 _WORTH_TOKENS: Final = 128
-# The engine begins no request before the batch is over that its list of slots waits for, so this
-# wait costs a request nothing; without the list its prompt may be computed again.
+# The engine lists its slots when its batch ends, and begins no request before that. So this wait
+# costs a request nothing; without the list its prompt may be computed again.
 _LISTED_TIMEOUT_S: Final = 20.0
 _NAMES_SLOTS: Final = frozenset(
     {
@@ -101,23 +98,23 @@ class SlotTargeting(Enum):
 
     NONE = auto()
     BY_ID = auto()
-    """It names the slot."""
+    """The request names the slot."""
     BY_LRU = auto()
-    """All other idle slots are used once more: the engine takes the one used longest ago."""
+    """All other idle slots are used once, and the engine takes the least recently used one."""
 
 
 def targeting(request: ProxyRequest) -> SlotTargeting:
-    if request.kind is EndpointKind.MESSAGES:  # its translation drops members it does not know
+    if request.kind is EndpointKind.MESSAGES:  # its translation drops unknown members
         return SlotTargeting.BY_LRU
     names = request.kind in _NAMES_SLOTS
-    # Only where it must: what an engine keeps of its prompt is not tracked as well.
+    # Infill names its slot only if it must: its prompt in the engine's cache is not tracked well.
     names = names or (request.kind is EndpointKind.INFILL and request.owner.is_alone)
     is_named = names and bool(request.json) and not request.form
     return SlotTargeting.BY_ID if is_named and is_single(request.json) else SlotTargeting.NONE
 
 
 class SlotSelector:
-    """Selects the slots of all instances."""
+    """Selects slots on all instances."""
 
     def __init__(
         self,
@@ -132,10 +129,9 @@ class SlotSelector:
         self._hand_over = hand_over
 
     async def select(self, lease: Lease) -> None:
-        """Give a lease its slot, and `id_slot` where its request is to name it.
+        """Set a lease's slot, and `id_slot` if its request must name it.
 
-        To be called right before the request is sent: the order in which requests arrive decides
-        which slots the engine gives them.
+        Call right before the request is sent: the engine assigns slots in the order of arrival.
         """
         is_tracked = self._settings.policy == "affinity" and lease.upstream.can_name_slots
         slot_map = self._prefix_index.slot_map(lease.upstream.name)
@@ -144,7 +140,7 @@ class SlotSelector:
             return
         reach = targeting(lease.request)
         conversation = lease.conversation if reach is not SlotTargeting.NONE else None
-        # Noted at once: a client may leave while the slot is made ready.
+        # At once: a client may leave while the slot is prepared.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
         async with self._order(lease, slot, reach) as is_alone:
             if slot and conversation is not None:
@@ -152,7 +148,9 @@ class SlotSelector:
             if slot:
                 _note_slot(lease, slot_map, slot, reach, is_alone=is_alone)
                 await self._separate(lease, slot_map, slot, reach)
-                if _looks_in_cache(lease) and slot.verifies_restore(lease.request.prompt):
+                has_cache = not lease.is_cache_off
+                has_cache &= lease.request.json.get("cache_prompt") is not False
+                if has_cache and slot.verifies_restore(lease.request.prompt):
                     lease.restored_tokens = slot.tokens
                 await self._keep_paused(lease, slot_map)
                 slot_map.mark_sent(slot, _search(lease))
@@ -166,7 +164,7 @@ class SlotSelector:
     async def _separate(
         self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting
     ) -> None:
-        """Keep a request from what others left in the engine: it names its slot, if it can."""
+        """Separate a request from content of other owners: it names its slot, if it can."""
         owner, owners = lease.request.owner, slot_map.owners
         if not owner.is_alone and not owners.has_alone:
             await self.enter(lease)
@@ -176,24 +174,24 @@ class SlotSelector:
                 await self._sync(lease, slot_map, slot)
             if slot.is_confirmed:
                 lease.id_slot = slot.id_slot
-        # What it was filled with, now or as the process began, was found by the owner's hashes.
+        # A slot file is found by its owner's hashes, so restored content is the owner's.
         is_own = lease.conversation is not None and slot.conversation is lease.conversation
         if lease.restored or (is_own and slot.task is not None and slot.is_confirmed):
             owners.fill(owner, lease.id_slot)
         await self.enter(lease)
 
     async def enter(self, lease: Lease) -> None:
-        """Note whose request is sent, and whether it may reuse what the engine holds.
+        """Wait until a request cannot find content that another key left in the engine.
 
-        Returns once it can be sent without that a key finds what another one left.
+        Registers the owner of the request, and sets whether it may reuse the engine's content.
 
         Raises:
-            UpstreamFailed, UpstreamTimeout: What others left could not be cleared.
+            UpstreamFailed, UpstreamTimeout: The content of others could not be cleared.
         """
         request, upstream = lease.request, lease.upstream
         if request.is_background or not request.kind.takes_slot:
             return
-        if upstream.node:  # another llama-corral is told the owner
+        if upstream.node:  # a llama-corral gets the owner with the request
             lease.is_cache_off = request.owner.is_alone and not upstream.node.takes_keep_alive
         else:
             owners = self._prefix_index.slot_map(upstream.name).owners
@@ -208,9 +206,9 @@ class SlotSelector:
             lease.expected_cached = 0
 
     async def _take_turn(self, lease: Lease, owners: SlotOwners) -> None:
-        """Have the engine to the requests of one owner alone, with nothing of others in its slots.
+        """Reserve the engine for one owner's requests, with no content of others in its slots.
 
-        Those that come later wait behind this one, also those of the owner before.
+        Later requests wait behind this one, also those of the previous owner.
         """
         owner, instance = lease.request.owner, lease.instance
         async with instance.owner_turn:
@@ -229,9 +227,9 @@ class SlotSelector:
     async def _order(
         self, lease: Lease, slot: TrackedSlot | None, reach: SlotTargeting
     ) -> AsyncIterator[bool]:
-        """Hold what keeps the engine from taking another slot while one is made ready.
+        """Hold the instance's slot-order lock while a slot is prepared.
 
-        The block gets whether no other slot is made ready meanwhile.
+        Yields True if no other slot is prepared meanwhile.
         """
         if not lease.upstream.cache_key or (slot and _is_ready(slot, reach)):
             yield True
@@ -242,13 +240,13 @@ class SlotSelector:
             yield not is_filled
 
     def note_turn(self, lease: Lease, timings: Timings) -> None:
-        """Learn from a complete response in a slot that files are made of."""
+        """Learn from a complete response in a slot that may be saved."""
         self._filler.saver.note_turn(lease, timings)
 
     async def _target(
         self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting
     ) -> TrackedSlot | None:
-        """Return the slot that a conversation is to use; it holds that if it can."""
+        """Return the slot for a conversation; it holds the conversation if possible."""
         found: TrackedSlot | None = slot
         if slot.conversation is not None:
             found = await self._confirm(lease, slot_map, slot)
@@ -265,7 +263,7 @@ class SlotSelector:
         return found
 
     async def _fill(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> TrackedSlot:
-        """Return a slot that was filled from a file, where that pays and its number is known."""
+        """Fill a slot from a file if that pays and its number is known; return the slot."""
         await self._hand_over.wait(lease)
         if not self._filler.is_wanted(lease, slot):
             return slot
@@ -279,7 +277,7 @@ class SlotSelector:
     async def _confirm(
         self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot
     ) -> TrackedSlot | None:
-        """Return the slot that holds a conversation, as the engine lists them, or another one."""
+        """Return the slot with a conversation, confirmed by the engine's list, or another slot."""
         if not slot.is_confirmed:
             await self._sync(lease, slot_map, slot)
         if slot.is_confirmed:
@@ -287,11 +285,11 @@ class SlotSelector:
         return slot_map.rebind(slot, lease.conversation, lease.clock())
 
     async def _target_new(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> TrackedSlot:
-        """Have the engine save what the other idle slots hold, where it looks for shared prefixes.
+        """Make the engine copy its other idle slots to the host cache, for shared prefixes.
 
-        Only where a new conversation begins as another did that is not saved yet. Any task makes it
-        do so. One of no tokens, in a slot that holds no conversation, saves what all others hold;
-        they are used after it and leave that slot to the request.
+        Only if a new conversation shares its beginning with an unsaved one. Any task makes the
+        engine copy. An empty task, in a slot without a conversation, makes it copy all other slots;
+        they are then refreshed, so that the request gets that slot.
         """
         if lease.expected_cached < _WORTH_TOKENS or not slot_map.has_unsaved(slot):
             return slot
@@ -304,13 +302,13 @@ class SlotSelector:
         return slot
 
     async def _sync(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> None:
-        """Find the number of each slot, by the engine's list of them."""
+        """Find the slots' numbers in the engine's list."""
         with suppress(UpstreamTimeout):
             found = await get_slots(lease.upstream, self._settings, _LISTED_TIMEOUT_S) or ()
             slot_map.sync(found, slot, lease.clock())
 
     async def _keep_paused(self, lease: Lease, slot_map: SlotMap) -> None:
-        """Use the slots once more whose prompts pause between two chunks, so that none is taken."""
+        """Refresh slots whose prompts pause between two chunks, so that the engine takes none."""
         paused = [
             paused_lease
             for paused_lease in lease.instance.leases
@@ -328,16 +326,15 @@ class SlotSelector:
 
 
 def _is_ready(slot: TrackedSlot, reach: SlotTargeting) -> bool:
-    """Return whether a request only has to name its slot, which holds its conversation."""
     return reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None
 
 
 def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot, *, is_alone: bool) -> bool:
-    """Return whether a request names its slot, in which the engine then looks for its prompt alone.
+    """Return whether a request names its slot.
 
-    Without a name, the engine could take a slot that is being filled for another request, and where
-    it keeps the prompt would be a guess. With one, it neither copies what the slot holds to the
-    host cache, nor looks for the prompt there.
+    Without a name, the engine could take a slot that is being filled for another request, and the
+    prompt's slot would be a guess. With a name, the engine looks for the prompt only in that slot:
+    it neither copies the slot to the host cache, nor looks for the prompt there.
     """
     if slot.conversation is not None:
         return slot.is_confirmed
@@ -354,7 +351,7 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot, *, is_alone:
 def _note_slot(
     lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting, *, is_alone: bool
 ) -> None:
-    """Note how a request gets its slot, and whether that holds its conversation."""
+    """Set whether a request names its slot, and whether the slot holds its conversation."""
     if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot, is_alone=is_alone):
         lease.id_slot = slot.id_slot
         slot.is_confirmed = True
@@ -363,12 +360,8 @@ def _note_slot(
 
 
 def _search(lease: Lease) -> Search | None:
-    """Return what the engine looks for in its host cache, for a request that names no slot."""
+    """Return the engine's search in its host cache; None for a request that names its slot."""
     prompt = lease.request.prompt
     if lease.id_slot is not None:
         return None
     return Search(lease.conversation, prompt.blocks if prompt else ())
-
-
-def _looks_in_cache(lease: Lease) -> bool:
-    return not lease.is_cache_off and lease.request.json.get("cache_prompt") is not False

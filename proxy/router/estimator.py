@@ -1,7 +1,7 @@
-"""Estimates when the first token of a request comes, and how far that was true.
+"""Estimates when the first token of a request comes, and measures the errors of estimates.
 
-An estimate changes nothing. It is made for clients that ask for one, for requests with a limit
-(`Prefer: wait=5`), and for a sample of the others, whose real first token it is compared with.
+An estimate changes nothing. It is made for clients that ask for it, for requests with a limit
+(`Prefer: wait=5`), and for a sample of other requests, to compare it with the real first token.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from proxy.router.router import Router
 
 BOUNDS: Final = (0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 5.0)
 _MODELS_MAX: Final = 64
-# A first token comes no sooner.
+# The shortest time of a first token.
 _REAL_MIN_S: Final = 0.001
 
 
 class ErrorHistograms:
-    """Counts of errors by inclusive upper bounds, not cumulative, and their sum."""
+    """Counts of relative errors by inclusive upper bounds, not cumulative, and their sum."""
 
     def __init__(self) -> None:
         self._counts: dict[str, list[int]] = {}
         self._totals: dict[str, float] = {}
 
     def add(self, model: str, estimated_s: float, real_s: float) -> None:
-        """Count one estimate; of more than 64 models the others are not counted."""
+        """Count one estimate; only the first 64 models count."""
         if model not in self._counts:
             if len(self._counts) >= _MODELS_MAX:
                 return
@@ -63,7 +63,7 @@ class ErrorHistograms:
         return {model: (counts, self._totals[model]) for model, counts in self._counts.items()}
 
 
-# Of requests, four a second at most, and so few that estimates take a thousandth of the time.
+# Sample at most 4 requests/s, and spend at most 0.1 % of the time on estimates.
 _PAUSE_MIN_S: Final = 0.25
 _PAUSE_SHARE: Final = 1000.0
 _RETRY_MAX_S: Final = 120
@@ -71,14 +71,15 @@ _RETRY_MAX_S: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of one request; figures that are not known are None.
+    """The estimate for one request; unknown figures are None.
 
     Attributes:
-        load: Where no instance serves the model.
-        first_token: With the wait in the queue.
-        new_tokens: Of those of the prompt, what the instance has to compute.
-        length: The prompt by its length, as the instance has it; None: it has no prompt.
-        factor: What the estimate is corrected by, beside so many `others`.
+        new_tokens: Prompt tokens that the instance has to compute.
+        length: The prompt's length and its expected part in the instance's cache; None without a
+            prompt.
+        load: The load before the request, if no instance serves the model.
+        first_token: Time of the first token, including the wait in the queue.
+        factor: The factor of the correction, beside `others` other requests.
     """
 
     model: str
@@ -94,7 +95,7 @@ class Estimate:
 
     @property
     def queue_s(self) -> float | None:
-        """The wait for a slot behind other requests, without that for a load."""
+        """The wait for a slot behind other requests, without the time of a load."""
         if self.first_token is None:
             return None
         load_s = self.load.in_s if self.load else 0.0
@@ -102,7 +103,7 @@ class Estimate:
 
 
 class Estimator:
-    """Args: `loader`: None: models are not loaded by requests."""
+    """Estimates first tokens; `loader` is None if requests never load models."""
 
     def __init__(
         self, router: Router, loader: LoadForecaster | None = None, clock: Clock = time.monotonic
@@ -116,18 +117,20 @@ class Estimator:
     def estimate(self, request: ProxyRequest, *, is_own: bool = False) -> Estimate:
         """Estimate a request as if it came now.
 
-        With `is_own` caches have only what requests of the same key left there.
+        With `is_own`, only cache content of the same key counts.
         """
         if is_own:
             request = self._router.as_client_knows(request)
         load = self._load(request)
-        found = self._router.work(request, _engines(request.model, load))
-        factor = self._router.measures(request.model).correction.factor(found.work.others)
-        first = self._first_token(request.model, found.work, load, factor)
-        instance = first.instance if first else _only_engine(found.work)
-        tokens = found.request.prompt_tokens
-        new_tokens = found.request.new_on(instance) if instance else tokens
-        length = found.lengths.get(instance or "")
+        work, lengths = self._router.work(request, _engines(request.model, load))
+        factor = self._router.measures(request.model).correction.factor(work.others)
+        first = self._first_token(request.model, work, load, factor)
+        only_engine = work.engines[0].name if len(work.engines) == 1 else None
+        instance = first.instance if first else only_engine
+        waiting = work.waiting[work.place]
+        tokens = waiting.prompt_tokens
+        new_tokens = waiting.new_on(instance) if instance else tokens
+        length = lengths.get(instance or "")
         is_loaded = self._router.serves(request.model)
         return Estimate(
             request.model,
@@ -139,7 +142,7 @@ class Estimator:
             load,
             first,
             factor,
-            found.work.others,
+            work.others,
         )
 
     def _load(self, request: ProxyRequest) -> LoadForecast | None:
@@ -155,7 +158,7 @@ class Estimator:
             return None
         ready_in_s = (load and load.in_s) or 0.0
         found = first_token(replace(work, ready_in_s=ready_in_s), costs)
-        return found and found.corrected(factor, ready_in_s)
+        return found and found.correct(factor, ready_in_s)
 
     @property
     def is_due(self) -> bool:
@@ -163,19 +166,19 @@ class Estimator:
         return self._clock() >= self._due_at_s
 
     @contextmanager
-    def observed(self, request: ProxyRequest, record: AccessRecord) -> Iterator[None]:
+    def observe(self, request: ProxyRequest, record: AccessRecord) -> Iterator[None]:
         """Compare an estimate with the request in the block.
 
         Raises:
-            WaitTooLong: The estimate is above what the client waits.
+            WaitTooLong: The estimate exceeds the client's limit.
         """
         now_s = self._clock()
         found = self._estimated(request)
         self._due_at_s = now_s + max(_PAUSE_MIN_S, _PAUSE_SHARE * (self._clock() - now_s))
-        if found and request.wait_s:  # with 0 it takes a slot that is free now, or none
+        if found and request.wait_s:  # 0: the request takes a slot that is free now, or none
             known = self._router.as_client_knows(request)
-            told = found if known is request else self._estimated(known)
-            _check(request, told or found, request.wait_s)
+            own = found if known is request else self._estimated(known)
+            _check(request, own or found, request.wait_s)
         try:
             yield
         finally:
@@ -183,7 +186,7 @@ class Estimator:
                 self._compare(found, record, now_s)
 
     def _estimated(self, request: ProxyRequest) -> Estimate | None:
-        """Estimate a request that is served whatever comes of it."""
+        """Estimate a request; errors are noted and do not affect the request."""
         if request.prompt is None or not request.kind.generates:
             return None
         try:
@@ -217,7 +220,7 @@ class Estimator:
 
 
 def _engines(model: str, load: LoadForecast | None) -> list[EngineWork]:
-    """Return the engines that a load would begin."""
+    """Return the engines that a load would start."""
     if load is None:
         return []
     slots = tuple(range(load.slots))
@@ -227,12 +230,8 @@ def _engines(model: str, load: LoadForecast | None) -> list[EngineWork]:
     ]
 
 
-def _only_engine(work: ModelWork) -> str | None:
-    return work.engines[0].name if len(work.engines) == 1 else None
-
-
 def _check(request: ProxyRequest, found: Estimate, wait_s: float) -> None:
-    """Raise WaitTooLong where a request would wait longer than its client does."""
+    """Raise WaitTooLong if the first token would come after the client's limit."""
     first_token_s = found.first_token.first_token_s if found.first_token else 0.0
     if first_token_s <= wait_s:
         return

@@ -1,10 +1,11 @@
 """Moves requests away from instances that send no first byte and do not respond.
 
-A stopped process accepts connections, for the kernel does, and sends nothing. An engine that
-computes a long prompt sends nothing either, but answers `/health` at once. So while a request waits
-for its first byte, its instance is queried. One that does not answer gets no further requests while
-another does, and its requests without a first byte move to free slots elsewhere. It is queried each
-second until it answers. With no other instance none is queried, and no request moves to a busy one.
+The kernel accepts connections for a stopped process, which sends nothing. An engine that computes a
+long prompt sends nothing either, but answers `/health` at once. So while a request waits for its
+first byte, its instance is queried. A silent instance gets no more requests as long as another
+responds, and its requests without a first byte move to free slots elsewhere. It is queried each
+second until it answers. Without another instance no query is sent, and no request moves to a busy
+instance.
 
 Source: `/health` of build 10434 answers in 0.2 ms while all slots are busy.
 """
@@ -24,11 +25,11 @@ from proxy.upstream.upstream import Upstream
 
 FIRST_BYTE_S: Final = 1.0
 _HEALTH_S: Final = 1.0
-# An answer that is missing this much after its second proves nothing: this process stood still.
+# If the query ends this late after its time limit, this process stood still, not the instance.
 _LATE_S: Final = 0.25
 _HEALTH_MAX_BYTES: Final = 64 * 1024
 
-# Raised where no process listens any more.
+# Errors that show that no process listens any more.
 _ENDED: Final = (ConnectionBroken, ConnectionError, FileNotFoundError)
 
 Responds = Callable[[Upstream], Awaitable[bool]]
@@ -38,7 +39,7 @@ class FirstByteMonitor:
     """Watches the requests of all instances that wait for their first byte.
 
     Args:
-        responds: Queries whether an instance responds, in a second at most.
+        responds: Returns within a second whether an instance responds.
         changed: Called with the model of an instance that became silent, or responds again.
     """
 
@@ -49,20 +50,22 @@ class FirstByteMonitor:
         self._responds = responds
         self._changed = changed
         self._group: asyncio.TaskGroup | None = None
-        self._waiting: dict[Lease, float] = {}  # in the order of the times at which each is due
-        self._timer: asyncio.TimerHandle | None = None  # one for all: each costs microseconds
+        self._waiting: dict[Lease, float] = {}  # with the time of its check, the earliest first
+        self._timer: asyncio.TimerHandle | None = (
+            None  # one for all leases: a timer costs microseconds
+        )
         self._queried: set[RoutingTarget] = set()
 
     async def serve(self) -> None:
         try:
             async with asyncio.TaskGroup() as self._group:
-                await asyncio.Event().wait()  # without limit: for as long as the proxy runs
+                await asyncio.Event().wait()  # as long as the proxy runs
         finally:
             self._group = None
             self._queried.clear()
 
     def watch(self, lease: Lease) -> None:
-        """Watch a request until `forget`; a node's requests are watched by that machine."""
+        """Watch a request until `forget`; a node watches its own requests."""
         if self._group is not None and lease.upstream.node is None:
             self._add(lease)
 
@@ -90,10 +93,14 @@ class FirstByteMonitor:
                 self._suspect(lease)
 
     def _suspect(self, lease: Lease) -> None:
-        """Query the instance, where there is another, once at a time."""
+        """Query the instance if there is another; one query at a time."""
         self._add(lease)
         instance = lease.instance
-        if self._group is not None and instance not in self._queried and self._others(instance):
+        if (
+            self._group is not None
+            and instance not in self._queried
+            and self._other_instances(instance)
+        ):
             self._queried.add(instance)
             self._group.create_task(self._examine(instance))
 
@@ -120,20 +127,20 @@ class FirstByteMonitor:
         return not responds and (instance.is_silent or not is_late)
 
     def _move(self, instance: RoutingTarget) -> None:
-        """Abort requests without a first byte that find a free slot elsewhere."""
-        others = self._others(instance)
+        """Abort requests without a first byte for which another instance has a free slot."""
+        others = self._other_instances(instance)
         free = sum(other.free for other in others)
         waiting = [lease for lease in self._waiting if not lease.progress.has_header]
         for lease in [lease for lease in waiting if lease.instance is instance]:
-            needed = instance.needed(lease.request) if lease.request.kind.takes_slot else 0
+            needed = instance.slots_needed(lease.request) if lease.request.kind.takes_slot else 0
             if others and needed <= free:
                 free -= needed
                 self.forget(lease)
                 reason = "sent no first byte and does not answer /health"
                 lease.abort(UpstreamSilent(instance.upstream.name, reason))
 
-    def _others(self, instance: RoutingTarget) -> list[RoutingTarget]:
-        """Return the other instances of the same model that respond, as far as known."""
+    def _other_instances(self, instance: RoutingTarget) -> list[RoutingTarget]:
+        """Return the other instances of the same model that are not silent."""
         admitted = self._instances.in_service(instance.upstream.model)
         return [other for other in admitted if other is not instance and not other.is_silent]
 
@@ -141,8 +148,8 @@ class FirstByteMonitor:
 def answers_health(settings: ProxySettings) -> Responds:
     """Return a query of `/health`; any answer counts.
 
-    A connection that is refused or broken is the end of a process: its requests see that
-    themselves, and one that crashed it must not move to another.
+    A refused or broken connection also counts: it means that the process ended. Its requests notice
+    that themselves, and a request that crashed it must not move to another instance.
     """
 
     async def request(upstream: Upstream) -> bool:

@@ -1,10 +1,10 @@
-"""When a request gets its slot and its first token: engines simulated in virtual time. Pure.
+"""Simulates engines to find when a request gets its slot and its first token. Pure.
 
-The engines compute what they have, and waiting requests take free slots in their order. What comes
-later is not known and not counted. A pass computes one token of each answer, then tokens of
-prompts, slot by slot in the order of their numbers, until the batch is full: the prompt of a low
-slot goes before that of a high one. A token takes longer the more stand before it, and so does a
-pass, however few of a prompt it has.
+The engines compute their present work in virtual time, and waiting requests take free slots in
+order. Later requests are unknown and ignored. A pass computes one token of each answer, then prompt
+tokens, slot by slot in the order of their numbers, until the batch is full: the prompt of a low
+slot goes before that of a high slot. The time of a token grows with the tokens before it, and so
+does the time of a pass, even with few prompt tokens.
 
 Source: llama-server, build 10434, `update_slots` of tools/server/server-context.cpp.
 """
@@ -14,24 +14,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from proxy.upstream.upstream import BATCH_TOKENS
 
-# What a prompt consists of: itself, its tokens, those before each token, those before each pass.
+# The regressors of a prompt's time: 1, its tokens, the sums of the tokens before each token and
+# before each pass.
 PromptRow = tuple[float, float, float, float]
-# What a pass with answers consists of: itself, the answers, the tokens before each.
+# The regressors of the time of a pass with answers: 1, the answers, the tokens before each.
 AnswerRow = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCosts:
-    """Seconds.
+    """The time that an engine takes, in seconds.
 
     Attributes:
-        prompt: For what `PromptRow` has.
-        answer: For what `AnswerRow` has.
+        prompt: Seconds per unit of `PromptRow`.
+        answer: Seconds per unit of `AnswerRow`.
         overhead_s: From the lease of a slot until an idle engine begins with the prompt.
     """
 
@@ -47,27 +48,29 @@ class EngineCosts:
 
 
 def prompt_row(tokens: float, depth: float, batch_tokens: int, prompts: float = 1.0) -> PromptRow:
-    """Return what tokens behind `depth` others consist of; `prompts` is their share of a prompt."""
+    """Return the row of tokens after `depth` others; `prompts` is their share of a prompt."""
     passes = math.ceil(tokens / batch_tokens)
     before_passes = passes * depth + batch_tokens * passes * (passes - 1) / 2
     return prompts, tokens, tokens * (depth + tokens / 2), before_passes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RunningRequest:
     """A request that has a slot.
 
     Attributes:
-        slot: The engine's number of it; a guess where the engine chose.
-        prompt_tokens: Still to compute.
-        depth: Tokens before those, or before those of the answer.
-        answer_tokens: Still to generate, as expected.
+        slot: The engine's number of the slot; a guess if the engine chose it.
+        prompt_tokens: Prompt tokens left to compute.
+        depth: Tokens before these, or before those of the answer.
+        answer_tokens: Expected number of tokens left to generate.
+        first_token_s: Set by a simulation once the prompt is computed.
     """
 
     slot: int
     prompt_tokens: int
     depth: int
     answer_tokens: float
+    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,11 @@ class WaitingRequest:
     """A request that has no slot yet.
 
     Attributes:
-        prompt_tokens: Of the whole prompt.
-        uncached_tokens: Of these, what an instance has to compute that holds nothing of it.
-        new_tokens: What one has to that does hold some, by its name.
-        instance: The one whose slot alone it takes; None: any.
+        prompt_tokens: Tokens of the whole prompt.
+        uncached_tokens: Prompt tokens to compute on an instance with nothing in its cache; None:
+            all.
+        new_tokens: Prompt tokens to compute on instances with a part in their cache, by name.
+        instance: The only instance whose slot it takes; None: any.
         slots: The slot that holds its conversation, by instance.
     """
 
@@ -90,7 +94,7 @@ class WaitingRequest:
     slots: Mapping[str, int] = field(default_factory=dict)
 
     def new_on(self, instance: str) -> int:
-        """Return the tokens that an instance has to compute."""
+        """Return the prompt tokens that an instance has to compute."""
         uncached = self.prompt_tokens if self.uncached_tokens is None else self.uncached_tokens
         return self.new_tokens.get(instance, uncached)
 
@@ -117,8 +121,8 @@ class ModelWork:
     """The engines of a model, and all requests that wait, in the order of their turns.
 
     Attributes:
-        place: That of the estimated request among those that wait, from 0.
-        ready_in_s: When the engines begin: later than now where the model has to be loaded.
+        place: The place of the estimated request in `waiting`, from 0.
+        ready_in_s: When the engines begin: after the load of the model, if it is not loaded.
     """
 
     engines: tuple[EngineWork, ...]
@@ -128,7 +132,7 @@ class ModelWork:
 
     @property
     def others(self) -> int:
-        """How many requests run, or wait with the estimated one."""
+        """The number of other requests that run or wait."""
         return len(self.waiting) - 1 + sum(len(engine.running) for engine in self.engines)
 
 
@@ -137,11 +141,11 @@ class LoadForecast:
     """The load of a model that no instance serves.
 
     Attributes:
-        in_s: Seconds until it serves; None where it was never loaded, or that cannot be told now.
+        in_s: Seconds until it serves; None if it was never loaded, or the time is unknown now.
         evicts: The models that would be unloaded for it.
-        instances: How many begin.
-        slots: Of each.
-        batch_tokens: The most tokens in one pass of each.
+        instances: The number of instances that would start.
+        slots: The slots of each instance.
+        batch_tokens: The most tokens in one pass of each instance.
         refusal: Why it would not be loaded; None: it would.
     """
 
@@ -155,28 +159,17 @@ class LoadForecast:
 
 class LoadForecaster(Protocol):
     def load_forecast(self, model: str, /) -> LoadForecast | None:
-        """Return what a request would cause; None: the model is not of this machine.
+        """Return the load that a request would cause; None: it is not a model of this machine.
 
-        Loads nothing, and takes milliseconds at most.
+        Loads nothing, and takes at most milliseconds.
         """
 
 
 _HALF: Final = 0.5
 
 
-@dataclass(slots=True, eq=False)
-class SimulatedRequest:
-    """A request in a slot; `first_token_s` is set once its prompt is computed."""
-
-    slot: int
-    prompt_tokens: int
-    depth: int
-    answer_tokens: float
-    first_token_s: float | None = None
-
-
 class SimulatedEngine:
-    """Args: `begins_s`: when it computes its first pass.
+    """An engine in virtual time; `begins_s` is the time of its first pass.
 
     Attributes:
         now_s: The end of its latest pass, from the moment of the estimate.
@@ -189,13 +182,8 @@ class SimulatedEngine:
         self.costs = costs
         self._weight = work.weight
         self._free = deque(work.free_slots)
-        self._requests = [
-            SimulatedRequest(
-                request.slot, request.prompt_tokens, request.depth, request.answer_tokens
-            )
-            for request in work.running
-        ]
-        if self._requests:  # the pass under way has taken half of its time
+        self._requests = [replace(request) for request in work.running]
+        if self._requests:  # assume that half of the current pass is over
             before_s = self.now_s
             self.step(passes_max=1)
             self.now_s -= _HALF * (self.now_s - before_s)
@@ -210,11 +198,11 @@ class SimulatedEngine:
 
     def take(
         self, prompt_tokens: int, depth: int, answer_tokens: float, slot: int | None
-    ) -> SimulatedRequest:
-        """Give a request a free slot: that one, if it is free."""
+    ) -> RunningRequest:
+        """Give a request a free slot, if possible the given one."""
         given = self._free[0] if slot is None or slot not in self._free else slot
         self._free.remove(given)
-        taken = SimulatedRequest(given, prompt_tokens, depth, answer_tokens)
+        taken = RunningRequest(given, prompt_tokens, depth, answer_tokens)
         self._requests.append(taken)
         return taken
 
@@ -222,7 +210,8 @@ class SimulatedEngine:
         """Compute passes until something changes."""
         answers = [request for request in self._requests if not request.prompt_tokens]
         prompts = sorted(
-            (request for request in self._requests if request.prompt_tokens), key=_slot
+            (request for request in self._requests if request.prompt_tokens),
+            key=lambda request: request.slot,
         )
         if answers:
             passes_max = min(
@@ -239,12 +228,14 @@ class SimulatedEngine:
         self._compute(prompts, passes * room, room)
         for request in answers:
             request.answer_tokens -= passes
-        self._free_slots()
+            if request.answer_tokens <= 0:
+                self._requests.remove(request)
+                self._free.append(request.slot)
         for request in prompts:
             if not request.prompt_tokens:
                 request.first_token_s = self.now_s
 
-    def _compute(self, prompts: list[SimulatedRequest], tokens: int, batch_tokens: int) -> None:
+    def _compute(self, prompts: list[RunningRequest], tokens: int, batch_tokens: int) -> None:
         for request in prompts:
             part = min(tokens, request.prompt_tokens)
             if not part:
@@ -259,26 +250,20 @@ class SimulatedEngine:
     def _spend(self, seconds: float) -> None:
         self.now_s += seconds / self._weight
 
-    def _free_slots(self) -> None:
-        for request in [request for request in self._requests if request.answer_tokens <= 0]:
-            self._requests.remove(request)
-            self._free.append(request.slot)
-
-
-def _slot(request: SimulatedRequest) -> int:
-    return request.slot
-
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Seconds from now; `queued_s` is when it gets a slot, loading included."""
+    """When a request gets its slot (`queued_s`) and its first token, in seconds from now.
+
+    Both include the time of a load.
+    """
 
     instance: str
     queued_s: float
     first_token_s: float
 
-    def corrected(self, factor: float, ready_in_s: float) -> FirstToken:
-        """Return it with all but the load multiplied."""
+    def correct(self, factor: float, ready_in_s: float) -> FirstToken:
+        """Return the times with all but the load multiplied by a factor."""
         queued_s, first_token_s = (
             ready_in_s + factor * (time_s - ready_in_s)
             for time_s in (self.queued_s, self.first_token_s)
@@ -287,7 +272,7 @@ class FirstToken:
 
 
 def first_token(work: ModelWork, costs: EngineCosts) -> FirstToken | None:
-    """Return None where no engine has a slot."""
+    """Simulate engines until the estimated request has its first token; None: none has a slot."""
     engines = [
         SimulatedEngine(engine, costs, work.ready_in_s)
         for engine in work.engines
@@ -296,29 +281,27 @@ def first_token(work: ModelWork, costs: EngineCosts) -> FirstToken | None:
     if not engines:
         return None
     waiting = list(work.waiting)
-    wanted, taken = work.waiting[work.place], None
-    while taken is None or taken.request.first_token_s is None:
+    estimated = work.waiting[work.place]
+    taken: tuple[SimulatedEngine, RunningRequest, float] | None = None  # with the time of its slot
+    while True:
+        if taken and (first_token_s := taken[1].first_token_s) is not None:
+            return FirstToken(taken[0].name, taken[2], first_token_s)
         if found := _next_assignment(engines, waiting):
             engine, waiting_request = found[0], waiting.pop(found[1])
             request = _take(engine, waiting_request)
-            if waiting_request is wanted:
-                taken = _Taken(engine, request, engine.now_s)
+            if waiting_request is estimated:
+                taken = engine, request, engine.now_s
+        elif taken:
+            taken[0].step()
         else:
-            _next_engine(engines, taken).step()
-    return FirstToken(taken.engine.name, taken.queued_s, taken.request.first_token_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    engine: SimulatedEngine
-    request: SimulatedRequest
-    queued_s: float
+            busy = (engine for engine in engines if not engine.is_idle)
+            min(busy, key=lambda engine: engine.now_s).step()
 
 
 def _next_assignment(
     engines: Sequence[SimulatedEngine], waiting: Sequence[WaitingRequest]
 ) -> tuple[SimulatedEngine, int] | None:
-    """Return the engine and the place of the first request that takes a free slot."""
+    """Return an engine with a free slot, and the place of the first request that takes it."""
     free = [engine for engine in engines if engine.has_free_slot]
     for place, request in enumerate(waiting if free else ()):
         may = [engine for engine in free if request.instance in {None, engine.name}]
@@ -327,16 +310,7 @@ def _next_assignment(
     return None
 
 
-def _next_engine(engines: Sequence[SimulatedEngine], taken: _Taken | None) -> SimulatedEngine:
-    """Return the engine whose next pass ends first; once the request has a slot, its own."""
-    if taken:
-        return taken.engine
-    return min(
-        (engine for engine in engines if not engine.is_idle), key=lambda engine: engine.now_s
-    )
-
-
-def _take(engine: SimulatedEngine, waiting: WaitingRequest) -> SimulatedRequest:
+def _take(engine: SimulatedEngine, waiting: WaitingRequest) -> RunningRequest:
     new_tokens = waiting.new_on(engine.name)
     cached = waiting.prompt_tokens - new_tokens
     slot = waiting.slots.get(engine.name)

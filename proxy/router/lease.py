@@ -1,18 +1,18 @@
-"""Instances, leases, and how far a response has come.
+"""Routing targets (instances as the router sees them), leases, and the progress of responses.
 
-A lease is the right to use one slot of one instance for one request. An instance knows its leases,
-and a lease its instance, so both stand here.
+A lease is the right to use one slot of one instance for one request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from aiorwlock import RWLock
 
@@ -32,38 +32,35 @@ from proxy.observe.cache_finding import CacheFinding, Tier
 from proxy.observe.in_flight import InFlight, InFlightRequest
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
-from proxy.router.measures import FinishedRequests
+from proxy.router.measures import Finished
 from proxy.router.policy import EQUAL, Speed, Weight
 from proxy.upstream.timings import Rates, Timings
 from proxy.upstream.upstream import Upstream
 
+# A prompt of up to this many tokens takes about one pass.
+FEW_TOKENS: Final = 64
 # An engine's HTTP threads send `:` lines in an open stream whether or not it still computes.
 # Source: llama-server --sse-ping-interval; WHATWG HTML, section "Interpreting an event stream".
-# So few tokens are computed within about one pass.
-FEW_TOKENS: Final = 64
 _PING: Final = b":\r\n "
 
-
-class Clock(Protocol):
-    """Monotonic seconds."""
-
-    def __call__(self) -> float: ...
+# Monotonic seconds.
+Clock = Callable[[], float]
 
 
 class ResponseProgress:
-    """Counted by the relay; read for `/slots`, for liveness and for the backlog of an instance.
+    """The progress of one response; the relay counts it.
 
     Attributes:
-        is_awaiting_upstream: Whether the next bytes are the instance's to send; else the client has
-            yet to take what was sent.
-        bytes_received: Of the body, without pings.
+        is_awaiting_upstream: Whether the instance has to send the next bytes; otherwise the client
+            has not yet taken the previous ones.
+        bytes_received: Bytes of the body, without pings.
         prompt_done: Prompt tokens computed or cached.
         prompt_step: Prompt tokens computed in the latest pass; in several if their reports arrived
             together.
-        prompt_total: An estimate until the instance reports progress.
-        prompt_max: The most that it may be.
-        is_reported: Whether the instance reported the figures of the prompt.
-        chunked: Prompt tokens that earlier requests computed for this one, which are no cache.
+        prompt_total: Tokens of the prompt; an estimate until the instance reports progress.
+        prompt_max: The most tokens that the prompt may have.
+        is_reported: Whether the instance has reported the prompt's figures.
+        chunked: Prompt tokens that earlier requests computed for this one; they are not cache hits.
         decoded: Events of generated text.
     """
 
@@ -101,7 +98,7 @@ class ResponseProgress:
         self._on_first_token = on_first_token
 
     def receive(self, chunk: bytes) -> None:
-        """Count bytes that the client has yet to take."""
+        """Count bytes that arrived; the client has not taken them yet."""
         self.is_awaiting_upstream = False
         if chunk.strip(_PING):
             self.bytes_received += len(chunk)
@@ -118,12 +115,12 @@ class ResponseProgress:
                 self._on_first_token()
 
     def set_prompt(self, done: int, total: int, cached: int) -> None:
-        """Take the progress that the instance reports, in tokens; cached tokens count as done.
+        """Set the progress that the instance reports, in tokens; cached tokens count as done.
 
         Source: llama-server, build 10434: `return_progress` reports after each pass.
 
         Raises:
-            ContextTooLong: The prompt has more than `prompt_max`, which was only estimated before.
+            ContextTooLong: The prompt is longer than `prompt_max`; before, only an estimate fitted.
         """
         if total > self.prompt_max:
             raise ContextTooLong(
@@ -155,9 +152,10 @@ class Activity:
     """An instance's requests.
 
     Attributes:
-        awaiting_upstream: Those whose next bytes are the instance's to send; for the others, a
-            client has yet to take what was sent.
-        bytes_received: Of responses, without pings; never less while it is in service or holds one.
+        awaiting_upstream: Requests for which the instance has to send the next bytes; clients of
+            the others have not yet taken the previous ones.
+        bytes_received: Bytes of responses, without pings; does not decrease while the instance is
+            in service or holds a request.
         is_silent: It does not answer `/health`.
     """
 
@@ -172,9 +170,9 @@ class InstanceStats:
     """An instance at one moment.
 
     Attributes:
-        conversations: Latest conversations that it owns.
-        prefill_tps: 0 before its first answer, as `decode_tps`.
-        acceptance: Share of drafted tokens that are accepted, 0 to 1; None before any.
+        conversations: How many of the latest conversations it owns.
+        prefill_tps: 0 before its first answer, like `decode_tps`.
+        acceptance: Share of drafted tokens that were accepted, 0 to 1; None before any.
     """
 
     upstream: Upstream
@@ -187,24 +185,29 @@ class InstanceStats:
     weight: Weight = EQUAL
 
 
+# More than may have overlapped the latest response.
+_FINISHED_MAX: Final = 32
+
+
 @dataclass(slots=True, eq=False)
 class RoutingTarget:
-    """An instance, its requests, and its slots in use.
+    """An instance as the router sees it: its address, its requests, and its slots in use.
 
-    A slot may be in use longer than its request lasts (the engine has yet to stop), or shorter (the
-    client has yet to take the end of the response).
+    A slot may be in use after its request is over (the engine has not stopped yet), or free before
+    (the client has not taken the end of the response yet).
 
     Attributes:
-        is_silent: It does not respond and gets no request that another can take.
-        turn: Its place in the order of use; what has a larger weight comes more often.
-        bit: Its place in sets of instances: a number of one bit, as of `PrefixIndex`.
-        changed: Gets it where its leases, its turn or its rates have changed.
-        bytes_received: Of responses to requests that are over.
-        finished: Its latest requests, as estimates learn from them.
+        is_silent: It does not respond, and gets only requests that no other instance can take.
+        turn: Its place in the order of use; the router advances it less for a larger weight.
+        bit: Its bit in sets of instances, as assigned by `PrefixIndex`.
+        changed: Shared set of changed instances; this one adds itself when its leases, turn or
+            rates change.
+        bytes_received: Bytes of responses to requests that are over.
+        finished: Its latest responses; estimates learn from the last `unlearned` of them.
         chunk_turn: Held for a chunk of a prompt, and for the pause after it.
-        slot_order: Held to read by requests that name a slot of known number while it is made
-            ready, and to write by those that depend on the order in which the engine takes slots.
-        owner_turn: Held while the requests of one owner of caches make room for another's.
+        slot_order: Read lock: held while a slot of known number is prepared. Write lock: held by
+            requests that depend on the order in which the engine takes slots.
+        owner_turn: Held while requests of one cache owner make room for another's.
     """
 
     upstream: Upstream
@@ -217,7 +220,8 @@ class RoutingTarget:
     bytes_received: int = 0
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
-    finished: FinishedRequests = field(default_factory=FinishedRequests)
+    finished: deque[Finished] = field(default_factory=lambda: deque(maxlen=_FINISHED_MAX))
+    unlearned: int = 0
     chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     slot_order: RWLock = field(default_factory=lambda: RWLock(fast=True))
     owner_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -234,13 +238,13 @@ class RoutingTarget:
         )
 
     def note_placed(self) -> None:
-        """Note that a request has its slot in the engine, or has left it."""
+        """Note that the engine gave a request its slot, or that a request ended."""
         if self._placed:
             self._placed.set()
             self._placed = None
 
     async def wait_placed(self) -> None:
-        """Wait until a request has its slot, or has left. Its own limits end the wait."""
+        """Wait for the next `note_placed`. The limits of the waiting request bound the wait."""
         self._placed = self._placed or asyncio.Event()
         await self._placed.wait()
 
@@ -249,12 +253,10 @@ class RoutingTarget:
         return len(self.leases) < self.upstream.slots
 
     def hold(self, leases: Sequence[Lease]) -> None:
-        """Note that slots are in use."""
         self.leases += leases
         self.changed.add(self)
 
     def drop(self, lease: Lease) -> None:
-        """Note that a slot is free."""
         self.leases.remove(lease)
         self.changed.add(self)
 
@@ -267,12 +269,12 @@ class RoutingTarget:
         self.changed.add(self)
 
     def can_take(self, request: ProxyRequest) -> bool:
-        """Return whether a request may come here, and as many slots are free as it uses."""
-        return self.may_take(request) and self.free >= self.needed(request)
+        """Return whether a request may come here, and enough slots are free for it."""
+        return self.may_take(request) and self.free >= self.slots_needed(request)
 
     @property
     def free(self) -> int:
-        """Free slots."""
+        """The number of free slots."""
         return self.upstream.slots - len(self.leases)
 
     @property
@@ -280,15 +282,14 @@ class RoutingTarget:
         """Whether it takes only requests that find no free slot elsewhere."""
         return self.upstream.node is not None and self.upstream.node.is_spare
 
-    def needed(self, request: ProxyRequest) -> int:
-        """Return how many slots a request uses here."""
+    def slots_needed(self, request: ProxyRequest) -> int:
         return min(request.slots, self.upstream.slots)
 
     def may_take(self, request: ProxyRequest) -> bool:
         """Return whether a request may come here.
 
-        One that was forwarded stays on this machine, and one for a variant that this machine does
-        not have goes to a node that has it.
+        A request that another proxy forwarded stays on this machine. A request for a variant that
+        this machine does not have goes to a node that has it.
         """
         node = self.upstream.node
         if request.remote_variant and (node is None or request.remote_variant not in node.variants):
@@ -299,20 +300,23 @@ class RoutingTarget:
 
     @property
     def ending(self) -> list[Lease]:
-        """Slots in use whose requests are over, the oldest first."""
+        """Leases of slots that are in use although their requests are over, oldest first."""
         return [lease for lease in self.leases if lease.is_ending]
 
     @property
     def backlog_tokens(self) -> int:
-        """Prompt tokens that it still has to compute."""
+        """Prompt tokens left to compute."""
         return sum(lease.backlog_tokens for lease in self.leases)
 
     @property
-    def work(self) -> InstanceWork:
-        return InstanceWork(
-            prefilling=sum(lease.is_prefilling for lease in self.leases),
-            decoding=sum(lease.is_decoding for lease in self.leases),
-        )
+    def prefilling(self) -> int:
+        """The number of requests with more than `FEW_TOKENS` prompt tokens left to compute."""
+        return sum(lease.is_prefilling for lease in self.leases)
+
+    @property
+    def decoding(self) -> int:
+        """The number of requests whose first token has arrived."""
+        return sum(lease.is_decoding for lease in self.leases)
 
     def speed(self, *, is_measured: bool) -> Speed:
         node = self.upstream.node
@@ -333,22 +337,22 @@ class RoutingTarget:
         )
 
 
-# The connection breaks milliseconds before the process has ended, and up to half a second before
-# the last of its output is read. Two attempts must end before a stream's first comment: after that
-# an error cannot be a status any more.
+# The connection breaks milliseconds before the process ends, and up to half a second before its
+# last output is read. Two attempts must end before a stream's first ping: after that, an error
+# cannot be a status any more.
 _EXIT_WAIT_S: Final = 0.75
-# With these the process lives, or was stopped by us.
+# After these errors the process still runs, or we stopped it.
 _NO_EXIT: Final = (UpstreamLoading, UpstreamSilent, UpstreamShutDown, UpstreamUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a complete response reports; None for what it does not.
+    """The report of a complete response; members that it lacks are None.
 
     Attributes:
-        reply: The assistant's message in the format of OpenAI's chat API, which identifies the next
-            turn of the conversation.
-        all_choices: `timings` of all answers to the prompt together.
+        reply: The assistant's message in the format of OpenAI's chat API; it identifies the
+            conversation's next turn.
+        all_choices: `timings` summed over all answers to the prompt.
     """
 
     timings: Timings | None = None
@@ -363,11 +367,11 @@ class LeaseStats:
     Attributes:
         phase: `ending`: the request is over and the engine has not yet confirmed an idle slot.
         prompt_done: Prompt tokens computed or cached.
-        prompt_step: Prompt tokens of it in the latest pass.
-        prompt_total: An estimate until the instance reports progress.
+        prompt_step: Prompt tokens computed in the latest pass.
+        prompt_total: Tokens of the prompt; an estimate until the instance reports progress.
         decoded: Events of generated text.
-        first_token_at_s: Monotonic, as `began_at_s`.
-        id_slot: The engine's number of the slot; None: the engine chose it and has not told.
+        first_token_at_s: Monotonic, like `began_at_s`.
+        id_slot: The engine's number of the slot; None: the engine chose it and did not report it.
     """
 
     request_id: str
@@ -386,8 +390,8 @@ class LeaseStats:
 def by_slot(leases: Sequence[LeaseStats], count: int) -> dict[int, LeaseStats | None]:
     """Return the slots of an instance by number, each with its lease.
 
-    A lease whose slot is not known gets the first number that no other has. `count` is that of all
-    slots; there are more where slots of a withdrawn process are still in use.
+    Leases of unknown slots get the first numbers that are left. The result has more than the
+    `count` slots of the instance if slots of a withdrawn process are still in use.
     """
     placed: dict[int, LeaseStats | None] = {}
     others: list[LeaseStats] = []
@@ -405,41 +409,38 @@ class Lease(InFlightRequest):
     """Made by `Router.lease`; in flight for the length of its block.
 
     Attributes:
-        progress: Of the response; the relay counts in it.
-        sequences: Slots of the instance in use when it began, its own among them.
-        expected_cached: Prompt tokens that the instance's cache is believed to hold.
-        position: In the queue when it joined, from 1; 0 if it did not wait.
-        slot: The slot that it uses, where the slots of the instance are tracked.
-        id_slot: The slot that the request names, or None: the engine chooses.
-        owners: Of the process that it is sent to; None before it is.
-        is_cache_off: Whether the engine may reuse nothing, because it could be another owner's.
-        is_continued: Whether a running process is known to have its conversation.
-        has_awaited_owner: Whether it waited for the instance that has its conversation, although
-            another had a slot free.
-        is_beside_own: Whether another request used the slot that held its conversation.
-        has_own_slot: Whether its slot held its conversation; None where that is not known.
+        progress: The progress of the response; the relay counts it.
+        sequences: Slots of the instance in use when the lease began, its own included.
+        expected_cached: Prompt tokens expected in the instance's cache.
+        position: Place in the queue when it joined, from 1; 0 if it did not wait.
+        slot: The tracked slot that it uses; None if the instance's slots are not tracked.
+        id_slot: The slot that the request names; None: the engine chooses.
+        owners: Cache owners of the engine's process; None until the request is sent.
+        is_cache_off: The engine must reuse nothing, because that could be another owner's.
+        is_continued: A running process is known to have its conversation.
+        has_awaited_owner: It waited for the instance that has its conversation, although another
+            had a slot free.
+        is_beside_own: Another request used the slot that held its conversation.
+        has_own_slot: Whether its slot held its conversation; None if unknown.
         restored: The file from which its slot was filled, or None.
-        restore_s: For which that took.
-        restored_tokens: Of its prompt, in its slot since that was filled from a file, now or as the
-            process began. If it names the slot, its response shows whether the engine uses them.
-        tier: Where its prompt was found; None before its response has ended, and on a node.
-        finding: What was found of its prompt in the cache; None before its response has ended.
-        chunked: Sums of the requests that computed parts of its prompt before it; None without.
-        is_paused: Its slot is idle between two of those.
-        reported: Sums of the complete responses to it.
-        is_reported: Nothing was sent since the last of those.
-        is_taken: Its slots are in use, and nobody was told yet what it took.
-        unfinished: What its client has of a stream that broke off; None if it is not plain text.
-        is_unsent: Whether the instance accepted no connection, so that it is not to blame for an
-            exit.
+        restore_s: The duration of that restore.
+        restored_tokens: Prompt tokens in its slot from a file restored now or when the process
+            began. If the request names the slot, its response shows whether the engine uses them.
+        tier: The place in which its prompt was found; None until its response ends, and on a node.
+        finding: The result of the prompt's cache lookup; None until its response ends.
+        chunked: Sum of the requests that computed parts of its prompt before it; None without any.
+        is_paused: Its slot is idle between two of those requests.
+        reported: Sum of the complete responses to it.
+        is_reported: Nothing was sent since the last of those responses.
+        is_taken: Its slots are in use, and their use was not reported yet.
+        unfinished: The part of a broken stream that its client has; None if it is not plain text.
+        is_unsent: The instance accepted no connection, so the request cannot have caused its exit.
         exit: How the instance's process ended; None while it runs.
-        exit_reason: Why, for clients.
+        exit_reason: Why it ended, for clients; empty if they are not to be told.
         beside: Leases of the further slots of a request for several completions.
-        is_ending: The request is over and the engine may still use the slot.
-        is_diverted: Its side of a trial had no slot free.
-        is_overdue: Reported as still in use.
-        crashed: Whether the instance's process crashed; None while it is not known to have exited.
-        exit_reason: Why it exited, where clients should be told.
+        is_ending: The request is over, but the engine may still use the slot.
+        is_diverted: Its side of a trial had no free slot.
+        is_overdue: It was reported as still in use.
     """
 
     # More attributes than 30 would cost each lease a dictionary of its own.
@@ -549,28 +550,27 @@ class Lease(InFlightRequest):
 
     @property
     def slot_number(self) -> int | None:
-        """The engine's `id_slot` of its slot; None where only the engine knows it."""
+        """The engine's number of its slot; None if only the engine knows it."""
         if self.id_slot is not None:
             return self.id_slot
         return self.slot.id_slot if self.slot and self.slot.is_confirmed else None
 
     @property
     def backlog_tokens(self) -> int:
-        """Prompt tokens that the instance still has to compute."""
+        """Prompt tokens left to compute."""
         return 0 if self.is_ending else self.progress.remaining_tokens(self.expected_cached)
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether the engine has yet to compute more than a few tokens of its prompt."""
+        """Whether more than `FEW_TOKENS` prompt tokens are left to compute."""
         return self.progress.first_token_at_s is None and self.backlog_tokens > FEW_TOKENS
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its first token has arrived."""
         return not self.is_ending and (self._first or self).progress.decoded > 0
 
     def add_chunk(self, timings: Timings, slot: int, total: int) -> None:
-        """Note that a request computed one more part of a prompt of `total` tokens, in a slot."""
+        """Note that a request computed part of the prompt, which has `total` tokens, in a slot."""
         self.chunked = timings.added_to(self.chunked)
         self.id_slot = slot
         done = timings.cached_tokens + timings.prompt_tokens
@@ -586,17 +586,16 @@ class Lease(InFlightRequest):
             self.instance.note_placed()
 
     def note_released(self) -> None:
-        """Note that the engine computes nothing more for it."""
+        """Note that the engine computes nothing for it any more."""
         if self.owners:
             self.owners.note_release(self)
             self.instance.note_placed()
 
     def note_sent(self) -> None:
-        """Note that the request is sent now."""
         self.is_reported = False
 
     def report(self, timings: Timings | None) -> None:
-        """Note what a complete response reports, of all its choices."""
+        """Add the timings of a complete response, summed over its choices."""
         if timings:
             self.reported = timings.added_to(self.reported) if self.reported else timings
             self.is_reported = True
@@ -606,20 +605,20 @@ class Lease(InFlightRequest):
         self.ended_at_s = self.clock()
 
     def set_process_exit(self, process_exit: ProcessExit, reason: str = "") -> None:
-        """Note how the instance's process exited; only the first call counts."""
+        """Set how the instance's process ended; only the first call counts."""
         if self.exit is None:
             self.exit, self.exit_reason = process_exit, reason
             if self._exited:
                 self._exited.set()
 
     async def wait_exit(self, error: UpstreamFailed) -> ProcessExit | None:
-        """Return which exit caused this error; waits for the process to exit.
+        """Return the process exit that caused this error, after a short wait for it.
 
-        None if the process goes on, and if it never received the request.
+        None if the process still runs, or never received the request.
         """
         if isinstance(error, _NO_EXIT) or not self.upstream.reports_exit:
             return None
-        # A process that died a moment ago is still routed to: its exit is awaited before a retry.
+        # Requests still go to a process that died a moment ago: wait for its exit before a retry.
         self.is_unsent = isinstance(error, UpstreamUnconnected)
         if self.exit is None:
             self._exited = self._exited or asyncio.Event()
@@ -644,16 +643,3 @@ class Lease(InFlightRequest):
             id_slot=self.slot_number,
             prompt_step=progress.prompt_step,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceWork:
-    """Requests of one instance.
-
-    Attributes:
-        prefilling: Those of whose prompts it still has to compute more than a few tokens.
-        decoding: Those whose first token has arrived.
-    """
-
-    prefilling: int
-    decoding: int

@@ -1,12 +1,12 @@
-"""What is measured of a model's engines: running averages over finished requests. Pure.
+"""Measurements of a model's engines: averages and regressions over finished requests. Pure.
 
-The engine's own time of a prompt includes what it computed of other prompts in the same passes. So
-a sample is all that it computed in that time: the others by the share of their time in it.
+The engine's time for a prompt includes other prompts in the same passes. So a sample contains all
+work in that time: other requests count by the share of their time that overlaps it.
 
-Only the length of a prompt is known, of which a tokenizer and a template make more or fewer tokens.
-What is to be computed is learned apart from the whole: as a difference of two large numbers it
-would be nothing but their errors. `Correction` is how estimates turned out lately, by how much was
-to do: requests that come later take slots that go first, and programs take processor time.
+Only the length of a prompt in bytes is known; tokenizer and template decide its number of tokens.
+The tokens to compute are learned separately from the whole: the difference of two large estimates
+would be mostly error. `Correction` compares recent estimates with real times, by the number of
+other requests: later requests take slots with lower numbers, and programs take processor time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.upstream.timings import Timings, average
 from proxy.upstream.upstream import BATCH_TOKENS
 
 _SAMPLES_MAX: Final = 64
-# Before the first answer.
+# The assumed length of an answer before the first one.
 _TOKENS: Final = 128.0
 
 
@@ -35,14 +35,14 @@ class AnswerLengths:
         self._lengths: deque[float] = deque(maxlen=_SAMPLES_MAX)
 
     def note(self, decoded_tokens: int, limit: int | None) -> None:
-        """Take a complete answer; one that its limit ended would have been longer."""
+        """Add a complete answer; an answer that its limit ended would have been longer."""
         is_cut = limit is not None and decoded_tokens >= limit
         self._lengths.append(math.inf if is_cut else decoded_tokens)
 
     def expected(self, limit: int | None, decoded_tokens: int = 0) -> float:
-        """Return how many more tokens an answer has: the median of those that got as far."""
+        """Return the expected further tokens: the median of answers that got this far."""
         longer = [length for length in self._lengths if length > decoded_tokens]
-        # An answer longer than all known ones goes on for half as long again.
+        # An answer that is longer than all known ones is assumed to get half as long again.
         length = median(longer) if longer else max(_TOKENS, 1.5 * decoded_tokens)
         if length == math.inf and limit is None:
             length = max(_TOKENS, 1.5 * decoded_tokens)
@@ -52,12 +52,13 @@ class AnswerLengths:
 _LATEST_MAX: Final = 32
 _MIN: Final = 8
 _LEVELS: Final = 5
-# A correction goes half the way, and no further: the pace follows a machine that became slower.
+# A correction goes half the way, by the square root of the ratio, within this factor. The costs
+# themselves follow a machine that became slower.
 _FACTOR_MAX: Final = 1.4
 
 
 class Correction:
-    """Of one model."""
+    """The factor by which one model's estimates are corrected."""
 
     def __init__(self) -> None:
         self._ratios: defaultdict[int, deque[float]] = defaultdict(
@@ -65,12 +66,12 @@ class Correction:
         )
 
     def note(self, others: int, estimated_s: float, real_s: float) -> None:
-        """Take what an uncorrected estimate turned out to be, beside so many other requests."""
+        """Add the real time for an uncorrected estimate beside `others` other requests."""
         if estimated_s > 0:
             self._ratios[_level(others)].append(real_s / estimated_s)
 
     def factor(self, others: int) -> float:
-        """Return what to multiply an estimate with."""
+        """Return the factor for an estimate beside `others` other requests."""
         ratios = self._ratios.get(_level(others), ())
         if len(ratios) < _MIN:
             return 1.0
@@ -78,11 +79,12 @@ class Correction:
 
 
 def _level(others: int) -> int:
-    """0 alone, 1, 2 to 3, 4 to 7, more."""
+    """Return the level of 0, 1, 2 to 3, 4 to 7, or more other requests."""
     return min(others.bit_length(), _LEVELS - 1)
 
 
-# A template is worth as much as 32 tokens; else there are as many as estimated.
+# Scales of the regressors: a template counts as much as 32 tokens. Assumed: no template, and as
+# many tokens as estimated.
 _SCALES: Final = (1 / 32, 1.0)
 _ASSUMED: Final = (0.0, 1.0)
 _HITS_MAX: Final = 16
@@ -93,11 +95,11 @@ _GROWN: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """A prompt by its length.
+    """The length of a prompt.
 
     Attributes:
-        tokens: Estimated from its bytes.
-        cached: Of these, those that a cache is believed to hold.
+        tokens: Tokens, estimated from its bytes.
+        cached: The part of them expected in a cache.
     """
 
     tokens: int
@@ -109,7 +111,7 @@ class PromptLength:
 
 
 class PromptTokens:
-    """Of one model."""
+    """Predicts the tokens of one model's prompts from their lengths."""
 
     def __init__(self) -> None:
         self._whole = LeastSquares(_SCALES, _ASSUMED)
@@ -117,7 +119,6 @@ class PromptTokens:
         self._hits: deque[bool] = deque(maxlen=_HITS_MAX)
 
     def note(self, length: PromptLength, timings: Timings) -> None:
-        """Learn from a response."""
         found, computed = timings.cached_tokens, timings.prompt_tokens
         whole = max(1, found + computed)
         self._whole.add((1.0, length.tokens), whole)
@@ -126,7 +127,7 @@ class PromptTokens:
         if length.cached >= _EXPECTED_MIN_TOKENS:
             is_hit = found >= _HIT * expected
             self._hits.append(is_hit)
-        # A cache that was filled by others says nothing of lengths.
+        # Content that others put into the cache says nothing about lengths.
         if is_hit and found <= expected + _EXPECTED_MIN_TOKENS + _GROWN * whole:
             self._new.add((1.0, length.new), max(1, computed))
 
@@ -135,28 +136,28 @@ class PromptTokens:
         return max(1, round(self._whole.value((1.0, length.tokens))))
 
     def new(self, length: PromptLength) -> int:
-        """Return those of them that are computed."""
+        """Return the tokens of a prompt to compute."""
         if self._hits and sum(self._hits) < _HIT * len(self._hits):
             length = PromptLength(length.tokens)
         return max(1, min(self.whole(length), round(self._new.value((1.0, length.new)))))
 
 
-# As much as a token of a prompt is worth about an eighth of what a prompt takes besides, 2 000
-# tokens before a token, 20 before a pass. Source: SmolLM2-135M, build 10434, on 2 cores.
+# Scales of the regressors relative to a prompt token: fixed cost of a prompt 1/8, tokens before
+# each token 2 000, tokens before each pass 20. Source: SmolLM2-135M, build 10434, on 2 cores.
 _PROMPT_SCALES: Final = (1 / 8, 1.0, 2000.0, 20.0)
-# And as much as a pass for answers: four answers, 500 tokens before an answer.
+# Relative to a pass with answers: four answers, 500 tokens before an answer.
 _ANSWER_SCALES: Final = (1.0, 4.0, 500.0)
 # Shorter answers measure single passes.
 _DECODED_MIN: Final = 4
-# Of the time of an answer, at least so much is its own.
+# The smallest share of a measured time that counts as the request's own.
 _OWN_SHARE_MIN: Final = 0.2
 
 
 class Span(NamedTuple):
-    """When one request was computed, in monotonic seconds.
+    """The times of one request in monotonic seconds, and its tokens.
 
     Attributes:
-        depth: Tokens before those of the prompt that were computed.
+        depth: Cached tokens before the computed tokens of the prompt.
     """
 
     prompt_at_s: float
@@ -168,7 +169,7 @@ class Span(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """Tokens of the whole prompt."""
+        """The tokens of the whole prompt."""
         return self.depth + self.prompt_tokens
 
 
@@ -176,9 +177,8 @@ class Finished(NamedTuple):
     """A complete response.
 
     Attributes:
-        limit: Of the answer, as the client set it; None: it set none.
-        overhead_s: From the lease of its slot until the engine began; None where the engine was
-            busy.
+        limit: The client's token limit for the answer; None: none.
+        overhead_s: From the lease of the slot until the engine began; None if the engine was busy.
     """
 
     span: Span
@@ -187,7 +187,7 @@ class Finished(NamedTuple):
 
 
 class ModelMeasures:
-    """Of one model; of instances of unequal speed, as of an average one."""
+    """The measurements of one model, for an instance of average speed."""
 
     def __init__(self) -> None:
         self.lengths = AnswerLengths()
@@ -208,8 +208,8 @@ class ModelMeasures:
 
         Args:
             done: The response.
-            others: Requests of the same instance.
-            weight: Its speed as a multiple of an average instance's.
+            others: Other requests of the same instance.
+            weight: The instance's speed as a multiple of an average instance's.
             batch_tokens: The most tokens in one of its passes.
         """
         span, beside = done.span, list(others)
@@ -223,7 +223,7 @@ class ModelMeasures:
             )
 
     def costs(self) -> EngineCosts | None:
-        """Return None before the first response."""
+        """Return the learned costs; None before the first response."""
         if not self._prompts.samples:
             return None
         prompt, each, depth, passes = self._prompts.paced_coefficients
@@ -265,7 +265,7 @@ class ModelMeasures:
 
 
 def _prompt_part(span: Span, begin_s: float, end_s: float, batch_tokens: int) -> PromptRow:
-    """Return what was computed of a prompt within a time."""
+    """Return the row of a prompt's part that was computed within a time."""
     share = _share(span.prompt_at_s, span.first_at_s, begin_s, end_s)
     if not share:
         return 0.0, 0.0, 0.0, 0.0
@@ -279,29 +279,7 @@ def _overlap_s(begin_s: float, end_s: float, other_begin_s: float, other_end_s: 
 
 
 def _share(begin_s: float, end_s: float, other_begin_s: float, other_end_s: float) -> float:
-    """Return the share of a time that lies within another."""
+    """Return the share of the first time that lies within the second."""
     if end_s <= begin_s:
         return 0.0
     return _overlap_s(begin_s, end_s, other_begin_s, other_end_s) / (end_s - begin_s)
-
-
-# More than may have overlapped the latest.
-_KEPT_MAX: Final = 32
-
-
-class FinishedRequests:
-    def __init__(self) -> None:
-        self._latest: deque[Finished] = deque(maxlen=_KEPT_MAX)
-        self._unlearned = 0
-
-    def add(self, finished: Finished) -> None:
-        self._latest.append(finished)
-        self._unlearned += 1
-
-    def latest(self) -> list[Finished]:
-        return list(self._latest)
-
-    def take_unlearned(self) -> list[Finished]:
-        """Return those that came since the last call, as far as they are kept."""
-        count, self._unlearned = self._unlearned, 0
-        return self.latest()[-count:] if count else []

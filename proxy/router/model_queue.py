@@ -1,9 +1,9 @@
-"""The queue of each model: which request gets which slot when. No I/O, no waiting.
+"""The queue of each model: when a request gets which slot. No I/O, no waiting.
 
-Whatever may let a request in ends in `assign_slots`: while a slot is free, the requests in the
-queue choose in order (`assignment`). One that would rather wait for the owner of its conversation,
-or for another prompt (`PromptTurns`), keeps its place and delays none behind it; the end of such a
-wait is all that happens without an event, and has a timer.
+Every event that may let a request in calls `assign_slots`: while a slot is free, the requests in
+the queue choose in order (`assignment`). A request that prefers to wait for the owner of its
+conversation, or for another prompt (`PromptTurns`), keeps its place and delays none behind it. Only
+the end of such a wait is no event; it has a timer.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class ModelQueue:
     """One model's queue.
 
     Attributes:
-        admissions: How many times an instance was admitted.
-        is_paused: All requests wait, even where a slot is free.
-        ended_at_s: When an instance here last ended a request; minus infinity before the first.
+        admissions: The number of admissions of instances.
+        is_paused: All requests wait, even if a slot is free.
+        ended_at_s: When a local instance last ended a client's request; minus infinity before the
+            first.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ModelQueue:
     # Requests that wait.
 
     def bypass(self, queued: QueuedRequest) -> Lease | None:
-        """Lease a free slot to a request that finds an empty queue; None where it must wait."""
+        """Lease a free slot to a request that finds an empty queue; None: it must wait."""
         if self.is_paused or len(self._queue):
             return None
         self._assignment.assign((queued,))
@@ -90,13 +91,13 @@ class ModelQueue:
             raise QueueFull(f"{ahead}; retry later", self.retry_after_s)
 
     def remove(self, queued: QueuedRequest) -> None:
-        """Take a request out, with a slot that it was granted and does not use."""
+        """Remove a request, and free a slot that it was granted but does not use."""
         self._queue.leave(queued)
         if queued.lease in self._granted:
             for lease in queued.lease.slots:
                 self.release(lease)
         elif queued.lease is None and queued.request.slots > 1:
-            self.assign_slots()  # slots may have been kept for it
+            self.assign_slots()  # slots may have been reserved for it
 
     def begin(self, queued: QueuedRequest) -> Lease:
         assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
@@ -104,8 +105,8 @@ class ModelQueue:
         return queued.lease
 
     @property
-    def held(self) -> int:
-        """Requests that wait beside a free slot, for another prompt."""
+    def held_back(self) -> int:
+        """The number of requests that wait for another prompt although a slot is free."""
         return len(self._queue) if self._assignment.turns.is_beside_free_slot() else 0
 
     @property
@@ -120,13 +121,13 @@ class ModelQueue:
         return self._queue.stats(self._clock(), 0.0 if has_room else self._expected_wait_s)
 
     def positions(self) -> dict[tuple[str, str], int]:
-        """Return the place of each waiting request by its client and id, from 1."""
+        """Return each waiting request's place in the queue, from 1, by client and request id."""
         order = enumerate(self._queue.order(self._clock()), 1)
         return {(entry.client, entry.request.request_id): number for number, entry in order}
 
     @property
     def _expected_wait_s(self) -> float:
-        slots = self._instances.of(self.model).slots
+        slots = self._instances.of_model(self.model).slots
         return self._assignment.times.wait_s(len(self._queue), slots)
 
     # Instances.
@@ -136,12 +137,12 @@ class ModelQueue:
             instance.may_take(request) for instance in self._instances.in_service(self.model)
         )
 
-    def admitted(self) -> None:
+    def note_admission(self) -> None:
         self.admissions += 1
         self.assign_slots()
 
-    def withdrawn(self, instance: RoutingTarget) -> None:
-        """Put requests that were granted a slot of an instance back into the queue."""
+    def note_withdrawal(self, instance: RoutingTarget) -> None:
+        """Put requests that were granted a slot of a withdrawn instance back into the queue."""
         self._reader.learn(instance)
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
@@ -159,7 +160,7 @@ class ModelQueue:
                 queued.wake.set()
 
     def release(self, lease: Lease) -> None:
-        """Free a slot and grant it to the next request; nothing where it is free already."""
+        """Free a slot, if it is in use, and grant it to the next request."""
         self._granted.pop(lease, None)
         if lease in lease.instance.leases:
             lease.instance.drop(lease)
@@ -175,7 +176,7 @@ class ModelQueue:
 
     @property
     def in_flight(self) -> int:
-        """Clients' requests that instances here hold, withdrawn ones included."""
+        """The number of clients' requests on local instances, withdrawn ones included."""
         return sum(1 for _ in self._client_leases())
 
     def _client_leases(self) -> Iterator[Lease]:
@@ -195,13 +196,13 @@ class ModelQueue:
             note_finished(lease, timings, now_s)
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
-        """Return what the instances have to do, with a request that has not come."""
+        """Return the instances' work if this request came now."""
         return self._reader.work(request, idle)
 
     # Granting slots.
 
     def assign_slots(self) -> None:
-        """Grant free slots to waiting requests, as long as there are both."""
+        """Grant free slots to waiting requests while there are both."""
         if self._recheck:
             self._recheck.cancel()
             self._recheck = None
@@ -236,7 +237,7 @@ class ModelQueues:
         self._on_idle = on_idle
         self._queues: dict[str, ModelQueue] = {}
 
-    def of(self, model: str) -> ModelQueue:
+    def queue_of(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
             queue = self._queues[model] = ModelQueue(
@@ -250,10 +251,10 @@ class ModelQueues:
         return queue
 
     def assign_slots(self, model: str) -> None:
-        self.of(model).assign_slots()
+        self.queue_of(model).assign_slots()
 
     def positions(self) -> dict[tuple[str, str], int]:
-        """Return the place of each waiting request in its queue by its client and id, from 1."""
+        """Return each waiting request's place in its queue, from 1, by client and request id."""
         return {
             key: position
             for queue in self._queues.values()
@@ -269,9 +270,9 @@ class ModelDemand:
     """Clients' demand for a model on this machine.
 
     Attributes:
-        working: Requests that its instances hold.
-        idle_since_s: When the last of them ended; minus infinity before the first.
-        cached_tokens: Tokens of conversations in its slots, as far as known.
+        working: Requests on its instances.
+        idle_since_s: When the last request ended; minus infinity before the first.
+        cached_tokens: Known tokens of conversations in its slots.
         held_back: Waiting requests that more slots would not help: another prompt comes first.
     """
 
@@ -293,5 +294,5 @@ def demand_of(queue: ModelQueue, instances: Instances, prefix_index: PrefixIndex
         queue.in_flight,
         queue.ended_at_s,
         cached,
-        queue.held,
+        queue.held_back,
     )

@@ -1,32 +1,32 @@
-"""Which instance takes a request: the rule of every policy, over facts. Pure.
+"""The routing policies: which instance takes a request. Pure.
 
 `affinity`, the default:
 
-1. A conversation goes to its owner, if that holds more than a few of its tokens. It leaves if the
-   owner has no slot free, another has, and waiting takes longer than the answer elsewhere: its
-   prompt a quarter longer, plus the time in which the owner's cache was filled, as far as no slot
-   file has it. It waits no longer than that either, so a wrong estimate costs twice the move at
-   most. It leaves an owner with a free slot only for a faster instance, by the same rule.
-2. A new conversation goes, among the instances that own less than 1.25 times their share and one
-   more (the first few would otherwise separate what belongs together), where most of its prompt is
-   cached, then to the one that owns the fewest, then to the least busy. A faster instance gets it
-   although another has more in its cache, if it answers in less than four fifths of the time.
+1. A conversation goes to its owner, if the owner's cache holds at least 64 of its tokens. It moves
+   if the owner has no free slot, another instance has one, and waiting takes longer than the answer
+   there: the prompt's time plus a quarter, plus the time to refill the owner's cache as far as no
+   slot file holds it. It also waits no longer than that, so a wrong estimate costs at most twice
+   the move. It leaves an owner with a free slot only for a faster instance, by the same rule.
+2. A new conversation goes to an instance that owns less than 1.25 times its share plus one (without
+   the extra one, the first few related conversations would be separated): first the one with most
+   of the prompt in its cache, then the one that owns the fewest conversations, then the least busy.
+   A faster instance gets it in spite of a smaller cache if it answers in less than 4/5 of the time.
 
-Shares, loads and turns are over the instances' weights (`Weight`).
+Shares, loads and turns are relative to the instances' weights (`Weight`).
 
-An instance on trial is for some conversations, the others are for the rest (`on_trial`); each
-conversation stays on its side. Only a request that would find no slot there goes to the other side.
+Instances on trial serve some conversations, the others serve the rest (`on_trial`), and each
+conversation stays on its side. Only a request that finds no slot there goes to the other side.
 
-`least-busy` takes the instance with the fewest requests for each slot, `round-robin` the one whose
-turn it is. A spare instance, as one on another machine mostly is, takes only requests that find no
-free slot elsewhere; a conversation that it owns stays there. No request goes to an instance without
-a free slot.
+`least-busy` takes the instance with the fewest requests per slot, `round-robin` the next in turn. A
+spare instance (by default, one on another machine) takes only requests that find no free slot
+elsewhere; a conversation that it owns stays there. No request goes to an instance without a free
+slot.
 
 Weights share requests between instances of unequal speed, in inverse proportion to the latency per
-token, as `corral balance` shares layers. An instance that was not measured enough gets the share of
-an average one, so that it will be. Below a threshold all are equal: two engines on one machine
-seldom measure the same. No share is so small that its instance is not measured again; what was
-measured long before the model's latest response does not count.
+token, like the layers of `corral balance`. An instance with too few measurements gets an average
+share, so that it is measured. Below a threshold all weights are equal, because two engines on one
+machine rarely measure the same. Every share is large enough for its instance to be measured again;
+measurements from long before the model's latest response do not count.
 
 Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016.
 """
@@ -41,7 +41,7 @@ from proxy.settings import Policy
 from proxy.upstream.timings import MEMORY_S, UNMEASURED, DecodeLatency
 
 _IMBALANCE_THRESHOLD: Final = 2.0
-# Of the fastest instance's weight.
+# The smallest weight, relative to the fastest instance's.
 _SMALLEST: Final = 1 / 16
 
 WeightReason = Literal["measured", "set", "equal"]
@@ -52,8 +52,8 @@ class Weight:
     """An instance's share of requests as a multiple of an average one.
 
     Attributes:
-        reason: `measured`, `set` in the settings, or `equal`: not measured enough, or little
-            different from the others.
+        reason: `measured`, `set` in the settings, or `equal`: too few measurements, or too little
+            difference.
     """
 
     value: float = 1.0
@@ -65,14 +65,14 @@ EQUAL: Final = Weight()
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What is known of one instance; `weight` is that of the settings, or None."""
+    """An instance's measured latency; `weight` is the one in the settings, or None."""
 
     latency: DecodeLatency = UNMEASURED
     weight: float | None = None
 
 
 def weights_of(speeds: Sequence[Speed]) -> list[Weight]:
-    """Return the weights of the instances of one model; those that are measured average 1."""
+    """Return the weights of one model's instances; measured weights average 1."""
     measured = iter(_measured_weights([speed.latency for speed in speeds if speed.weight is None]))
     return [
         next(measured) if speed.weight is None else Weight(speed.weight, "set") for speed in speeds
@@ -91,7 +91,7 @@ def _measured_weights(latencies: Sequence[DecodeLatency]) -> list[Weight]:
 
 
 def _relative_speeds(latencies: Sequence[DecodeLatency]) -> list[float | None]:
-    """Return multiples of one instance's speed; None where they cannot be compared."""
+    """Return speeds as multiples of one instance's; None if it cannot be compared."""
     since_s = max((latency.latest_s for latency in latencies), default=0.0) - MEMORY_S
     base = max(
         latencies, key=lambda latency: (latency.latest_s >= since_s, latency.samples), default=None
@@ -102,7 +102,7 @@ def _relative_speeds(latencies: Sequence[DecodeLatency]) -> list[float | None]:
 
 _SHARE: Final = 1.25
 _SOONER: Final = 1.25
-# Fewer tokens than this are computed as quickly as found.
+# Computing fewer tokens is as fast as finding them in a cache.
 WORTH_TOKENS: Final = 64
 
 
@@ -112,17 +112,17 @@ class Candidate:
 
     Attributes:
         turn: Its place in the order of use; the lowest is next.
-        conversations: Latest conversations that it owns.
-        cached_tokens: Tokens of this prompt that its cache is believed to hold.
-        saved_tokens: What a file of this prompt is worth to it, in tokens.
-        backlog_tokens: Prompt tokens that it still has to compute.
+        conversations: How many of the latest conversations it owns.
+        cached_tokens: Tokens of this prompt expected in its cache.
+        saved_tokens: The value of a slot file with this prompt, in tokens.
+        backlog_tokens: Prompt tokens left to compute.
         decode_s: Estimated seconds from the first to the last token of an answer.
-        free_in_s: Estimated seconds until a slot is free; 0 where one is.
-        is_spare: Takes only requests that find no free slot elsewhere.
+        free_in_s: Estimated seconds until a slot is free; 0 if one is.
+        is_spare: It takes only requests that find no free slot elsewhere.
         needed: Slots that the request would use.
-        is_on_trial: Runs the profile on trial.
+        is_on_trial: It runs the profile on trial.
         weight: Its share of requests as a multiple of an average instance's.
-        is_held: Another prompt is computed first, or its last slot is for interactive requests.
+        is_held: Another prompt comes first, or its last slot is for interactive requests.
     """
 
     name: str
@@ -155,23 +155,23 @@ class Candidate:
         return self.cached_tokens >= WORTH_TOKENS
 
     def prefilled_in_s(self, tokens: int) -> float:
-        """Return when a prompt of so many tokens would be computed, with a slot free now."""
+        """Return when a prompt of `tokens` would be computed, if a slot were free now."""
         new_tokens = max(0, tokens - self.cached_tokens)
         return (self.backlog_tokens + new_tokens) / self.prefill_tps
 
     def answered_in_s(self, tokens: int) -> float:
-        """Return when its answer would be complete, with a slot free now."""
+        """Return when the answer would be complete, if a slot were free now."""
         return self.prefilled_in_s(tokens) + self.decode_s
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a request does now.
+    """The decision for a request.
 
     Attributes:
-        name: The instance whose slot it takes, or None: it waits.
-        moves_in_s: Seconds after which it would leave the owner for a slot that is free elsewhere;
-            None where no slot is free.
+        name: The instance whose slot it takes; None: it waits.
+        moves_in_s: Seconds until it leaves the owner for a slot that is free elsewhere; None if no
+            slot is free.
         is_diverted: Whether its side of a trial had no slot for it.
     """
 
@@ -180,7 +180,7 @@ class Choice:
     is_diverted: bool = False
 
 
-def choose(  # noqa: PLR0913 (what is known of one request)
+def choose(  # noqa: PLR0913 (the facts of one request)
     policy: Policy,
     candidates: Sequence[Candidate],
     tokens: int,
@@ -194,13 +194,12 @@ def choose(  # noqa: PLR0913 (what is known of one request)
 
     Args:
         policy: The rule.
-        candidates: The instances that may take it; at least those of them that it could get.
+        candidates: The instances that may take it, or a part that contains all possible choices.
         tokens: Length of the prompt.
         owner: The instance that has its conversation, or None; only `affinity` uses it.
-        waited_s: How long the request has waited already.
-        on_trial: Whether its conversation is part of the trial, where there is one.
-        share: Latest conversations of those that are spare, and on trial, as the instances that
-            come first are, by their weights; None where `candidates` has all of them.
+        waited_s: How long the request has waited.
+        on_trial: Whether its conversation is part of a trial.
+        share: `share_of` the peers of the preferred candidates; None: `candidates` has all peers.
     """
     free = [candidate for candidate in candidates if candidate.is_free]
     if not free:
@@ -212,7 +211,14 @@ def choose(  # noqa: PLR0913 (what is known of one request)
     if policy == "least-busy":
         return Choice(min(first, key=lambda candidate: (candidate.load, candidate.turn)).name)
     if share is None:
-        share = share_of([candidate for candidate in candidates if _are_peers(candidate, first[0])])
+        kind = first[0].is_spare, first[0].is_on_trial
+        share = share_of(
+            [
+                candidate
+                for candidate in candidates
+                if (candidate.is_spare, candidate.is_on_trial) == kind
+            ]
+        )
     owning = next(
         (
             candidate
@@ -228,19 +234,15 @@ def choose(  # noqa: PLR0913 (what is known of one request)
     return _move_or_wait(owning, free, tokens, waited_s)
 
 
-def _are_peers(candidate: Candidate, other: Candidate) -> bool:
-    return candidate.is_spare == other.is_spare and candidate.is_on_trial == other.is_on_trial
-
-
 def share_of(everyone: Sequence[Candidate]) -> float:
-    """Return how many of the latest conversations an instance of weight 1 would own."""
+    """Return an equal share of the latest conversations for an instance of weight 1."""
     return sum(candidate.conversations for candidate in everyone) / sum(
         candidate.weight for candidate in everyone
     )
 
 
 def conversations_max(share: float, weight: float) -> float:
-    """Return how many an instance may own, less than, to get another one."""
+    """Return the number of conversations from which an instance gets no further one."""
     return _SHARE * share * weight + 1
 
 
@@ -294,7 +296,7 @@ def _move_or_wait(
 
 
 def _worth_s(owner: Candidate, other: Candidate, tokens: int) -> float:
-    """Return for how long a wait for the owner is worth what a move to the other costs."""
+    """Return the longest wait for the owner that costs no more than a move to `other`."""
     refill_s = (owner.cached_tokens - owner.saved_tokens) / owner.prefill_tps
     there_s = _SOONER * other.prefilled_in_s(tokens) + other.decode_s
     return there_s + refill_s - owner.answered_in_s(tokens)

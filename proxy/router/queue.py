@@ -1,12 +1,12 @@
-"""The requests that wait for one model: their order, and how many may. Pure.
+"""The requests that wait for one model: their order and their limit. Pure.
 
-1. `interactive` goes before `batch`. So that a batch request is not delayed for ever, one is served
-   after eight interactive ones, and after each one once the first batch request has waited half of
-   its timeout. Never two while interactive requests wait.
-2. Within a priority, clients share: each entry gets a tag, one more than the client's last one, and
-   at least the priority's own time; the lowest tag is first. A client with a hundred requests and
-   one with a single request alternate. The priority's time moves by one while each waiting client
-   is served once, so newcomers do not delay those who waited before them.
+1. `interactive` goes before `batch`. To prevent starvation, one batch request is served after eight
+   interactive ones, and after every interactive one once the first batch request has waited half of
+   its timeout; never two in a row while interactive requests wait.
+2. Within a priority, clients share: each entry gets a tag, one more than the client's previous tag,
+   and at least the priority's own time; the lowest tag is first. A client with a hundred requests
+   and one with a single request alternate. The priority's time advances by one while each waiting
+   client is served once, so newcomers do not delay clients that waited before them.
 3. Within a priority, one client's requests keep their order.
 
 Source: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
@@ -28,7 +28,7 @@ from proxy.router.lease import Lease, RoutingTarget
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings, average
 
-# How long a request holds a slot, before any has finished.
+# Assumed time for which a request holds a slot, before the first has finished.
 _HELD_S: Final = 2.0
 _RETRY_MAX_S: Final = 120
 
@@ -37,8 +37,8 @@ class LeaseTimes:
     """Averages over finished requests.
 
     Attributes:
-        held_s: From the lease of a slot to the end of the response.
-        decode_s: Of this, from the first to the last token.
+        held_s: Time from the lease of a slot to the end of the response.
+        decode_s: The part of it from the first to the last token.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class LeaseTimes:
             self.decode_s = average(self.decode_s, timings.decode_ms / 1000)
 
     def wait_s(self, waiting: int, slots: int) -> float:
-        """Return how long a request would wait behind so many for one of so many slots."""
+        """Return the expected wait behind `waiting` requests for one of `slots` slots."""
         return self.held_s * (waiting + 1) / max(1, slots)
 
 
@@ -62,7 +62,7 @@ def retry_after_s(wait_s: float) -> int:
 
 _TURNS_BEFORE_BATCH: Final = 8
 _OVERDUE: Final = 0.5
-# Clients remembered beyond those in line; their tags are of no more use, and are swept away.
+# Clients remembered beyond those in the queue, until their tags are dropped as useless.
 _CLIENTS_MAX: Final = 256
 
 
@@ -72,8 +72,8 @@ class QueueEntry:
 
     Attributes:
         joined_at_s: Monotonic.
-        tag: Its order in the priority's own time; set by the queue.
-        number: Its order among equal tags; set by the queue.
+        tag: Its place in the priority's own time; set by the queue.
+        number: Its place among equal tags; set by the queue.
     """
 
     client: str
@@ -108,7 +108,7 @@ class FairQueue(Generic[P]):
         return len(self._priorities[priority].entries)
 
     def join(self, entry: P) -> None:
-        """Add an entry; one that was removed before returns to its place."""
+        """Add an entry; an entry that was removed before returns to its place."""
         self._priorities[entry.priority].join(entry)
 
     def leave(self, entry: P) -> None:
@@ -116,30 +116,36 @@ class FairQueue(Generic[P]):
         self._priorities[entry.priority].leave(entry)
 
     def take(self, entry: P) -> None:
-        """Serve an entry, which need not be the first."""
+        """Serve an entry; it need not be the first."""
         self._priorities[entry.priority].take(entry)
         is_put_off = entry.priority == "interactive" and self.waiting("batch")
         self._turns = self._turns + 1 if is_put_off else 0
 
     def order(self, now_s: float) -> Iterator[P]:
         """Yield all entries in the order in which they would be served now."""
-        return self._served(
+        return self._serve_order(
             self._priorities["interactive"].entries, self._priorities["batch"].entries, now_s
         )
 
     def order_with(self, entry: P, now_s: float) -> list[P]:
-        """Return the same as if an entry had joined; only its tag and number are set."""
+        """Return the order as if an entry had joined; sets only its tag and number."""
         entry.tag, entry.number = self._priorities[entry.priority].next_turn(entry.client)
         entries: dict[Priority, list[P]] = {
             priority: list(queue.entries) for priority, queue in self._priorities.items()
         }
         insort(entries[entry.priority], entry, key=_turn)
-        return list(self._served(entries["interactive"], entries["batch"], now_s))
+        return list(self._serve_order(entries["interactive"], entries["batch"], now_s))
 
-    def _served(self, interactive: Iterable[P], batch: Iterable[P], now_s: float) -> Iterator[P]:
+    def _serve_order(
+        self, interactive: Iterable[P], batch: Iterable[P], now_s: float
+    ) -> Iterator[P]:
         first, second, turns = deque(interactive), deque(batch), self._turns
+
+        def is_batch_due() -> bool:
+            return turns >= (1 if second[0].is_overdue(now_s) else _TURNS_BEFORE_BATCH)
+
         while first or second:
-            if second and (not first or _is_due(second[0], turns, now_s)):
+            if second and (not first or is_batch_due()):
                 turns = 0
                 yield second.popleft()
             else:
@@ -147,7 +153,7 @@ class FairQueue(Generic[P]):
                 yield first.popleft()
 
     def position(self, entry: P, now_s: float) -> int:
-        """Return the place of an entry, from 1."""
+        """Return the place of an entry, from 1; 0 if it is not in the queue."""
         before = (number for number, other in enumerate(self.order(now_s), 1) if other is entry)
         return next(before, 0)
 
@@ -161,17 +167,13 @@ class FairQueue(Generic[P]):
         return max(waits, default=0.0)
 
 
-def _is_due(batch: QueueEntry, turns: int, now_s: float) -> bool:
-    return turns >= (1 if batch.is_overdue(now_s) else _TURNS_BEFORE_BATCH)
-
-
 class _PriorityQueue(Generic[P]):
     """One priority, in the order of its tags."""
 
     def __init__(self) -> None:
         self.entries: list[P] = []
         self._time = 0.0
-        self._next: dict[str, float] = {}  # the tag that a client's next entry would get
+        self._next: dict[str, float] = {}  # tag of a client's next entry
         self._count = 0
 
     def join(self, entry: P) -> None:
@@ -182,7 +184,7 @@ class _PriorityQueue(Generic[P]):
         insort(self.entries, entry, key=_turn)
 
     def next_turn(self, client: str) -> tuple[float, int]:
-        """Return the tag and the number that a client's next entry would get."""
+        """Return the tag and number of a client's next entry."""
         return max(self._time, self._next.get(client, 0.0)), self._count + 1
 
     def leave(self, entry: P) -> None:
@@ -211,10 +213,10 @@ class QueuedRequest(QueueEntry):
     Attributes:
         avoid: Names of instances to take only if there is no other.
         session: The hash of the client's own name for the conversation, or None.
-        new_tokens: Tokens of its prompt to compute, as expected when it joined.
-        position: When it joined, from 1; 0 if it got a slot at once.
-        awaited: The owner for which it waits though another instance has a slot free, or None.
-        looks_again_at_s: When it chooses again in any case.
+        new_tokens: Prompt tokens to compute, as expected when it joined.
+        position: Place when it joined, from 1; 0 if it got a slot at once.
+        awaited: The owner for which it waits although another instance has a free slot, or None.
+        looks_again_at_s: Time at which it chooses again in any case.
     """
 
     request: ProxyRequest
@@ -229,7 +231,7 @@ class QueuedRequest(QueueEntry):
 
     @property
     def wake(self) -> asyncio.Event:
-        """Set when it gets a lease, and when no instance is left that could give it one."""
+        """Set when it gets a lease, and when no instance can give it one any more."""
         if self._wake is None:  # most requests never wait
             self._wake = asyncio.Event()
         return self._wake
@@ -251,7 +253,7 @@ def queued(request: ProxyRequest, avoid: Collection[str], now_s: float) -> Queue
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Numbers of requests; `expected_wait_s` is that of one that joins now."""
+    """Numbers of waiting requests; `expected_wait_s` is for a request that joins now."""
 
     interactive: int
     batch: int
@@ -266,7 +268,7 @@ class RequestQueue(FairQueue[QueuedRequest]):
         self.settings = settings
 
     def is_full(self, priority: Priority) -> bool:
-        """Return whether too many wait; batch requests fill no queue of interactive ones."""
+        """Return whether too many requests of a priority wait."""
         limits = self.settings
         most = limits.queue_max if priority == "interactive" else limits.batch.config.queue_size
         return self.waiting(priority) > most

@@ -1,8 +1,7 @@
-"""All instances: by name, by model, and as sets.
+"""All instances that are in service or still hold requests: by name, by model, and as sets.
 
-Those in service, and those that still hold something. A set is a number with a bit for each
-instance, so that a choice among a thousand looks at a few. The sets are kept up to date: an
-instance that changed since the last choice moves from one to another.
+A set is a number with a bit for each instance, so that a choice among a thousand instances looks at
+few of them. Sets are updated incrementally: only instances that changed since the last choice move.
 """
 
 from __future__ import annotations
@@ -18,27 +17,26 @@ from proxy.router.policy import Weight, weights_of
 from proxy.upstream.timings import Rates
 from proxy.upstream.upstream import Upstream
 
-# So few are looked at one by one; of more, an order tells the first.
+# Up to this number, instances are compared one by one; above, a sorted list is used.
 _FEW: Final = 16
 
-# An instance in an order, by what it is ordered by and by its admission.
+# An instance in a sorted list: its key, its number in the order of admission, itself.
 _Place = tuple[float, int, RoutingTarget]
 
 
 class InstanceSets:
-    """Instances by what choices depend on.
+    """Sets of instances by the properties on which choices depend.
 
     Args:
-        instances: In the order of their admission.
-        weights: By name.
+        instances: Instances in the order of their admission.
+        weights: Their weights, by name.
 
     Attributes:
-        all: All of them.
-        free: Those with a free slot.
-        spare: Those that take only requests that find no free slot elsewhere.
-        local: Those of this machine.
-        on_trial: Those that run the profile on trial.
-        by_weight: Those of each weight.
+        free: Instances with a free slot.
+        spare: Instances that take only requests that find no free slot elsewhere.
+        local: Instances of this machine.
+        on_trial: Instances that run the profile on trial.
+        by_weight: Instances of each weight.
     """
 
     def __init__(self, instances: Sequence[RoutingTarget], weights: Mapping[str, Weight]) -> None:
@@ -66,7 +64,7 @@ class InstanceSets:
             self.by_weight[weight] = self.by_weight.get(weight, 0) | instance.bit
 
     def update(self, changed: Iterable[RoutingTarget]) -> None:
-        """Take what instances have become."""
+        """Move changed instances to the sets in which they belong now."""
         for instance in changed:
             if instance in self._numbers:
                 self._update(instance)
@@ -79,15 +77,15 @@ class InstanceSets:
     def get(self, name: str | None) -> RoutingTarget | None:
         return self._by_name.get(name) if name else None
 
-    def named(self, names: Iterable[str]) -> int:
-        """Return the set of those that have one of some names."""
+    def bits_of(self, names: Iterable[str]) -> int:
+        """Return the set of the instances with these names."""
         found = filter(None, map(self.get, names))
         return sum({instance.bit for instance in found})
 
     # Some of them.
 
     def peers(self, some: int) -> int:
-        """Return all that are spare, and on trial, as these are."""
+        """Return the instances that equal these in being spare and in being on trial."""
         spare = self.spare if some & self.spare else ~self.spare
         return self.all & spare & (self.on_trial if some & self.on_trial else ~self.on_trial)
 
@@ -103,7 +101,7 @@ class InstanceSets:
         )
 
     def least_loaded(self, some: int) -> int:
-        """Return those with the smallest share of their slots in use, by their weights."""
+        """Return the instances with the smallest share of slots in use, relative to weight."""
         return least(
             (in_use / slots / weight, found)
             for (in_use, slots), members in self._by_use.items()
@@ -113,7 +111,6 @@ class InstanceSets:
         )
 
     def first_turn(self, some: int) -> RoutingTarget:
-        """Return the one that is next in turn."""
         if some.bit_count() > _FEW:
             return next(instance for _, _, instance in self._turns if instance.bit & some)
         return min(
@@ -121,7 +118,7 @@ class InstanceSets:
         )
 
     def by_prefill_rate(self, some: int) -> Iterator[RoutingTarget]:
-        """Yield those that compute prompts faster first."""
+        """Yield instances, the fastest in computing prompts first."""
         if some.bit_count() > _FEW:
             return (instance for _, _, instance in self._rates if instance.bit & some)
         return iter(sorted(self.members(some), key=lambda instance: -instance.rates.prefill_tps))
@@ -133,7 +130,7 @@ class InstanceSets:
             yield self._by_bit[bit]
 
     def number(self, instance: RoutingTarget) -> int:
-        """Return its place in the order of admission."""
+        """Return the place of an instance in the order of admission."""
         return self._numbers[instance]
 
     def _update(self, instance: RoutingTarget) -> None:
@@ -157,7 +154,7 @@ class InstanceSets:
 
 
 def least(found: Iterable[tuple[float, int]]) -> int:
-    """Return the sets with the least value, together."""
+    """Return the union of the sets with the least value."""
     smallest, union = float("inf"), 0
     for value, some in found:
         if value < smallest:
@@ -167,24 +164,24 @@ def least(found: Iterable[tuple[float, int]]) -> int:
     return union
 
 
-# Weights of more instances than two are computed once in so many seconds for each of them, at least
-# a second; those of many in steps of an average one: instances of equal weight are one set.
+# Weights of three or more instances are cached for 0.01 s per instance, at least 1 s. Weights of
+# many instances are rounded to 1/16, so that instances of equal weight share a set.
 _WEIGHED_S: Final = 0.01
 _MANY: Final = 16
 _WEIGHT_STEPS: Final = 16
 
 
 class ModelInstances:
-    """Instances in the order of their admission.
+    """The instances of one model that are in service, in the order of their admission.
 
     Attributes:
-        answering: Those that are not silent; all of them where all are.
-        pure: Those that prefer pure decode.
-        own: Those that answer and are not spare.
-        with_files: Of `own`, those that restore slot files.
-        slots: Of all of them.
-        trial_share: The share of conversations for those on trial; 0 where there is none.
-        own_slots: Of `own`.
+        answering: Instances that are not silent, or all if all are silent.
+        pure: Instances that prefer pure decode.
+        own: Instances in `answering` that are not spare.
+        with_files: Instances in `own` that restore slot files.
+        slots: The number of slots of all instances.
+        trial_share: The share of conversations for instances on trial; 0 without a trial.
+        own_slots: The number of slots of `own`.
     """
 
     def __init__(
@@ -214,28 +211,28 @@ class ModelInstances:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether one of those that answer has a slot free."""
+        """Whether an instance in `answering` has a free slot."""
         if sets := self.sets:
             return sets.free > 0
         return any(len(instance.leases) < instance.upstream.slots for instance in self.answering)
 
     @property
     def has_free_spare(self) -> bool:
-        """Whether one of the others has."""
+        """Whether a spare instance in `answering` has a free slot."""
         if sets := self.sets:
             return sets.free & sets.spare > 0
         return any(instance.has_free_slot for instance in self.answering if instance.is_spare)
 
     @property
     def own_free(self) -> int:
-        """Free slots of `own`."""
+        """The number of free slots of `own`."""
         if sets := self.sets:
             return sets.free_slots(sets.all & ~sets.spare)
         return sum(instance.free for instance in self.own)
 
     @property
     def weights(self) -> Mapping[str, Weight]:
-        """By name; of more than two instances seconds old."""
+        """Weights by name; those of more than two instances may be seconds old."""
         count, now_s = len(self.in_service), self._clock()
         if count > 2 and now_s < self._weighed_at_s + max(1.0, count * _WEIGHED_S):
             return self._weights
@@ -247,7 +244,7 @@ class ModelInstances:
 
     @property
     def sets(self) -> InstanceSets | None:
-        """Those that answer as sets; None where there is only one."""
+        """The instances in `answering` as sets; None if there are fewer than two."""
         if len(self.answering) < 2:
             return None
         weights = self.weights
@@ -274,11 +271,7 @@ class ModelInstances:
 
 
 class Instances:
-    """The instances of all models.
-
-    Attributes:
-        local: Those of this machine.
-    """
+    """The instances of all models; `local` are those of this machine."""
 
     def __init__(self, clock: Clock, *, route_by_speed: bool) -> None:
         self._clock = clock
@@ -286,8 +279,8 @@ class Instances:
         self._instances: dict[str, RoutingTarget] = {}
         self.local: list[RoutingTarget] = []
         self._by_model: dict[str, dict[str, RoutingTarget]] = {}
-        self._of_model: dict[str, ModelInstances] = {}
-        self._rates: dict[str, Rates] = {}  # of those that are out of service
+        self._models: dict[str, ModelInstances] = {}
+        self._rates: dict[str, Rates] = {}  # of instances that are out of service
 
     def __iter__(self) -> Iterator[RoutingTarget]:
         return iter(self._instances.values())
@@ -295,21 +288,21 @@ class Instances:
     def get(self, name: str) -> RoutingTarget | None:
         return self._instances.get(name)
 
-    def of(self, model: str) -> ModelInstances:
-        """Return those of a model that are in service; each change of them replaces its lists."""
-        found = self._of_model.get(model)
+    def of_model(self, model: str) -> ModelInstances:
+        """Return a model's instances in service; admissions and withdrawals replace the object."""
+        found = self._models.get(model)
         if found is None:
             found = ModelInstances((), self._clock, route_by_speed=self._route_by_speed)
-            self._of_model[model] = found
+            self._models[model] = found
         return found
 
     def in_service(self, model: str) -> Sequence[RoutingTarget]:
-        return self.of(model).in_service
+        return self.of_model(model).in_service
 
     def admit(self, upstream: Upstream, bit: int) -> RoutingTarget:
-        """Take an instance into service; facts of an earlier admission are replaced.
+        """Take an instance into service; a new admission replaces its `upstream`.
 
-        `bit` is that of the prefix index for its process.
+        `bit` is the prefix index's bit for its process.
         """
         rates = self._rates.get(upstream.name, Rates())
         instance = self._instances.setdefault(upstream.name, RoutingTarget(upstream, rates))
@@ -332,7 +325,7 @@ class Instances:
         self._collect(instance.upstream.model)
 
     def discard_if_unused(self, instance: RoutingTarget) -> None:
-        """Forget an instance that is withdrawn and holds nothing; else do nothing."""
+        """Forget an instance if it is withdrawn and holds nothing."""
         if not (instance.in_service or instance.in_flight or instance.leases):
             self._rates[instance.upstream.name] = instance.rates
             if self._instances.pop(instance.upstream.name, None):
@@ -346,7 +339,7 @@ class Instances:
     def _collect(self, model: str) -> None:
         found = self._by_model.get(model, {}).values()
         members = [instance for instance in found if instance.in_service]
-        self._of_model[model] = ModelInstances(
+        self._models[model] = ModelInstances(
             members, self._clock, route_by_speed=self._route_by_speed
         )
 

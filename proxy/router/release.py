@@ -1,16 +1,15 @@
-"""Frees the slots of requests that ended before their response did, once they are idle.
+"""Frees the slots of requests that ended before their response did, once the slots are idle.
 
-After a client has left an engine computes to the end of a batch, which may take seconds. A slot
-that is leased meanwhile would let the next request wait inside the engine. So the engine is queried
-for its busy slots, soon at first and then ever more rarely: a query each second keeps an engine
-from noticing that other clients have left.
+After a client has left, an engine computes to the end of the batch, which may take seconds. If its
+slot were leased meanwhile, the next request would wait inside the engine. So the engine is asked
+for its busy slots: soon at first, then less and less often, because a query each second keeps an
+engine from noticing that other clients have left.
 
-A slot that cannot be queried is freed all the same. One that is not idle within `cancel_timeout_s`
-is reported once and stays in use until it is idle or its instance is withdrawn.
+If an engine does not report its slots, they are freed anyway. A slot that is not idle within
+`cancel_timeout_s` is reported once, and stays in use until it is idle or its instance is withdrawn.
 
-Source: /slots,
-builds 10434 and 11434, measured; a grammar of 500 000 alternatives keeps build 10434 busy for
-minutes after its client left.
+Source: `/slots` of builds 10434 and 11434, measured. A grammar of 500 000 alternatives keeps build
+10434 busy for minutes after its client left.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from proxy.upstream.upstream import Upstream
 
 
 class SlotContents:
-    """Keeps one list: what it is needed for is done before the next is read."""
+    """The latest list of slots; it is used before the next list is read."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -37,11 +36,11 @@ class SlotContents:
         self._read_at_s = 0.0
         self._slots: Sequence[SlotState] = ()
 
-    def observe(self, upstream: Upstream, slots: Sequence[SlotState]) -> None:
+    def set(self, upstream: Upstream, slots: Sequence[SlotState]) -> None:
         self._upstream, self._slots, self._read_at_s = upstream.name, slots, self._clock()
 
-    def of(self, lease: Lease) -> list[int]:
-        """Tokens in each idle slot, once a request is over."""
+    def idle_slot_tokens(self, lease: Lease) -> list[int]:
+        """Return the tokens in each idle slot, read after the end of a request."""
         is_later = lease.is_ending and self._read_at_s >= lease.ended_at_s
         if not is_later or self._upstream != lease.upstream.name:
             return []
@@ -52,16 +51,18 @@ _FIRST_PAUSE_S: Final = 0.05
 _LAST_PAUSE_S: Final = 2.0
 
 CountBusySlots = Callable[[Upstream], Awaitable[int | None]]
+# Frees the slot of a lease; also gets the tokens in the engine's idle slots.
+Free = Callable[[Lease, Sequence[int]], None]
 
 
 class SlotReleaser:
     """Watches the slots of all instances whose requests are over.
 
     Args:
-        count: Queries how many slots of an instance are in use; None where it does not say.
+        count: Asks an instance how many of its slots are in use; None if it does not report that.
         cancel_timeout_s: Above 0.
         overdue: Called once for each slot that is still in use after that time.
-        contents: What the slots held when `count` queried them.
+        contents: The content of the slots when `count` read them.
     """
 
     def __init__(
@@ -83,18 +84,18 @@ class SlotReleaser:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as self._group:
-                await asyncio.Event().wait()  # without limit: for as long as the proxy runs
+                await asyncio.Event().wait()  # as long as the proxy runs
         finally:
             self._group = None
             self._watched.clear()
 
-    def release_when_idle(self, lease: Lease, free: Callable[[Lease], None]) -> None:
-        """Free the slot of a request that is over once it is idle.
+    def release_when_idle(self, lease: Lease, free: Free) -> None:
+        """Free the slot of a request that is over, once the slot is idle.
 
-        At once while `run` does not run, and on another machine, whose own proxy counts its slots.
+        At once if `run` is not running, and on another machine, whose own proxy counts its slots.
         """
         if self._group is None or not lease.instance.in_service or lease.upstream.node:
-            free(lease)
+            free(lease, self._idle_slot_tokens(lease))
             return
         lease.end()
         if lease.instance in self._watched:
@@ -103,26 +104,25 @@ class SlotReleaser:
         self._watched[lease.instance] = asyncio.Event()
         self._group.create_task(self._tend(lease.instance, free))
 
-    def held_tokens(self, lease: Lease) -> Sequence[int]:
-        """Tokens in each idle slot, as a request is freed that was cut off."""
-        return self._contents.of(lease) if self._contents else ()
+    def _idle_slot_tokens(self, lease: Lease) -> Sequence[int]:
+        return self._contents.idle_slot_tokens(lease) if self._contents else ()
 
-    async def _tend(self, instance: RoutingTarget, free: Callable[[Lease], None]) -> None:
+    async def _tend(self, instance: RoutingTarget, free: Free) -> None:
         try:
-            await persist("slots", lambda: self._look_after(instance, free))
+            await persist("slots", lambda: self._free_when_idle(instance, free))
         finally:
             self._watched.pop(instance, None)
 
-    async def _look_after(self, instance: RoutingTarget, free: Callable[[Lease], None]) -> None:
+    async def _free_when_idle(self, instance: RoutingTarget, free: Free) -> None:
         pause_s = _FIRST_PAUSE_S
         while instance.ending:
             is_fresh = await self._pause(instance, pause_s)
             pause_s = _FIRST_PAUSE_S if is_fresh else min(2 * pause_s, _LAST_PAUSE_S)
             if not is_fresh:
-                self._give_back(instance, await self._count(instance.upstream), free)
+                self._free_idle(instance, await self._count(instance.upstream), free)
 
     async def _pause(self, instance: RoutingTarget, pause_s: float) -> bool:
-        """Wait; return whether another request ended meanwhile, whose slot may be idle soon."""
+        """Wait; return whether another request ended meanwhile: its slot may be idle soon."""
         another = self._watched[instance]
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
@@ -131,26 +131,22 @@ class SlotReleaser:
         another.clear()
         return is_fresh
 
-    def _give_back(
-        self, instance: RoutingTarget, busy: int | None, free: Callable[[Lease], None]
-    ) -> None:
+    def _free_idle(self, instance: RoutingTarget, busy: int | None, free: Free) -> None:
         ending = instance.ending
         live = sum(not (lease.is_ending or lease.is_paused) for lease in instance.leases)
         still_busy = 0 if busy is None else min(max(0, busy - live), len(ending))
         idle = ending[: len(ending) - still_busy]
         for lease in idle:
-            free(lease)
+            free(lease, self._idle_slot_tokens(lease))
         for lease in ending[len(idle) :]:
-            if lease in instance.leases and self._is_overdue(lease):
+            is_late = self._clock() - lease.ended_at_s >= self._cancel_timeout_s
+            if is_late and not lease.is_overdue and lease in instance.leases:
                 lease.is_overdue = True
                 self._overdue(lease)
 
-    def _is_overdue(self, lease: Lease) -> bool:
-        return not lease.is_overdue and self._clock() - lease.ended_at_s >= self._cancel_timeout_s
-
 
 def slots_in_use(settings: ProxySettings, contents: SlotContents) -> CountBusySlots:
-    """Return the query of /slots, which notes what the slots hold."""
+    """Return a function that counts an instance's busy slots, and stores their contents."""
 
     async def request(upstream: Upstream) -> int | None:
         try:
@@ -159,7 +155,7 @@ def slots_in_use(settings: ProxySettings, contents: SlotContents) -> CountBusySl
             return upstream.slots  # it is there, and busy with something
         if slots is None:
             return None
-        contents.observe(upstream, slots)
+        contents.set(upstream, slots)
         return sum(slot.is_busy for slot in slots)
 
     return request

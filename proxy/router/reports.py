@@ -1,19 +1,18 @@
-"""What the router reports, such as what a request took of an engine: tokens, and time of its slots.
+"""Reports of the router: events for the code that runs the instances, and the use of slots.
 
-An engine reports the tokens of complete responses. Of a request that was cut off, it reports its
-progress up to then, and computes to the end of a batch; what its slot holds when it is idle shows
-what it computed in all: the prompt, as far as that was computed, and the answer without its last
-token.
+An engine reports the tokens of complete responses. For a request that was cut off, it reports only
+the progress until then, and computes to the end of the batch. The content of its idle slot shows
+the total: the computed part of the prompt, and the answer without its last token.
 
-Source: measured on build 10434. Its counters (`/metrics`) include what was computed for requests
-that were cut off, in prefill and in decoding.
+Source: measured on build 10434. The engine's counters (`/metrics`) include tokens of requests that
+were cut off, in prefill and in decoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from proxy.errors import UpstreamConnectFailed
 from proxy.upstream.timings import Timings
@@ -22,9 +21,9 @@ from proxy.upstream.upstream import Upstream
 if TYPE_CHECKING:
     from proxy.router.lease import Lease, ResponseProgress
 
-# What an engine computes after the last event that was read: rarely more than a few tokens.
+# Tokens computed after the last event that was read: rarely more than a few.
 _UNREAD_MAX: Final = 32
-# Events without a token, which Anthropic's API has at the start.
+# Events without a token at the start of a response of Anthropic's API.
 _TEXTLESS_MAX: Final = 4
 
 
@@ -48,7 +47,7 @@ class Tokens:
 
     @property
     def total(self) -> int:
-        """As `total_tokens` in the `usage` of a response."""
+        """Same as `total_tokens` in the `usage` of a response."""
         return self.prompt + self.cached + self.decoded
 
 
@@ -59,8 +58,8 @@ class SlotUse:
     Attributes:
         client: The name of an API key, or an address; empty for work of our own.
         slot_s: Seconds, times the slots that it held.
-        is_exact: Whether the engine told the tokens; else it counted at least as many.
-        is_cut_off: Whether they are told by a slot that is believed to be its own, or not at all.
+        is_exact: Whether the engine reported the tokens; otherwise they are a lower bound.
+        is_cut_off: Whether they were read from the slot that is probably its own, or not at all.
     """
 
     client: str
@@ -72,19 +71,19 @@ class SlotUse:
     is_cut_off: bool = False
 
 
-def use_of(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
-    """What a request took that is over.
+def slot_use(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
+    """Return the use of a request that is over.
 
     Args:
-        lease: Its own.
-        slots: How many it held.
-        held: Tokens in each idle slot of the engine, where it was cut off.
+        lease: The request's lease.
+        slots: The number of slots that it held.
+        held: Tokens in each idle slot of the engine, if the request was cut off.
     """
     tokens, is_exact = Tokens(), True
     if found := lease.reported:
         tokens = Tokens(found.prompt_tokens, found.cached_tokens, found.decoded_tokens)
     if not lease.is_reported:
-        rest, is_exact = of_cut_off(lease.progress, held)
+        rest, is_exact = cut_off_tokens(lease.progress, held)
         tokens += rest
     request = lease.request
     client = "" if request.is_background else request.client
@@ -100,19 +99,20 @@ def use_of(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
     )
 
 
-def of_cut_off(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tokens, bool]:
-    """The tokens of a request that was cut off, and whether they are exact.
+def cut_off_tokens(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tokens, bool]:
+    """Return the tokens of a request that was cut off, and whether they are exact.
 
     Args:
-        progress: What was read of its response.
-        held: Tokens in each idle slot of the engine, its own among them if it began.
+        progress: The progress of its response.
+        held: Tokens in each idle slot of the engine, its own included if it began.
     """
     total, cached, events = progress.prompt_total, progress.cached, progress.decoded
     if not progress.is_reported:
         return Tokens(decoded=events), False
     done = total if events else progress.prompt_done
     most = total + 2 * events + _UNREAD_MAX
-    # Which slot it had is not told. Little was computed that was not read, so it holds the least.
+    # The engine does not report its slot. Few tokens were computed but not read, so take the
+    # smallest content that is possible.
     least = done + max(0, events - _TEXTLESS_MAX) - bool(events)
     found = min((tokens for tokens in held if least <= tokens <= most), default=None)
     if found is None:
@@ -122,48 +122,29 @@ def of_cut_off(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tokens,
     return Tokens(min(found, total) - cached, cached, decoded), True
 
 
-class RouterListener(Protocol):
-    """Runs the instances. None of these may fail or block."""
+class RouterListener:
+    """Events for the code that runs the instances; subclasses must not fail or block."""
 
     def idle(self) -> None:
         """A model holds no request any more."""
 
     def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
-        """An instance did not begin to answer a request."""
+        """An instance did not begin its response to a request."""
 
     def overdue(self, upstream: Upstream, reason: str, /) -> None:
-        """An engine still computes `cancel_timeout_s` after its request is over."""
+        """An engine still computes although its request ended `cancel_timeout_s` ago."""
 
     def keep_alive(self, model: str, seconds: float, /) -> None:
-        """A request that begins wants its model, of this machine, to stay loaded so long after it.
-
-        Infinite: for ever.
-        """
+        """A request wants its local model to stay loaded for a time after it; infinity: forever."""
 
     def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
-        """The first response to a prompt in a slot that was filled with so many tokens of it."""
+        """The first response to a prompt ended whose slot was filled with `tokens` of it."""
 
     def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None:
         """A request got slots of an instance."""
 
     def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None:
-        """Its slots are idle again; each request that got slots frees them once."""
+        """The slots of a request are idle again; called once for each `slots_taken`."""
 
 
-class NoListener:
-    def idle(self) -> None: ...
-
-    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None: ...
-
-    def overdue(self, upstream: Upstream, reason: str, /) -> None: ...
-
-    def keep_alive(self, model: str, seconds: float, /) -> None: ...
-
-    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None: ...
-
-    def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None: ...
-
-    def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None: ...
-
-
-NO_LISTENER: Final = NoListener()
+NO_LISTENER: Final = RouterListener()

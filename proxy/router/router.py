@@ -1,13 +1,12 @@
-"""Which instance answers which request.
+"""The router: which instance answers which request.
 
 An instance has as many leases as slots, so no request waits inside an engine. A request that finds
 no free slot, or no instance, waits in the queue of its model. A withdrawn instance gets no new
 leases and keeps those it has. State changes only in methods without `await`.
 
-A background lease is for work of our own, which gives way to clients. A prompt is prefilled with a
-lease, as for a client: no request waits inside the engine, and what is known of its slots stays
-true. It waits behind every client and ends when one needs the instance: an engine with two prompts
-computes the second after the first.
+A background lease is for work of our own, such as the prefill of a prompt. It takes a slot like a
+client's request, so the tracked contents of slots stay correct. It waits behind every client, and
+ends when a client needs the instance, because an engine computes two prompts one after the other.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ from proxy.errors import UpstreamShutDown
 from proxy.observe.cache_finding import NoFile
 from proxy.observe.record import Emit, discard
 from proxy.request.request import ProxyRequest
-from proxy.router.acquire import Leases, Loader
+from proxy.router.acquire import CrashSuspects, Leases, Load
 from proxy.router.cache_use import CacheContents, CacheUse, cache_contents
 from proxy.router.choose_slot import HandOver, SlotSelector
-from proxy.router.crash_suspects import CrashSuspects
 from proxy.router.first_byte import FirstByteMonitor, Responds, answers_health
 from proxy.router.forecast import EngineWork
 from proxy.router.lease import (
@@ -76,32 +74,26 @@ IsPreempted = Callable[[], bool]
 
 @asynccontextmanager
 async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempted]:
-    """Hold a slot of one instance; the block gets a function that returns whether to leave.
-
-    Raises:
-        UpstreamShutDown: It is not in service, or was stopped.
-        ProxyError: No slot was free in five seconds.
-    """
+    """See `Router.background_lease`."""
     instances = {instance.upstream.name: instance.upstream for instance in router.instances()}
     ours = instances.pop(name, None)
     if ours is None:
         raise UpstreamShutDown(name)
-    async with router.lease(_request(ours), instances) as lease:
+    async with router.lease(_background_request(ours), instances) as lease:
         if lease.upstream.name != name:
             router.finish(lease)
             raise UpstreamShutDown(name)
-        yield lambda: _is_wanted(router, lease)
+
+        def is_preempted() -> bool:
+            is_wanted = router.demand(ours.model).waiting > 0 or router.count_in_flight(name) > 1
+            return is_wanted or not lease.instance.in_service
+
+        yield is_preempted
         router.finish(lease)
 
 
-def _is_wanted(router: Router, lease: Lease) -> bool:
-    name, model = lease.upstream.name, lease.upstream.model
-    waiting = router.demand(model).waiting
-    return waiting > 0 or router.count_in_flight(name) > 1 or not lease.instance.in_service
-
-
-def _request(upstream: Upstream) -> ProxyRequest:
-    """Return a request that, like a forwarded one, stays here and loads nothing."""
+def _background_request(upstream: Upstream) -> ProxyRequest:
+    """Return a request that stays on this machine and loads nothing, like a forwarded one."""
     return ProxyRequest(
         request_id=f"warm-{upstream.name}",
         method="POST",
@@ -126,13 +118,13 @@ class Router:
     The name of an unknown instance or model is not an error.
 
     Args:
-        emit: Takes `upstream.failed` where an engine does not free a slot.
-        storage: Keeps KV caches on disk.
-        count: Queries how many slots of an instance are in use; None for the usual way.
-        responds: Queries whether an instance responds; None for the usual way.
+        emit: Emits `upstream.failed` if an engine does not free a slot.
+        storage: Stores KV caches on disk.
+        count: Counts the busy slots of an instance; None: by its `/slots`.
+        responds: Returns whether an instance responds; None: by its `/health`.
 
     Attributes:
-        saves_skipped: How many conversations were not saved, by model and reason.
+        saves_skipped: The number of conversations that were not saved, by model and reason.
     """
 
     def __init__(  # noqa: PLR0913 (its neighbours, and three for tests)
@@ -182,22 +174,22 @@ class Router:
             self._slot_releaser,
             self._first_byte_monitor,
             SlotSelector(self._prefix_index, settings, filler, self._hand_over),
-            self._slot_writer.request_ended,
+            self._slot_writer.note_end,
         )
 
     # Called by the supervisor and the nodes.
 
     def admit(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
-        """Route requests to an instance; `filled` are its slots as its process began with them."""
+        """Route requests to an instance; `filled` are the slots that its process restored."""
         self._prefix_index.register(upstream, filled)
         self._instances.admit(upstream, self._prefix_index.bit(upstream.name))
-        self._queues.of(upstream.model).admitted()
+        self._queues.queue_of(upstream.model).note_admission()
 
     def withdraw(self, name: str) -> None:
-        """Route no more requests to an instance; those that it holds continue."""
+        """Route no more requests to an instance; those in flight continue."""
         if instance := self._instances.get(name):
             self._instances.withdraw(instance)
-            self._queues.of(instance.upstream.model).withdrawn(instance)
+            self._queues.queue_of(instance.upstream.model).note_withdrawal(instance)
 
     def serves(self, model: str) -> bool:
         """Return whether an instance of the model is in service."""
@@ -212,7 +204,7 @@ class Router:
         return instance.activity if instance else Activity()
 
     def note_end(self, name: str, process_exit: ProcessExit, *, reason: str = "") -> int:
-        """Note that a process ended that was admitted with `reports_exit`, before it is withdrawn.
+        """Note that the process of an instance with `reports_exit` ended; call before `withdraw`.
 
         Args:
             name: The instance.
@@ -220,30 +212,30 @@ class Router:
             reason: Why it ended, for clients whose answers it cuts; empty: they are not told.
 
         Returns:
-            How many requests of clients it computed, including those whose clients have left.
+            The number of clients' requests that it computed, including those whose clients left.
         """
         self._prefix_index.note_end(name, has_failed=process_exit is not ProcessExit.STOPPED)
         instance = self._instances.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:
             lease.set_process_exit(process_exit, reason)
-        # One request may hold several slots.
+        # A request may hold several slots.
         requests = {
             id(lease.request): lease.request
             for lease in leases
             if not (lease.request.is_background or lease.is_unsent)
         }
         if process_exit is ProcessExit.CRASHED:
-            self._crash_suspects.crashed(requests.values())
+            self._crash_suspects.note_crash(requests.values())
         return len(requests)
 
     async def wait_idle(self, name: str) -> None:
-        """Wait until an instance holds no request. Without limit: `close` ends the wait."""
+        """Wait until an instance holds no request. The wait has no limit; `close` ends it."""
         if instance := self._instances.get(name):
             await instance.in_flight.wait_empty()
 
     async def close(self, name: str) -> None:
-        """Withdraw an instance and abort what it holds; return when its connections are closed."""
+        """Withdraw an instance, abort its requests, and wait until their connections are closed."""
         instance = self._instances.get(name)
         self.withdraw(name)
         if instance:
@@ -251,7 +243,7 @@ class Router:
             await instance.in_flight.wait_empty()
 
     def forget(self, name: str) -> bool:
-        """Forget an instance that does not come back; return False while it holds a request."""
+        """Forget an instance for good; return False if it still holds a request."""
         if self._instances.get(name):
             return False
         self._instances.forget(name)
@@ -259,25 +251,25 @@ class Router:
         return True
 
     def pause(self, model: str) -> None:
-        """Queue all requests for a model, even where a slot is free."""
-        self._queues.of(model).is_paused = True
+        """Queue all requests for a model, even if a slot is free."""
+        self._queues.queue_of(model).is_paused = True
 
     def resume(self, model: str) -> None:
-        queue = self._queues.of(model)
+        queue = self._queues.queue_of(model)
         queue.is_paused = False
         queue.assign_slots()
 
     def demand(self, model: str) -> ModelDemand:
-        return demand_of(self._queues.of(model), self._instances, self._prefix_index)
+        return demand_of(self._queues.queue_of(model), self._instances, self._prefix_index)
 
     def prefix_digest(
         self, cursor: str, client: str | None, models: Iterable[str]
     ) -> Digest | None:
-        """Return what the caches here hold of a client's prompts, as `PrefixDigests.after` does."""
+        """Return hashes of a client's prompts in the caches here; see `PrefixDigests.after`."""
         return self._prefix_index.digests.after(cursor, client, models)
 
     def add_remote_prefixes(self, upstream: Upstream, hashes: Iterable[int]) -> None:
-        """Note the hashes of a digest, which a node's model is said to hold."""
+        """Note the hashes of prompts that a node reports for its model."""
         named = (toggle_model_name(digest, upstream.model) for digest in hashes)
         self._prefix_index.remote.add(upstream.name, named, self._clock())
 
@@ -285,20 +277,20 @@ class Router:
         self._prefix_index.remote.forget(name)
 
     def add_slot_file(self, file: SlotFile) -> None:
-        """Note that a KV cache is on disk."""
+        """Note that a KV cache was stored on disk."""
         self._prefix_index.files.add(file)
         self._hand_over.note_file()
 
     def remove_slot_files(self, names: Iterable[str]) -> None:
-        """Note that slot files are gone."""
+        """Note that slot files were deleted."""
         self._prefix_index.files.remove(names)
 
     def stores_prefixes(self, model: str) -> bool:
-        """Return whether instances of a model can go on from a file of a shared prefix."""
+        """Return whether an instance of a model can restore a file of a shared prefix."""
         return any(True for _ in self._storing_prefixes(model))
 
     def prefix_storing_instances(self, model: str, blocks: Sequence[int]) -> list[Upstream]:
-        """Return those instances, the ones first that were given a prompt with these blocks."""
+        """Return such instances, those first that hold a prompt with these blocks."""
         holders = self._prefix_index.holders(blocks)
         found = sorted(
             self._storing_prefixes(model), key=lambda instance: not instance.bit & holders
@@ -308,7 +300,7 @@ class Router:
     def _storing_prefixes(self, model: str) -> Iterator[RoutingTarget]:
         runs = self._prefix_index.runs_with_files()
         found = filter(None, (self._instances.get(run.name) for run in runs))
-        # A recurrent state serves only a prompt that continues all of it.
+        # A recurrent state can only be used by a prompt that continues all of it.
         return (
             instance
             for instance in found
@@ -319,12 +311,12 @@ class Router:
         )
 
     def turns_of_request(self, request_id: str) -> Collection[int]:
-        """Return what identifies a conversation by its latest request; empty where unknown."""
+        """Return the turn hashes of the conversation of a request; empty if unknown."""
         found = self._prefix_index.recent.conversation_of(request_id)
         return tuple(found.turn_hashes) if found else ()
 
     def turns_of_conversation(self, number: int) -> Collection[int]:
-        """Return the same by the number of a conversation."""
+        """Return the turn hashes of a conversation by its number; empty if unknown."""
         found = self._prefix_index.recent.find_conversation(number)
         return tuple(found.turn_hashes) if found else ()
 
@@ -333,16 +325,19 @@ class Router:
         return self._prefix_index.forget_conversations(turn_hashes)
 
     def are_in_use(self, numbers: Collection[int]) -> bool:
-        """Return whether a request in flight is of one of these conversations."""
+        """Return whether a request in flight belongs to one of these conversations."""
         leases = (lease for instance in self._instances for lease in instance.leases)
         return any(lease.conversation_number in numbers for lease in leases)
 
     def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
-        """Hold a slot for work of our own; the block gets a function that returns whether to leave.
+        """Hold a slot of one instance for work of our own.
+
+        The block gets a function that returns True once a client needs the slot, or the instance is
+        withdrawn; the block must then end soon.
 
         Raises:
             UpstreamShutDown: The instance is not in service, or was stopped.
-            ProxyError: No slot was free in five seconds.
+            ProxyError: No slot was free within 5 s.
         """
         return background_lease(self, name)
 
@@ -357,14 +352,14 @@ class Router:
         return self._prefix_index.owner(fingerprint)
 
     async def run(self) -> None:
-        """Free slots of aborted requests, save idle ones, watch for silent instances."""
+        """Free slots of aborted requests, save idle slots, and watch for silent instances."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._slot_writer.run())
             group.create_task(self._first_byte_monitor.serve())
             await self._slot_releaser.run()
 
     def charge(self, use: SlotUse) -> None:
-        """Tell what was computed for a client without a lease of its own."""
+        """Report tokens that were computed for a client without a lease of its own."""
         self._listener.slots_freed(use, use)
 
     # Statistics.
@@ -374,21 +369,21 @@ class Router:
         return self._leases.cache_use
 
     def cache_contents(self) -> Mapping[str, CacheContents]:
-        """Return what the engines of each model are believed to hold."""
+        """Return the expected contents of the engines' caches, by model."""
         return cache_contents(
             (instance.upstream for instance in self._instances), self._prefix_index
         )
 
     @property
     def slot_file_counts(self) -> Mapping[str, ModelCounts]:
-        """What was saved and restored, by model."""
+        """Counts of saved and restored slot files, by model."""
         return self._storage.counts
 
     def instances(self) -> tuple[InstanceStats, ...]:
-        """All that are in service or hold something."""
+        """Return the instances that are in service or hold requests."""
         models = {instance.upstream.model for instance in self._instances}
         counts = {model: self._prefix_index.conversations_per_instance(model) for model in models}
-        weights = {model: self._instances.of(model).weights for model in models}
+        weights = {model: self._instances.of_model(model).weights for model in models}
         return tuple(
             instance.stats(
                 counts[instance.upstream.model].get(instance.upstream.name, 0),
@@ -405,48 +400,44 @@ class Router:
         return self._queues.positions()
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
-        """Return what the instances of a model have to do, with a request that has not come.
+        """Return the work of a model's instances if this request came now.
 
-        `idle` are the engines of a model that has none in service.
+        `idle` are the engines that would be loaded if none is in service.
         """
-        return self._queues.of(request.model).work(request, idle)
+        return self._queues.queue_of(request.model).work(request, idle)
 
     def as_client_knows(self, request: ProxyRequest) -> ProxyRequest:
-        """Return a request to be estimated by what the requests of its own key left in caches."""
+        """Return a request for an estimate that uses only cache content of its own key."""
         if (prompt := request.prompt) is None or not request.owner.name:
             return request
         blocks = self.own_blocks(request.model, request.client, prompt)
         return replace(request, prompt=prompt.known_to(blocks))
 
     def own_blocks(self, model: str, client: str, prompt: Prompt) -> int:
-        """Return how many blocks of a prompt a client's own recent requests begin with."""
+        """Return the number of blocks with which a recent request of the client also began."""
         return self._prefix_index.recent.own_blocks(client_hash(model, client), prompt)
 
     def measures(self, model: str) -> ModelMeasures:
-        """Return what is measured of a model's engines."""
-        return self._queues.of(model).measures
+        return self._queues.queue_of(model).measures
 
     # A request.
 
     def lease(
-        self, request: ProxyRequest, avoid: Collection[str] = (), loader: Loader | None = None
+        self, request: ProxyRequest, avoid: Collection[str] = (), load: Load | None = None
     ) -> AbstractAsyncContextManager[Lease]:
-        """Hold one slot of an instance for the length of the block, as `Leases.lease` says."""
-        return self._leases.lease(request, avoid, loader)
+        """See `Leases.lease`."""
+        return self._leases.lease(request, avoid, load)
 
     def note_chunk(self, lease: Lease) -> None:
-        """Note that one more request for a lease is sent now, to compute a part of its prompt."""
+        """See `Leases.note_chunk`."""
         self._leases.note_chunk(lease)
 
     async def send_again(self, lease: Lease) -> None:
-        """Return once the request may be sent once more, after a whole response to it."""
+        """See `Leases.send_again`."""
         await self._leases.send_again(lease)
 
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:
-        """Free the slots of a complete response, and learn from it.
-
-        `completed` is None where the request was refused.
-        """
+        """See `Leases.finish`."""
         self._leases.finish(lease, completed)
 
     def _model_of(self, name: str) -> str | None:

@@ -1,12 +1,11 @@
-"""Saves slots to files where that pays, and fills slots from files.
+"""Saves slots to files if that pays, and fills slots from files.
 
-An engine that has been idle for a moment saves all that pays, the most valuable first, one slot
-after the other until a request comes. A busy one saves the slot that it takes next: if no stream
-would wait for that, or few slots are free. Nothing is saved twice; what fails is tried again after
-the next request.
+An engine that has been idle for 0.25 s saves its slots, the most valuable first, until a request
+comes. A busy engine saves the slot that it will take next, if no stream would wait for that, or if
+few slots are free. Nothing is saved twice; a failed save is retried after the next request.
 
-The slot that a request takes over is filled from a file, and what it held before is saved. Both run
-on the engine between two batches; the request would wait for the end of a batch as well.
+If a request takes over a slot, the old content is saved, and the slot is filled from a file. The
+engine does both between two batches, so the request waits no longer than for the end of a batch.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ from proxy.upstream.upstream import Upstream
 
 
 class SlotSaver:
-    """For all instances.
+    """Decides which slots of all instances to save, and saves them.
 
     Attributes:
-        skipped: How many conversations were not saved, by model and reason.
+        skipped: The number of conversations that were not saved, by model and reason.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class SlotSaver:
         return self._measures[model]
 
     def pays(self, instance: RoutingTarget, content: SlotContent) -> bool:
-        """Return whether to save what a slot holds that a request is about to use."""
+        """Return whether to save the content of a slot that a request is about to use."""
         case = self.case(instance, content, is_taken_next=True)
         if case is None:
             return False
@@ -86,7 +85,7 @@ class SlotSaver:
     async def save(
         self, instance: RoutingTarget, slot: TrackedSlot, content: SlotContent
     ) -> Transfer | None:
-        """Save what a slot of known number holds; None where that failed."""
+        """Save a slot of known number; None: it failed."""
         upstream, sent = instance.upstream, slot.started_tick
         self._saved_at_s[upstream.name] = self._clock()
         fingerprint = self._prefix_index.fingerprint(upstream.name, content)
@@ -110,7 +109,7 @@ class SlotSaver:
         self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_tokens)
 
     def note_turn(self, lease: Lease, timings: Timings) -> None:
-        """Learn how often conversations return, and what of their caches and files is used then."""
+        """Learn how often conversations return, and how much of caches and files they use."""
         if lease.upstream.cache_key and lease.conversation_number is not None:
             prompt = timings.cached_tokens + timings.prompt_tokens
             found = 0 if lease.restored else timings.cached_tokens
@@ -122,14 +121,14 @@ class SlotSaver:
                 measures.note_use(min(lease.restored_tokens, prompt), timings.cached_tokens)
 
     def _skip(self, instance: RoutingTarget, content: SlotContent, reason: NoFile) -> None:
-        """Note why a conversation is not saved; counted once until that changes."""
+        """Set why a conversation is not saved; a reason counts once until it changes."""
         conversation = content.conversation
         if isinstance(conversation, Conversation) and conversation.no_file is not reason:
             conversation.no_file = reason
             self.skipped[instance.upstream.model, reason] += 1
 
     def _absence_p(self, upstream: Upstream, content: SlotContent) -> float:
-        """Return the chance that the host cache does not hold what leaves its slot; 0: unknown."""
+        """Return the probability that content that leaves a slot is not copied; 0: unknown."""
         run = self._prefix_index.run(upstream.name)
         if run is None or run.host_cache is None:
             return 0.0
@@ -138,7 +137,7 @@ class SlotSaver:
     def case(
         self, instance: RoutingTarget, content: SlotContent, *, is_taken_next: bool = False
     ) -> SaveCase | None:
-        """Return what is expected of saving a slot; None where nothing can be saved of it."""
+        """Return the expected cost and benefit of saving a slot; None: it cannot be saved."""
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
         if content.is_saved or not turn_hashes or not isinstance(conversation, Conversation):
@@ -157,7 +156,7 @@ class SlotSaver:
             restore_s=measures.restore_s(size_bytes),
             return_p=measures.return_p(conversation.number, now_s) * measures.use,
             loss_p=max(measures.loss_p, self._absence_p(upstream, content) * is_taken_next),
-            streams=instance.work.decoding,
+            streams=instance.decoding,
             gap_s=1 / rates.decode_tps,
             decoded=(now_s - saved_at_s) * rates.decode_tps,
             is_taken_next=is_taken_next,
@@ -165,11 +164,7 @@ class SlotSaver:
 
 
 class SlotFiller:
-    """For all instances.
-
-    Attributes:
-        saver: Saves what a slot held.
-    """
+    """Fills slots of all instances from files; `saver` saves their old content."""
 
     def __init__(
         self,
@@ -182,22 +177,22 @@ class SlotFiller:
         self.saver = saver
 
     def is_wanted(self, lease: Lease, slot: TrackedSlot) -> bool:
-        """Return whether a slot that a lease is to use needs to be saved or filled."""
-        return self._to_restore(lease, slot) is not None or self._pays(lease, slot)
+        """Return whether to save or fill the slot that a lease will use."""
+        return self.has_file(lease, slot) or self._pays(lease, slot)
 
     def has_file(self, lease: Lease, slot: TrackedSlot) -> bool:
-        """Return whether a slot that a lease is to use would be filled from a file."""
+        """Return whether the slot that a lease will use would be filled from a file."""
         return self._to_restore(lease, slot) is not None
 
     async def fill(self, lease: Lease, slot: TrackedSlot) -> None:
-        """Save what a slot of known number held, and fill it from the file that has most of it."""
+        """Save the old content of a slot of known number, and fill it from the best file."""
         if slot.before and self._pays(lease, slot):
             await self.saver.save(lease.instance, slot, slot.before)
         if saved := self._to_restore(lease, slot):
             await self._restore(lease, slot, saved)
 
     def _to_restore(self, lease: Lease, slot: TrackedSlot) -> SavedPrompt | None:
-        """Return the file that has more of a prompt than slot and host cache, if that pays."""
+        """Return a file with more of the prompt than slot and host cache, if restoring it pays."""
         prompt, name = lease.request.prompt, lease.upstream.name
         if prompt is None or lease.request.json.get("cache_prompt") is False:
             return None
@@ -205,8 +200,8 @@ class SlotFiller:
             slot_map = self._prefix_index.slot_map(name)
             found = slot_map.found_blocks(slot, lease.conversation, prompt.blocks)
             here = slot_map.held_blocks(slot, prompt.blocks)
-            # What the host cache holds is a belief; so a file that has as much and is read quickly
-            # comes first.
+            # The content of the host cache is only estimated, so a file with as much that is read
+            # quickly comes first.
             cached = here if saved.blocks >= found and saved.is_quick else found
             more = (saved.blocks - cached) * BLOCK_TOKENS
             use = self.saver.measures(lease.upstream.model).use
@@ -232,13 +227,13 @@ class SlotFiller:
         lease.restored_tokens = transfer.tokens if saved.is_own else saved.tokens
 
 
-# A client that goes on at once does so within this time.
+# A client that continues at once does so within this time.
 _IDLE_S: Final = 0.25
-# An engine that lists its slots each second does not notice that clients have left.
+# An engine that lists its slots each second does not notice that clients left.
 _LISTED_S: Final = 2.0
 # A shorter wait may not end later than it began.
 _SHORTEST_S: Final = 0.001
-# Without an event, what pays is looked at again after this time.
+# Without an event, slots are looked at again after this time.
 _LOOKS_AGAIN_S: Final = 5.0
 
 ListSlots = Callable[[Upstream], Awaitable[Sequence[SlotState] | None]]
@@ -247,12 +242,12 @@ _Worth = Sequence[tuple[TrackedSlot, SaveCase]]
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """What is done for one instance.
+    """The state of saving one instance's slots.
 
     Attributes:
-        ended: Set when a request of it ends.
+        ended: Set when a request of the instance ends.
         listed_at_s: When its slots were listed last.
-        failed: Slots that were not saved, each with when it was freed before.
+        failed: Slots whose save failed, each with its `freed` count at that time.
     """
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -262,9 +257,9 @@ class _Work:
 
 
 class SlotWriter:
-    """For all instances; does nothing while `run` does not run.
+    """Saves idle slots of all instances while `run` runs.
 
-    `list_slots` reads an engine's `/slots`; None where it does not say.
+    `list_slots` reads an engine's `/slots`; it returns None if the engine does not report them.
     """
 
     def __init__(
@@ -280,13 +275,13 @@ class SlotWriter:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as self._group:
-                await asyncio.Event().wait()  # without limit: for as long as the proxy runs
+                await asyncio.Event().wait()  # as long as the proxy runs
         finally:
             self._group = None
             self._works.clear()
 
-    def request_ended(self, instance: RoutingTarget) -> None:
-        """Note that a request on an instance with slot files has ended."""
+    def note_end(self, instance: RoutingTarget) -> None:
+        """Note that a request ended on an instance with slot files."""
         if self._group is None:
             return
         work = self._works.get(instance)
@@ -305,7 +300,7 @@ class SlotWriter:
             self._works.pop(instance, None)
 
     async def _write(self, instance: RoutingTarget, work: _Work) -> None:
-        """Save until the instance is idle and nothing is left that pays."""
+        """Save slots until the instance is idle and no further save pays."""
         while instance.in_service and (run := self._prefix_index.run(instance.upstream.name)):
             work.ended.clear()
             worth = self._worth_saving(instance, work, run.slot_map)
@@ -329,7 +324,7 @@ class SlotWriter:
     async def _step_idle(
         self, instance: RoutingTarget, work: _Work, slot_map: SlotMap, worth: _Worth
     ) -> float:
-        """Save one slot at most; return after how long to look again."""
+        """Save at most one slot; return the time until the next look."""
         idle_s = self._clock() - work.ended_at_s
         if idle_s < _IDLE_S:
             return _IDLE_S - idle_s
@@ -341,7 +336,7 @@ class SlotWriter:
     async def _step_busy(
         self, instance: RoutingTarget, work: _Work, slot_map: SlotMap, worth: _Worth
     ) -> float:
-        """As `_step_idle`, of the slot that the engine takes next."""
+        """Save at most the slot that the engine takes next; return the time until the next look."""
         if not worth:
             return _LOOKS_AGAIN_S
         slot, case = worth[0]
@@ -364,7 +359,7 @@ class SlotWriter:
         *,
         is_listed: bool,
     ) -> None:
-        """Save an idle slot, if it is still the same once the engine has listed its slots."""
+        """Save an idle slot, if its content did not change while the engine listed its slots."""
         uses = slot_map.uses
         if not is_listed:
             await self._list(instance, work, slot_map)
@@ -377,7 +372,7 @@ class SlotWriter:
     async def _list(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> None:
         """Find the slots' numbers.
 
-        Not while a request gets a slot: the engine's order would be another than ours.
+        Skipped while a request gets a slot: the engine's order would differ from ours.
         """
         work.listed_at_s, uses = self._clock(), slot_map.uses
         if slot_map.is_pending or not all(lease.progress.has_header for lease in instance.leases):

@@ -1,15 +1,14 @@
-"""The work of a model's instances as the estimate of a first token needs it. Changes nothing.
+"""Reads the work of a model's instances for estimates of a first token. Changes no requests.
 
-What a finished request tells estimates is kept when it ends, and learned when one is made.
+The measurements of a finished request are kept when it ends, and learned with the next estimate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from proxy.cache.conversations import Conversation
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import Prompt
 from proxy.request.request import ProxyRequest
@@ -27,13 +26,13 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_outpu
 
 
 def note_finished(lease: Lease, timings: Timings, now_s: float) -> None:
-    """Keep when a complete response was computed; nothing of one in chunks or without a token."""
+    """Keep the times of a complete response, unless it came in chunks or has no token."""
     first_s = lease.progress.first_token_at_s
     if first_s is None or lease.chunked or lease.request.prompt is None:
         return
     decode_s, prompt_s = timings.decode_ms / 1000, timings.prompt_ms / 1000
     if decode_s + prompt_s <= now_s - lease.began_at_s:
-        # Events that arrive together tell nothing of the time between them.
+        # The arrival times of events that come together are useless.
         first_s = min(first_s, now_s - decode_s)
     prompt_at_s = max(lease.began_at_s, first_s - prompt_s)
     span = Span(
@@ -45,14 +44,15 @@ def note_finished(lease: Lease, timings: Timings, now_s: float) -> None:
         timings.decoded_tokens,
     )
     overhead_s = prompt_at_s - lease.began_at_s if lease.sequences == 1 else None
-    lease.instance.finished.add(Finished(span, limit_of(lease.request), overhead_s))
+    instance = lease.instance
+    instance.finished.append(Finished(span, limit_of(lease.request), overhead_s))
+    instance.unlearned += 1
 
 
 def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:
-    """Add the times of our own clock to what an instance reports in tokens alone.
+    """Add times by our own clock if an instance reports only tokens.
 
-    Tokens that arrived together tell nothing of the time between them: such a response stays as
-    it is.
+    If tokens arrived together, their arrival times are useless, and the timings stay as they are.
 
     Source: llama-server, builds 10434 and 11434: `/v1/messages` has no `timings`.
     """
@@ -65,10 +65,12 @@ def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:
 
 
 def learn(measures: ModelMeasures, instance: RoutingTarget, weight: float) -> None:
-    """Learn from the requests of an instance that ended since the last time."""
-    if not (new := instance.finished.take_unlearned()):
+    """Learn from the requests of an instance that ended since the last call."""
+    new = list(instance.finished)[-instance.unlearned :] if instance.unlearned else []
+    instance.unlearned = 0
+    if not new:
         return
-    spans = [request.span for request in instance.finished.latest()]
+    spans = [request.span for request in instance.finished]
     spans += [span for span in map(_span_so_far, instance.leases) if span]
     for finished in new:
         others = (span for span in spans if span is not finished.span)
@@ -76,7 +78,7 @@ def learn(measures: ModelMeasures, instance: RoutingTarget, weight: float) -> No
 
 
 def limit_of(request: ProxyRequest) -> int | None:
-    """Return the most tokens that an answer may have; None: the client sets no limit."""
+    """Return the token limit of an answer; None: the client sets none."""
     members = request.json
     for name in _LIMITS:
         if type(limit := members.get(name)) is int and limit > 0:
@@ -85,7 +87,7 @@ def limit_of(request: ProxyRequest) -> int | None:
 
 
 def _span_so_far(lease: Lease) -> Span | None:
-    """Return what is known of a request that is still computed."""
+    """Return the known part of a running request; None if its prompt has not begun."""
     progress, now_s = lease.progress, lease.clock()
     if lease.is_ending or not progress.prompt_done:
         return None
@@ -94,27 +96,19 @@ def _span_so_far(lease: Lease) -> Span | None:
     return Span(lease.began_at_s, first_s, now_s, computed, progress.cached, progress.decoded)
 
 
-# Of many instances, those that would be considered first.
+# Bounds of an estimate: instances, waiting requests that are read, and those behind the request.
 _INSTANCES_MAX: Final = 8
 _READ_MAX: Final = 32
 _BEHIND_MAX: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatedWork:
-    """The work with the estimated request in it.
-
-    Attributes:
-        request: That one.
-        lengths: What each instance is believed to hold of its prompt, by name.
-    """
-
-    work: ModelWork
-    request: WaitingRequest
-    lengths: Mapping[str, PromptLength]
+# The work with the estimated request in it, and its prompt's length for each instance, by name.
+EstimatedWork = tuple[ModelWork, Mapping[str, PromptLength]]
 
 
 class WorkReader:
+    """Reads the work of one model's instances."""
+
     def __init__(
         self,
         queue: RequestQueue,
@@ -132,36 +126,36 @@ class WorkReader:
         self._clock = clock
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork]) -> EstimatedWork:
-        """Return the work with a request that has not come; `idle` are engines yet to be loaded."""
+        """Return the work if a request came now; `idle` are engines that would be loaded."""
         now_s = self._clock()
-        for instance in self._instances.of(self._queue.model).in_service:
+        for instance in self._instances.of_model(self._queue.model).in_service:
             self.learn(instance)
         new = queued(request, (), now_s)
         new.new_tokens = self._assignment.turns.new_tokens(new)
         order = self._assignment.turns.order(self._queue.order_with(new, now_s))
         entries = list(order)
         place = entries.index(new)
-        instances = self._considered(request)
+        instances = self._instances_considered(request)
         lengths = self._lengths(new, instances)
         known = [self._waiting(entry, instances) for entry in entries[:_READ_MAX]]
-        # Those far behind are as those before them; what comes after the request matters little.
+        # Far requests are assumed to equal those before them; those behind this one matter little.
         waiting = [known[at % len(known)] for at in range(place)]
         waiting.append(self._waiting(new, instances))
         waiting += known[place + 1 : place + 1 + _BEHIND_MAX]
         engines = tuple(self._engine(instance) for instance in instances) or tuple(idle)
         if request.prompt and not instances:
             lengths = {instance.name: PromptLength(request.prompt.tokens) for instance in idle}
-        return EstimatedWork(ModelWork(engines, tuple(waiting), place), waiting[place], lengths)
+        return ModelWork(engines, tuple(waiting), place), lengths
 
     def learn(self, instance: RoutingTarget) -> None:
-        """Learn from the requests of an instance that ended since the last time."""
-        weights = self._instances.of(self._queue.model).weights
+        """Learn from the requests of an instance that ended since the last call."""
+        weights = self._instances.of_model(self._queue.model).weights
         learn(self._measures, instance, weights.get(instance.upstream.name, EQUAL).value)
 
-    def _considered(self, request: ProxyRequest) -> list[RoutingTarget]:
+    def _instances_considered(self, request: ProxyRequest) -> list[RoutingTarget]:
         found = [
             instance
-            for instance in self._instances.of(self._queue.model).answering
+            for instance in self._instances.of_model(self._queue.model).answering
             if instance.may_take(request)
         ]
         if len(found) <= _INSTANCES_MAX:
@@ -178,7 +172,7 @@ class WorkReader:
 
     def _engine(self, instance: RoutingTarget) -> EngineWork:
         upstream = instance.upstream
-        weights = self._instances.of(upstream.model).weights
+        weights = self._instances.of_model(upstream.model).weights
         idle = self._prefix_index.slot_map(upstream.name).idle_slots
         tracked = {lease.slot.id_slot for lease in instance.leases if lease.slot}
         unknown = iter([id_slot for id_slot in range(upstream.slots) if id_slot not in tracked])
@@ -234,19 +228,19 @@ class WorkReader:
     def _lengths(
         self, entry: QueuedRequest, instances: Iterable[RoutingTarget]
     ) -> dict[str, PromptLength]:
-        """Return what each instance is believed to hold of a prompt."""
+        """Return the prompt's length and expected cached tokens, for each instance."""
         if (prompt := entry.request.prompt) is None:
             return {}
         hint = self._prefix_index.look_up(prompt, entry.session)
         held = self._prefix_index.held_tokens(prompt)
         return {
             instance.upstream.name: PromptLength(
-                prompt.tokens, self._cached(prompt, hint, held, instance)
+                prompt.tokens, self._cached_tokens(prompt, hint, held, instance)
             )
             for instance in instances
         }
 
-    def _cached(
+    def _cached_tokens(
         self,
         prompt: Prompt,
         hint: CacheHint,
@@ -257,7 +251,10 @@ class WorkReader:
         if instance.upstream.node:
             cached = max(cached, hint.cached_tokens(instance.bit))
         if hint.conversation and self._slot(hint, instance) is not None:
-            cached = max(cached, _continued_tokens(prompt, hint.conversation))
+            # The tokens up to the last turn of the conversation, its answers included.
+            known = set(hint.conversation.turn_hashes)
+            turns = [at for at, turn_hash in enumerate(prompt.turn_hashes) if turn_hash in known]
+            cached = max(cached, prompt.tokens_until(turns[-1]) if turns else 0)
         return cached
 
     def _slots(self, entry: QueuedRequest, instances: Iterable[RoutingTarget]) -> dict[str, int]:
@@ -272,10 +269,3 @@ class WorkReader:
         if hint.conversation is None or not instance.upstream.can_name_slots:
             return None
         return self._prefix_index.slot_map(instance.upstream.name).slot_of(hint.conversation)
-
-
-def _continued_tokens(prompt: Prompt, conversation: Conversation) -> int:
-    """Return the tokens of a conversation that a prompt continues, its answers included."""
-    known = set(conversation.turn_hashes)
-    turns = [at for at, turn_hash in enumerate(prompt.turn_hashes) if turn_hash in known]
-    return prompt.tokens_until(turns[-1]) if turns else 0

@@ -163,7 +163,7 @@ class Run:
             return True
 
     async def _attempt(self, turn: Turn, avoid: tuple[str, ...]) -> None:
-        async with self.router.lease(turn.request, avoid, self) as lease:
+        async with self.router.lease(turn.request, avoid, self.ensure_ready) as lease:
             name = lease.upstream.name
             self.facts.waits_s.append(lease.queued_s)
             try:

@@ -17,7 +17,7 @@ from proxy.errors import BadRequest, StorageFailed, Unavailable, UpstreamConnect
 from proxy.nodes.nodes import Nodes
 from proxy.observe.metrics import BY_INSTANCE
 from proxy.observe.past import HistoryQuery, StoredRequest
-from proxy.router.reports import SlotUse, Tokens
+from proxy.router.reports import RouterListener, SlotUse, Tokens
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 from supervisor.backend.models import without_directories
@@ -149,8 +149,8 @@ class RequestHistoryAdapter:
             raise StorageFailed(without_directories(error.message)) from error
 
 
-class RouterEvents:
-    """The router's listener; `connect` gives it the parts that are built after the router."""
+class RouterEvents(RouterListener):
+    """Passes the router's events on; `connect` gives it the parts that are built after the router."""
 
     def connect(
         self,

@@ -87,7 +87,9 @@ class World:
             queue_timeout_s=visit.queue_timeout_s,
         )
         try:
-            async with self.router.lease(request, visit.avoid, NoLoader(self)) as lease:
+            async with self.router.lease(
+                request, visit.avoid, NoLoader(self).ensure_ready
+            ) as lease:
                 self.served[number] = visit, lease.began_at_s
                 await self.use(lease.upstream.name, visit.holds_s)
                 if visit.is_complete:

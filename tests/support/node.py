@@ -21,7 +21,7 @@ from proxy.errors import UpstreamConnectFailed
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import NodeSettings
-from proxy.router.reports import NoListener
+from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
@@ -96,7 +96,7 @@ def configured_node(name: str, url: str, *, api_key: str = "", **options: Any) -
     return ConfiguredNode(name, NodeSettings(url=url, **options), api_key)
 
 
-class NodeEvents(NoListener):
+class NodeEvents(RouterListener):
     """Passes failed connections on to the nodes (proxy.router.reports.RouterListener)."""
 
     nodes: Nodes

@@ -45,7 +45,7 @@ from proxy.request.models import (
     Residence,
     do_nothing_on_load,
 )
-from proxy.router.reports import NoListener, SlotUse
+from proxy.router.reports import RouterListener, SlotUse
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
@@ -284,7 +284,7 @@ class FakeConversations:
         return ForgottenConversation(2, 1, in_use=False)
 
 
-class KeepAlives(NoListener):
+class KeepAlives(RouterListener):
     """Remembers how long requests want their models to stay, and what they took."""
 
     def __init__(self) -> None:

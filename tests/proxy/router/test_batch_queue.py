@@ -65,7 +65,7 @@ def test_the_figures_of_several_batches() -> None:
 
     async def main() -> None:
         found = queue()
-        with found.joined("chat", "anna", 70) as turns:  # 64 at once, 6 after the window
+        with found.join("chat", "anna", 70) as turns:  # 64 at once, 6 after the window
             for turn in turns:
                 await turn.formed.wait()
                 found.begin("chat", turn)
@@ -93,7 +93,7 @@ def test_no_more_wait_than_may() -> None:
 
     async def main() -> None:
         found = queue(queue_size=3)
-        with found.joined("chat", "anna", 3):
+        with found.join("chat", "anna", 3):
             with pytest.raises(
                 QueueFull, match=r"3 batch requests of this client wait already, and 3 may"
             ) as full:

@@ -10,7 +10,7 @@ from support.requests import ask
 from proxy.errors import CrashesEngine
 from proxy.http.forms import Form, Part
 from proxy.request.request import ProxyRequest
-from proxy.router.crash_suspects import CrashSuspects, fingerprint
+from proxy.router.acquire import CrashSuspects, fingerprint
 
 
 def asked(**members: Any) -> ProxyRequest:
@@ -42,7 +42,7 @@ def suspects(clock: Clock) -> CrashSuspects:
 
 def crash(suspects: CrashSuspects, one: ProxyRequest, times: int = 2) -> None:
     for _ in range(times):
-        suspects.crashed([one, one])
+        suspects.note_crash([one, one])
 
 
 def test_it_is_refused_after_the_second_crash(suspects: CrashSuspects) -> None:

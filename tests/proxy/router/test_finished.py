@@ -18,7 +18,7 @@ def test_an_answer_whose_events_arrived_together_took_what_the_engine_says() -> 
         request=SimpleNamespace(prompt=object(), json={"max_tokens": 20}),
         began_at_s=9.0,
         sequences=1,
-        instance=SimpleNamespace(finished=SimpleNamespace(add=kept.append)),
+        instance=SimpleNamespace(finished=kept, unlearned=0),
     )
     note_finished(cast("Any", lease), Timings(1, 22, 125.0, 20, 500.0), 10.0)
     assert kept == [Finished(Span(9.375, 9.5, 10.0, 22, 1, 20), 20, 0.375)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.router.batch_queue import Formed, Gathering, form
+from proxy.router.batch_queue import Formed, form
 from proxy.settings import BatchConfig
 
 CONFIG = BatchConfig()
@@ -11,9 +11,8 @@ CONFIG = BatchConfig()
 @pytest.mark.parametrize(
     ("waiting", "waited_ms", "expected"),
     [
-        (0, 99, None),
-        (1, 0, Gathering(50)),
-        (31, 30.5, Gathering(19.5)),
+        (1, 0, 50),
+        (31, 30.5, 19.5),
         (32, 0, Formed(32, is_batch=True)),
         (3, 50, Formed(3, is_batch=False)),
         (4, 50, Formed(4, is_batch=True)),
@@ -23,7 +22,7 @@ CONFIG = BatchConfig()
     ],
 )
 def test_what_requests_that_gather_do(
-    waiting: int, waited_ms: float, expected: Formed | Gathering | None
+    waiting: int, waited_ms: float, expected: Formed | float
 ) -> None:
     """seed 003: batch_processor_task, BatchConfig.window_ms, min_batch, optimal_batch, max_batch.
 

@@ -14,35 +14,35 @@ from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.router.assignment import WAIT_MAX_S, prefill_wait_s, shortest_first
-from proxy.router.lease import FEW_TOKENS, InstanceWork, Lease
+from proxy.router.lease import FEW_TOKENS, Lease
 from proxy.router.queue import FairQueue, QueueEntry
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 
-BUSY = InstanceWork(prefilling=1, decoding=4)
+BUSY = (1, 4)  # prefilling, decoding
 
 
 @pytest.mark.parametrize(
     ("work", "new_tokens", "expected_s"),
     [
         (BUSY, 2000, 10.0),
-        (InstanceWork(prefilling=0, decoding=4), 2000, 0.0),
-        (InstanceWork(prefilling=3, decoding=0), 2000, 0.0),
+        ((0, 4), 2000, 0.0),
+        ((3, 0), 2000, 0.0),
         (BUSY, FEW_TOKENS, 0.0),
         (BUSY, FEW_TOKENS + 1, 10.0),
     ],
 )
 def test_one_prompt_at_a_time_while_others_decode(
-    work: InstanceWork, new_tokens: int, expected_s: float
+    work: tuple[int, int], new_tokens: int, expected_s: float
 ) -> None:
     """seed 001: BatchConfig.prefer_pure_decode."""
-    assert prefill_wait_s(work, new_tokens, waited_s=0.0, timeout_s=120.0) == expected_s
+    assert prefill_wait_s(*work, new_tokens, waited_s=0.0, timeout_s=120.0) == expected_s
 
 
 def test_the_wait_is_bounded() -> None:
-    assert prefill_wait_s(BUSY, 2000, waited_s=4.0, timeout_s=120.0) == WAIT_MAX_S - 4
-    assert prefill_wait_s(BUSY, 2000, waited_s=WAIT_MAX_S, timeout_s=120.0) == 0.0
-    assert prefill_wait_s(BUSY, 2000, waited_s=1.0, timeout_s=6.0) == 2.0
+    assert prefill_wait_s(*BUSY, 2000, waited_s=4.0, timeout_s=120.0) == WAIT_MAX_S - 4
+    assert prefill_wait_s(*BUSY, 2000, waited_s=WAIT_MAX_S, timeout_s=120.0) == 0.0
+    assert prefill_wait_s(*BUSY, 2000, waited_s=1.0, timeout_s=6.0) == 2.0
 
 
 def entries(*waiting: tuple[str, str]) -> list[QueueEntry]:

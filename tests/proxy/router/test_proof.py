@@ -16,7 +16,7 @@ from support.upstream import Call, Fake
 from proxy.cache.fingerprint import RestoredSlot, decode_fingerprint
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion
-from proxy.router.reports import NoListener
+from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState, get_slots
@@ -28,7 +28,7 @@ NEXT = ask(STORY, "verse", "and then?")
 HELD = [{"id": 0, "id_task": 3, "n_prompt_tokens": 300, "is_processing": False}]
 
 
-class Verified(NoListener):
+class Verified(RouterListener):
     def __init__(self) -> None:
         self.found: list[tuple[str, int, int]] = []
 

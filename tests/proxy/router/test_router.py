@@ -27,7 +27,9 @@ BUSY = ProxySettings(policy="least-busy")
 async def hold(
     stack: AsyncExitStack, router: Router, *avoid: str, loader: Loads | None = None
 ) -> str:
-    lease = await stack.enter_async_context(router.lease(ask("hello"), avoid, loader))
+    lease = await stack.enter_async_context(
+        router.lease(ask("hello"), avoid, loader.ensure_ready if loader else None)
+    )
     return lease.upstream.name
 
 
@@ -300,7 +302,9 @@ def test_a_load_that_outlasts_the_patience_is_told_as_a_load() -> None:
         loader = Loads(asyncio.Event().wait)  # type: ignore[arg-type]
         for kind in (EndpointKind.CHAT, EndpointKind.INFO):
             with pytest.raises(ModelLoading, match="still loading"):
-                async with router.lease(ask("a", queue_timeout_s=2, kind=kind), (), loader):
+                async with router.lease(
+                    ask("a", queue_timeout_s=2, kind=kind), (), loader.ensure_ready
+                ):
                     pass
 
     run_in_virtual_time(main())
@@ -312,7 +316,7 @@ async def test_what_the_loader_says_is_what_the_client_hears() -> None:
 
     router = Router()
     with pytest.raises(Unavailable, match="no such file"):
-        async with router.lease(ask("a"), (), Loads(fail)):
+        async with router.lease(ask("a"), (), Loads(fail).ensure_ready):
             pass
     assert router.queues()["chat"].interactive == 0
 

@@ -18,7 +18,7 @@ from proxy.cache.save_policy import Transfer
 from proxy.errors import UpstreamCrashed, UpstreamFailed
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion, Lease, ProcessExit
-from proxy.router.reports import NoListener
+from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
@@ -45,7 +45,7 @@ class Engine(Fake):
         await call.send(said)
 
 
-class Storage(NoListener):
+class Storage(RouterListener):
     """Keeps files in memory, and tells the router of them at once."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamConnectFailed
 from proxy.router.release import SlotContents, slots_in_use
-from proxy.router.reports import NoListener
+from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -24,7 +24,7 @@ from proxy.upstream.upstream import Upstream
 EVENT = b'data: {"n":0}\n\n'
 
 
-class Overdue(NoListener):
+class Overdue(RouterListener):
     """Keeps what is reported, and withdraws the instance if it is to."""
 
     router: Router

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.router.lease import ResponseProgress
-from proxy.router.reports import Tokens, of_cut_off
+from proxy.router.reports import Tokens, cut_off_tokens
 
 
 def progress(done: int, total: int, cached: int, events: int) -> ResponseProgress:
@@ -33,4 +33,4 @@ def progress(done: int, total: int, cached: int, events: int) -> ResponseProgres
 def test_the_slot_tells_what_was_computed(
     read: ResponseProgress, held: list[int], expected: tuple[Tokens, bool]
 ) -> None:
-    assert of_cut_off(read, held) == expected
+    assert cut_off_tokens(read, held) == expected

@@ -88,7 +88,7 @@ class Harness:
         self.slot_map.release(lease, self.clock())
         self.slot_map.set_conversation(slot, lease.conversation, prompt.tokens, prompt.blocks)
         self._set(slot, prompt.tokens, is_busy=False)
-        self.writer.request_ended(self.instance)
+        self.writer.note_end(self.instance)
 
     def answer(self, text: str) -> None:
         self.end(self.begin(text))

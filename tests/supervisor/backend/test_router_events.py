@@ -11,14 +11,14 @@ from support.proxy_harness import until
 from support.requests import ask
 
 from proxy.router.lease import Completion
-from proxy.router.reports import NoListener
+from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.upstream.timings import Timings
 from supervisor.fleet.fleet import Fleet
 from supervisor.slot_store import slot_transfer
 
 
-class Verifications(NoListener):
+class Verifications(RouterListener):
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
