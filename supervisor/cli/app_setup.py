@@ -445,12 +445,13 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
         raise typer.BadParameter("--for is above 0s and at most 31d")
     if not 0 <= margin <= 1:
         raise typer.BadParameter("--margin is from 0% to 100%")
-    options = trial.CanaryOptions(share, limit_s, margin)
 
     def call() -> CommandResult:
         if promote or withdraw:
             return trial.end(model, is_promoted=promote)
-        return trial.start(build, model, options) if build else trial.show_canaries()
+        if build:
+            return trial.start(build, model, share=share, limit_s=limit_s, margin=margin)
+        return trial.show_canaries()
 
     finish("engine canary", call, as_json=as_json)
 

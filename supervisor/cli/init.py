@@ -1,4 +1,4 @@
-"""`corral init` and `corral import`: a corral.toml for this machine, or from other programs."""
+"""Implements `corral init` and `corral import`: a corral.toml for this machine, or converted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -46,50 +47,53 @@ from supervisor.system.paths import Directories, directories
 _MODELS_MAX: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Tables of models by name, and how many more there were."""
-
-    tables: dict[str, dict[str, Any]]
-    left_out: int
-
-
 def init(words: Sequence[str], config: Path | None, *, is_forced: bool) -> CommandResult:
-    """Write the settings file; the models are those named, or all that are stored here."""
+    """Write the settings file with the named models, or with all models stored here."""
     where = directories()
     path = (config or where.config / FILE_NAME).absolute()
     if path.exists() and not is_forced:
         raise SettingsInvalid(
             f"there is a settings file already: {path}",
-            hint="corral config set KEY VALUE changes it; --force writes a new one, and keeps a "
-            "backup of the old one",
+            hint="corral config set KEY VALUE changes it; --force replaces it, and keeps a backup",
         )
-    choice = _choice(words, where)
-    planner = LaunchPlanner(merge({"models": choice.tables}, None).settings, where)
-    models = [_model(name, table, planner) for name, table in choice.tables.items()]
-    text = initial_text(_machine_line(machine.read(), _engine(planner)), models)
-    notes = _write(path, text)
+    tables, left_out = _choose_models(words, where)
+    planner = LaunchPlanner(merge({"models": tables}, None).settings, where)
+    models = [_model(name, table, planner) for name, table in tables.items()]
+    engine = None
+    with suppress(CorralError):
+        engine = planner.engine()
+    edit = Edit(initial_text(_machine_line(machine.read(), engine), models), ())
+    notes = []
+    if path.exists():
+        notes.append(f"the file before: {change_file(path, lambda _: edit).backup}")
+    else:
+        write_file(path, lambda _: edit)
     write_schema(path)
-    if choice.left_out:
-        notes += (f"{choice.left_out} more models are stored here: corral model list",)
-    data = {"file": str(path), "models": list(choice.tables)}
-    return CommandResult(data, "\n".join([f"wrote {path}", *_next(models)]), notes)
+    if left_out:
+        notes.append(f"{left_out} more models are stored here: corral model list")
+    next_step = (
+        "corral start serves its models"
+        if any(model.is_usable for model in models)
+        else "it has no model yet: corral model get smollm2 downloads one"
+    )
+    data = {"file": str(path), "models": list(tables)}
+    return CommandResult(data, f"wrote {path}\n{next_step}", tuple(notes))
 
 
-def _choice(words: Sequence[str], where: Directories) -> _Choice:
+def _choose_models(
+    words: Sequence[str], where: Directories
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """Return tables of models by name, and the number of models left out."""
     if words:
         targets = choose(words, None, where)
-        known = targets.loaded.settings.models
-        return _Choice({name: _own_table(known[name]) for name in targets.names}, 0)
+        known, members = targets.loaded.settings.models, {"path", "flags", "aliases"}
+        return {
+            name: known[name].model_dump(mode="json", include=members) for name in targets.names
+        }, 0
     found = StoredModels(Settings(), where).catalogue.models
     served = [candidate for candidate in found if candidate.problem is None]
     tables = {candidate.id: dict(table_of(candidate)) for candidate in served[:_MODELS_MAX]}
-    return _Choice(tables, len(served) - len(tables))
-
-
-def _own_table(model: Any) -> dict[str, Any]:
-    found: dict[str, Any] = model.model_dump(mode="json", include={"path", "flags", "aliases"})
-    return found
+    return tables, len(served) - len(tables)
 
 
 def _model(name: str, table: dict[str, Any], planner: LaunchPlanner) -> InitialModel:
@@ -114,13 +118,6 @@ def _facts(made: Plan) -> str:
     )
 
 
-def _engine(planner: LaunchPlanner) -> Engine | None:
-    try:
-        return planner.engine()
-    except CorralError:
-        return None
-
-
 def _machine_line(here: Machine, engine: Engine | None) -> str:
     devices = ", ".join(device.description for device in engine.devices) if engine else ""
     found = f"engine build {engine.build}" if engine else "no llama-server (corral doctor)"
@@ -128,21 +125,6 @@ def _machine_line(here: Machine, engine: Engine | None) -> str:
         f"{here.physical_cores} cores, {size(here.memory_bytes)} of memory, "
         f"{devices or 'no GPU'}; {found}"
     )
-
-
-def _write(path: Path, text: str) -> tuple[str, ...]:
-    if path.exists():
-        backup = change_file(path, lambda _: Edit(text, ())).backup
-        return (f"the file before: {backup}",)
-    write_file(path, lambda _: Edit(text, ()))
-    return ()
-
-
-def _next(models: Sequence[InitialModel]) -> Iterator[str]:
-    if any(model.is_usable for model in models):
-        yield "corral start serves its models"
-    else:
-        yield "it has no model yet: corral model get smollm2 downloads one"
 
 
 _STDIN: Final = "-"
@@ -173,7 +155,7 @@ def import_settings(
 
 
 def _engine_flags(config: Path | None) -> Flags | None:
-    """Return the options of the engine of this machine, if it has one that runs."""
+    """Return the options of this machine's engine, if there is one that runs."""
     where = directories()
     try:
         settings = load(config, config_dir=where.config).settings
@@ -205,7 +187,7 @@ def _without_missing_engines(converted: Converted) -> Converted:
         engine = table.get("engine")
         if engine is None or Path(engine).is_file():
             return ()
-        return (f"{engine}: there is no such program here; the engine of corral doctor serves it",)
+        return (f"{engine}: there is no such program here; this machine's own engine is used",)
 
     def without(table: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in table.items() if key != "engine" or not missing(table)}
@@ -231,7 +213,7 @@ def _sentences(converted: Converted, kind: Literal["omitted", "notes"]) -> tuple
 
 
 def _problems(text: str, path: Path | None) -> tuple[str, ...]:
-    """Return what is to be changed before the settings are valid."""
+    """Return the errors that make the settings invalid."""
     try:
         merge(parse_toml(text.encode()), path)
     except SettingsInvalid as error:
@@ -268,7 +250,7 @@ def _write_settings(
 
 
 def _left_out_keys(converted: Converted) -> Iterator[str]:
-    """Yield what a settings file that was there decides itself."""
+    """Yield the settings that an existing settings file keeps as they are."""
     for table, values in converted.tables.items():
         if table != "nodes":
             keys = ", ".join(values) if isinstance(values, Mapping) else str(values)
@@ -281,13 +263,13 @@ def _check_edit(text: str, path: Path) -> Edit:
     if problems := _problems(text, path):
         raise SettingsInvalid(
             "\n".join(problems),
-            hint="nothing was written; without --write the settings are shown, for a file of yours",
+            hint="nothing was written; without --write the settings are shown, to edit them",
         )
     return Edit(text, ())
 
 
 def _add_models(before: str, converted: Converted) -> str:
-    """Add the models and nodes to settings; other tables of these stay as they are."""
+    """Add models and nodes to the text of a settings file; its other tables stay unchanged."""
     present = tomllib.loads(before)
     for kind in ("models", "nodes"):
         wanted = converted.document().get(kind, {})

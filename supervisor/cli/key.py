@@ -1,8 +1,7 @@
-"""`corral key`, `slots new-key` and `hooks`: API keys, keys of slot files, the user's hooks.
+"""Implements `corral key`, `slots new-key` and `hooks`.
 
-`corral key add|list|remove`: the file of API keys. The file is replaced as a whole, so a running
-daemon reads the old or the new one. Keys that were written into it by hand are replaced by their
-SHA-256.
+Files of keys are replaced atomically, so a running daemon reads the old or the new file. API keys
+that were written into the file by hand are replaced by their SHA-256.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from supervisor.backend.proxy_settings import api_keys, as_settings_invalid
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.output import CommandResult, colored, table
 from supervisor.service.hook_commands import (
-    HookEvent,
     HookRun,
     example,
     hook_command,
@@ -41,7 +39,7 @@ _RANDOM_BYTES: Final = 24
 
 
 def add(wanted: Key, config: Path | None) -> CommandResult:
-    """Create a key with a random secret (the digest of `wanted` is ignored), and show it once."""
+    """Create a key with a random secret, and show it once; the digest of `wanted` is ignored."""
     loaded = _load_settings(config)
     path = _path(loaded)
     keys = _keys(path)
@@ -57,7 +55,7 @@ def add(wanted: Key, config: Path | None) -> CommandResult:
 
 
 def add_known(known: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Add keys that clients have already; return the names of those that were not there."""
+    """Add keys that clients already use; return the names of the new ones."""
     keys = list(_keys(path))
     names = (f"imported-{number}" for number in count(1))
     added = list[str]()
@@ -92,7 +90,12 @@ def list_keys(config: Path | None) -> CommandResult:
     limits = ("IN FLIGHT", "PER MINUTE", "TOKENS/MIN", "TOKENS/DAY", "CONTEXT")
     head = ("NAME", "MODELS", *limits, "PRIORITY", "ADMIN")
     text = table(head, rows) if rows else f"no keys in {path}; corral key add NAME creates one"
-    return CommandResult([_data(key) for key in keys], text)
+    data = [
+        {name: value for name, value in asdict(key).items() if name != "digest"}
+        | {"models": sorted(key.models) if key.models is not None else None}
+        for key in keys
+    ]
+    return CommandResult(data, text)
 
 
 def names(config: Path | None) -> tuple[str, ...]:
@@ -109,12 +112,6 @@ def remove(name: str, config: Path | None) -> CommandResult:
     _write_keys(path, left)
     notes = () if left else (f"{path} is now empty: all requests will be rejected",)
     return CommandResult({"name": name, "path": str(path)}, f"removed {name}", notes)
-
-
-def _data(key: Key) -> dict[str, object]:
-    fields = asdict(key)
-    del fields["digest"]
-    return fields | {"models": sorted(key.models) if key.models is not None else None}
 
 
 def _load_settings(config: Path | None) -> Loaded:
@@ -154,7 +151,7 @@ _FILE_NAME: Final = "slots.key"
 
 
 def new(file: Path | None, config: Path | None) -> CommandResult:
-    """Make a file with a random key, or put one before those that a file has; show no key."""
+    """Create a file with a random key, or put one before the keys of a file; shows no key."""
     used = load(config, config_dir=directories().config).settings.supervisor.slots_key_file
     path = file or used or directories().config / _FILE_NAME
     older = 0
@@ -184,7 +181,7 @@ def _key_ring_notes(path: Path, older: int, *, is_used: bool) -> Iterator[str]:
     else:
         yield "a running daemon encrypts with it after corral reload"
     if older:
-        yield f"its older keys, {older}, still decrypt what was saved with them"
+        yield f"its {older} older keys still decrypt conversations saved with them"
     yield "without its key, a saved conversation is computed again"
 
 
@@ -212,29 +209,23 @@ def try_hook(hook: str, config: Path | None) -> CommandResult:
         raise SettingsInvalid(f"hooks.{hook} has no command", hint=_no_hooks(hook))
     model = next(iter(loaded.settings.models), _MODEL)
     event = example(hook, datetime.now(tz=UTC), model, next(iter(loaded.settings.nodes), _NODE))
-    runs = asyncio.run(_run(commands, event, loaded))
+    directory, timeout_s = hook_directory(loaded.path), loaded.settings.hooks.timeout_s
+
+    async def run_commands() -> list[HookRun]:
+        return [
+            await run_command(hook_command(words, event, directory), event.as_json(), timeout_s)
+            for words in commands
+        ]
+
+    runs = asyncio.run(run_commands())
     lines = [f"{colored('event', 'dim')} {event.as_json().decode().strip()}"]
     for words, run in zip(commands, runs, strict=True):
-        lines += ["", *_describe(words, run)]
+        lines += ["", json.dumps(words), *(f"  {line}" for line in run.output.splitlines())]
+        verdict = colored(f"failed: {run.problem}", "red") if run.problem else "exited with code 0"
+        lines.append(f"{verdict} after {run.duration_s or 0:.2f} s")
     data = [{"command": words, **asdict(run)} for words, run in zip(commands, runs, strict=True)]
     exit_code = 1 if any(run.problem for run in runs) else 0
     return CommandResult(data, "\n".join(lines), exit_code=exit_code)
-
-
-async def _run(
-    commands: Sequence[tuple[str, ...]], event: HookEvent, loaded: Loaded
-) -> list[HookRun]:
-    directory, timeout_s = hook_directory(loaded.path), loaded.settings.hooks.timeout_s
-    return [
-        await run_command(hook_command(words, event, directory), event.as_json(), timeout_s)
-        for words in commands
-    ]
-
-
-def _describe(words: Sequence[str], run: HookRun) -> list[str]:
-    verdict = colored(f"failed: {run.problem}", "red") if run.problem else "exited with code 0"
-    output = [f"  {line}" for line in run.output.splitlines()]
-    return [json.dumps(words), *output, f"{verdict} after {run.duration_s or 0:.2f} s"]
 
 
 def _no_hooks(hook: str = "model_loaded") -> str:

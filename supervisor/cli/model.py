@@ -1,4 +1,4 @@
-"""`corral model get|show|list|remove|prune|search`: GGUF files on this machine and on the hub."""
+"""Implements `corral model get|show|list|remove|prune|search`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +25,6 @@ from supervisor.errors import (
 from supervisor.models import metadata, pinned, reference
 from supervisor.models import repository as repository_module
 from supervisor.models.catalogue import (
-    Leftover,
     bytes_of,
     files_to_remove,
     keeper_hint,
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def get_pinned(name: str, *, dry_run: bool) -> CommandResult:
-    """Fetch a pinned model, with progress on stderr; raises as download.find_pin and fetch."""
+    """Fetch a pinned model, with progress on stderr; raises as `pinned.find_pin` and `fetch`."""
     pin = pinned.find_pin(name)
     if dry_run:
         data = {"name": name, "path": str(pin.path(directories().models)), **asdict(pin)}
@@ -75,6 +74,8 @@ def show_model(word: str) -> CommandResult:
 
 
 def _render_model(facts: Gguf) -> str:
+    low, high = min(facts.kv_heads, default=0), max(facts.kv_heads, default=0)
+    kv_heads = str(low) if low == high else f"{low} to {high}"
     rows = {
         "file": str(facts.path),
         "size": size(facts.size_bytes) + (f" in {facts.shards} files" if facts.shards > 1 else ""),
@@ -82,7 +83,7 @@ def _render_model(facts: Gguf) -> str:
         "architecture": facts.architecture,
         "parameters": f"{facts.parameters / 1e6:,.0f} M, {facts.quantisation}",
         "layers": str(facts.layers),
-        "heads": f"{facts.heads}, {_range(facts.kv_heads)} for keys and values",
+        "heads": f"{facts.heads}, {kv_heads} for keys and values",
         "head size": f"{facts.key_length} a key, {facts.value_length} a value",
         "context": f"{facts.ctx_train} tokens trained",
         "vocabulary": f"{facts.vocab_size} tokens, {facts.tokenizer}",
@@ -93,25 +94,16 @@ def _render_model(facts: Gguf) -> str:
     return "\n".join(f"{label:15} {one_line(value)}" for label, value in rows.items())
 
 
-def _range(numbers: tuple[int, ...]) -> str:
-    low, high = min(numbers, default=0), max(numbers, default=0)
-    return str(low) if low == high else f"{low} to {high}"
-
-
 def get(word: str, options: GetOptions) -> CommandResult:
     """Fetch a model, with progress on stderr.
 
     Raises:
-        NoSuchModel, DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid: It does
-            not come; says what to do.
-        Interrupted: Ctrl-C; what came is kept.
+        NoSuchModel, DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid: It cannot
+            be fetched.
+        Interrupted: Ctrl-C; the data received so far is kept.
     """
-    if options.as_lines:
-        return _as_lines(word, options)
-    return _get(word, options)
-
-
-def _as_lines(word: str, options: GetOptions) -> CommandResult:
+    if not options.as_lines:
+        return _get(word, options)
     try:
         data = _get(word, options).data
     except CorralError as error:
@@ -124,13 +116,13 @@ def _get(word: str, options: GetOptions) -> CommandResult:
     if word.startswith(OLLAMA):
         name = word.removeprefix(OLLAMA)
         raise NoSuchModel(
-            f"models of Ollama's registry are not downloaded, such as {name}",
+            f"models of Ollama's registry, such as {name}, cannot be downloaded",
             hint=f"ollama pull {name} stores it, and corral start {name} serves it from there; "
-            "or corral model get OWNER/NAME:QUANT downloads one of Hugging Face",
+            "or corral model get OWNER/NAME:QUANT downloads a model of Hugging Face",
         )
     if not reference.is_remote(word):
         return get_pinned(word, dry_run=options.dry_run)
-    # They import huggingface_hub, which takes a quarter of a second.
+    # These import huggingface_hub, which takes a quarter of a second.
     from supervisor.cli.hub_model import get_from_hub, get_from_url
     from supervisor.models.hub import HubClient
 
@@ -141,7 +133,7 @@ def _get(word: str, options: GetOptions) -> CommandResult:
         return get_from_hub(found, directories(), options)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; what came of {found} is kept",
+            f"stopped; the part of {found} received so far is kept",
             hint=f"corral model get {word} continues where it stopped",
         ) from None
 
@@ -156,6 +148,15 @@ def list_models(config: Path | None) -> CommandResult:
     models = stored.catalogue.models
     missing = [pin for pin in pinned.pins().values() if not pinned.is_fetched(pin, where.models)]
     space, disks = _space(models, stored.places), _disks(stored.places)
+    spaces = [
+        (
+            store["store"],
+            str(store["models"]),
+            size(store["size_bytes"]),
+            ", ".join(store["directories"]),
+        )
+        for store in space
+    ]
     rows = [
         *map(_model_row, models),
         *((pin.name, "-", "", "", size(pin.size_bytes), "not fetched") for pin in missing),
@@ -164,12 +165,12 @@ def list_models(config: Path | None) -> CommandResult:
         [
             table(_HEAD, rows),
             "",
-            table(_SPACE_HEAD, [_space_row(store) for store in space]),
+            table(_SPACE_HEAD, spaces),
             *(f"{size(disk['free_bytes'])} free of {disk['path']}" for disk in disks),
         ]
     )
     data = {
-        "models": [_model_data(model) for model in models],
+        "models": [{**asdict(model), "id": model.id} for model in models],
         "pinned": [
             {**asdict(pin), "path": str(pin.path(where.models)), "fetched": pin not in missing}
             for pin in pinned.pins().values()
@@ -187,12 +188,8 @@ def _model_row(model: StoredModel) -> tuple[str, ...]:
     return model.name, model.store, model.kind + media, model.quantisation, shown, state
 
 
-def _model_data(model: StoredModel) -> dict[str, Any]:
-    return {**asdict(model), "id": model.id}
-
-
 def _space(models: Iterable[StoredModel], places: Iterable[Root]) -> list[dict[str, Any]]:
-    """Return the bytes of each store; a file that two models have counts once."""
+    """Return the bytes of each store; a file of two models counts once."""
     found = []
     for store in sorted({root.store for root in places}, key=STORES.index):
         own = [model for model in models if model.store == store]
@@ -213,11 +210,6 @@ def _files(model: StoredModel) -> Iterator[Path]:
         yield model.projector
 
 
-def _space_row(found: dict[str, Any]) -> tuple[str, ...]:
-    shown = size(found["size_bytes"])
-    return found["store"], str(found["models"]), shown, ", ".join(found["directories"])
-
-
 def _disks(places: Iterable[Root]) -> list[dict[str, Any]]:
     """Return the free space of each file system that holds a store."""
     found: dict[int, dict[str, Any]] = {}
@@ -232,7 +224,7 @@ def _disks(places: Iterable[Root]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-# Asks a question with yes or no; None where nobody can be asked.
+# Asks a yes-or-no question; None if nobody can be asked.
 Ask = Callable[[str], bool] | None
 
 
@@ -240,9 +232,9 @@ def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandRes
     """Delete a model that no engine serves.
 
     Raises:
-        NoSuchModel: There is none of this name.
-        ModelKept: Another program keeps it.
-        ModelInUse: A running engine has its file.
+        NoSuchModel: No model has this name.
+        ModelKept: It belongs to another program.
+        ModelInUse: A running engine has its file open.
         NotConfirmed: Nobody could be asked.
     """
     where = directories()
@@ -253,7 +245,9 @@ def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandRes
             f"no stored model is named {name!r}", hint="corral model list shows the names"
         )
     if hint := keeper_hint(found):
-        raise ModelKept(f"{found.name} belongs to {_keeper(found)}", hint=hint)
+        keepers = {"ollama": "Ollama", "lmstudio": "LM Studio"}
+        own = f"the directory {found.root}, which the setting models_dir names"
+        raise ModelKept(f"{found.name} belongs to {keepers.get(found.store, own)}", hint=hint)
     _check_unused(found, where)
     files = files_to_remove(found)
     freed = bytes_of(files)
@@ -274,15 +268,23 @@ def _fileless_note(model: str) -> str:
 
 
 def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> CommandResult:
-    """Delete unfinished downloads, and parts of models that nothing uses."""
+    """Delete unfinished downloads and unused parts of models."""
     where = directories()
     stored = StoredModels(load(config, config_dir=where.config).settings, where)
     notes: list[str] = []
     found = list(leftovers(stored.places, notes))
     freed = sum(leftover.size_bytes for leftover in found)
-    shown = table(("SIZE", "REASON", "FILE"), [_leftover_row(leftover) for leftover in found])
+    rows = [(size(leftover.size_bytes), leftover.reason, str(leftover.path)) for leftover in found]
+    shown = table(("SIZE", "REASON", "FILE"), rows)
     data = {
-        "files": [_leftover_data(leftover) for leftover in found],
+        "files": [
+            {
+                "path": str(leftover.path),
+                "size_bytes": leftover.size_bytes,
+                "reason": leftover.reason,
+            }
+            for leftover in found
+        ],
         "freed_bytes": 0 if dry_run else freed,
     }
     if not found:
@@ -294,23 +296,6 @@ def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> Command
     for root in dict.fromkeys(leftover.root for leftover in found):
         _delete([leftover.path for leftover in found if leftover.root == root], root)
     return CommandResult(data, f"{shown}\n\n{size(freed)} freed", tuple(notes))
-
-
-def _leftover_row(leftover: Leftover) -> tuple[str, str, str]:
-    return size(leftover.size_bytes), leftover.reason, str(leftover.path)
-
-
-def _leftover_data(leftover: Leftover) -> dict[str, object]:
-    return {
-        "path": str(leftover.path),
-        "size_bytes": leftover.size_bytes,
-        "reason": leftover.reason,
-    }
-
-
-def _keeper(model: StoredModel) -> str:
-    names = {"ollama": "Ollama", "lmstudio": "LM Studio"}
-    return names.get(model.store, f"the directory {model.root}, which the setting models_dir names")
 
 
 def _check_unused(model: StoredModel, where: Directories) -> None:
@@ -345,16 +330,8 @@ def _delete(files: Sequence[Path], root: Path) -> None:
         ) from error
 
 
-# Sizes take a request for each repository.
+# The sizes of each repository take a request.
 _REQUESTS_AT_ONCE: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A repository, and the bytes of each quantisation; none if they could not be read."""
-
-    found: FoundRepository
-    quantisations: Mapping[str, int]
 
 
 def search(words: str, limit: int) -> CommandResult:
@@ -364,17 +341,21 @@ def search(words: str, limit: int) -> CommandResult:
     client = HubClient()
     found = client.search(words, limit)
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-        sizes = pool.map(lambda model: _quantisations(model.repo, client), found)
-        rows = [_Row(*pair) for pair in zip(found, sizes, strict=True)]
-    notes = () if rows else (f"the hub has no GGUF repository for {words!r}",)
-    data = [{**asdict(row.found), "quantisations": row.quantisations} for row in rows]
-    return CommandResult(data, _render_search(rows) if rows else "", notes)
+        sizes = list(pool.map(lambda model: _quantisations(model.repo, client), found))
+    notes = () if found else (f"the hub has no GGUF repository for {words!r}",)
+    data = [
+        {**asdict(repository), "quantisations": quantisations}
+        for repository, quantisations in zip(found, sizes, strict=True)
+    ]
+    head = ("REPOSITORY", "PARAMETERS", "SIZES", "DOWNLOADS", "CHANGED")
+    rows = [*map(_search_row, found, sizes)]
+    return CommandResult(data, table(head, rows) if rows else "", notes)
 
 
 def _quantisations(repo: str, client: HubClient) -> Mapping[str, int]:
     try:
         repository = client.repository(repo, "main")
-    except CorralError:  # gated, or gone meanwhile: its row stays
+    except CorralError:  # gated, or removed in the meantime: its row stays
         return {}
     return {
         model.first.quantisation or model.first.path: repository.size_bytes(model)
@@ -382,12 +363,7 @@ def _quantisations(repo: str, client: HubClient) -> Mapping[str, int]:
     }
 
 
-def _render_search(rows: list[_Row]) -> str:
-    head = ("REPOSITORY", "PARAMETERS", "SIZES", "DOWNLOADS", "CHANGED")
-    return table(head, [_cells(row.found, row.quantisations) for row in rows])
-
-
-def _cells(found: FoundRepository, quantisations: Mapping[str, int]) -> tuple[str, ...]:
+def _search_row(found: FoundRepository, quantisations: Mapping[str, int]) -> tuple[str, ...]:
     return (
         found.repo + (" (gated)" if found.is_gated else ""),
         f"{found.parameters / 1e9:.1f} B" if found.parameters else "-",
@@ -398,7 +374,7 @@ def _cells(found: FoundRepository, quantisations: Mapping[str, int]) -> tuple[st
 
 
 def _sizes(quantisations: Mapping[str, int]) -> str:
-    """Return the smallest and the largest, such as `Q2_K 1.2 GiB to F16 6.0 GiB`."""
+    """Return the smallest and the largest size: `Q2_K 1.2 GiB to F16 6.0 GiB`."""
     if not quantisations:
         return "-"
     ordered = sorted(quantisations.items(), key=lambda item: item[1])

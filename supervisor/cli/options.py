@@ -1,4 +1,4 @@
-"""Options that several commands have, how times and sizes are read, and how each command ends."""
+"""Shared options of commands, parsers of times and sizes, and the end of each command."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _UNIT_CHARACTERS: Final = 3
 
 
 def read_seconds(text: str) -> float:
-    """Read a time such as `10m`, `90s` or `2h`; raises BadParameter."""
+    """Parse a time such as `10m`, `90s` or `2h`; raises BadParameter."""
     unit = _SECONDS.get(text[-1:])
     try:
         return float(text[:-1]) * unit if unit else float(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text} is no time; write 90s, 10m or 2h") from error
+        raise typer.BadParameter(f"{text} is not a time; write 90s, 10m or 2h") from error
 
 
 def read_bytes(text: str) -> int:
-    """Read a size such as `64MiB`, `64 MiB` or a number of bytes; raises BadParameter."""
+    """Parse a size such as `64MiB`, `64 MiB` or a number of bytes; raises BadParameter."""
     unit = _BYTES.get(text[-_UNIT_CHARACTERS:])
     try:
         return int(float(text[:-_UNIT_CHARACTERS]) * unit) if unit else int(text)
     except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"{text} is no size; write 64MiB or 1GiB") from error
+        raise typer.BadParameter(f"{text} is not a size; write 64MiB or 1GiB") from error
 
 
 def read_flag(text: str) -> tuple[str, bool | int | float | str]:
-    """Read a flag such as `threads=4`; raises BadParameter."""
+    """Parse a flag such as `threads=4`; raises BadParameter."""
     key, is_given, value = text.partition("=")
     if not (key and is_given):
-        raise typer.BadParameter(f"{text} is no setting; write KEY=VALUE")
+        raise typer.BadParameter(f"{text} is not a setting; write KEY=VALUE")
     return key.strip().lstrip("-"), _flag_value(value.strip())
 
 
@@ -57,12 +57,12 @@ def _flag_value(text: str) -> bool | int | float | str:
 
 
 def offer(kind: Kind) -> Callable[[str], list[str]]:
-    """Return a function that completes a word of the command line in the shell."""
+    """Return a function for the shell that completes words of this kind."""
 
     def complete(incomplete: str) -> list[str]:
-        from supervisor.cli.targets import offered
+        from supervisor.cli.targets import complete_word
 
-        return offered(kind, incomplete)
+        return complete_word(kind, incomplete)
 
     return complete
 
@@ -94,12 +94,12 @@ def finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) ->
 
 
 def ask() -> Callable[[str], bool] | None:
-    """Return how to ask a question with yes or no; None without a terminal."""
+    """Return a function that asks a yes-or-no question; None without a terminal."""
     if not sys.stdin.isatty():
         return None
     return lambda question: typer.confirm(printable(question), err=True)
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Read names that commas separate."""
+    """Parse names separated by commas."""
     return tuple(name for part in text.split(",") if (name := part.strip()))

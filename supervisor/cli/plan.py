@@ -1,4 +1,4 @@
-"""`corral plan`: the exact command for a model, the origin of each flag, and its memory."""
+"""Implements `corral plan`: the command for a model, the origin of each flag, and its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.autoscale.slots import most_slots
 from supervisor.builds.discover import Device, free_bytes, list_devices
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import AdaptedValue, ModelStatus, WorkerStatus
+from supervisor.daemon.control_messages import AdaptedValue, WorkerStatus
 from supervisor.errors import CorralError
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, colored, size, table
@@ -30,26 +30,20 @@ from supervisor.system import machine
 from supervisor.system.paths import Directories, directories
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedValues:
-    """What follows demand and load, and what was given up after the engine ran out of memory."""
+def read_changed_values(socket: Path, entry: ModelEntry) -> tuple[SettingsByFlag, SettingsByFlag]:
+    """Return the flags that the daemon adapted to the load, and those it reduced to save memory.
 
-    adapted: SettingsByFlag
-    reduced: SettingsByFlag
-
-
-def read_changed_values(socket: Path, entry: ModelEntry) -> ChangedValues:
-    """Return the values with which the daemon would start a model now; none without a daemon.
-
-    A daemon that serves another model by that name, or with another profile, says nothing of it.
+    Both are empty without a daemon, or if its model of that name has another file or profile.
     """
     try:
         models = Client(socket).status()["models"]
     except CorralError:
         models = []
-    found = next((model for model in models if _is_same(model, entry)), None)
-    adapted, reduced = (found["adapted"], found["reduced"]) if found else ([], [])
-    return ChangedValues(_settings(adapted), _settings(reduced))
+    wanted = entry.name, str(entry.path), entry.profile
+    for model in models:
+        if (model["name"], model["path"], model["profile"]) == wanted:
+            return _settings(model["adapted"]), _settings(model["reduced"])
+    return {}, {}
 
 
 def _settings(values: list[AdaptedValue]) -> SettingsByFlag:
@@ -59,17 +53,12 @@ def _settings(values: list[AdaptedValue]) -> SettingsByFlag:
     }
 
 
-def _is_same(model: ModelStatus, entry: ModelEntry) -> bool:
-    named = model["name"], model["path"], model["profile"]
-    return named == (entry.name, str(entry.path), entry.profile)
-
-
-def see_workers(
+def note_workers(
     known: KnownWorkers, planner: LaunchPlanner, model: str, where: Directories
 ) -> None:
-    """Note what a running daemon knows of workers; without a daemon, ask those of a model.
+    """Note the workers' state from a running daemon; without a daemon, probe a model's workers.
 
-    A worker that serves the daemon's engine would not answer.
+    A worker that serves the daemon's engine would not answer a probe.
     """
     if not planner.workers.addresses_of(model):
         return
@@ -101,19 +90,19 @@ def _note(known: KnownWorkers, planner: LaunchPlanner, worker: WorkerStatus) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the command shows.
+    """The facts that the command shows.
 
     Attributes:
-        argv: Of the first instance.
-        room: What all models may take.
-        free_bytes: Main memory that is free now.
-        device_free_bytes: The same of each device, as the engine lists it.
-        misfit: Why the model can never fit, if so.
+        argv: Command line of the first instance.
+        room: Memory that all models together may take.
+        free_bytes: Free main memory.
+        device_free_bytes: Free memory of each device, as the engine lists it.
+        misfit: Reason why the model can never fit, or None.
         tuned: The tuned profile in use.
-        not_persisted_reason: Why conversations are not saved, as a clause; None where they are.
-        restored: What the engine did with the first one that was restored; None before that.
-        encrypts: Whether conversations are encrypted where they are saved.
-        most_slots: How many slots it may get while requests queue; None if their number is fixed.
+        not_persisted_reason: Reason why conversations are not saved, as a clause, or None.
+        restored: Outcome of the first restored conversation; None before that.
+        encrypts: Whether saved conversations are encrypted.
+        most_slots: Limit of slots while requests queue; None if their number is fixed.
     """
 
     plan: Plan
@@ -137,10 +126,10 @@ def plan(word: str, config: Path | None) -> CommandResult:
     known = KnownWorkers()
     planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
     (name,) = targets.names
-    see_workers(known, planner, name, where)
-    changed = read_changed_values(where.control_socket, planner.entry(name))
-    planner = planner.adapting(name, changed.adapted)
-    planner.reductions.set(planner.entry(name), changed.reduced)
+    note_workers(known, planner, name, where)
+    adapted, reduced = read_changed_values(where.control_socket, planner.entry(name))
+    planner = planner.adapting(name, adapted)
+    planner.reductions.set(planner.entry(name), reduced)
     made = planner.plan(name)
     room = planner.capacity(made.engine)
     misfit = misfit_reason(made.estimate, room)
@@ -149,7 +138,7 @@ def plan(word: str, config: Path | None) -> CommandResult:
         argv=planner.launches.argv(made, f"{made.model}.0"),
         room=room,
         free_bytes=machine.read().memory_available_bytes,
-        device_free_bytes=_device_free(made),
+        device_free_bytes=free_bytes(list_devices(made.engine)) if made.estimate.devices else {},
         replicas=planner.places.replicas(name),
         misfit=misfit,
         would_fit=suggestions(made.memory_inputs, room) if misfit else (),
@@ -159,24 +148,14 @@ def plan(word: str, config: Path | None) -> CommandResult:
         encrypts=planner.launches.slot_persistence.encrypts,
         most_slots=most_slots(planner, name),
     )
-    notes = [*_draft_note(made)]
+    notes = []
+    has_draft_layers = made.gguf.draft_layers and not made.is_speculative
+    if has_draft_layers and reason_against_mtp(made.gguf, offered_types(made.engine.flags)) is None:
+        notes.append(
+            'the model has layers that draft for it (MTP): profile = "speculative" uses them'
+        )
     notes += [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
     return CommandResult(_data(found), _render(found), (*made.warnings, *notes))
-
-
-def _draft_note(made: Plan) -> Iterator[str]:
-    """Say that the model could draft for itself, where it does not."""
-    if not made.gguf.draft_layers or made.is_speculative:
-        return
-    if reason_against_mtp(made.gguf, offered_types(made.engine.flags)) is None:
-        yield 'the model has layers that draft for it (MTP): profile = "speculative" uses them'
-
-
-def _device_free(made: Plan) -> Mapping[str, int]:
-    """Return the free bytes of devices that the model may use, as far as the engine lists them."""
-    if not made.estimate.devices:
-        return {}
-    return free_bytes(list_devices(made.engine))
 
 
 def _data(found: _Found) -> dict[str, object]:
@@ -242,9 +221,11 @@ def _render(found: _Found) -> str:
         + f"  {colored(line.origin, 'dim')}: {line.reason}"
         for line in made.omitted
     ]
+    most_slots = found.most_slots or 0
+    more_slots = f"up to {most_slots} slots while requests queue, each with as much context"
     parts = [
         f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
-        *_slot_hints(found),
+        *([more_slots] if most_slots > made.slots else []),
         *(
             f"{key} = {setting.value} for want of memory: {setting.reason}"
             for key, setting in made.reduced.items()
@@ -261,11 +242,6 @@ def _render(found: _Found) -> str:
         shlex.join(found.argv),
     ]
     return "\n".join(parts)
-
-
-def _slot_hints(found: _Found) -> Iterator[str]:
-    if found.most_slots and found.most_slots > found.plan.slots:
-        yield f"up to {found.most_slots} slots while requests queue, each with as much context"
 
 
 def conversations(
@@ -287,15 +263,15 @@ def conversations(
 def _saved_slot_lines(made: Plan, restored: RestoreOutcome | None) -> Iterator[str]:
     if restored:
         found, expected = restored.found_tokens, restored.expected_tokens
-        yield f"this engine found {found} of {expected} tokens of the first one restored"
+        yield f"this engine found {found} of {expected} tokens of the first restored one"
     else:
-        yield "whether this engine uses them is tried with the first one restored"
+        yield "the first restored one will show whether this engine uses them"
     if made.gguf.recurrent:
-        yield "its recurrent layers use one only where a prompt continues all of it"
+        yield "its recurrent layers use one only if a prompt continues all of it"
 
 
 def _full_window_bytes(made: Plan) -> int | None:
-    """Return what swa-full would add; None without a sliding window, or with swa-full already."""
+    """Return the memory that swa-full would add; None without a sliding window or if it is set."""
     chosen = made.memory_inputs.chosen
     if not made.gguf.sliding_window or chosen.get("swa-full"):
         return None
@@ -309,7 +285,7 @@ def _total_bytes(taken: Estimate) -> int:
 
 
 def _memory(found: _Found) -> Iterator[str]:
-    """Yield a table of one instance's memory, without columns that are all zero."""
+    """Yield a table of one instance's memory without all-zero columns, and lines on free memory."""
     estimate = found.plan.estimate
     workers = {f"worker {name}": worker.taken for name, worker in estimate.workers.items()}
     taken = {"main memory": estimate.host, **estimate.devices, **workers}

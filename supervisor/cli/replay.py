@@ -1,4 +1,4 @@
-"""`corral replay`: the requests of a capture against other settings, builds, or the daemon."""
+"""Implements `corral replay`: plays a capture with other settings, a build, or the daemon."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _PIECE_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was played.
+    """The result of a replay.
 
     Attributes:
-        name: What it was played with.
-        baseline: With the model's present settings, where that was needed.
-        recorded: How many captured answers are themselves the baseline.
+        name: Description of the settings under test.
+        baseline: The replay with the model's present settings, if it was needed.
+        recorded: Number of answers that are compared with the captured ones.
     """
 
     name: str
@@ -105,7 +105,7 @@ def _table(columns: dict[str, Figures]) -> str:
         ("first_token_ms", "first token, median ms", 0),
     ):
         values = [getattr(column, name) for column in columns.values()]
-        ratios = [_times(ratio(values[-1], value)) for value in values[:-1]]
+        ratios = [_number(ratio(values[-1], value), 2) for value in values[:-1]]
         rows.append((label, *(_number(value, digits) for value in values), *ratios))
     blank = [""] * (len(columns) - 1)
     found = [f"{column.cached_tokens} of {column.prompt_tokens}" for column in columns.values()]
@@ -121,10 +121,6 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _answer_lines(outcome: Outcome, requests: int) -> Iterator[str]:
     compared = outcome.play.comparisons
     if not compared:
@@ -136,7 +132,7 @@ def _answer_lines(outcome: Outcome, requests: int) -> Iterator[str]:
     against = " and ".join(filter(None, [of_capture, of_present]))
     yield f"{len(compared) - len(different)} of {len(compared)} answers equal {against}"
     if len(compared) < requests:
-        yield f"{requests - len(compared)} are not compared: sampled, broken off or failed"
+        yield f"{requests - len(compared)} are not compared: sampled, cut off or failed"
     for comparison in different[:_SHOWN_MAX]:
         if at := comparison.difference:
             yield (
@@ -197,12 +193,13 @@ class ReplayOptions:
     """The options of the command line.
 
     Attributes:
-        model: To play with; None: the capture's.
-        engine: A build or a path; None: the model's.
-        profile: None: the model's.
-        flags: On top of those of the model.
-        is_daemon: Play against the running daemon.
-        concurrency: None: as many as were in flight at once.
+        model: None for the capture's model.
+        engine: A build or a path; None for the model's engine.
+        profile: None for the model's profile.
+        flags: Flags that override those of the model.
+        is_daemon: Whether to play against the running daemon.
+        is_as_recorded: Whether to send each request at its recorded time.
+        concurrency: None for as many requests at once as were captured.
     """
 
     model: str | None = None
@@ -216,7 +213,7 @@ class ReplayOptions:
 
     @property
     def changes(self) -> str:
-        """What is played with, in words; empty for the model's present settings."""
+        """The changed settings, in words; empty for the model's present settings."""
         words = [f"engine {self.engine}"] if self.engine else []
         words += [f"profile {self.profile}"] if self.profile else []
         words += [f"{key} = {value}" for key, value in (self.flags or {}).items()]
@@ -229,7 +226,7 @@ def replay(path: Path, options: ReplayOptions) -> CommandResult:
     try:
         outcome = asyncio.run(_Replay(capture, requests, options).run())
     except KeyboardInterrupt as interrupt:
-        raise Interrupted("stopped; its engine has ended, nothing is left behind") from interrupt
+        raise Interrupted("stopped; its engine has ended") from interrupt
     except (EngineUnreachable, WorkloadFailed) as error:
         raise EngineFailed(f"the replay ended early: {error}") from error
     return replay_result(capture, requests, outcome)
@@ -249,16 +246,17 @@ class _Replay:
         try:
             if self._options.is_daemon:
                 target = _daemon(self._where, self._options.model or self._capture.model)
-                found = await self._play("the daemon", nullcontext(target), self._recorded())
-                return Outcome("the daemon", found, None, len(self._recorded()))
-            return await self._against_own_engine()
+                expected = self._recorded_texts()
+                found = await self._play("the daemon", nullcontext(target), expected)
+                return Outcome("the daemon", found, None, len(expected))
+            return await self._play_own_engine()
         finally:
             self._meter.clear()
 
-    async def _against_own_engine(self) -> Outcome:
+    async def _play_own_engine(self) -> Outcome:
         options = self._options
         base, plan, notes = await asyncio.to_thread(self._plans)
-        expected, baseline = self._recorded(), None
+        expected, baseline = self._recorded_texts(), None
         recorded = len(expected)
         if options.changes and recorded < len(self._requests):
             engine = own_engine(base, self._where)
@@ -269,7 +267,7 @@ class _Replay:
         return Outcome(name, found, baseline, recorded, notes)
 
     def _plans(self) -> tuple[Plan, Plan, tuple[str, ...]]:
-        """Return the plans of the present settings and of those to play with."""
+        """Return the plans of the present settings and of the changed settings, with notes."""
         options, where = self._options, self._where
         targets = choose([options.model or self._capture.model], options.config, where)
         settings, (model,) = targets.loaded.settings, targets.names
@@ -283,11 +281,11 @@ class _Replay:
         plan = of_profile(settings, where, model, options.profile, options.flags).plan
         notes = [*plan.warnings]
         if model_fingerprint(plan.gguf.path) != self._capture.header.get("fingerprint"):
-            notes.append(f"{plan.gguf.path.name} is not the file that was captured")
+            notes.append(f"{plan.gguf.path.name} is not the model file of the capture")
         return base, plan, tuple(notes)
 
-    def _recorded(self) -> dict[int, str]:
-        """Return the captured answers that were greedy, by number."""
+    def _recorded_texts(self) -> dict[int, str]:
+        """Return the captured greedy answers, by number of the request."""
         greedy = [
             request.captured for request in self._requests if is_greedy(request.captured.body)
         ]
@@ -322,7 +320,7 @@ def _daemon(where: Directories, model: str) -> Target:
     if status["tls_cert"] or found.hostname is None or found.port is None:
         raise SettingsInvalid(
             "a replay against a daemon with TLS is not possible",
-            hint="leave out --daemon: it starts an engine of its own",
+            hint="without --daemon, the replay starts an engine of its own",
         )
     endpoint = Endpoint(
         host=f"[{found.hostname}]" if ":" in found.hostname else found.hostname, port=found.port

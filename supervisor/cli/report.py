@@ -1,4 +1,4 @@
-"""`corral doctor` and `corral report`: problems of this installation; a bug report's archive."""
+"""Implements `corral doctor` (problems of this installation) and `corral report` (bug reports)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(config: Path | None) -> CommandResult:
-    """Check everything that serving needs; exit code 1 if something will not work."""
+    """Run all checks; exit code 1 if something will not work."""
     found = run_checks(config, directories())
     counts = {level: sum(finding.level == level for finding in found) for level in _STYLES}
     data = {"findings": [asdict(finding) for finding in found], **counts}
@@ -47,15 +47,14 @@ def doctor(config: Path | None) -> CommandResult:
 
 def render(found: Sequence[Finding]) -> str:
     width = max(len(finding.name) for finding in found)
-    return "\n".join([*(_line(finding, width) for finding in found), "", _verdict(found)])
-
-
-def _line(finding: Finding, width: int) -> str:
     indent = "\n" + " " * (width + 7)
-    level = colored(f"{finding.level:4}", _STYLES[finding.level])
-    fix = f"{indent}{colored('fix:', 'dim')} {finding.fix}" if finding.fix else ""
-    text = finding.text.replace("\n", indent)
-    return f"{level}  {finding.name:{width}} {text}{fix}"
+    lines = []
+    for finding in found:
+        level = colored(f"{finding.level:4}", _STYLES[finding.level])
+        fix = f"{indent}{colored('fix:', 'dim')} {finding.fix}" if finding.fix else ""
+        text = finding.text.replace("\n", indent)
+        lines.append(f"{level}  {finding.name:{width}} {text}{fix}")
+    return "\n".join([*lines, "", _verdict(found)])
 
 
 def _verdict(found: Sequence[Finding]) -> str:
@@ -71,7 +70,7 @@ _REQUESTS_MAX: Final = 500
 _UNSAFE: Final = re.compile(r"[^\w.-]")
 _SENTENCES: Final = frozenset({"hint", "message", "not_persisted_reason", "reason"})
 _PERSONAL: Final = frozenset({"client"})
-# A value that is refused stands in quotes in the error; it may be a key at a wrong place.
+# Errors quote rejected values; such a value may be a key at the wrong place.
 _REFUSED: Final = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _SECRET_VARIABLE: Final = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$")
 
@@ -125,7 +124,7 @@ def _parts(
 
 
 def _past_requests() -> Part:
-    """Return the figures of the requests that ended last."""
+    """Return the figures of the latest ended requests."""
     name = "past_requests.jsonl"
     try:
         found = list_past(PastFilter(_REQUESTS_MAX, None, None, is_failed=False, since=None)).data
@@ -158,10 +157,10 @@ def _of_daemon(where: Directories, *, has_quotes: bool) -> Iterator[Part]:
 
 
 def _without_texts(value: Any, *, has_quotes: bool) -> Any:
-    """Return a status without clients, and without what its sentences may quote."""
+    """Return a status without clients, and without quotes of engines in its sentences."""
     if isinstance(value, Mapping):
         return {
-            key: _sentence(inner, has_quotes=has_quotes)
+            key: (LEFT_OUT if has_quotes else cut_quote(inner))
             if key in _SENTENCES and isinstance(inner, str)
             else _without_texts(inner, has_quotes=has_quotes)
             for key, inner in value.items()
@@ -170,10 +169,6 @@ def _without_texts(value: Any, *, has_quotes: bool) -> Any:
     if isinstance(value, list):
         return [_without_texts(inner, has_quotes=has_quotes) for inner in value]
     return value
-
-
-def _sentence(text: str, *, has_quotes: bool) -> str:
-    return LEFT_OUT if has_quotes else cut_quote(text)
 
 
 def _anonymizer(loaded: Loaded | CorralError) -> Anonymizer:
@@ -195,8 +190,8 @@ def _error_text(error: CorralError) -> str:
 
 def _content(*, with_prompts: bool) -> str:
     if with_prompts:
-        return "it may contain prompts and answers; keys are taken out"
-    return "it contains no prompts, no answers and no keys; look through it before you publish it"
+        return "it may contain prompts and answers; keys are removed"
+    return "it contains no prompts, no answers and no keys; check it before you publish it"
 
 
 def _readme(parts: Sequence[Part], notes: Sequence[str], *, with_prompts: bool) -> str:

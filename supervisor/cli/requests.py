@@ -1,7 +1,7 @@
-"""`corral requests`: those in flight, and those that have ended. Starts fast.
+"""Implements `corral requests`: requests in flight, and ended requests. Starts fast.
 
-`corral requests --last|show|forget`: requests that have ended. A daemon has the database to itself,
-so it is asked; without one, the file is read here.
+A running daemon has exclusive use of the database of ended requests, so it is asked for them;
+without a daemon, this process reads the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENDED_HEAD: Final = (
 )
 _NONE: Final = "-"
 _BAR_CELLS: Final = 24
-# What each phase is called here, in their order.
+# The names of the phases, in order.
 _PHASES: Final[Mapping[str, str]] = {
     "queued": "queued",
     "evict": "waiting for memory",
@@ -52,15 +52,16 @@ _WAITS: Final = ("queued_ms", "evict_ms", "load_ms")
 
 
 def request_rows(requests: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of requests that have ended."""
+    """Return a table of ended requests."""
     return table(_ENDED_HEAD, list(map(_ended_row, requests)))
 
 
 def request_lines(request: Mapping[str, Any]) -> str:
-    """Return all figures of a request that has ended, and where its time went."""
+    """Return all figures of an ended request, with a timeline of its phases."""
+    took = f"after {_time(request['duration_ms'])}, ended {_local(request):%Y-%m-%d %H:%M:%S}"
     return "\n".join(
         [
-            _outcome(request),
+            f"{request['id']}: {_status(request)} {took}",
             *_origin_lines(request),
             "",
             *_timeline(request),
@@ -100,11 +101,6 @@ def _ended_row(request: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _outcome(request: Mapping[str, Any]) -> str:
-    ended = f"ended {_local(request):%Y-%m-%d %H:%M:%S}"
-    return f"{request['id']}: {_status(request)} after {_time(request['duration_ms'])}, {ended}"
-
-
 def _status(request: Mapping[str, Any]) -> str:
     if request["cancelled"]:
         return f"{request['status']} by {request['cancelled']}"
@@ -128,7 +124,7 @@ def _origin_lines(request: Mapping[str, Any]) -> Iterator[str]:
 
 def _timeline(request: Mapping[str, Any]) -> Iterator[str]:
     whole_ms = request["duration_ms"] or 0.0
-    notes = {"prefill": _prefill(request), "decode": _decode(request)}
+    notes = {"prefill": _prefill_note(request), "decode": _decode_note(request)}
     for phase, name in _PHASES.items():
         ms = request[f"{phase}_ms"]
         if ms is not None:
@@ -137,7 +133,7 @@ def _timeline(request: Mapping[str, Any]) -> Iterator[str]:
             yield line.rstrip()
 
 
-def _prefill(request: Mapping[str, Any]) -> str:
+def _prefill_note(request: Mapping[str, Any]) -> str:
     if request["prompt_tokens"] is None:
         return ""
     expected = request["expected_cached_tokens"]
@@ -147,7 +143,7 @@ def _prefill(request: Mapping[str, Any]) -> str:
     )
 
 
-def _decode(request: Mapping[str, Any]) -> str:
+def _decode_note(request: Mapping[str, Any]) -> str:
     if not request["decoded_tokens"]:
         return ""
     drafted = request["drafted_tokens"]
@@ -214,7 +210,6 @@ _IN_FLIGHT_HEAD = (
     "TOKENS",
     "TOKENS/S",
 )
-_ABSENT = "-"
 
 
 def list_requests() -> CommandResult:
@@ -229,7 +224,7 @@ def list_requests() -> CommandResult:
 
 
 def cancel(request_id: str) -> CommandResult:
-    """End a request with an error, in whatever phase it is."""
+    """End a request with an error, in any phase."""
     Client(directories().control_socket).cancel_request(request_id)
     return CommandResult({"id": request_id}, f"cancelled {request_id}")
 
@@ -238,13 +233,13 @@ def _in_flight_row(request: RequestStatus) -> tuple[str, ...]:
     return (
         request["id"],
         duration(request["age_s"]),
-        request["model"] or _ABSENT,
-        request["instance"] or _ABSENT,
-        _ABSENT if request["slot"] is None else str(request["slot"]),
+        request["model"] or _NONE,
+        request["instance"] or _NONE,
+        _NONE if request["slot"] is None else str(request["slot"]),
         request["client"] + (" (batch)" if request["priority"] == "batch" else ""),
         phase_text(request),
-        str(request["decoded_tokens"] or _ABSENT),
-        f"{request['tokens_per_second']:.1f}" if request["tokens_per_second"] else _ABSENT,
+        str(request["decoded_tokens"] or _NONE),
+        f"{request['tokens_per_second']:.1f}" if request["tokens_per_second"] else _NONE,
     )
 
 
@@ -257,7 +252,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class PastFilter:
-    """Which of the requests that ended; nothing chosen: those in flight are meant."""
+    """The filter of ended requests; without any, `corral requests` lists those in flight."""
 
     last: int | None
     model: str | None
@@ -273,7 +268,7 @@ class PastFilter:
 
 
 def list_past(chosen: PastFilter) -> CommandResult:
-    """List requests that have ended, the latest last; works without a daemon."""
+    """List ended requests, the latest last; works without a daemon."""
     query = HistoryQuery(
         limit=chosen.last or _LIMIT,
         model=chosen.model,
@@ -286,7 +281,7 @@ def list_past(chosen: PastFilter) -> CommandResult:
 
 
 def show(request_id: str) -> CommandResult:
-    """Show every figure of a request, in flight or ended, and where its time went."""
+    """Show every figure of a request, in flight or ended."""
     for request in read_running_requests():
         if request["id"] == request_id:
             return CommandResult({"state": "in_flight", **request}, running_lines(request))
@@ -300,7 +295,7 @@ def show(request_id: str) -> CommandResult:
 
 
 def latest_ids() -> list[str]:
-    """Return the ids of requests in flight, and of the latest that have ended."""
+    """Return the ids of requests in flight and of the latest ended ones."""
     return [
         str(request["id"])
         for request in (*read_running_requests(), *read_past_requests(HistoryQuery(limit=_LIMIT)))
@@ -308,7 +303,7 @@ def latest_ids() -> list[str]:
 
 
 def forget(model: str | None, *, everything: bool) -> CommandResult:
-    """Delete what is stored of the requests of a model, or of all; works without a daemon."""
+    """Delete the stored requests of a model, or of all models; works without a daemon."""
     if (model is None) is not everything:
         raise SettingsInvalid("name a model with --model, or give --all")
     try:
@@ -319,10 +314,9 @@ def forget(model: str | None, *, everything: bool) -> CommandResult:
 
 
 def since_of(text: str, now: datetime) -> float:
-    """Return the Unix time that `90s`, `1h`, `2d` (ago) or an ISO 8601 date in local time means.
+    """Return the Unix time of an age (`90s`, `1h`, `2d`) or of an ISO 8601 date in local time.
 
-    Raises:
-        SettingsInvalid: It is neither.
+    Raises SettingsInvalid for other texts.
     """
     if found := _AGE.fullmatch(text):
         return now.timestamp() - float(found[1]) * _SECONDS[found[2]]
@@ -330,7 +324,7 @@ def since_of(text: str, now: datetime) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise SettingsInvalid(
-            f"--since {text!r} is no time", hint="use 90s, 15m, 1h, 2d or 2026-11-22T10:00"
+            f"--since {text!r} is not a time", hint="use 90s, 15m, 1h, 2d or 2026-11-22T10:00"
         ) from None
 
 
@@ -343,7 +337,7 @@ def read_running_requests() -> Sequence[StoredRequest]:
 
 
 def read_past_requests(query: HistoryQuery) -> Sequence[StoredRequest]:
-    """Return requests that have ended, the latest first; works without a daemon."""
+    """Return ended requests, the latest first; works without a daemon."""
     try:
         return Client(directories().control_socket).past_requests(query)
     except NotRunning:
@@ -355,7 +349,7 @@ def read_past_requests(query: HistoryQuery) -> Sequence[StoredRequest]:
 
 
 def _read(work: Callable[[HistoryDatabase], Result], nothing: Result) -> Result:
-    """Use the file without a daemon; `nothing` where there is none."""
+    """Read the file without a daemon; returns `nothing` if there is no file."""
     from supervisor.records.history import HistoryDatabase, HistoryFailedError
 
     path = directories().history
@@ -370,4 +364,4 @@ def _read(work: Callable[[HistoryDatabase], Result], nothing: Result) -> Result:
         database.close()
         if database.replacement:
             path, reason = database.replacement
-            warn(f"the history could not be read and begins again: {reason} ({path})")
+            warn(f"the history could not be read and starts anew: {reason} ({path})")

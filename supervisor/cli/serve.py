@@ -1,7 +1,7 @@
-"""`corral serve`: the daemon, in the foreground or spawned; `corral service`: under systemd.
+"""Implements `corral serve` (the daemon, in the foreground or spawned) and `corral service`.
 
-`corral serve`: the daemon, in the foreground or started by `corral start`. What only the daemon
-needs is imported after the words are resolved: a mistake in them is reported without the wait.
+Modules that only the daemon needs are imported after the words are resolved, so mistakes in them
+are reported at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from supervisor.log import Sink
     from supervisor.settings.load import Loaded
 
-# Its tracebacks name lines, not columns: the tables of these take 0.7 MB.
+# Without the tables of columns, which take 0.7 MB, tracebacks name only lines.
 DAEMON: Final = ("-X", "no_debug_ranges", "-m", "supervisor.cli.serve")
 
 
@@ -70,12 +70,12 @@ def spawn_daemon(
     where: Directories,
     stdin: int = subprocess.DEVNULL,
 ) -> tuple[str, ...]:
-    """Start a daemon, wait until it answers, and return the models meant.
+    """Start a daemon, wait until it answers, and return the models that the words name.
 
-    It resolves the words in our working directory, and warns on our stderr until it has.
+    The daemon resolves the words in our working directory, and until then warns on our stderr.
 
     Raises:
-        CorralError: That of the daemon, or StartFailed.
+        CorralError: The error of the daemon, or StartFailed.
         Interrupted: Ctrl-C; the daemon was told to end.
     """
     reader, writer = os.pipe()
@@ -133,7 +133,7 @@ def _interrupt_deferred() -> Iterator[None]:
 
 
 def settings_options(config: Path | None, listen: str | None) -> list[str]:
-    """The options of a daemon for a settings file and an address."""
+    """Return the options of a daemon for a settings file and an address."""
     named = ["--config", str(config)] if config else []
     return [*named, "--listen", listen] if listen else named
 
@@ -149,7 +149,7 @@ def serve(
     """Run the daemon; without words, it loads the models with `preload`.
 
     `report_fd` is a pipe to `corral start` for one line of JSON: `{"models": [names]}` when the
-    daemon answers, or `{"error": …}`. The daemon then loads nothing by itself and logs to a file.
+    daemon answers, or `{"error": …}`. The daemon then loads no model itself and logs to a file.
     A desktop backend needs an API key, and ends when its last host leaves.
     """
     raise_file_limit()
@@ -162,9 +162,12 @@ def serve(
         if environment.listen:
             _compare_listen(environment.listen, targets.loaded.path, where)
         named = targets.names if words else ()
-        wanted = () if report.is_open else named or _preloaded_names(targets)
+        models = targets.loaded.settings.models
+        preloaded = [name for name in targets.names if models[name].preload]
+        wanted = () if report.is_open else named or preloaded
         if is_desktop:
-            _import_daemon()
+            with exit_with_starter(0):  # the longest import of a start needs no clean-up
+                import supervisor.daemon.daemon  # noqa: F401
         with _log_sink(where, to_file=report.is_open) as sink:
             _run(
                 lambda: _daemon(
@@ -206,19 +209,13 @@ def main() -> int:
 
 
 def _compare_listen(actual: str, path: Path | None, where: Directories) -> None:
-    """Say that another address is configured than the service manager listens on."""
+    """Warn if the configured address is not the one that the service manager listens on."""
     wanted = load(path, config_dir=where.config).settings.proxy.listen
     if wanted != actual:
         warn(
             f"listen is {wanted} in the settings, and systemd listens on {actual}; "
             "corral service install changes that"
         )
-
-
-def _import_daemon() -> None:
-    """Import what takes longest of a start, while nothing would be left behind."""
-    with exit_with_starter(0):
-        import supervisor.daemon.daemon  # noqa: F401
 
 
 class _Report:
@@ -233,15 +230,10 @@ class _Report:
 
     def send(self, content: Mapping[str, object]) -> None:
         if self._descriptor is not None:
-            with suppress(BrokenPipeError):  # it was killed meanwhile
+            with suppress(BrokenPipeError):  # the reader was killed
                 os.write(self._descriptor, json.dumps(content).encode() + b"\n")
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def _preloaded_names(targets: Targets) -> list[str]:
-    models = targets.loaded.settings.models
-    return [name for name in targets.names if models[name].preload]
 
 
 def _daemon(
@@ -364,9 +356,11 @@ def _facts(scope: Scope, config: Path | None) -> ServiceFacts:
             "a service needs a settings file",
             hint=f"write {where.config / 'corral.toml'}, or name one: --config FILE",
         )
+    program = Path(sys.executable).parent / "corral"
+    module = (sys.executable, "-m", "supervisor.cli")
     return ServiceFacts(
         scope,
-        _command(),
+        (str(program),) if program.is_file() else module,
         loaded.path,
         loaded.settings,
         program_paths=(Path(sys.prefix), Path(sys.base_prefix), shipped_directory("profiles")),
@@ -379,19 +373,14 @@ def _system_settings() -> Path:
     path = _SYSTEM_CONFIG / "corral.toml"
     if not path.exists():
         raise SettingsInvalid(
-            f"a service of the system needs {path}, which is not there",
-            hint="write it, or name another one: --config FILE; --user is for your own settings",
+            f"a service of the system needs {path}, which does not exist",
+            hint="write it, or name another file: --config FILE; --user is for your own settings",
         )
     return path
 
 
-def _command() -> tuple[str, ...]:
-    program = Path(sys.executable).parent / "corral"
-    return (str(program),) if program.is_file() else (sys.executable, "-m", "supervisor.cli")
-
-
 def _environment() -> dict[str, str]:
-    """Return what a user's manager does not have of the user's shell, and the daemon needs."""
+    """Return the variables that the daemon needs and a user's service manager does not have."""
     names = ("PATH", *_DIRECTORY_VARIABLES)
     return {name: value for name in names if (value := os.environ.get(name))}
 
@@ -431,7 +420,7 @@ def _notes(facts: ServiceFacts) -> Iterator[str]:
         )
     known = {*_DIRECTORY_VARIABLES, "CORRAL_CONFIG", "CORRAL_API_KEY"}
     if others := sorted(name for name in os.environ.keys() - known if name.startswith("CORRAL_")):
-        yield f"set here, and not for the service: {', '.join(others)}"
+        yield f"set here, but not for the service: {', '.join(others)}"
 
 
 def _service_lines(state: ServiceState) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""`corral start`, `stop`, `restart`, `load`, `reload`, `warm` and `balance`: models brought up."""
+"""Implements `corral start`, `stop`, `restart`, `load`, `unload`, `reload`, `warm`, `balance`."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,6 @@ from supervisor.engine.prompts import read
 from supervisor.errors import (
     CorralError,
     DaemonBusy,
-    ErrorFields,
     Interrupted,
     NotRunning,
     OutOfMemory,
@@ -45,12 +44,12 @@ from supervisor.output import CommandResult, colored, describe, table
 from supervisor.system.daemon_lock import process_end, read_owner
 from supervisor.system.paths import Directories, directories
 
-# After the last message of a shutdown, the daemon has almost nothing left to do.
+# After the last message of a shutdown, the daemon exits almost at once.
 _EXIT_TIMEOUT_S: Final = 10.0
 
 
 def stop(words: Sequence[str]) -> CommandResult:
-    """Stop the named models, or the daemon; it is not an error if nothing runs."""
+    """Stop the named models, or the daemon; no error if nothing runs."""
     where = directories()
     try:
         if not words:
@@ -75,7 +74,7 @@ def _take_down(client: Client, verb: str, done: str, words: Sequence[str]) -> Co
 def stop_daemon(where: Directories) -> CommandResult:
     """Shut the daemon down, and wait for its process to exit.
 
-    The stream ends just before the daemon releases its lock, and that just before the process ends.
+    The daemon ends the stream, then releases its lock, then exits.
     """
     with process_end(read_owner(where.state_file)) as end:
         for _ in Client(where.control_socket).shutdown():
@@ -97,13 +96,13 @@ def _is_lock_free(where: Directories) -> bool:
         return False
 
 
-# Causes that lie in the settings and are found before a spawn keep their own exit code; any other
-# end of an engine is a failed start.
+# Errors of settings that are found before a spawn keep their own exit code; other ends of an engine
+# are failed starts.
 _SETTINGS_CODES: Final = frozenset(
     {"settings_invalid", "engine_missing", "engine_broken", "model_invalid"}
     | {"no_room", "state_denied", "worker_mismatch"}
 )
-# How long a daemon may hold its lock before it answers, and how often to ask.
+# Time that a daemon may hold its lock before it answers, and the interval of polls.
 _ANSWER_TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.05
 
@@ -111,10 +110,10 @@ _POLL_S: Final = 0.05
 def start(
     words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
 ) -> CommandResult:
-    """Start models, in a new background daemon if none runs; a running one gets those it lacks.
+    """Start models; starts a daemon in the background if none runs, otherwise adds missing models.
 
-    Raises DaemonBusy if that one has another settings file, or listens elsewhere, than is asked.
-    A new daemon stops if no model gets ready, or will when an RPC worker answers.
+    Raises DaemonBusy if the running daemon has another settings file or address than requested.
+    A new daemon is stopped if no model is ready, unless a model waits for an RPC worker.
     """
     where = directories()
     client = Client(where.control_socket)
@@ -132,12 +131,12 @@ def start(
 
 
 def _check_same(status: DaemonStatus, config: Path | None, listen: str | None) -> None:
-    """Check that the running daemon has what the command line asks for; raises DaemonBusy."""
+    """Raise DaemonBusy unless the running daemon has the requested settings file and address."""
     wrong = []
     used = status["config"]
     if config and (used is None or Path(used).resolve() != config.resolve()):
         wrong.append(f"has the settings of {used or 'no file'}, not of {config.resolve()}")
-    listens = status.get("listen", listen)  # a daemon from before an upgrade says none
+    listens = status.get("listen", listen)  # older daemons do not report it
     if listen and listen not in {listens, urlsplit(status["url"]).netloc}:
         wrong.append(f"listens on {listens}, not on {listen}")
     if wrong:
@@ -160,23 +159,21 @@ def load(words: Sequence[str]) -> CommandResult:
 def _command_adding(
     client: Client, verb: str, words: Sequence[str], status: DaemonStatus, *, wait: bool
 ) -> CommandResult:
-    """Run a command on models, of which the daemon gets those that it does not have."""
+    """Run a command on models; adds models that the daemon does not have."""
     added: Mapping[str, Mapping[str, Any]] = {}
     if unknown := unknown_words(words, status):
         added = additional_models(unknown, status, directories())
         last_message(client.add_models(added))
         status = client.status()
     result = _command(client, verb, resolve_running(words, status), wait=wait)
-    notes = tuple(_keeping_note(name, table["path"]) for name, table in added.items())
+    notes = []
+    for name, settings in added.items():
+        # It imports tomlkit, which takes 30 ms.
+        from supervisor.settings.edit import key_text
+
+        keep = ["corral", "config", "set", key_text(["models", name, "path"]), settings["path"]]
+        notes.append(f"{name} is served until the daemon stops; to keep it: {shlex.join(keep)}")
     return replace(result, notes=(*result.notes, *notes))
-
-
-def _keeping_note(name: str, path: str) -> str:
-    # It imports tomlkit, which takes 30 ms.
-    from supervisor.settings.edit import key_text
-
-    words = ["corral", "config", "set", key_text(["models", name, "path"]), path]
-    return f"{name} is served until the daemon stops; to keep it: {shlex.join(words)}"
 
 
 def _start_first(
@@ -198,7 +195,7 @@ def _start_first(
 
 
 def _await_status(client: Client) -> DaemonStatus:
-    """Wait for a daemon that another process is just starting."""
+    """Wait for a daemon that another process is starting."""
     deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
     while True:
         try:
@@ -216,17 +213,22 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
         status = client.status()
         return CommandResult(status, f"starting on {status['url']}/v1", keyless_warning(status))
     status = last_message(messages)["done"]
-    meant = [model for model in status["models"] if _is_meant(model, names)]
-    notes = [line for model in meant for line in reductions(model)]
+    # Without names, the command is for all models except those that load on request.
+    models = [
+        model
+        for model in status["models"]
+        if (model["name"] in names if names else model["state"] != "unloaded")
+    ]
+    notes = [line for model in models for line in reductions(model)]
     notes += [
         f"{instance['name']}: {text}"
-        for model in meant
+        for model in models
         for instance in _instances(model)
         for text in instance["warnings"]
     ]
     ready: list[str] = []
     failures: list[CorralError] = []
-    for model in meant:
+    for model in models:
         try:
             ready += _ready(model)
         except CorralError as error:
@@ -239,15 +241,10 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
 
 
 def _join_failures(failures: Sequence[CorralError]) -> CorralError:
-    """Return one error that tells of all; its hint and log are those of the first."""
+    """Return one error with all messages, and the hint and log of the first error."""
     fields = failures[0].as_json()
     lines = dict.fromkeys(failure.message for failure in failures)
     return from_json({**fields, "message": "\n".join(lines)})
-
-
-def _is_meant(model: ModelStatus, names: Sequence[str]) -> bool:
-    # Without names, a command is about all models but those that load on request.
-    return model["name"] in names if names else model["state"] != "unloaded"
 
 
 def _instances(model: ModelStatus) -> list[InstanceStatus]:
@@ -265,7 +262,7 @@ def _ready(model: ModelStatus) -> list[str]:
 
 
 def _waits_for_worker(instance: InstanceStatus) -> bool:
-    """Return whether it starts as soon as an RPC worker answers."""
+    """Return whether an instance starts as soon as an RPC worker answers."""
     error = instance["error"]
     is_away = error is not None and error["code"] == WorkerUnreachable.code
     return is_away and instance["state"] != "failed"
@@ -305,13 +302,10 @@ def render_reload(report: ReloadReport, *, dry_run: bool) -> str:
     lines = [
         f"{would if dry_run else did}: {', '.join(names)}" for would, did, names in rows if names
     ]
-    failures = [line for failure in report["failures"] for line in _explain(failure)]
-    return "\n".join([*lines, *failures])
-
-
-def _explain(failure: ErrorFields) -> list[str]:
-    lines = [f"{colored('failed', 'red')}: {failure['message']}"]
-    return lines + [f"  {label}: {failure[label]}" for label in ("hint", "log") if failure[label]]
+    for failure in report["failures"]:
+        lines.append(f"{colored('failed', 'red')}: {failure['message']}")
+        lines += [f"  {label}: {failure[label]}" for label in ("hint", "log") if failure[label]]
+    return "\n".join(lines)
 
 
 def warm(model: str, file: Path) -> CommandResult:
@@ -332,15 +326,20 @@ _HINT = 'workers = ["a", "b"] under [models.NAME] splits one'
 
 
 def show(word: str | None) -> CommandResult:
-    """Show the workers of all loaded models, or of one."""
+    """Show the workers of all loaded models, or of one model."""
     found = _find_balances(Client(directories().control_socket), word)
     if not found:
         return CommandResult(found, _NONE, (_HINT,))
-    return CommandResult(found, "\n\n".join(map(render, found)), tuple(_hints(found)))
+    notes = tuple(
+        f"corral balance {balance['model']} --apply moves them; the model loads again"
+        for balance in found
+        if balance["decision"] == "rebalance"
+    )
+    return CommandResult(found, "\n\n".join(map(render, found)), notes)
 
 
 def apply(word: str | None) -> CommandResult:
-    """Move the layers of a model as suggested; where nothing is suggested, change nothing."""
+    """Move the layers of a model as suggested, if a move is suggested."""
     client, found = _one_balance(word)
     if found["decision"] != "rebalance":
         return CommandResult(found, render(found), ("nothing was changed",))
@@ -349,7 +348,7 @@ def apply(word: str | None) -> CommandResult:
 
 
 def undo(word: str | None) -> CommandResult:
-    """Give the workers of a model the layers that they had before the last move."""
+    """Move the layers of a model back to their workers before the last move."""
     client, found = _one_balance(word)
     moved = last_message(client.balance(found["model"], undo=True))["moved"]
     return CommandResult(moved, _moved_text(moved))
@@ -415,12 +414,6 @@ def _row(shard: ShardStatus) -> tuple[str, ...]:
 
 def _ms(latency_us: int | None) -> str:
     return "-" if latency_us is None else f"{latency_us / 1000:.2f} ms"
-
-
-def _hints(found: Iterable[BalanceStatus]) -> Iterator[str]:
-    for balance in found:
-        if balance["decision"] == "rebalance":
-            yield f"corral balance {balance['model']} --apply moves them; the model loads again"
 
 
 def _moved_text(moved: MovedLayers) -> str:

@@ -1,4 +1,4 @@
-"""`corral status`, `slots` and `ui`: the state of a running daemon. Starts fast."""
+"""Implements `corral status`, `slots` and `ui`: the state of a running daemon. Starts fast."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -41,7 +42,7 @@ _STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": 
 
 
 def status() -> CommandResult:
-    """Query the daemon; exit code 3 if it is not running (Source: LSB, as systemctl status)."""
+    """Show the daemon's status; exit code 3 if it is not running (Source: LSB)."""
     try:
         found = Client(directories().control_socket).status()
     except NotRunning as error:
@@ -52,8 +53,10 @@ def status() -> CommandResult:
 
 
 def render(status: DaemonStatus) -> str:
-    models = status["models"]
+    models, running = status["models"], status["capture"]
     instances = [(model, instance) for model in models for instance in model["instances"]]
+    capture = colored(capture_text(running), "yellow") if running else ""
+    batches = [*map(_batch_row, status["batches"])]
     lines = [
         f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
         + (", stopping" if status["stopping"] else ""),
@@ -64,8 +67,12 @@ def render(status: DaemonStatus) -> str:
         *(line for model in models for line in _waiting_lines(model)),
         *(line for model in models for line in _idle(model)),
         *(line for model in models for line in _trial(model)),
-        *_capture(status),
-        *(line for model in models for line in _adapted_lines(model)),
+        *([f"\n{capture} (corral capture --stop)"] if capture else []),
+        *(
+            f"\n{model['name']}: {change['key']} = {change['value']} now: {change['reason']}"
+            for model in models
+            for change in model["adapted"]
+        ),
         *(f"\n{colored(line, 'yellow')}" for model in models for line in reductions(model)),
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
@@ -73,7 +80,7 @@ def render(status: DaemonStatus) -> str:
         *_workers(status["workers"]),
         *_nodes(status["nodes"]),
         *_weights(status["weights"]),
-        *_batches(status["batches"]),
+        *(["", table(_BATCHES_HEAD, batches)] if batches else []),
     ]
     return "\n".join(lines)
 
@@ -103,7 +110,7 @@ def _waiting_lines(model: ModelStatus) -> Iterator[str]:
 
 
 def _idle(model: ModelStatus) -> Iterator[str]:
-    """Say when a model is unloaded, where it is or where a request keeps it."""
+    """Yield when a loaded model will be unloaded, or that a request keeps it loaded."""
     found = model["idle"]
     if found is None or (found["limit_s"] is None and found["origin"] == "ttl_s"):
         return
@@ -116,13 +123,8 @@ def _idle(model: ModelStatus) -> Iterator[str]:
     yield f"\n{model['name']}: {text} ({found['origin']})"
 
 
-def _adapted_lines(model: ModelStatus) -> Iterator[str]:
-    for change in model["adapted"]:
-        yield f"\n{model['name']}: {change['key']} = {change['value']} now: {change['reason']}"
-
-
 def reductions(model: ModelStatus) -> Iterator[str]:
-    """Yield what a model gave up after its engine ran out of memory."""
+    """Yield the options that were reduced after the engine of a model ran out of memory."""
     for item in model["reduced"]:
         yield (
             f"{model['name']}: {item['key']} = {item['value']} for want of memory: {item['reason']}"
@@ -142,11 +144,6 @@ def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
         for model in models
         if model["not_persisted_reason"]
     ]
-
-
-def _capture(status: DaemonStatus) -> Iterator[str]:
-    if running := status["capture"]:
-        yield f"\n{colored(capture_text(running), 'yellow')} (corral capture --stop)"
 
 
 def _draft(instance: InstanceStatus) -> Iterator[str]:
@@ -182,16 +179,21 @@ def _nodes(nodes: list[NodeStatus]) -> list[str]:
     lines = [
         f"\n{node['name']}: {colored(node['reason'], 'red')}" for node in nodes if node["reason"]
     ]
-    return ["", table(_NODES_HEAD, [*map(_node_row, nodes)]), *lines]
-
-
-def _node_row(node: NodeStatus) -> tuple[str, ...]:
-    slots = f"{node['slots_busy']}/{node['slots']}"
-    return node["name"], node["state"], slots, node["url"], ", ".join(node["models"]) or "-"
+    rows = [
+        (
+            node["name"],
+            node["state"],
+            f"{node['slots_busy']}/{node['slots']}",
+            node["url"],
+            ", ".join(node["models"]) or "-",
+        )
+        for node in nodes
+    ]
+    return ["", table(_NODES_HEAD, rows), *lines]
 
 
 def _weights(weights: list[WeightStatus]) -> list[str]:
-    """Return the table of weights; of models whose instances are not all equal."""
+    """Return the table of weights, of the models whose instances are not all equal."""
     unequal = {weight["model"] for weight in weights if weight["reason"] != "equal"}
     rows = [
         (weight["instance"], f"{weight['weight']:.2f}", weight["reason"])
@@ -199,10 +201,6 @@ def _weights(weights: list[WeightStatus]) -> list[str]:
         if weight["model"] in unequal
     ]
     return ["", table(_WEIGHTS_HEAD, rows)] if rows else []
-
-
-def _batches(batches: list[BatchQueueStatus]) -> list[str]:
-    return ["", table(_BATCHES_HEAD, [*map(_batch_row, batches)])] if batches else []
 
 
 def _batch_row(queue: BatchQueueStatus) -> tuple[str, ...]:
@@ -228,11 +226,11 @@ _TIERS_HEAD: Final = ("MODEL", "TIER", "HOLDS", "PROMPTS", "TOKENS", "SAVED")
 _NONE: Final = "-"
 _SHORT_S: Final = 60
 _SKIPPED: Final = {"cost": "it did not pay", "limit": "the limits were reached"}
-_OFFLINE: Final = "the daemon is not running: only what is on disk is known"
+_OFFLINE: Final = "the daemon is not running: only the files on disk are known"
 
 
 def show_tiers() -> CommandResult:
-    """Show the tiers of all models; without a daemon what is on disk."""
+    """Show the tiers of all models; without a daemon, only the disk."""
     where, notes = directories(), []
     try:
         found = Client(where.control_socket).caches()
@@ -242,7 +240,7 @@ def show_tiers() -> CommandResult:
 
         found, notes = saved_status(store_in(where).list_saved()), [_OFFLINE]
     if found["disk"]["paused"]:
-        notes.append("the disk failed: nothing is saved for a while (corral logs says why)")
+        notes.append("the disk failed: saving is paused for a while (corral logs says why)")
     notes += [
         f"{status['model']} saves nothing on disk: {status['not_saved_reason']}"
         for status in found["models"]
@@ -302,7 +300,7 @@ def _holds(tier: TierStatus, status: CacheStatus) -> str:
 
 
 def _files(status: CacheStatus, now: datetime) -> Iterator[str]:
-    """Yield what slot files took since the daemon started, and how old the oldest is."""
+    """Yield figures of slot files since the daemon's start, and the age of the oldest file."""
     saves, restores = status["saves"], status["restores"]
     parts = [*_operation(saves, "saved"), *_operation(restores, "restored")]
     if failures := saves["failures"] + restores["failures"]:
@@ -339,26 +337,20 @@ def _count(number: int, what: str) -> str:
 
 
 def ui(*, opens: bool) -> CommandResult:
-    """Open the dashboard, signed in; without a browser, or where none is wanted, show its link."""
-    link = Client(directories().control_socket).dashboard_link()
-    is_opened = opens and _open(link)
+    """Open the dashboard, signed in; without a browser, or unless `opens`, show its link."""
+    link, is_opened = Client(directories().control_socket).dashboard_link(), False
+    with suppress(webbrowser.Error):
+        is_opened = opens and shows_windows(os.environ, sys.platform) and webbrowser.open(link)
     data = {"url": link, "is_opened": is_opened}
     if is_opened:
         return CommandResult(data, f"opened {link.partition('#')[0]} in the browser")
-    note = "the link signs one browser in, within a minute"
+    note = "the link signs in one browser, within a minute"
     missing = ("no browser was found; open the link in one",) if opens else ()
     return CommandResult(data, link, (*missing, note))
 
 
-def _open(link: str) -> bool:
-    try:
-        return shows_windows(os.environ, sys.platform) and webbrowser.open(link)
-    except webbrowser.Error:
-        return False
-
-
 def shows_windows(environ: Mapping[str, str], platform: str) -> bool:
-    """Return whether a browser can open a window; without, Python starts one in the terminal."""
+    """Return whether a browser can open a window; otherwise Python starts one in the terminal."""
     if platform in {"darwin", "win32"}:
         return True
     return any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,14 +1,14 @@
-"""Resolves the words of the command line to settings and models, and completes them in the shell.
+"""Resolves words of the command line to settings and models, and completes them in the shell.
 
-Resolves the words of the command line to settings and models. A word is a model of `corral.toml`, a
-stored one (`corral model list`), or the path of a GGUF file; the last two need no settings file.
+A word is a model of `corral.toml`, a stored model (`corral model list`), or the path of a GGUF
+file; the last two need no settings file.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -38,7 +38,7 @@ _SERVED_MAX: Final = 256
 
 
 class StoredModels:
-    """Models that no table of the settings has; looked for once, when first asked for."""
+    """Models on this machine that the settings do not have; searched once, at the first use."""
 
     def __init__(self, settings: Settings, where: Directories) -> None:
         self._settings = settings
@@ -59,7 +59,7 @@ class StoredModels:
         return [model.name for model in self.catalogue.models if not model.problem]
 
     def find(self, word: str) -> StoredModel | None:
-        """Return the stored model of a name; raises ModelInvalid where it cannot be served."""
+        """Return the stored model of a name; raises ModelInvalid if it cannot be served."""
         found = self.catalogue.find(word)
         if found and found.problem:
             raise ModelInvalid(
@@ -67,8 +67,8 @@ class StoredModels:
             )
         return found
 
-    def served(self, loaded: Loaded) -> Loaded:
-        """Return the settings with all stored models, if they say so."""
+    def with_stored_models(self, loaded: Loaded) -> Loaded:
+        """Return the settings with all stored models, if `serve_found` is set."""
         settings = loaded.settings
         if not settings.serve_found:
             return loaded
@@ -100,12 +100,12 @@ _NAMES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The settings to run with, and the models that were named.
+    """The settings to run with, and the named models.
 
     Attributes:
-        loaded: The settings, with the models that only the command line names.
-        names: The models named, or all of the settings.
-        added: The words for models that the settings do not have, valid in any directory.
+        loaded: The settings, including models that only the command line names.
+        names: The named models, or all models of the settings.
+        added: Words for models that the settings do not have, valid in any directory.
     """
 
     loaded: Loaded
@@ -128,7 +128,7 @@ def choose(
     if added:
         overrides["models"] = {model.name: model.table for model in added.values()}
         loaded = load(config, config_dir=where.config, overrides=overrides)
-    loaded = stored.served(loaded)
+    loaded = stored.with_stored_models(loaded)
     if not (loaded.settings.models or loaded.settings.nodes):
         raise SettingsInvalid(
             "no model is configured",
@@ -149,7 +149,7 @@ def additional_models(
 
     Raises:
         NoSuchModel, ModelInvalid: A word names no model.
-        SettingsInvalid: Its name is another model's.
+        SettingsInvalid: Another model has the same name.
     """
     config = status["config"]
     settings = (load(Path(config), config_dir=where.config) if config else merge({}, None)).settings
@@ -173,7 +173,7 @@ def settings_reader(
 ) -> Callable[[], Loaded]:
     """Return a function that reads the same settings file and added models again.
 
-    Words that chose among the models of the file are dropped: the file may have others by now.
+    Words for models of the file are dropped: the file may have other models by then.
     """
 
     def read() -> Loaded:
@@ -187,7 +187,7 @@ class _Target:
     """A model that the settings do not have.
 
     Attributes:
-        word: What names it in any directory.
+        word: A word for it that is valid in any directory.
         table: `[models.NAME]`.
     """
 
@@ -220,7 +220,7 @@ def _target(
     if "/" in word:
         raise ModelInvalid(
             f"model file {path} not found, and no stored model is named {word}",
-            hint=f"{_fetch_hint(word)}corral model list shows the available models",
+            hint=f"{_fetch_hint(word)}corral model list shows the models of this machine",
         )
     names = list(dict.fromkeys([*known, *pins, *stored.names]))
     more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
@@ -232,10 +232,9 @@ def _target(
 
 
 def _make_name_unique(target: _Target, taken: Mapping[str, Path]) -> _Target:
-    """Put the directory before a name that a model of another file has.
+    """Prefix the name with the directory if a model of another file has the name.
 
-    Raises:
-        SettingsInvalid: Another model has that name too.
+    Raises SettingsInvalid if another model has the longer name too.
     """
     path = target.path
     longer = name_of(Path(f"{path.parent.name}-{target.name}"))
@@ -263,7 +262,7 @@ def _directory(word: str, path: Path) -> ModelInvalid:
     models = [str(Path(word, file.name)) for file in files if not file.name.startswith("mmproj")]
     hint = "corral model list shows the models of this machine"
     if models:
-        others = f"; {len(models) - 1} more are there" if len(models) > 1 else ""
+        others = f"; it has {len(models) - 1} more" if len(models) > 1 else ""
         hint = f"corral start {shlex.quote(models[0])} serves the GGUF file in it{others}"
     return ModelInvalid(f"{path} is a directory, not a GGUF file", hint=hint)
 
@@ -287,18 +286,18 @@ Kind = Literal[
 ]
 
 
-def offered(kind: Kind, begun: str) -> list[str]:
-    """Return the words of a kind that begin so; none where the settings cannot be read."""
-    files = set(islice(_files(begun), _FILES_MAX)) if kind == "model" and "/" in begun else set()
+def complete_word(kind: Kind, prefix: str) -> list[str]:
+    """Return the words of a kind with this prefix; none if the settings cannot be read."""
+    files = set(islice(_files(prefix), _FILES_MAX)) if kind == "model" and "/" in prefix else set()
     try:
-        return sorted({word for word in _WORDS[kind]() if word.startswith(begun)} | files)
+        return sorted({word for word in _WORDS[kind]() if word.startswith(prefix)} | files)
     except CorralError:
         return sorted(files)
 
 
-def _files(begun: str) -> Iterator[str]:
-    """Yield GGUF files and directories that begin so."""
-    directory, _, name = begun.rpartition("/")
+def _files(prefix: str) -> Iterator[str]:
+    """Yield GGUF files and directories with this prefix."""
+    directory, _, name = prefix.rpartition("/")
     try:
         entries = tuple(islice(os.scandir(expand_home(Path(directory or "/"))), _FILES_MAX))
     except OSError:
@@ -309,6 +308,9 @@ def _files(begun: str) -> Iterator[str]:
                 yield f"{directory}/{entry.name}/"
             elif entry.name.endswith(".gguf"):
                 yield f"{directory}/{entry.name}"
+
+
+# The words of each kind; imports stay inside, so that completion is fast.
 
 
 def _models() -> Iterator[str]:
@@ -322,14 +324,6 @@ def _models() -> Iterator[str]:
         yield name
         yield from (f"{name}:{variant}" for variant in model.variants)
         yield from (f"{name}+{adapter}" for adapter in model.loras)
-
-
-def _profiles() -> Iterator[str]:
-    yield from profile.names(directories().profiles)
-
-
-def _engines() -> Iterator[str]:
-    yield from (build.name for build in installed_builds(directories().engines))
 
 
 def _keys() -> Iterator[str]:
@@ -357,7 +351,7 @@ def _all_requests() -> Iterator[str]:
 
 
 def _settings() -> Iterator[str]:
-    """Yield the keys of settings, once for each name that the file has."""
+    """Yield the keys of settings; keys of named tables once for each name in the file."""
     from supervisor.settings.reference import ANY, settings_reference
 
     settings = load(config_dir=directories().config).settings
@@ -366,39 +360,33 @@ def _settings() -> Iterator[str]:
         if ANY not in key:
             yield ".".join(key)
         elif key.count(ANY) == 1:
-            yield from (
-                ".".join((key[0], name, *key[2:])) for name in _table_names(settings, key[0])
-            )
+            names: Mapping[str, object] = getattr(settings, key[0])
+            yield from (".".join((key[0], name, *key[2:])) for name in names)
 
 
-def _table_names(settings: Settings, table: str) -> Mapping[str, object]:
-    found: Mapping[str, object] = getattr(settings, table)
-    return found
-
-
-_WORDS: Final[Mapping[Kind, Callable[[], Iterator[str]]]] = MappingProxyType(
+_WORDS: Final[Mapping[Kind, Callable[[], Iterable[str]]]] = MappingProxyType(
     {
         "model": _models,
-        "profile": _profiles,
-        "engine": _engines,
+        "profile": lambda: profile.names(directories().profiles),
+        "engine": lambda: (build.name for build in installed_builds(directories().engines)),
         "key": _keys,
         "setting": _settings,
         "client": _clients,
         "request": _requests,
         "any request": _all_requests,
-        "hook": lambda: iter(get_args(HookName)),
+        "hook": lambda: get_args(HookName),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GetOptions:
-    """What to leave out.
+    """The options of `corral model get`.
 
     Attributes:
-        projector: Whether the projector of a model comes with it.
-        draft: Whether its draft model, or draft heads, come with it.
-        dry_run: Show what would come; fetch nothing.
+        projector: Whether to fetch the projector of a model too.
+        draft: Whether to fetch its draft model or draft heads too.
+        dry_run: Show the files; fetch nothing.
         as_lines: Write JSON lines to stdout: the progress, then `result` or `error`.
     """
 

@@ -1,4 +1,4 @@
-"""`corral top`: a terminal with models and requests, refreshed until a key ends it."""
+"""Implements `corral top`: a live display of models and requests in the terminal."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ _NAMES: Final = {
 
 
 def decode(data: bytes) -> tuple[list[str], bytes]:
-    """Return the keys, and bytes that may begin another; keys without a name are left out.
+    """Return the named keys, and the bytes at the end that may begin another key.
 
-    A lone escape is such a beginning: `flush` tells that nothing follows it.
+    A lone escape is such a beginning; call `flush` when nothing follows it.
     """
     found = _UNFINISHED.search(data[-_UNFINISHED_MAX_BYTES:])
     rest = found[0] if found else b""
@@ -59,14 +59,14 @@ def decode(data: bytes) -> tuple[list[str], bytes]:
 
 
 def flush(data: bytes) -> list[str]:
-    names = (_name(found[0]) for found in _KEY.finditer(data))
-    return [name for name in names if name]
-
-
-def _name(key: bytes) -> str:
-    if key in _NAMES:
-        return _NAMES[key]
-    return key.decode("ascii") if len(key) == 1 and b" " <= key <= b"~" else ""
+    names = []
+    for found in _KEY.finditer(data):
+        key = found[0]
+        if key in _NAMES:
+            names.append(_NAMES[key])
+        elif len(key) == 1 and b" " <= key <= b"~":
+            names.append(key.decode("ascii"))
+    return names
 
 
 _WAKE: Final = b"\x00"
@@ -80,7 +80,7 @@ _CAUGHT: Final = (
 
 
 class Signals:
-    """The signals that a display acts on, caught in its block."""
+    """Catches the signals that a display handles, within its block."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -89,7 +89,7 @@ class Signals:
         self._handlers = {number: signal.getsignal(number) for number in _CAUGHT}
 
     def __enter__(self) -> Self:
-        # Source: Python docs, signal.set_wakeup_fd: the number of each signal, one byte each.
+        # Writes one byte per signal, its number. Source: Python docs, signal.set_wakeup_fd.
         signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         for number in _CAUGHT:
             signal.signal(number, _ignore)
@@ -111,8 +111,8 @@ class Signals:
         return self._ours.fileno()
 
     def wake(self) -> None:
-        """End a wait, from another thread."""
-        with suppress(OSError):  # full: it ends anyway; closed: nobody waits
+        """End a `select` of the main thread, from another thread."""
+        with suppress(OSError):  # full: the wait ends anyway; closed: nobody waits
             self._theirs.send(_WAKE)
 
     def take(self) -> set[int]:
@@ -124,7 +124,7 @@ class Signals:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Let `select` return: the wake-up descriptor has the number."""
+    """Do nothing; the wake-up descriptor gets the number, so that `select` returns."""
 
 
 # Source: xterm's control sequences (ctlseqs): DECSET 1049 alternate screen, 25 cursor; CUP; EL.
@@ -136,12 +136,12 @@ _READ_MAX_BYTES: Final = 1024
 
 
 def is_usable() -> bool:
-    """Whether there is a terminal that can place its cursor, with a keyboard."""
+    """Return whether there is a terminal with a keyboard and a movable cursor."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Terminal:
-    """The terminal of stdin and stdout, taken over in its block."""
+    """Controls the terminal of stdin and stdout within its block."""
 
     def __init__(self) -> None:
         self._input = sys.stdin.fileno()
@@ -170,7 +170,7 @@ class Terminal:
 
     def leave(self) -> None:
         with suppress(OSError, termios.error):  # the terminal may be gone
-            # TCSAFLUSH: keys that were typed ahead do not reach the shell.
+            # TCSAFLUSH: keys typed ahead do not reach the shell.
             termios.tcsetattr(self._input, termios.TCSAFLUSH, self._settings)
             write(_LEAVE, end="", raw=True)
 
@@ -178,18 +178,18 @@ class Terminal:
         return self._input
 
     def size(self) -> tuple[int, int]:
-        """Return columns and rows; a terminal that does not know them has 80 and 24."""
+        """Return columns and rows; 80 and 24 if the terminal does not report them."""
         found = os.get_terminal_size(sys.stdout.fileno())
         return found.columns or 80, found.lines or 24
 
     def show(self, lines: Sequence[str]) -> None:
-        # Each line is cleared before it is written: clearing after one that fills the line would
-        # take its last character.
+        # Each line is cleared before it is written: clearing after a full line would delete its
+        # last character.
         text = "\r\n".join(f"{_CLEAR_LINE}{line}" for line in lines)
         write(f"{_HOME}{text}", end="", raw=True)
 
     def keys(self) -> list[str] | None:
-        """Return the keys that were pressed; None where the keyboard is gone."""
+        """Return the pressed keys; None if the keyboard is gone."""
         data = os.read(self._input, _READ_MAX_BYTES)
         if not data:
             return None
@@ -197,7 +197,7 @@ class Terminal:
         return pressed
 
     def late_keys(self) -> list[str]:
-        """Return keys that nothing followed: a lone escape."""
+        """Return the key that nothing followed: a lone escape."""
         pressed, self._unfinished = flush(self._unfinished), b""
         return pressed
 
@@ -207,22 +207,22 @@ _SAMPLES_MAX: Final = 4
 
 
 class Poller:
-    """Samples at an interval, and cancels requests; `wake` is called from its thread."""
+    """Samples at an interval and cancels requests, in a thread that calls `wake`."""
 
     def __init__(self, client: Client, interval_s: float, wake: Callable[[], None]) -> None:
         self._client = client
         self._interval_s = interval_s
         self._wake = wake
         self._cancellations: queue.Queue[str] = queue.Queue(_CANCELLATIONS_MAX)
-        # While the terminal takes no output the daemon is not asked either.
+        # Bounded, so the daemon is not asked while the terminal accepts no output.
         self._samples: queue.Queue[Sample] = queue.Queue(_SAMPLES_MAX)
 
     def start(self) -> None:
-        # A daemon thread: the end does not wait for a daemon that does not answer.
+        # A daemon thread: the exit does not wait for a daemon that does not answer.
         threading.Thread(target=self._run, daemon=True).start()
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel a request soon; False where too many are to be cancelled already."""
+        """Cancel a request soon; False if too many cancellations wait already."""
         try:
             self._cancellations.put_nowait(request_id)
         except queue.Full:
@@ -230,7 +230,7 @@ class Poller:
         return True
 
     def take(self) -> Sample | None:
-        """Return the next sample, None where none has come since."""
+        """Return the next sample, None if there is no new one."""
         try:
             return self._samples.get_nowait()
         except queue.Empty:
@@ -238,17 +238,11 @@ class Poller:
 
     def _run(self) -> None:
         while True:
-            note = self._cancelled()
+            note = ""
+            with suppress(queue.Empty):  # after the interval
+                note = cancel(self._client, self._cancellations.get(timeout=self._interval_s))
             self._samples.put(try_read(self._client, note))
             self._wake()
-
-    def _cancelled(self) -> str:
-        """Wait for the interval, or for a request to cancel; return what became of that."""
-        try:
-            request_id = self._cancellations.get(timeout=self._interval_s)
-        except queue.Empty:
-            return ""
-        return cancel(self._client, request_id)
 
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -256,7 +250,7 @@ _BY_SIGNAL: Final = 128
 
 
 def display(client: Client, first: Sample, interval_s: float, *, has_colour: bool) -> int:
-    """Show samples until a key or a signal ends it; return the exit code."""
+    """Show samples until a key or a signal ends the display; return the exit code."""
     with Signals() as signals, Terminal() as terminal:
         poller = Poller(client, interval_s, signals.wake)
         shown = _Display(poller, terminal, signals, has_colour=has_colour)
@@ -284,7 +278,7 @@ class _Display:
             self._terminal.show(lines)
             keyboard = self._terminal.fileno()
             ready, _, _ = select.select([keyboard, self._signals.fileno()], [], [])
-            self._press(self._keys() if keyboard in ready else self._terminal.late_keys())
+            self._press(self._read_keys() if keyboard in ready else self._terminal.late_keys())
             self._handle(self._signals.take())
             while sample := self._poller.take():
                 self._take(sample)
@@ -294,7 +288,7 @@ class _Display:
         self._view = with_sample(self._view, sample)
         self._sample = replace(sample, note="")
 
-    def _keys(self) -> list[str]:
+    def _read_keys(self) -> list[str]:
         keys = self._terminal.keys()
         if keys is None:
             self._exit_code = _BY_SIGNAL + signal.SIGHUP
@@ -306,29 +300,22 @@ class _Display:
             self._view = with_sample(step.view, self._sample)
             if step.is_end:
                 self._exit_code = 0
-            if step.cancelled:
-                self._cancel(step.cancelled)
-
-    def _cancel(self, request_id: str) -> None:
-        if not self._poller.cancel(request_id):
-            self._view = replace(self._view, note="the daemon does not answer; try again later")
+            if step.cancelled and not self._poller.cancel(step.cancelled):
+                note = "the daemon does not answer; try again later"
+                self._view = replace(self._view, note=note)
 
     def _handle(self, signals: set[int]) -> None:
         for number in _ENDING:
             if number in signals:
                 self._exit_code = _BY_SIGNAL + number
         if signal.SIGTSTP in signals:
-            self._suspend()
-
-    def _suspend(self) -> None:
-        """Give the terminal back, stop, and take it again when the shell continues us."""
-        self._terminal.leave()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._terminal.enter()
+            self._terminal.leave()
+            os.kill(os.getpid(), signal.SIGSTOP)  # returns when the shell continues us
+            self._terminal.enter()
 
 
 def top(interval_s: float, *, once: bool) -> CommandResult:
-    """Show models and requests until q or Ctrl-C; once, or without a terminal, one frame."""
+    """Show models and requests until q or Ctrl-C; with `once` or without a terminal, one frame."""
     client = Client(directories().control_socket)
     first = read_sample(client)
     if once or not is_usable():
@@ -336,7 +323,7 @@ def top(interval_s: float, *, once: bool) -> CommandResult:
 
         columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
         text = render_once(first, columns, has_colour=wants_colour(sys.stdout))
-        # The text has no control characters but those of its colours.
+        # The text has no control characters except those of its colours.
         return CommandResult(
             {"status": first.status, "requests": first.requests}, text, is_raw=True
         )

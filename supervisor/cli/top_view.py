@@ -1,4 +1,4 @@
-"""What `corral top` shows: samples, rows and frames as text, and what a key does."""
+"""Renders the frames of `corral top` from samples, and handles keys. Pure, except `read_sample`."""
 
 from __future__ import annotations
 
@@ -28,24 +28,16 @@ from supervisor.output import duration, one_line, size
 _INSTANCES_MIN: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Heights:
-    """Rows of each table, without their heads."""
-
-    instances: int
-    requests: int
-
-
-def share_rows(rows: int, instances: int, requests: int) -> Heights:
-    """Share rows among two tables: half to each where both want more."""
+def share_rows(rows: int, instances: int, requests: int) -> tuple[int, int]:
+    """Return the rows for instances and for requests; half each if both need more."""
     rows = max(rows, 0)
     half = max(rows // 2, min(_INSTANCES_MIN, rows))
     shown = min(instances, max(half, rows - requests))
-    return Heights(shown, min(requests, rows - shown))
+    return shown, min(requests, rows - shown)
 
 
 def first_row(selected: int | None, count: int, rows: int) -> int:
-    """Return the first row to list, so that the selected one is listed, in the middle if it can."""
+    """Return the first row to list, so that the selected row is listed, central if possible."""
     if selected is None or count <= rows:
         return 0
     return min(max(selected - rows // 2, 0), count - rows)
@@ -54,7 +46,7 @@ def first_row(selected: int | None, count: int, rows: int) -> int:
 Order = Literal["age", "model", "tokens/s", "tokens", "client", "phase"]
 
 _PHASES: Final = ("reading", "queued", "loading", "prefill", "decode", "stalled", "ending")
-# Names ascend; figures descend, the largest on top.
+# Sort keys: names ascend; figures descend.
 _BY: Final[Mapping[Order, Callable[[RequestStatus], Any]]] = {
     "age": lambda request: -request["age_s"],
     "model": lambda request: request["model"] or "",
@@ -68,16 +60,16 @@ _BY: Final[Mapping[Order, Callable[[RequestStatus], Any]]] = {
 def sort_requests(
     requests: Iterable[RequestStatus], order: Order, *, is_reversed: bool = False
 ) -> list[RequestStatus]:
-    """Sort requests; equal ones by age, the oldest first."""
+    """Sort requests; equal requests by age, the oldest first."""
     by_age = sorted(requests, key=_BY["age"])
     return sorted(by_age, key=_BY[order], reverse=is_reversed)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Status and requests in flight; no status where the daemon gave none, for a `problem`.
+    """The status and the requests in flight; without a status, `problem` is the reason.
 
-    `note`: what became of a cancellation that was asked for.
+    `note`: result of a requested cancellation.
     """
 
     status: DaemonStatus | None = None
@@ -87,7 +79,7 @@ class Sample:
 
 
 def read_sample(client: Client, note: str = "") -> Sample:
-    """Ask the daemon, by two requests; raises NotRunning or DaemonBusy."""
+    """Ask the daemon, with two requests; raises NotRunning or DaemonBusy."""
     return Sample(client.status(), client.requests(), note=note)
 
 
@@ -99,7 +91,7 @@ def try_read(client: Client, note: str = "") -> Sample:
 
 
 def cancel(client: Client, request_id: str) -> str:
-    """Cancel a request; return a sentence that says what became of it."""
+    """Cancel a request; return a sentence about the result."""
     try:
         client.cancel_request(request_id)
     except CorralError as error:
@@ -120,12 +112,12 @@ _STEPS: Final = {"j": 1, "down": 1, "k": -1, "up": -1, "page down": 10, "page up
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One moment of the display.
+    """The state of the display.
 
     Attributes:
-        ids: Of the requests, as they are listed.
-        selected: Id of the selected request; None before one was selected.
-        asking: Id of the request whose cancellation is to be confirmed.
+        ids: Ids of the requests, in the order of the list.
+        selected: Id of the selected request, or None.
+        asking: Id of the request whose cancellation the user must confirm.
         note: A sentence to show until the next key.
     """
 
@@ -140,7 +132,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a key leads to."""
+    """The effect of a key; `cancelled`: id of the request to cancel."""
 
     view: View
     is_end: bool = False
@@ -148,7 +140,7 @@ class Step:
 
 
 def with_sample(view: View, sample: Sample) -> View:
-    """Take what the daemon says now; a selection moves on where its request has ended."""
+    """Update the view; if the selected request has ended, select the next one."""
     listed = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
     ids = [request["id"] for request in listed]
     pid = sample.status["pid"] if sample.status else view.daemon_pid
@@ -158,14 +150,10 @@ def with_sample(view: View, sample: Sample) -> View:
     asking = view.asking if view.asking in ids else None
     if view.asking and not asking:
         note = f"{view.asking} has ended"
-    selected = _keep_selection(view, ids)
+    selected = view.selected
+    if selected is not None and selected not in ids:
+        selected = ids[min(view.ids.index(selected), len(ids) - 1)] if ids else None
     return replace(view, ids=ids, selected=selected, asking=asking, note=note, daemon_pid=pid)
-
-
-def _keep_selection(view: View, ids: Sequence[str]) -> str | None:
-    if view.selected is None or view.selected in ids:
-        return view.selected
-    return ids[min(view.ids.index(view.selected), len(ids) - 1)] if ids else None
 
 
 def handle_key(view: View, key: str) -> Step:
@@ -178,20 +166,13 @@ def handle_key(view: View, key: str) -> Step:
     if key in {"q", "Q"}:
         return Step(view, is_end=True)
     if key == "x":
-        return Step(_ask(view))
+        note = "" if view.selected else "select a request first: j, k or the arrows"
+        return Step(replace(view, asking=view.selected, note=note))
     if key in ORDERS:
-        return Step(_sort(view, ORDERS[key]))
+        order = ORDERS[key]
+        is_reversed = order == view.order and not view.is_reversed
+        return Step(replace(view, order=order, is_reversed=is_reversed))
     return Step(_select(view, key))
-
-
-def _ask(view: View) -> View:
-    if view.selected:
-        return replace(view, asking=view.selected)
-    return replace(view, note="select a request first: j, k or the arrows")
-
-
-def _sort(view: View, order: Order) -> View:
-    return replace(view, order=order, is_reversed=order == view.order and not view.is_reversed)
 
 
 def _select(view: View, key: str) -> View:
@@ -211,7 +192,7 @@ _NONE: Final = "-"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; `from_width`: in narrower terminals it is left out."""
+    """A column; terminals narrower than `from_width` leave it out."""
 
     title: str
     from_width: int = 0
@@ -244,7 +225,7 @@ REQUEST_COLUMNS: Final = (
 
 
 def summary(status: DaemonStatus, requests: Sequence[RequestStatus]) -> tuple[str, str]:
-    """The daemon in one line, its load in another."""
+    """Return a line about the daemon, and a line about its load."""
     instances = [instance for model in status["models"] for instance in model["instances"]]
     ready = sum(instance["state"] == "ready" for instance in instances)
     queued = sum(request["phase"] == "queued" for request in requests)
@@ -264,17 +245,19 @@ def summary(status: DaemonStatus, requests: Sequence[RequestStatus]) -> tuple[st
 
 
 def instance_rows(status: DaemonStatus, requests: Sequence[RequestStatus]) -> list[tuple[str, ...]]:
-    """Rows of instances, the first of each model with its queue; then those of nodes."""
+    """Return the rows of instances, the first of each model with its queue; then those of nodes."""
     queued = Counter(request["model"] for request in requests if request["phase"] == "queued")
     rates = _rates(requests)
     rows = [
-        row for model in status["models"] for row in _of_model(model, queued[model["name"]], rates)
+        row
+        for model in status["models"]
+        for row in _model_rows(model, queued[model["name"]], rates)
     ]
-    return [_clean_cells(row) for row in (*rows, *map(_of_node, status["nodes"]))]
+    return [_clean_cells(row) for row in (*rows, *map(_node_row, status["nodes"]))]
 
 
 def _rates(requests: Iterable[RequestStatus]) -> dict[str | None, float]:
-    """Tokens per second that instances generate now, by name."""
+    """Return the tokens/s that instances generate now, by name."""
     rates: dict[str | None, float] = {}
     for request in requests:
         if request["phase"] == "decode":
@@ -284,18 +267,18 @@ def _rates(requests: Iterable[RequestStatus]) -> dict[str | None, float]:
     return rates
 
 
-def _of_model(
+def _model_rows(
     model: ModelStatus, queued: int, rates: Mapping[str | None, float]
 ) -> Iterator[tuple[str, ...]]:
     first = (model["name"], str(queued))
     for instance in model["instances"]:
-        yield *first, *_of_instance(model, instance, rates.get(instance["name"]))
+        yield *first, *_instance_cells(model, instance, rates.get(instance["name"]))
         first = ("", "")
     if not model["instances"]:
         yield *first, _NONE, model["state"], *[_NONE] * 5, model["reason"] or ""
 
 
-def _of_instance(
+def _instance_cells(
     model: ModelStatus, instance: InstanceStatus, rate: float | None
 ) -> tuple[str, ...]:
     error = instance["error"]
@@ -311,7 +294,7 @@ def _of_instance(
     )
 
 
-def _of_node(node: NodeStatus) -> tuple[str, ...]:
+def _node_row(node: NodeStatus) -> tuple[str, ...]:
     slots = f"{node['slots_busy']}/{node['slots']}"
     rest = [_NONE] * 4
     return "node", _NONE, node["name"], node["state"], slots, *rest, node["reason"] or ""
@@ -345,11 +328,11 @@ _KEYS: Final = "q quit · j k select · x cancel"
 _SORT_KEYS: Final = " ".join(f"{key} {order}" for key, order in ORDERS.items())
 _STYLES: Final = {"ready": "green", "up": "green", "failed": "red", "down": "red"}
 _UNSTEADY_STYLES: Final = {"starting": "cyan", "backoff": "yellow", "unhealthy": "yellow"}
-# Two lines of the daemon, one of notes, one of keys, and above each table an empty line and a head.
+# Two lines about the daemon, notes, keys, and above each table an empty line and a head.
 _OTHER_LINES: Final = 8
 _MARK: Final = ">"
 _ID_MAX_CELLS: Final = 30
-# In a pipe no row is cut and no column left out.
+# In a pipe, no row is cut and no column is left out.
 _UNLIMITED: Final = 10_000
 
 
@@ -364,24 +347,26 @@ class Size:
 
 
 def render_once(sample: Sample, columns: int | None, *, has_colour: bool) -> str:
-    """All rows, without a selection; `columns` of a terminal, None: as wide as they need."""
+    """Return all rows, without a selection; `columns`: None for as many as needed."""
     area = Size(columns or _UNLIMITED)
     parts = [*_head(sample), *_tables(View(), sample, area)]
     return "\n".join(_lines(parts, area.columns, has_colour=has_colour))
 
 
 def screen(view: View, sample: Sample, area: Size, *, has_colour: bool) -> list[str]:
-    """The lines of a terminal, at most `area.rows`; the last one has the keys."""
+    """Return the lines for a terminal, at most `area.rows`; the last line shows the keys."""
     parts = [*_head(sample), *_tables(view, sample, area)]
     above = _lines(parts, area.columns, has_colour=has_colour)[: max(area.rows - 2, 0)]
     filling = [""] * (area.rows - 2 - len(above))
-    below = _lines([_note(view), _keys(view)], area.columns, has_colour=has_colour)
+    order = f"by {view.order}{', reversed' if view.is_reversed else ''}"
+    keys = Text(f"{_KEYS} · {order} · {_SORT_KEYS}", "dim")
+    below = _lines([_note(view), keys], area.columns, has_colour=has_colour)
     return [*above, *filling, *below][-max(area.rows, 1) :]
 
 
 def _head(sample: Sample) -> Iterator[RenderableType]:
     if sample.status is None:
-        yield Text(one_line(f"{sample.problem}; it is asked again"), "bold yellow")
+        yield Text(one_line(f"{sample.problem}; retrying"), "bold yellow")
         return
     daemon, load = summary(sample.status, sample.requests)
     yield Text(daemon, "bold")
@@ -393,14 +378,15 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
         return
     instances = instance_rows(sample.status, sample.requests)
     requests = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
-    space = share_rows(area.rows - _OTHER_LINES, len(instances), len(requests))
+    rows_left = area.rows - _OTHER_LINES
+    instance_count, request_count = share_rows(rows_left, len(instances), len(requests))
     yield Text("")
-    yield _table(INSTANCE_COLUMNS, instances[: space.instances], area)
-    hidden = len(instances) - space.instances
+    yield _table(INSTANCE_COLUMNS, instances[:instance_count], area)
+    hidden = len(instances) - instance_count
     yield Text(f"and {hidden} more" if hidden else "")
     chosen = next((i for i, request in enumerate(requests) if request["id"] == view.selected), None)
-    first = first_row(chosen, len(requests), space.requests)
-    listed = requests[first : first + space.requests]
+    first = first_row(chosen, len(requests), request_count)
+    listed = requests[first : first + request_count]
     marked = -1 if chosen is None else chosen - first
     if requests:
         rows = [*map(request_row, listed)]
@@ -410,7 +396,7 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
 
 
 def _mark_row(rows: Iterable[tuple[str, ...]], marked: int) -> list[tuple[str, ...]]:
-    """Mark one row by a character, which a terminal without styles shows too."""
+    """Mark a row with a character, which a terminal without styles shows too."""
     return [
         (f"{_MARK if number == marked else ' '} {row[0]}", *row[1:])
         for number, row in enumerate(rows)
@@ -456,13 +442,8 @@ def _note(view: View) -> Text:
     return Text(one_line(view.note), "yellow")
 
 
-def _keys(view: View) -> Text:
-    chosen = f"by {view.order}{', reversed' if view.is_reversed else ''}"
-    return Text(f"{_KEYS} · {chosen} · {_SORT_KEYS}", "dim")
-
-
 def _lines(parts: Sequence[RenderableType], columns: int, *, has_colour: bool) -> list[str]:
-    """Render parts, one line for each row: nothing wraps."""
+    """Render parts; each row is one line, and nothing wraps."""
     text = io.StringIO()
     console = Console(
         file=text,

@@ -1,4 +1,4 @@
-"""Shows how far downloads are: a bar with rate and remaining time, or lines where there is none."""
+"""Shows the progress of downloads: bars on a terminal, otherwise lines for people or programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Meter(Protocol):
-    """Shows how far downloads are."""
+    """Shows the progress of downloads, by file and stage."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -28,7 +28,7 @@ class Meter(Protocol):
 
 
 def meter(*, as_lines: bool) -> Meter:
-    """Return one for people, or one that writes JSON lines to stdout for a program."""
+    """Return a meter for people, or one that writes JSON lines to stdout for a program."""
     return LineMeter() if as_lines else TransferMeter()
 
 
@@ -56,7 +56,7 @@ class LineMeter:
 
 
 class TransferMeter:
-    """Progress by file on stderr; names come from strangers."""
+    """Shows progress by file on stderr. Names come from strangers, so they are escaped."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream
@@ -85,7 +85,7 @@ class TransferMeter:
             self._lines.show(label, fraction, f"{size(done_bytes)} of {size(all_bytes)}")
             return
         if label not in self._tasks:
-            # What is there already does not count in the rate.
+            # Bytes of an earlier run do not count in the rate.
             self._tasks[label] = self._bars.add_task(
                 printable(label), total=all_bytes, completed=done_bytes
             )
@@ -106,7 +106,7 @@ def _bars(stream: TextIO) -> Progress:
     from rich.text import Text
 
     class Amount(ProgressColumn):
-        """Such as `1.2 GiB of 4.6 GiB, 21.3 MiB/s`."""
+        """Renders `1.2 GiB of 4.6 GiB, 21.3 MiB/s`."""
 
         def render(self, task: Task) -> Text:
             rate = f", {size(int(task.speed))}/s" if task.speed else ""

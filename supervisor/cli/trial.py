@@ -1,11 +1,9 @@
-"""`corral trial` and `corral engine canary`: two configurations of a model on live requests."""
+"""Implements `corral trial` and `corral engine canary`: compares two configurations of a model."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +16,6 @@ from supervisor.daemon.control_messages import (
     CanaryStatus,
     DaemonStatus,
     EndedCanaryStatus,
-    FlagDifference,
     ReloadReport,
     TrialStatus,
 )
@@ -32,7 +29,7 @@ from supervisor.errors import (
     StartFailed,
 )
 from supervisor.output import CommandResult, colored, duration, size, table
-from supervisor.settings.edit import ChangedFile, change_file, without_trial
+from supervisor.settings.edit import change_file, without_trial
 from supervisor.system.files import expand_home
 from supervisor.system.paths import directories
 
@@ -42,7 +39,7 @@ _TOML: Final = '[models.NAME.trial] with profile = "…" and share = 0.2'
 
 
 def show(word: str | None) -> CommandResult:
-    """Show the trials of all models, or of one."""
+    """Show the trials of all models, or of one model."""
     client = Client(directories().control_socket)
     found = client.trials()
     if word is not None:
@@ -54,7 +51,7 @@ def show(word: str | None) -> CommandResult:
 
 
 def finish(word: str | None, *, is_applied: bool) -> CommandResult:
-    """End a model's trial in corral.toml, and reload; what does not start changes nothing."""
+    """End a model's trial in corral.toml, and reload; restores the file if the reload fails."""
     if word is None:
         raise SettingsInvalid("name a model", hint="corral trial shows the models with a trial")
     client = Client(directories().control_socket)
@@ -67,8 +64,12 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     )
     try:
         report = _reload(client, dry_run=False)
-        _check_started(report)
-    except Interrupted:  # the daemon goes on with what the file says now
+        if failures := report["failures"]:
+            first = failures[0]
+            raise StartFailed(
+                f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
+            )
+    except Interrupted:  # the daemon continues to apply the changed file
         raise
     except CorralError:
         changed.restore()
@@ -83,8 +84,20 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
         "lines": changed.lines,
         "reloaded": report,
     }
-    notes = tuple(_context_notes(found["model"], before, client.status()))
-    return CommandResult(data, _finish_text(found, changed, is_applied=is_applied), notes)
+    name, own, tried = found["model"], found["base"]["profile"], found["trial"]["profile"]
+    first_line = f"{name} runs {tried} now" if is_applied else f"{name} runs only {own} again"
+    lines = [
+        f"{first_line}; its trial is over",
+        f"{path} was changed; {changed.backup.name} has the previous content:",
+        *(f"  {line}" for line in changed.lines),
+    ]
+    was, now = _slot_tokens(before, name), _slot_tokens(client.status(), name)
+    notes = (
+        (f"a conversation of {name} may now have {now} tokens, before {was}",)
+        if was and now and now < was
+        else ()
+    )
+    return CommandResult(data, "\n".join(lines), notes)
 
 
 def _find_trial(found: list[TrialStatus], word: str, status: DaemonStatus) -> TrialStatus:
@@ -105,9 +118,9 @@ def _settings_file(status: DaemonStatus) -> Path:
 
 
 def _check_applied(client: Client, *, may_be_invalid: bool) -> None:
-    """Raise SettingsInvalid where the file has changes of which the daemon knows nothing yet.
+    """Raise SettingsInvalid if the file has changes that the daemon has not applied.
 
-    Even a trial that is invalid can be ended; what else is invalid fails the reload.
+    An invalid trial can be ended; other errors in the file will fail the reload.
     """
     try:
         report = _reload(client, dry_run=True)
@@ -123,27 +136,13 @@ def _check_applied(client: Client, *, may_be_invalid: bool) -> None:
 
 
 def _reload(client: Client, *, dry_run: bool) -> ReloadReport:
-    """Reload, after one that runs already: with `watch_settings` the daemon may be quicker."""
+    """Reload; waits for a running reload, which `watch_settings` may have started."""
     for _ in range(_BUSY_TRIES - 1):
         try:
             return last_message(client.reload(dry_run=dry_run))["reloaded"]
         except DaemonBusy:
             time.sleep(_BUSY_WAIT_S)
     return last_message(client.reload(dry_run=dry_run))["reloaded"]
-
-
-def _check_started(report: ReloadReport) -> None:
-    if failures := report["failures"]:
-        first = failures[0]
-        raise StartFailed(
-            f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
-        )
-
-
-def _context_notes(model: str, before: DaemonStatus, after: DaemonStatus) -> Iterator[str]:
-    was, now = (_slot_tokens(status, model) for status in (before, after))
-    if was and now and now < was:
-        yield f"a conversation of {model} may now have {now} tokens, before {was}"
 
 
 def _slot_tokens(status: DaemonStatus, name: str) -> int | None:
@@ -153,21 +152,17 @@ def _slot_tokens(status: DaemonStatus, name: str) -> int | None:
     return None
 
 
-def _finish_text(found: TrialStatus, changed: ChangedFile, *, is_applied: bool) -> str:
-    name, own, tried = found["model"], found["base"]["profile"], found["trial"]["profile"]
-    first = f"{name} runs {tried} now" if is_applied else f"{name} runs only {own} again"
-    changes = [f"  {line}" for line in changed.lines]
-    kept = f"{changed.path} was changed; {changed.backup.name} is what it was:"
-    return "\n".join([f"{first}; its trial is over", kept, *changes])
-
-
 def render(found: TrialStatus) -> str:
-    sides = (found["base"]["profile"], found["trial"]["profile"])
-    return "\n".join([_title(found), "", *figure_lines(found, *sides)])
+    own, tried = found["base"]["profile"], found["trial"]["profile"]
+    share = f"{100 * found['share']:g} % of new conversations"
+    state = f"{', '.join(found['trial']['instances'])} is {found['state']}"
+    since = f"figures of {duration(found['age_s'])}"
+    title = f"{found['model']}: {tried} serves {share}; {state}; {since}"
+    return "\n".join([title, "", *figure_lines(found, own, tried)])
 
 
 def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
-    """Return the table of both sides, under these names, and what belongs to it."""
+    """Return the table of both sides, under these names, with errors, flags and notes."""
     base, trial = found["base"], found["trial"]
     rate, first = found["tokens_per_second"], found["first_token_s"]
     rows = [
@@ -183,19 +178,19 @@ def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
             for name in ("conversations", "requests", "errors", "crashes")
         ),
     ]
-    lines = [table(("", own.upper(), tried.upper(), "DIFFERENCE"), rows), *_problem(found)]
-    if found["differences"]:
-        lines += ["", f"{', '.join(trial['instances'])} runs with", *_flags(found["differences"])]
+    lines = [table(("", own.upper(), tried.upper(), "DIFFERENCE"), rows)]
+    if error := found["error"]:
+        lines += ["", colored(error["message"], "red")]
+        lines += [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
+    if differences := found["differences"]:
+        lines += ["", f"{', '.join(trial['instances'])} runs with"]
+        lines += [
+            f"  {flag['flag']} {flag['trial'] or '-'} instead of {flag['base'] or '-'}"
+            for flag in differences
+        ]
     if found["notes"]:
         lines += ["", *found["notes"]]
     return lines
-
-
-def _title(found: TrialStatus) -> str:
-    share = f"{100 * found['share']:g} % of new conversations"
-    state = f"{', '.join(found['trial']['instances'])} is {found['state']}"
-    since = f"figures of {duration(found['age_s'])}"
-    return f"{found['model']}: {found['trial']['profile']} serves {share}; {state}; {since}"
 
 
 def _base_and_trial_text(found: TrialStatus, name: str, style: str) -> tuple[str, str]:
@@ -204,54 +199,33 @@ def _base_and_trial_text(found: TrialStatus, name: str, style: str) -> tuple[str
     return base, other
 
 
-def _flags(differences: list[FlagDifference]) -> list[str]:
-    rows = [
-        (difference["flag"], difference["base"] or "-", difference["trial"] or "-")
-        for difference in differences
-    ]
-    return [f"  {flag} {trial} instead of {base}" for flag, base, trial in rows]
-
-
-def _problem(found: TrialStatus) -> list[str]:
-    if (error := found["error"]) is None:
-        return []
-    more = [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
-    return ["", colored(error["message"], "red"), *more]
-
-
 _HINT: Final = "corral engine canary BUILD --model MODEL starts one"
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryOptions:
-    """`limit_s`: None for a canary that only a command ends."""
-
-    share: float
-    limit_s: float | None
-    margin: float
 
 
 def show_canaries() -> CommandResult:
     found = Client(directories().control_socket).canaries()
-    return CommandResult(found, _render(found))
+    parts = ["\n".join(_running_lines(canary)) for canary in found["running"]]
+    if ended := found["ended"]:
+        parts.append("\n".join(map(_ended_line, ended)))
+    return CommandResult(found, "\n\n".join(parts) or f"no model has a canary; {_HINT}")
 
 
-def start(build: str, word: str | None, options: CanaryOptions) -> CommandResult:
-    """Start a canary of a build; returns when it serves."""
+def start(
+    build: str, word: str | None, *, share: float, limit_s: float | None, margin: float
+) -> CommandResult:
+    """Start a canary of a build; returns when it serves.
+
+    `limit_s`: None if only a command ends the canary.
+    """
     client = Client(directories().control_socket)
     engine, model = _engine(build), _model(client, word)
-    body = {
-        "engine": str(engine),
-        "share": options.share,
-        "limit_s": options.limit_s,
-        "margin": options.margin,
-    }
+    body = {"engine": str(engine), "share": share, "limit_s": limit_s, "margin": margin}
     found = last_message(client.start_canary(model, body))["canaries"]
     return CommandResult(found, "\n".join(_running_lines(_find_canary(found, model))))
 
 
 def end(word: str | None, *, is_promoted: bool) -> CommandResult:
-    """Promote or withdraw a canary; returns when that is done."""
+    """Promote or withdraw a canary; returns when it is done."""
     client = Client(directories().control_socket)
     running = _find_canary(client.canaries(), _model(client, word, of_canaries=True))
     model, engine = running["model"], running["engine"]
@@ -262,7 +236,7 @@ def end(word: str | None, *, is_promoted: bool) -> CommandResult:
             raise
         found = _promote_as_user(client, model, engine_setting(engine))
     notes = (
-        (f"{model} runs {engine} now: {_daemon_settings_file(client)} says so",)
+        (f"{model} runs {engine} now, as set in {_settings_file(client.status())}",)
         if is_promoted
         else ()
     )
@@ -270,11 +244,11 @@ def end(word: str | None, *, is_promoted: bool) -> CommandResult:
 
 
 def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> CanariesStatus:
-    """Change the settings file where the daemon may not, as a service of systemd may not."""
+    """Promote, and change the settings file, which a service of systemd may not write."""
     from supervisor.experiments.canary_runner import with_engine
     from supervisor.settings.edit import change_file
 
-    path = _daemon_settings_file(client)
+    path = _settings_file(client.status())
     changed = change_file(path, lambda text: with_engine(text, model, engine))
     try:
         return last_message(client.end_canary(model, is_promoted=True))["canaries"]
@@ -285,17 +259,10 @@ def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> Canar
         raise
 
 
-def _daemon_settings_file(client: Client) -> Path:
-    if (config := client.status()["config"]) is None:
-        raise SettingsInvalid("the daemon was started without a settings file")
-    return Path(config).resolve()
-
-
 def _engine(build: str) -> EngineSetting:
-    """Return the build that is meant: installed, a program, or the directory of one.
+    """Return an installed build, a program, or the program in a directory.
 
-    Raises:
-        EngineMissing, EngineBroken: There is none, or it does not run.
+    Raises EngineMissing if there is none, EngineBroken if it does not run.
     """
     where, setting = directories(), engine_setting(build)
     if isinstance(setting, Path):
@@ -311,7 +278,7 @@ def _engine(build: str) -> EngineSetting:
 
 
 def _model(client: Client, word: str | None, *, of_canaries: bool = False) -> str:
-    """Return the model that is meant; the only one where none is named."""
+    """Return the named model; without a name, the only model."""
     if word is not None:
         return resolve_running([word], client.status())[0]
     if of_canaries:
@@ -332,13 +299,6 @@ def _find_canary(found: CanariesStatus, model: str) -> CanaryStatus:
     raise CorralError(f"{model} has no canary", hint=_HINT.replace("MODEL", model, 1))
 
 
-def _render(found: CanariesStatus) -> str:
-    parts = ["\n".join(_running_lines(canary)) for canary in found["running"]]
-    if ended := found["ended"]:
-        parts.append("\n".join(map(_ended_line, ended)))
-    return "\n\n".join(parts) or f"no model has a canary; {_HINT}"
-
-
 def _running_lines(found: CanaryStatus) -> list[str]:
     trial, share = found["trial"], f"{100 * found['share']:g} % of new conversations"
     names = ", ".join(trial["trial"]["instances"]) if trial else "its replica"
@@ -347,7 +307,7 @@ def _running_lines(found: CanaryStatus) -> list[str]:
         f"instead of {found['own_engine'] or '-'}; {_deadline_text(found)}",
     ]
     if found["obstacle"]:
-        lines.append(colored(f"not promoted by itself: {found['obstacle']}", "yellow"))
+        lines.append(colored(f"not promoted automatically: {found['obstacle']}", "yellow"))
     return [*lines, "", *figure_lines(trial, "now", "canary")] if trial else lines
 
 
@@ -356,7 +316,7 @@ def _deadline_text(found: CanaryStatus) -> str:
     if left_s is None:
         return "corral engine canary --promote or --withdraw ends it"
     margin = f"{100 * found['margin']:g} %"
-    return f"in {duration(left_s)} promoted, unless it may be slower by more than {margin}"
+    return f"promoted in {duration(left_s)}, unless it may be slower by more than {margin}"
 
 
 def _ended_line(found: EndedCanaryStatus) -> str:

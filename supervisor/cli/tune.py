@@ -1,4 +1,4 @@
-"""`corral tune`: search the flags under which a model runs best here, and write them down."""
+"""Implements `corral tune`: searches for the best flags of a model, and writes its profile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -32,15 +32,7 @@ from supervisor.system import machine
 from supervisor.system.paths import Directories, directories
 
 _EXIT_INTERRUPTED: Final = 130
-HOW_TO_APPLY: Final = "a running daemon takes it over at: corral reload"
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What was written, and where that which stood there is now."""
-
-    path: Path
-    backup: Path | None
+HOW_TO_APPLY: Final = "corral reload applies it to a running daemon"
 
 
 def untried_notes(job: TuneJob, outcome: Outcome) -> tuple[str, ...]:
@@ -52,26 +44,32 @@ def untried_notes(job: TuneJob, outcome: Outcome) -> tuple[str, ...]:
 
 
 def improved_result(
-    job: TuneJob, outcome: Outcome, winner: Variant, comparison: Comparison, written: Written
+    job: TuneJob,
+    outcome: Outcome,
+    winner: Variant,
+    comparison: Comparison,
+    written: tuple[Path, Path | None],
 ) -> CommandResult:
+    """Return the result; `written`: the new profile, and the backup of an earlier one."""
+    path, backup = written
     text = [
         f"{job.plans.model} with {winner.name}: {comparison.verdict}",
         *(f"{name}: {value}" for name, value in figures(job, outcome, winner)),
         f"quality: {job.checks.found.get(winner, 'not checked')}",
-        f"written to {written.path}",
+        f"written to {path}",
     ]
     notes = [*_capacity_notes(job, winner)]
-    notes += [f"what stood there is in {written.backup}"] if written.backup else []
+    notes += [f"the previous profile is in {backup}"] if backup else []
     data = _data(job, outcome) | {
         "winner": winner.name,
-        "path": str(written.path),
-        "backup": written.backup and str(written.backup),
+        "path": str(path),
+        "backup": backup and str(backup),
     }
     return CommandResult(data, _with_table(job, outcome, text), (*notes, HOW_TO_APPLY))
 
 
 def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
-    """What the model can do less of than before."""
+    """Yield the reductions of parallel requests and of context."""
     before, after = job.plans.base, job.plans.plan(winner)
     slots = [side.plan.slots * side.replicas for side in (before, after)]
     if slots[1] < slots[0]:
@@ -86,7 +84,7 @@ def unchanged_result(job: TuneJob, outcome: Outcome, where: Directories) -> Comm
     text = [f"{model}: {_why_unchanged(job, outcome)}; nothing was written"]
     path = path_of(model, where.tuned_profiles)
     notes = (
-        (f"{path} is from an earlier search: corral tune {model} --undo takes it back",)
+        (f"{path} is from an earlier search: corral tune {model} --undo removes it",)
         if path.is_file()
         else ()
     )
@@ -98,7 +96,7 @@ def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
     as_good = "its profile is as good as any variant that was tried"
     best = tune_module.best_so_far(_trials(job))
     if best and best.failure:
-        return f"{_words(job, best)} was not taken: {best.failure}"
+        return f"{_words(job, best)} was rejected: {best.failure}"
     if outcome.comparison and outcome.comparison.verdict != TOO_FEW:
         return f"{as_good} ({outcome.comparison.verdict})"
     return f"there was no time to be certain of {_words(job, best)}" if best else as_good
@@ -209,7 +207,7 @@ def _measure(job: TuneJob, where: Directories, word: str) -> CommandResult:
         found = unchanged_result(job, outcome, where)
         return replace(found, notes=(*found.notes, *notes))
     text = profile_text(job, outcome, outcome.winner, outcome.comparison, word)
-    written = Written(*tune_space.write(job.plans.model, where.tuned_profiles, text))
+    written = tune_space.write(job.plans.model, where.tuned_profiles, text)
     found = improved_result(job, outcome, outcome.winner, outcome.comparison, written)
     return replace(found, notes=(*found.notes, *notes))
 
@@ -221,7 +219,7 @@ def undo(word: str) -> CommandResult:
     path, restored = tune_space.undo(model, profiles)
     data = {"path": str(path), "restored": restored and str(restored)}
     if restored:
-        text = f"{path} is again what it was before the last corral tune"
+        text = f"{path} is restored to its state before the last corral tune"
     else:
         text = f"removed {path}: {model} runs with its profile alone"
     return CommandResult(data, text, (HOW_TO_APPLY,))

@@ -1,4 +1,4 @@
-"""`corral worker`: one `ggml-rpc-server` in the foreground, for engines here or elsewhere."""
+"""Implements `corral worker`: one `ggml-rpc-server` in the foreground."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import functools
 import signal
 import sys
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,24 +29,27 @@ def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        SettingsInvalid: It would be reached by all.
-        WorkerFailed: It does not listen.
-        EngineMissing, EngineBroken, AccessDenied: It cannot be started.
+        SettingsInvalid: The address is public.
+        WorkerFailed: The worker does not listen.
+        EngineMissing, EngineBroken, AccessDenied: The worker cannot be started.
     """
+    import uvloop
+
     if warning := check_listen_host(options.host):
         warn(warning)
     where = directories()
     settings = load(config, config_dir=where.config).settings
     places = discover.default_search_paths(where.engines)
     engine = engines.load(settings.engine, cache_dir=where.cache, places=places)
-    host = LOOPBACK if options.host == "localhost" else options.host  # it takes addresses only
+    host = LOOPBACK if options.host == "localhost" else options.host  # the program takes no names
     options = replace(options, host=host, port=options.port or _free_port(host))
     with private_runtime(where, WORKERS) as runtime:
         own = replace(where, runtime=runtime)
         made = worker_launch(engine, str(options.port), options, own)
         for clause in made.dropped:
             warn(f"{clause}; it is left out")
-        _run(_serve(engine, options, own, settings.supervisor.restart))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(engine, options, own, settings.supervisor.restart))
     return CommandResult(None)
 
 
@@ -59,13 +61,6 @@ def _free_port(host: str) -> int:
             f"a worker cannot listen on {host}: {error.strerror}",
             hint="`ip address` lists the addresses of this machine",
         ) from error
-
-
-def _run(main: Coroutine[None, None, None]) -> None:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
 
 
 async def _serve(

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from supervisor.cli import plan
-from supervisor.cli.plan import ChangedValues, read_changed_values
+from supervisor.cli.plan import read_changed_values
 from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.plan.resolve import ModelEntry
-from supervisor.plan.setting import CORRAL, Setting
+from supervisor.plan.setting import CORRAL, Setting, SettingsByFlag
 
 ENTRY = ModelEntry("chat", Path("/models/chat.gguf"))
 VALUE = {"key": "threads", "value": 1, "origin": "machine", "reason": "other programs"}
 LESS = {"key": "ctx-size", "value": 4096, "origin": CORRAL, "reason": "the memory is full"}
-NONE = ChangedValues({}, {})
+NONE: tuple[SettingsByFlag, SettingsByFlag] = ({}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,9 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_values_of_the_daemon_are_returned() -> None:
-    found = read_changed_values(Path("socket"), ENTRY)
-    assert found.adapted == {"threads": Setting(1, "machine", "other programs")}
-    assert found.reduced == {"ctx-size": Setting(4096, "llama-corral", "the memory is full")}
+    adapted, reduced = read_changed_values(Path("socket"), ENTRY)
+    assert adapted == {"threads": Setting(1, "machine", "other programs")}
+    assert reduced == {"ctx-size": Setting(4096, "llama-corral", "the memory is full")}
 
 
 @pytest.mark.parametrize("socket", ["none", "busy"])

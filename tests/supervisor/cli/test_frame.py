@@ -91,5 +91,5 @@ def test_the_order_is_told_in_a_narrow_terminal() -> None:
 
 def test_a_daemon_that_is_gone_is_told() -> None:
     shown = lines(Sample(problem="the daemon is not running"))
-    assert shown[0] == "the daemon is not running; it is asked again"
+    assert shown[0] == "the daemon is not running; retrying"
     assert "INSTANCE" not in "".join(shown)

@@ -2,21 +2,23 @@
 
 import pytest
 
-from supervisor.cli.top_view import Heights, first_row, share_rows
+from supervisor.cli.top_view import first_row, share_rows
 
 
 @pytest.mark.parametrize(
     ("rows", "instances", "requests", "expected"),
     [
-        (20, 2, 5, Heights(2, 5)),
-        (20, 2, 50, Heights(2, 18)),
-        (20, 50, 5, Heights(15, 5)),
-        (20, 50, 50, Heights(10, 10)),
-        (2, 50, 50, Heights(2, 0)),
-        (-5, 2, 2, Heights(0, 0)),
+        (20, 2, 5, (2, 5)),
+        (20, 2, 50, (2, 18)),
+        (20, 50, 5, (15, 5)),
+        (20, 50, 50, (10, 10)),
+        (2, 50, 50, (2, 0)),
+        (-5, 2, 2, (0, 0)),
     ],
 )
-def test_rows_are_shared(rows: int, instances: int, requests: int, expected: Heights) -> None:
+def test_rows_are_shared(
+    rows: int, instances: int, requests: int, expected: tuple[int, int]
+) -> None:
     assert share_rows(rows, instances, requests) == expected
 
 

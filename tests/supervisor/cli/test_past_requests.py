@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli.requests import request_lines, request_rows, since_of
-from supervisor.cli.targets import offered
+from supervisor.cli.targets import complete_word
 from supervisor.errors import SettingsInvalid
 from supervisor.events import EVENTS, Event
 from supervisor.records import history
@@ -94,13 +94,13 @@ def test_another_since_is_refused(text: str) -> None:
 def test_ids_are_offered_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME"):
         monkeypatch.setenv(f"CORRAL_{name}_DIR", str(tmp_path / name))
-    assert offered("any request", "") == []
+    assert complete_word("any request", "") == []
     finished = dict.fromkeys(EVENTS["request.finished"][1])
     row = row_of(Event("request.finished", NOW, finished | {"request": "req_1"}), 1)
     database = HistoryDatabase(directories().history)
     database.run(lambda connection: history.insert(connection, [row]))
     database.close()
-    assert offered("any request", "req_") == ["req_1"]
+    assert complete_word("any request", "req_") == ["req_1"]
 
 
 def test_where_the_engine_reports_tokens_alone_the_rate_is_that_of_the_proxys_clock() -> None:

@@ -29,16 +29,16 @@ def shown(plan: Plan, restored: RestoreOutcome | None = None) -> str:
 
 def test_saved_conversations_are_shown_and_whether_the_engine_used_one() -> None:
     untried = shown(planned())
-    assert untried == f"{SAVED}; whether this engine uses them is tried with the first one restored"
+    assert untried == f"{SAVED}; the first restored one will show whether this engine uses them"
     tried = shown(planned(), RestoreOutcome("chat", 790, 775))
-    assert tried == f"{SAVED}; this engine found 775 of 790 tokens of the first one restored"
+    assert tried == f"{SAVED}; this engine found 775 of 790 tokens of the first restored one"
     assert conversations(planned(), None, encrypts=True).startswith(f"{SAVED}, encrypted; ")
 
 
 def test_what_recurrent_layers_can_use_is_shown() -> None:
     text = shown(planned(recurrent=True))
     assert text.startswith(f"{SAVED};")
-    assert text.endswith("only where a prompt continues all of it")
+    assert text.endswith("only if a prompt continues all of it")
 
 
 def test_the_reason_why_they_are_not_saved_is_shown() -> None:

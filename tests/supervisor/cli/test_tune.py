@@ -114,7 +114,7 @@ def test_a_second_search_keeps_the_first_and_two_undos_remove_both(
     # The second was measured against the profile, not against what the first had found.
     assert data(found)["winner"].startswith("poll ")
     assert data(found)["backup"] == f"{written(home)}.1"
-    assert "again what it was" in undo("tiny").text
+    assert "is restored" in undo("tiny").text
     assert written(home).read_text() == first
     assert "removed" in undo(str(tiny_model)).text
     assert not list(written(home).parent.iterdir())
@@ -141,7 +141,7 @@ def test_a_better_variant_that_there_was_no_time_to_check_is_named(
     speeds.by_flag = {FASTER: 1.3}
     monkeypatch.setattr(QualityChecks, "check", late)
     found = run(tiny_model)
-    assert "×) was not taken: there was no time to check its quality" in found.text
+    assert "×) was rejected: there was no time to check its quality" in found.text
     assert not written(home).exists()
 
 
