@@ -70,7 +70,7 @@ def check_can_start(
 def check_engine(request: CanaryRequest, planner: LaunchPlanner) -> None:
     """Check that a canary's engine runs and is another one; may run it. Raises CorralError."""
     entry = planner.entry(request.model)
-    own, other = (planner.engine_of(side) for side in (entry, request.trial.applied(entry)))
+    own, other = (planner.engine_of(side) for side in (entry, request.trial.apply_to(entry)))
     if own.path == other.path:
         raise SettingsInvalid(
             f"{request.model} runs {own.path} already", hint="corral engine list shows other builds"

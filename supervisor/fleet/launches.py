@@ -145,7 +145,7 @@ class ModelFiles:
 
     def projector(self, entry: ModelEntry, flags: Flags, model: Gguf) -> Projector:
         """Find the projector beside a model, if none is set."""
-        if not embedding.is_looked_for(model, flags, entry.args):
+        if not embedding.needs_projector_search(model, flags, entry.args):
             return Projector()
         return find_projector(model, self._cache_dir)
 

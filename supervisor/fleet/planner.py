@@ -41,7 +41,7 @@ from supervisor.plan.embedding import FLAG as PROJECTOR
 from supervisor.plan.estimate import with_free
 from supervisor.plan.fit import MemoryCapacity, capacity, check_fits
 from supervisor.plan.loras import check_files
-from supervisor.plan.plan import Plan, TrialSettings, make_plan, with_context_of
+from supervisor.plan.plan import Plan, TrialSettings, extend_context, make_plan
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import SettingsByFlag as FlagSettings
 from supervisor.rpc.address import KnownWorkers
@@ -155,7 +155,7 @@ class LaunchPlanner:
 
     def _entry_at(self, place: ReplicaId) -> ModelEntry:
         entry, trial = self.entry(place.model), self.places.trial_at(place)
-        return trial.applied(entry) if trial else entry
+        return trial.apply_to(entry) if trial else entry
 
     def gguf(self, model: str) -> Gguf:
         """Read the metadata of a model's file; raises NoSuchModel or ModelInvalid."""
@@ -176,12 +176,12 @@ class LaunchPlanner:
         It gets the same share of the machine. Its number of slots does not follow demand, except if
         only its engine is on trial: then it is the model's present one.
         """
-        entry, instances = trial.applied(self.entry(model)), max(1, self.places.instances)
+        entry, instances = trial.apply_to(self.entry(model)), max(1, self.places.instances)
         adapted = self.adapted(model)
         if trial.profile or trial.flags:
             adapted = {key: setting for key, setting in adapted.items() if key != SLOTS}
         plan = self._plan(entry, adapted, instances=instances)
-        longer = with_context_of(self.plan(model), plan, entry)
+        longer = extend_context(entry, self.plan(model), plan)
         return self._plan(longer, adapted, instances=instances) if longer else plan
 
     def plan_at(self, place: ReplicaId, free: Mapping[str, int] = _NOTHING) -> Plan:

@@ -1,6 +1,7 @@
-"""The command line of an instance and its memory, derived from profile, settings and machine.
+"""Plans an instance: its command line and memory, from profile, settings and machine.
 
-`plan` is the entry: it merges settings (`resolve`), derives each `auto` (`auto`, `embedding`,
-`draft`), renders for the build at hand (`render`) and estimates memory (`estimate`, `fit`). Pure
-but for reading profiles and model files.
+`plan.make_plan` is the entry. It merges settings (`resolve`), derives each `auto` (`auto`,
+`embedding`, `draft`), renders them for the installed build (`render`), and estimates memory
+(`estimate`, `fit`, `shortage`). Only `profile`, `tuned_profile`, `draft` and `loras` read files;
+everything else is pure.
 """

@@ -1,14 +1,13 @@
-"""Derives the flags that a profile sets to `auto` from the machine and the model. Pure.
+"""Derives the values of flags that are `auto` from the machine and the model. Pure.
 
-Chooses thread counts by the speeds that an engine reached with them. Threads synchronise after each
-operation of a graph, at a price that depends on the machine. One sequence of SmolLM2-135M on 2
-virtual cores (build 10434): 118 tokens/s with 2 threads and 70 with 1 on one host, 32 and 135 on
-another, both idle. A batch that holds a prompt or several sequences is computed with `threads-
-batch`: on the second host, 8 sequences made 117 tokens/s with 2 and 294 with 1, while a prompt took
-850 and 460.
+Each function in AUTO_VALUES decides a value with its reason, in that order, and sees the values
+chosen before.
 
-Each function decides one value with its reason, in the order of AUTO_VALUES, and sees the values
-chosen before it.
+Thread counts are chosen by measured speeds. Threads synchronise after each operation of a graph,
+and the cost of that depends on the machine. With SmolLM2-135M on 2 virtual cores (build 10434),
+a single sequence made 118 tokens/s with 2 threads and 70 with 1 on one host, but 32 and 135 on
+another; both were idle. `threads-batch` is for batches with a prompt or several sequences: on the
+second host, 8 sequences made 117 tokens/s with 2 threads and 294 with 1, a prompt 850 and 460.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ from supervisor.plan.kv_cache import Cache
 from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
 from supervisor.system.machine import Machine
 
-# The usual count is kept unless another one is faster by this.
+# Another count replaces the usual one if it is faster by this factor.
 _GAIN_MIN: Final = 1.05
 COUNTS_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadSpeeds:
-    """Tokens per second with one number of threads; None where it was not measured."""
+    """Tokens per second with a number of threads; None if not measured."""
 
-    decode: float  # one sequence
+    decode: float  # a single sequence
     prefill: float | None = None
-    together: float | None = None  # several sequences, in total
+    together: float | None = None  # the sum of several sequences
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadMeasurement:
-    """What is known of one model on this machine, by number of threads."""
+    """Measured speeds of a model on this machine, by number of threads."""
 
     speeds: Mapping[int, ThreadSpeeds] = field(default_factory=dict)
 
-    def untried(self, cores: int) -> int | None:
-        """The next count to measure on so many cores, or None."""
+    def next_untried(self, cores: int) -> int | None:
+        """Return the next thread count to measure on this number of cores, or None."""
         return next((count for count in counts(cores) if count not in self.speeds), None)
 
     def decode(self) -> Mapping[int, float]:
@@ -59,17 +58,17 @@ class ThreadMeasurement:
     def prefill(self) -> Mapping[int, float]:
         return _measured_only((count, speeds.prefill) for count, speeds in self.speeds.items())
 
-    def together(self) -> Mapping[int, float]:
+    def speeds_together(self) -> Mapping[int, float]:
         return _measured_only((count, speeds.together) for count, speeds in self.speeds.items())
 
 
 def counts(cores: int) -> tuple[int, ...]:
-    """The counts to compare, at most COUNTS_MAX: all cores, all but one, and half of them."""
+    """Return the thread counts to compare: all cores, all but one, and half of them."""
     return tuple(dict.fromkeys(max(1, count) for count in (cores, cores - 1, cores // 2)))
 
 
 def fastest(speeds: Mapping[int, float], cores: int) -> int:
-    """The fastest count up to `cores`; `cores` itself unless another is clearly faster."""
+    """Return the fastest count up to `cores`; `cores` itself unless another is clearly faster."""
     usual = speeds.get(cores)
     others = {count: speed for count, speed in speeds.items() if count < cores}
     best = max(others, key=lambda count: others[count], default=cores)
@@ -83,8 +82,8 @@ def _measured_only(pairs: Iterable[tuple[int, float | None]]) -> Mapping[int, fl
 AUTO: Final = "auto"
 _MIB: Final = 1024**2
 
-# Prefill speed of one core of a server CPU of 2020 or later: SmolLM2-135M, Q4_1, f16 cache, build
-# 10434: 165 tokens/s per core x 135 M weights x 2 = 45e9 operations per second.
+# Operations per second of a core of a server CPU of 2020 or later in prefill. SmolLM2-135M, Q4_1,
+# f16 cache, build 10434: 165 tokens/s per core x 135 M weights x 2 = 45e9.
 _CORE_FLOPS: Final = 40e9
 _BATCH_S: Final = 0.5
 _BATCH_MIN: Final = 32
@@ -93,7 +92,7 @@ _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
 _MANY_SLOTS: Final = 8
 _CTX_SLOT: Final = 8192
-# More would only cost memory: many slots serve short requests.
+# A longer total context would only cost memory, because many slots serve short requests.
 _CTX_TOTAL: Final = 65536
 _CTX_SLOT_MIN: Final = 512
 _CACHE_RAM_MAX_MIB: Final = 8192
@@ -103,41 +102,41 @@ MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What derived values depend on."""
+    """The inputs of derived values."""
 
     gguf: Gguf
     machine: Machine
     device_bytes: int  # memory of all devices that layers can be offloaded to; 0 without a device
     instances: int  # processes that share the machine
     worker_bytes: int = 0  # memory of all RPC workers on other machines
-    # Values that the daemon changed while it serves; they replace what would be derived.
+    # Values that the daemon changed while it serves; they replace derived values.
     adapted: SettingsByFlag = field(default_factory=dict)
-    measured: ThreadMeasurement | None = None  # None: thread counts are not measured
-    ctx_each: int | None = None  # tokens of context that each slot is set to have
+    measured: ThreadMeasurement | None = None  # None if thread counts are not measured
+    ctx_each: int | None = None  # the configured context of each slot, in tokens
     draft: Gguf | None = None  # the draft model, or None
-    spec_types: tuple[str, ...] = ()  # ways of drafting that the build has
+    spec_types: tuple[str, ...] = ()  # drafting types of the build
 
     @property
     def cores(self) -> int:
-        """The cores of one instance."""
+        """Cores of an instance."""
         return max(1, self.machine.decode_cores // self.instances)
 
     @property
     def untried_threads(self) -> int | None:
-        """The thread count whose speed the next run is to measure; None on devices."""
+        """The thread count that the next run should measure; None on devices."""
         if self.measured is None or self.device_bytes:
             return None
-        return self.measured.untried(self.cores)
+        return self.measured.next_untried(self.cores)
 
     @property
     def share_bytes(self) -> int:
-        """Memory that one instance may use beside the weights.
+        """Memory that an instance may use beside the weights.
 
-        On a device, nine tenths of it without the weights; in main memory, three quarters without
-        the weights, which instances of one model share by mapping the file. At least an eighth of
-        the memory, so that there is a plan at all.
+        The instances share nine tenths of a device, or three quarters of main memory, less the
+        weights, which instances of a model map together. At least an eighth of the memory counts,
+        so that there is always a plan.
         """
-        if self.worker_bytes:  # for one engine alone
+        if self.worker_bytes:  # a worker serves a single engine
             room = self.worker_bytes * 9 // 10 - self.gguf.tensor_bytes
             return max(room, self.worker_bytes // 8)
         if self.device_bytes:
@@ -148,28 +147,27 @@ class PlanInputs:
 
     @property
     def kv_budget_bytes(self) -> int:
-        """Limit of the KV cache: the device's whole share, or half of main memory's."""
+        """Limit of the KV cache: the whole share of a device, or half the share of main memory."""
         return self.share_bytes if self.device_bytes else self.share_bytes // 2
 
 
 def slots(chosen: Chosen) -> int:
-    """The number of slots."""
     return positive("parallel", chosen.get("parallel", _SLOTS))
 
 
 def cache_count(chosen: Chosen) -> int:
-    """The number of caches that share the context: one per slot, or one if unified."""
+    """Return the number of caches that share the context: one per slot, or 1 if unified."""
     return 1 if chosen.get("kv-unified") is True else slots(chosen)
 
 
 def ctx_slot(chosen: Chosen) -> int:
-    """The chosen context of one slot, in tokens; 0 for the model's."""
+    """Return the chosen context of a slot, in tokens; 0 for the model's own."""
     ctx = chosen.get("ctx-size", 0)
     return positive("ctx-size", ctx) // cache_count(chosen) if ctx else 0
 
 
 def positive(key: str, value: FlagValue) -> int:
-    """The value of an option as a number; raises SettingsInvalid unless it is in range."""
+    """Return an option's value as a number; raises SettingsInvalid unless it is in range."""
     try:
         number = int(value)
     except (ValueError, OverflowError):  # a text; infinity
@@ -180,23 +178,19 @@ def positive(key: str, value: FlagValue) -> int:
     return number
 
 
-def _parallel(_inputs: PlanInputs, _chosen: Chosen) -> Setting:
-    return Setting(_SLOTS, CORRAL, "enough for a few conversations at once")
-
-
 def _threads(inputs: PlanInputs, _chosen: Chosen) -> Setting:
-    """Threads that decode one sequence: the fastest count, or all cores if none was measured."""
+    """Choose the threads that decode: the fastest count, or all cores if none was measured."""
     return _fastest(inputs, inputs.measured.decode() if inputs.measured else {}, "one sequence")
 
 
 def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
-    """Threads that compute prompts, and several sequences at once.
+    """Choose the threads for prompts and for several sequences at once.
 
-    With many slots, sequences take more of the time than prompts.
+    With many slots, sequences take more time than prompts.
     """
     measured = inputs.measured or ThreadMeasurement()
-    if slots(chosen) >= _MANY_SLOTS and measured.together():
-        return _fastest(inputs, measured.together(), "many sequences")
+    if slots(chosen) >= _MANY_SLOTS and measured.speeds_together():
+        return _fastest(inputs, measured.speeds_together(), "many sequences")
     return _fastest(inputs, measured.prefill(), "prompts")
 
 
@@ -214,9 +208,9 @@ def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Sett
 
 
 def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
-    """Tokens of prompts in one batch, and with them the longest pause of a running stream."""
+    """Choose the prompt tokens per batch, which determine the longest pause of running streams."""
     found = _batch_by_speed(inputs, chosen)
-    # One that is not set yet follows the batch size.
+    # A ubatch-size that is not set yet follows the batch size.
     ubatch = positive("ubatch-size", chosen.get("ubatch-size", 1))
     if ubatch > int(found.value):
         return Setting(ubatch, CORRAL, "a batch holds a whole ubatch-size")
@@ -237,7 +231,7 @@ def _batch_by_speed(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
 
 def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
-    """Prompt tokens per second on the CPU, as measured, or by two operations per weight."""
+    """Return prompt tokens per second on the CPU, measured or from two operations per weight."""
     threads = chosen.get("threads-batch")
     cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.decode_cores
     measured = inputs.measured.prefill() if inputs.measured else {}
@@ -289,7 +283,7 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
 
 def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
-    """Bytes that grow with a context: the cache, and the compute buffer of embeddings."""
+    """Return the bytes that depend on the context: cache, and compute buffer of embeddings."""
     use = embedding(gguf, chosen)
     if use is None:
         return kv_cache.cache_bytes(gguf, cache)
@@ -357,7 +351,7 @@ def _count_of(count: int, noun: str) -> str:
 # In the order of decision.
 AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = MappingProxyType(
     {
-        "parallel": _parallel,
+        "parallel": lambda *_: Setting(_SLOTS, CORRAL, "enough for a few conversations at once"),
         "threads": _threads,
         "threads-batch": _threads_batch,
         "batch-size": _batch_size,
@@ -377,10 +371,10 @@ CONTEXT: Final = "ctx-size"
 
 
 def adapt_slots(derived: SettingsByFlag, inputs: PlanInputs) -> dict[str, Setting]:
-    """The slots and the context that replace derived ones; nothing where slots share a cache.
+    """Return the adapted slots and context in place of derived ones; {} if slots share a cache.
 
-    Fewer slots than wanted where memory does not hold their contexts, and never a shorter context:
-    a conversation that fitted into a slot must fit into one of the next instance.
+    If memory does not suffice, there are fewer slots, but never shorter contexts: a conversation
+    that fits into a slot must fit into a slot of the next instance.
     """
     adapted, chosen = inputs.adapted[SLOTS], values(derived)
     each, before = ctx_slot(chosen), slots(chosen)
@@ -392,18 +386,13 @@ def adapt_slots(derived: SettingsByFlag, inputs: PlanInputs) -> dict[str, Settin
         count = max(before, count // 2)
     if count == before:
         return {}
+    if count < wanted:
+        adapted = replace(adapted, value=count, reason=f"{adapted.reason}; memory holds {count}")
     reason = f"{count} slots, {each} tokens per slot as with {before} slots"
-    return {
-        SLOTS: adapted if count == wanted else _reduce_slots(adapted, count),
-        CONTEXT: Setting(each * count, adapted.origin, reason),
-    }
+    return {SLOTS: adapted, CONTEXT: Setting(each * count, adapted.origin, reason)}
 
 
 def _fits(inputs: PlanInputs, chosen: Chosen, each: int) -> bool:
     types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
     cache = cache_layout(chosen, each, *types)
     return context_bytes(inputs.gguf, chosen, cache) <= inputs.kv_budget_bytes
-
-
-def _reduce_slots(adapted: Setting, count: int) -> Setting:
-    return replace(adapted, value=count, reason=f"{adapted.reason}; memory holds {count}")

@@ -1,13 +1,10 @@
-"""Sizes that an engine derives from its options: context, batches, compute buffers. Pure.
+"""Computes the sizes that an engine derives from its options, with its own defaults. Pure.
 
-How a model makes embeddings or ranks texts, and the batches this needs.
+These are context, batches and compute buffers. A slot that embeds takes its text in a single micro
+batch, unless the pooling is `last` and the model has a KV cache. Source: llama.cpp,
+tools/server/server-context.cpp, server_slot::can_split.
 
-Source: llama.cpp, tools/server/server-context.cpp: a slot that embeds takes its text in one micro
-batch, unless the pooling is `last` and the model has a KV cache (server_slot::can_split).
-
-The sizes that an engine derives from its options, with its own defaults.
-
-Source: llama-server --help, build 10434; common/arg.cpp; its log at `llama_context`.
+Source of sizes: llama-server --help, build 10434; common/arg.cpp; its log at `llama_context`.
 """
 
 from __future__ import annotations
@@ -31,15 +28,15 @@ class Embedding:
 
     pooling: str  # `none`, `mean`, `cls`, `last` or `rank`
     is_only: bool  # whether it generates no text
-    can_split: bool  # whether one text may be computed in several micro batches
+    can_split: bool  # whether a text may be computed in several micro batches
 
     def micro_batch(self, ctx: int) -> int:
-        """Tokens of a micro batch that inputs of up to `ctx` tokens need."""
+        """Return the tokens of a micro batch for inputs of up to `ctx` tokens."""
         return min(ctx, _SPLIT_TOKENS) if self.can_split else ctx
 
 
 def embedding(gguf: Gguf, chosen: Mapping[str, FlagValue]) -> Embedding | None:
-    """Embedding properties of a model under its options; None if it makes no embeddings."""
+    """Return how a model makes embeddings under its options; None if it makes none."""
     ranks = chosen.get("rerank") is True
     if not ranks and chosen.get("embedding") is not True:
         return None
@@ -61,11 +58,11 @@ _UBATCH: Final = 512
 _CACHE_RAM_MIB: Final = 8192
 _CHECKPOINTS: Final = 32
 _CHECKPOINT_STEP: Final = 8192
-# Two more are created at the end of each prompt. Source: log of build 10434, "created context
+# The end of each prompt adds two checkpoints. Source: log of build 10434, "created context
 # checkpoint".
 _CHECKPOINTS_OF_PROMPT: Final = 2
-# Before this build a whole micro batch got rows of logits. Source: llama.cpp, pull request
-# 23861, of 2026-06-01; the build number is approximate.
+# Before this build there was a row of logits for each token of a micro batch. Source: llama.cpp,
+# pull request 23861, of 2026-06-01; the build number is approximate.
 _FEW_OUTPUTS_BUILD: Final = 9480
 
 Chosen = Mapping[str, FlagValue]
@@ -73,7 +70,7 @@ Chosen = Mapping[str, FlagValue]
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """The sizes that memory follows from."""
+    """The sizes that determine memory."""
 
     cache: Cache
     tokens: int  # tokens of a micro batch
@@ -84,7 +81,7 @@ class ContextLayout:
 
 
 def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
-    """The layout of a model under options by today's names."""
+    """Return the layout of a model under options by today's names."""
     slots = number(chosen, "parallel", _SLOTS)
     # Without --parallel the engine has four slots that share one cache.
     unified = chosen.get("kv-unified", "parallel" not in chosen) is True
@@ -92,22 +89,14 @@ def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
     ctx = number(chosen, "ctx-size", 0) or gguf.ctx_train or _CTX
     batch = min(ctx, number(chosen, "batch-size", _BATCH))
     ubatch = min(batch, number(chosen, "ubatch-size", _UBATCH))
+    # Rows of logits: one for each token if there are embeddings, none without a causal model.
+    # Source: llama_context's log, n_outputs_max.
+    outputs = ubatch if gguf.is_causal else 0
     has_few_outputs = engine.build is None or engine.build >= _FEW_OUTPUTS_BUILD
-    few = (
-        min(
-            batch,
-            slots
-            * (
-                1
-                + max(
-                    (number(chosen, key, default) for key, default in draft_limits(chosen)),
-                    default=0,
-                )
-            ),
-        )
-        if has_few_outputs
-        else ubatch
-    )
+    if gguf.is_causal and has_few_outputs and not embedding(gguf, chosen):
+        drafted = (number(chosen, key, default) for key, default in draft_limits(chosen))
+        outputs = min(batch, slots * (1 + max(drafted, default=0)))
+    has_prompt_cache = engine.flags.find("cache-ram") is not None
     cache = Cache(
         ctx=-(-ctx // streams),
         streams=streams,
@@ -120,25 +109,17 @@ def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
     return ContextLayout(
         cache=cache,
         tokens=ubatch,
-        outputs=_outputs(gguf, chosen, ubatch, few),
+        outputs=outputs,
         flash=chosen.get("flash-attn", "auto") not in {"off", False},
-        prompt_cache_bytes=_prompt_cache_bytes(chosen, engine),
+        prompt_cache_bytes=number(chosen, "cache-ram", _CACHE_RAM_MIB) * _MIB
+        if has_prompt_cache
+        else 0,
         checkpoints=_checkpoints(chosen, engine, cache.ctx),
     )
 
 
-def _outputs(gguf: Gguf, chosen: Chosen, ubatch: int, few: int) -> int:
-    """Rows of logits; embeddings have one per token, a model that generates no text has none.
-
-    Source: llama_context's log, n_outputs_max.
-    """
-    if not gguf.is_causal:
-        return 0
-    return ubatch if embedding(gguf, chosen) else few
-
-
 def draft_layout(model: ContextLayout, chosen: Chosen) -> ContextLayout:
-    """The layout of a draft model beside the layout of its model."""
+    """Derive the layout of a draft model from the layout of its model."""
     cache = replace(
         model.cache,
         type_k=str(chosen.get("spec-draft-type-k", "f16")),
@@ -148,18 +129,12 @@ def draft_layout(model: ContextLayout, chosen: Chosen) -> ContextLayout:
 
 
 def number(chosen: Chosen, key: str, default: int) -> int:
-    """An option as a number, or the default if no engine would accept it."""
+    """Return an option as a number, or the default if no engine would accept it."""
     try:
         found = int(chosen.get(key, default))
     except (ValueError, OverflowError):
         return default
     return found if 0 <= found <= NUMBER_MAX else default
-
-
-def _prompt_cache_bytes(chosen: Chosen, engine: Engine) -> int:
-    if engine.flags.find("cache-ram") is None:
-        return 0
-    return number(chosen, "cache-ram", _CACHE_RAM_MIB) * _MIB
 
 
 def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
@@ -173,32 +148,32 @@ def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
 
 
 # Before it serves, an engine builds the graph of its largest micro batch and reserves its peak
-# memory. Where the peak lies depends on the model and the context:
+# memory. The operation with the peak depends on the model and the context:
 #
 #     masks     = tokens x cells x (2 with flash attention, else 4), for each kind of layer
-#     feed      = tokens x 4 x (3 F + 3 E + Q); of experts, 3 F + (3 + experts) E + Q
+#     feed      = tokens x 4 x (3 F + 3 E + Q); with experts, 3 F + (3 + experts) E + Q
 #     attend    = tokens x 4 x max(5 E, 3 E + Q + K + V) with flash attention
 #               = tokens x 4 x (3 E + 2 Q + 2 K + 2 V + heads x cells) without
 #     logits    = outputs x 4 x (vocabulary + 2 E) + tokens x 4 x E
 #     bytes     = 20 tokens + the larger of: masks and feed or attend; logits
 #
-# E is the width of the residual stream, F of the feed-forward layer, Q, K, V of a token's queries,
-# keys and values in one layer; cells are those of one cache.
+# E is the width of the residual stream, F of the feed-forward layer, Q, K and V of a token's
+# queries, keys and values in a layer; cells are those of a single cache.
 #
-# The terms were found on build 10434 with small models of every shape, and hold to 1 % for f16
-# caches of SmolLM2-135M and Gemma-3-270M but for a few, to 10 % for quantised ones, whose keys are
-# rotated. scripts/bench/memory compares them with an engine. A model of experts, and the share of a
-# device, follow the source (llama-graph.cpp), not measurements.
+# The terms were found on build 10434 with small models of every shape. With few exceptions, they
+# hold to 1 % for f16 caches of SmolLM2-135M and Gemma-3-270M, and to 10 % for quantised caches,
+# whose keys are rotated. scripts/bench/memory compares them with an engine. The terms for experts
+# and for the share of a device follow the source (llama-graph.cpp), not measurements.
 
 _VALUE: Final = 4
 _MASK_FLASH: Final = 2
 _MASK: Final = 4
-# Token, position and the places in the cache where its keys and values go.
+# Token, position, and the places of its keys and values in the cache.
 _INPUTS_PER_TOKEN: Final = 20
 
 
 def compute_bytes(gguf: Gguf, layout: ContextLayout) -> int:
-    """The compute buffer where the layers are."""
+    """Return the compute buffer in the memory that has the layers."""
     inside = layout.tokens * _VALUE * max(_feed(gguf), _attend(gguf, layout))
     stream = layout.tokens * _VALUE * gguf.embedding_length
     logits = layout.outputs * _VALUE * (gguf.vocab_size + 2 * gguf.embedding_length) + stream
@@ -206,13 +181,13 @@ def compute_bytes(gguf: Gguf, layout: ContextLayout) -> int:
 
 
 def input_bytes(gguf: Gguf, layout: ContextLayout) -> int:
-    """The host's compute buffer if all layers are on devices."""
+    """Return the host's compute buffer if all layers are on devices."""
     embeddings = layout.tokens * _VALUE * gguf.embedding_length
     return _masks(gguf, layout) + embeddings + layout.tokens * _INPUTS_PER_TOKEN
 
 
 def output_bytes(gguf: Gguf, layout: ContextLayout) -> int:
-    """The host buffer that receives the logits."""
+    """Return the host buffer that receives the logits."""
     return layout.cache.slots * gguf.vocab_size * _VALUE
 
 

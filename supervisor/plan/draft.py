@@ -1,15 +1,14 @@
-"""Chooses how a model drafts: the configured draft model, one beside it, or its draft heads.
+"""Chooses how a model drafts: with a configured draft model, a file beside it, or its own layers.
 
-Draft heads: layers that were trained to draft for one model. A model may bring its own at its end
-(multi-token prediction, MTP), or they lie in a file beside it: its MTP layers alone, or an EAGLE-3
-head, which reads the states of some layers of the model.
+Draft heads are layers that were trained to draft for a certain model. A model may have them at its
+end (multi-token prediction, MTP), or a separate file has its MTP layers or an EAGLE-3 head, which
+reads the states of some layers of the model.
+
+`draft = "auto"` takes draft heads of this model in its directory or in `MTP` below; without any, it
+takes the smallest GGUF with the same vocabulary and at most a quarter of the size, the first by
+name. A profile whose `spec-type` is `auto` takes draft heads even without that setting.
 
 Source: llama.cpp, common/speculative.cpp, and the models that have a graph_mtp; build 10434.
-
-Chooses the draft model: the configured one, or one beside the model. `draft = "auto"` takes draft
-heads of this model in its directory, or in `MTP` below; without any, the smallest GGUF that has its
-vocabulary and at most a quarter of its size; of two of one size, the first by name. A profile whose
-`spec-type` is `auto` takes draft heads without that setting.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from supervisor.models.metadata import Gguf
 from supervisor.system import files
 from supervisor.system.files import open_regular, stat_regular
 
-# A file's vocabulary is reduced to its tokenizer, its size, its BOS and EOS tokens, and digests of
-# its first tokens: one for each of the last 129 lengths, because vocabularies whose sizes differ by
-# up to 128 fit if the tokens they share are equal. The digests are cached, so that comparing two
-# models reads neither of them again.
+# A vocabulary is reduced to its tokenizer, its size, its BOS and EOS tokens, and digests of its
+# first tokens: one for each of the last 129 lengths, because vocabularies whose sizes differ by up
+# to 128 fit if their common tokens are equal. The digests are cached, so that a comparison of two
+# models need not read the files again.
 #
 # Source: llama.cpp, common/speculative.cpp, common_speculative_are_compatible, and
 # SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID there; docs/gguf.md for the
@@ -49,17 +48,17 @@ _DIGEST_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A vocabulary, reduced to its compatibility with others."""
+    """The facts about a vocabulary that decide its compatibility."""
 
     kind: str  # the kind of tokenizer, such as `gpt2`
     size: int
     begin: int | None  # the token added before a text, or None
     end: int | None  # the token added after a text, or None
-    # Of all tokens but the first five, cut to each of the last 129 lengths, the shortest first.
+    # Digests of the tokens from the sixth on, up to each of the last 129 lengths, ascending.
     digests: tuple[str, ...]
 
     def digest(self, length: int) -> str:
-        """Digest of the first `length` tokens, one of the last 129 lengths."""
+        """Return the digest of the first `length` tokens, one of the last 129 lengths."""
         return self.digests[length - self.size - 1]
 
 
@@ -81,7 +80,7 @@ def read(path: Path, *, cache_dir: Path) -> Vocabulary:
 
 
 def misfit(model: Vocabulary, draft: Vocabulary) -> str | None:
-    """Why `draft` cannot draft for `model`, or None."""
+    """Return why `draft` cannot draft for `model`, or None."""
     if draft.kind != model.kind:
         return f"it has a {draft.kind} tokenizer, the model {model.kind}"
     if abs(draft.size - model.size) > _DIFFERENCE_MAX:
@@ -106,7 +105,7 @@ def _vocabulary(found: Header) -> Vocabulary:
 
 
 def _added_token(metadata: Mapping[str, object], name: str, default: int | None) -> int | None:
-    """The token added at one end of a text, or None."""
+    """Return the token added at an end of a text, or None."""
     if not metadata.get(f"tokenizer.ggml.add_{name}_token", default is not None):
         return None
     found = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
@@ -129,7 +128,7 @@ def _digests(tokens: Sequence[bytes]) -> tuple[str, ...]:
 SIMPLE: Final = "draft-simple"
 _EAGLE3: Final = "draft-eagle3"
 
-# Files of other architectures may have such layers too, which the engine loads and does not use.
+# Files of other architectures may have such layers too, but the engine does not use them.
 _MTP_ARCHITECTURES: Final = frozenset(
     {"cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "hy_v3", "mimo2"}
     | {"nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"}
@@ -137,20 +136,20 @@ _MTP_ARCHITECTURES: Final = frozenset(
 
 
 def offered_types(flags: Flags) -> tuple[str, ...]:
-    """The ways of drafting that a build has, by today's names."""
+    """Return the drafting types of a build, by today's names."""
     found = flags.find("spec-type")
     return found.choices if found else ()
 
 
 def draft_type(draft: Gguf) -> str:
-    """The value of `--spec-type` with which a file drafts."""
+    """Return the value of `--spec-type` for a draft file."""
     if draft.architecture == "eagle3":
         return _EAGLE3
     return MTP if draft.drafts_for else SIMPLE
 
 
 def usable_type(draft: Gguf | None, model: Gguf, spec_types: Collection[str]) -> str | None:
-    """The type of the draft model, or of the model's own draft layers; None without any."""
+    """Return the type of the draft model or of the model's own draft layers, or None."""
     if draft:
         return draft_type(draft)
     has_own = model.draft_layers and reason_against_mtp(model, spec_types) is None
@@ -158,7 +157,7 @@ def usable_type(draft: Gguf | None, model: Gguf, spec_types: Collection[str]) ->
 
 
 def head_misfit(head: Gguf, model: Gguf) -> str | None:
-    """Why a file of draft heads does not belong to a model, or None."""
+    """Return why a file of draft heads does not belong to a model, or None."""
     if draft_type(head) == MTP and head.architecture != model.architecture:
         return f"it drafts for {head.architecture}, not {model.architecture}"
     if head.drafts_for != model.embedding_length:
@@ -167,7 +166,7 @@ def head_misfit(head: Gguf, model: Gguf) -> str | None:
 
 
 def reason_against_mtp(model: Gguf, spec_types: Collection[str]) -> str | None:
-    """Why the draft layers of a model cannot be used by a build that has these types, or None."""
+    """Return why a build with these types cannot use a model's draft layers, or None."""
     if MTP not in spec_types:
         return "this build cannot draft with the model's own layers"
     if model.architecture not in _MTP_ARCHITECTURES:
@@ -176,13 +175,13 @@ def reason_against_mtp(model: Gguf, spec_types: Collection[str]) -> str | None:
 
 
 AUTO: Final = "auto"
-# A draft model has to be much faster than its model.
+# A draft model is at most 1/4 of its model, because it must be much faster.
 _SMALLER: Final = 4
-# Of a draft model that the user sets; a larger one hardly pays.
+# A draft model that the user sets and that is larger than this share hardly pays.
 _SHARE_MAX: Final = 0.5
-# Files examined, by name; a directory may hold all models of a machine.
+# Files examined, by name; a directory may contain all models of a machine.
 _FILES_MAX: Final = 64
-# Where repositories keep draft heads, such as unsloth's.
+# Directories for draft heads in repositories such as unsloth's.
 _DRAFT_DIRECTORIES: Final = ("MTP", "mtp")
 
 DraftSetting = Path | Literal["auto"] | None
@@ -190,7 +189,7 @@ DraftSetting = Path | Literal["auto"] | None
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft model, or a clause why there is none, and sentences for the user."""
+    """The draft model or a clause that says why there is none, and sentences for the user."""
 
     gguf: Gguf | None = None
     reason: str = ""
@@ -211,17 +210,17 @@ def choose(
     spec_types: Collection[str] = (),
     takes_heads: bool = False,
 ) -> Draft:
-    """Choose the draft model. Reads files, or their cached metadata.
+    """Choose the draft model; reads files or their cached metadata.
 
     Args:
-        setting: What the user set.
+        setting: The user's setting.
         model: The model to draft for.
-        cache_dir: Of the metadata.
-        spec_types: Ways of drafting that the build has.
-        takes_heads: Whether draft heads beside the model are taken where nothing is set.
+        cache_dir: The cache of metadata.
+        spec_types: Drafting types of the build.
+        takes_heads: Whether to take draft heads beside the model if nothing is set.
 
     Raises:
-        SettingsInvalid: Its vocabulary differs, so that the engine would not draft with it.
+        SettingsInvalid: The vocabulary of the configured draft model differs from the model's.
     """
     if isinstance(setting, Path):
         return _read_draft(setting, model, cache_dir)
@@ -282,7 +281,7 @@ def _smallest(fitting: Sequence[Gguf]) -> Gguf:
 
 
 def _neighbours(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:
-    """Smaller models and draft heads; unreadable files are noted in `skipped`."""
+    """Yield smaller models and draft heads; notes unreadable files in `skipped`."""
     directory = model.path.parent
     below = (path for name in _DRAFT_DIRECTORIES for path in directory.glob(f"{name}/*.gguf"))
     for path in sorted([*directory.glob("*.gguf"), *below])[:_FILES_MAX]:

@@ -1,8 +1,14 @@
-"""Settings of models that make embeddings or rank texts, or that have a projector. Pure.
+"""Adapts the settings of models that make embeddings or rank texts, or have a projector. Pure.
 
-Settings of a model that makes embeddings or ranks texts. Texts computed together change each
-other's vectors. Build 10434, largest difference of an element to the text alone, of vectors of
-length 1:
+Texts that are computed together change each other's vectors. Largest difference of an element from
+the vector of the text alone, for vectors of length 1, build 10434:
+
+    SmolLM2-135M Q4_1, mean    4 slots, own caches 1.5e-1    4 slots, one cache 6.5e-3    1 slot 0
+    a random BERT, cls         4 slots, own caches 5.7e-4    4 slots, one cache 5.7e-4    1 slot 0
+
+If each slot has its own cache, the engine cuts texts of different lengths into pieces of equal
+length and pools only the last piece, which is wrong. With a single cache the sums are right, but
+rounded differently for each batch size. So texts are computed one at a time and unsplit.
 """
 
 from __future__ import annotations
@@ -18,13 +24,6 @@ from supervisor.plan.auto import AUTO, ctx_slot, positive, slots
 from supervisor.plan.context import Embedding, embedding
 from supervisor.plan.setting import CORRAL, Setting, SettingsByFlag, values
 
-#     SmolLM2-135M Q4_1, mean    4 slots, own caches 1.5e-1    4 slots, one cache 6.5e-3    1 slot 0
-#     a random BERT, cls         4 slots, own caches 5.7e-4    4 slots, one cache 5.7e-4    1 slot 0
-#
-# With caches of their own the engine cuts texts of different lengths into pieces of equal length,
-# and pools the last piece alone: wrong. With one cache the sums are right, but rounded differently
-# for each batch size. So one text is computed at a time, in one piece.
-
 _SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "--embedding": "embedding",
@@ -39,11 +38,12 @@ _CTX: Final = 4096
 def explicit_purpose(
     settings: SettingsByFlag, args: Sequence[str], model: str, gguf: Gguf
 ) -> SettingsByFlag:
-    """Make explicit what the file and `args`, which win over settings, say about embeddings."""
-    given = {
-        key: Setting(value, f"model {model}", "from args")
-        for key, value in _parse_pooling_args(args)
-    }
+    """Add the purpose, embedding or ranking, that `args` or the file imply; `args` win."""
+    words: dict[str, FlagValue] = {_SWITCHES[word]: True for word in args if word in _SWITCHES}
+    for word, value in pairwise(args):
+        if word == "--pooling":
+            words["pooling"] = value
+    given = {key: Setting(value, f"model {model}", "from args") for key, value in words.items()}
     found = {**settings, **given}
     if "embedding" in found or "rerank" in found:
         return found
@@ -57,7 +57,7 @@ def explicit_purpose(
 
 
 def embedding_slots(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
-    """Adapt the settings of an embedding model before anything is derived."""
+    """Adapt the settings of an embedding model before values are derived."""
     chosen = values(settings)
     use = embedding(gguf, chosen)
     if use is None:
@@ -67,11 +67,15 @@ def embedding_slots(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
     }
     wanted = _embedding_defaults(settings, use)
     shape = {**kept, **_without_own(settings, wanted)}
-    return {**shape, **_one_cache(shape, use)}
+    count = slots(values(shape))
+    if count == 1 or use.can_split:
+        return shape
+    reason = f"with caches of their own, {count} slots would return vectors of parts of their texts"
+    return {**shape, "kv-unified": Setting(value=True, origin=CORRAL, reason=reason)}
 
 
 def embedding_batches(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
-    """Set batch sizes that hold the longest input in one piece."""
+    """Set batch sizes that hold the longest input unsplit."""
     chosen = values(settings)
     use = embedding(gguf, chosen)
     if use is None:
@@ -103,21 +107,6 @@ def _embedding_defaults(settings: SettingsByFlag, use: Embedding) -> dict[str, S
     return wanted
 
 
-def _one_cache(settings: SettingsByFlag, use: Embedding) -> dict[str, Setting]:
-    count = slots(values(settings))
-    if count == 1 or use.can_split:
-        return {}
-    reason = f"with caches of their own, {count} slots would return vectors of parts of their texts"
-    return {"kv-unified": Setting(value=True, origin=CORRAL, reason=reason)}
-
-
-def _parse_pooling_args(args: Sequence[str]) -> list[tuple[str, FlagValue]]:
-    found: list[tuple[str, FlagValue]] = [
-        (_SWITCHES[word], True) for word in args if word in _SWITCHES
-    ]
-    return [*found, *(("pooling", value) for word, value in pairwise(args) if word == "--pooling")]
-
-
 def _without_own(settings: SettingsByFlag, wanted: Mapping[str, Setting]) -> dict[str, Setting]:
     return {key: setting for key, setting in wanted.items() if not _is_own(settings, key)}
 
@@ -127,12 +116,12 @@ def _is_own(settings: SettingsByFlag, key: str) -> bool:
 
 
 FLAG: Final = "mmproj"
-# The settings and words of a command line with which the user decides. Source: --help.
+# Settings and command-line words by which the user chooses the projector. Source: --help.
 _DECIDED: Final = frozenset({FLAG, "mmproj-url", "mmproj-auto", "no-mmproj", "mm", "mmu"})
 
 
-def is_looked_for(model: Gguf, flags: Mapping[str, object], args: Sequence[str]) -> bool:
-    """Whether the user leaves the projector open, and the model generates text."""
+def needs_projector_search(model: Gguf, flags: Mapping[str, object], args: Sequence[str]) -> bool:
+    """Return whether the model generates text and the user did not choose the projector."""
     words = (word.partition("=")[0] for word in args if word.startswith("-"))
     given = {name.lstrip("-") for name in (*flags, *words)}
     return model.is_causal and model.pooling is None and _DECIDED.isdisjoint(given)

@@ -1,11 +1,25 @@
-"""How much main memory and device memory one instance takes, layer by layer. Pure.
+"""Estimates the main memory and device memory of an instance, layer by layer. Pure.
 
-Which layers go to devices, and their memory there. The output is moved first, then layers from the
-last to the first; the table of embeddings stays, and is copied if it serves as output. Follows the
-source, and was compared with the log of build 10434 on Mesa's software device: weights and cache
-agree to the last digit, and the total to 1 % where all layers are there. A device that has some of
-the layers needs a larger compute buffer than estimated, in SmolLM2 with 65 536 tokens 117 MiB and
-not 78, of 1 GiB in all.
+The output is moved to devices first, then the layers from the last to the first. The table of
+embeddings stays, and is copied if it serves as output. The estimate follows the engine's source. It
+was compared with the log of build 10434 on Mesa's software device: weights and cache agree to the
+last digit, and the total to 1 % if all layers are on the device. A device with a part of the layers
+needs a larger compute buffer than estimated: for SmolLM2 with 65 536 tokens, 117 MiB instead of 78,
+of 1 GiB in all.
+
+    weights        the file's tensors; if mapped, shared by all processes that map it
+    copies         matrices that the CPU backend repacks
+    kv             KV caches, and the states of recurrent layers
+    compute        compute buffers of a micro batch
+    output         logits
+    prompt cache   prompts without a slot, at most (--cache-ram)
+    checkpoints    saved states of models whose caches cannot be truncated, at most
+    draft          all of the above for a draft model
+    projector      the file that turns images or audio into tokens
+    base           the program, its libraries and its vocabulary
+
+The prompt cache and the checkpoints grow with use; all else is allocated at the start. Options in
+`args`, which are passed on unchecked, are ignored.
 """
 
 from __future__ import annotations
@@ -57,30 +71,30 @@ class MemoryBreakdown:
 
     @property
     def at_start(self) -> int:
-        """Memory taken before the first request."""
+        """Memory allocated before the first request."""
         return self.total - self.prompt_cache - self.checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """Memory that an instance takes of one RPC worker."""
+    """Memory that an instance takes from an RPC worker."""
 
     taken: MemoryBreakdown
     has_bytes: int
-    free_bytes: int | None  # when it was last asked; None if it did not say
+    free_bytes: int | None  # at the last request; None if unknown
     is_main_memory: bool  # whether it is this machine's main memory
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInputs:
-    """What the memory of an instance depends on."""
+    """The inputs of an estimate."""
 
     gguf: Gguf
     chosen: Chosen  # every option that the build accepts, by today's name
     engine: Engine
-    cpu_flags: frozenset[str] = frozenset()  # the CPU's features as Linux names them
+    cpu_flags: frozenset[str] = frozenset()  # the CPU's features by their Linux names
     draft: Gguf | None = None  # the draft model, or None
-    projector_bytes: int = 0  # sizes of the files of its projector and adapters
+    projector_bytes: int = 0  # size of the files of its projector and adapters
 
     @property
     def cache(self) -> Cache:
@@ -88,7 +102,7 @@ class MemoryInputs:
 
 
 def with_free(memory_inputs: MemoryInputs, free: Mapping[str, int]) -> MemoryInputs:
-    """Note the free bytes of the devices of this machine that are known."""
+    """Set the free bytes of this machine's devices, as far as they are in `free`."""
     engine = memory_inputs.engine
     devices = tuple(
         replace(device, free_mib=free[device.name] // _MIB) if device.name in free else device
@@ -104,7 +118,7 @@ _DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
 
 
 def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
-    """The usable devices with memory of their own."""
+    """Return the usable devices that have their own memory."""
     requested = memory_inputs.chosen.get("device")
     names = (
         str(requested).split(",")
@@ -124,7 +138,7 @@ def count_offloaded(
     devices: tuple[Device, ...],
     extra_bytes: int,
 ) -> int:
-    """The number of layers on devices; the output counts as one."""
+    """Return the number of layers on devices; the output counts as a layer."""
     most = memory_inputs.gguf.layers + 1
     requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
     if not devices:
@@ -133,8 +147,12 @@ def count_offloaded(
         return min(most, int(requested))
     if not is_fitted(memory_inputs, devices):
         return most
-    room = sum(max(0, _free_mib(device) * _MIB - _DEVICE_MARGIN_BYTES) for device in devices)
-    # Their memory grows with each layer.
+    free_mib = [
+        device.total_mib if device.free_mib is None else min(device.total_mib, device.free_mib)
+        for device in devices
+    ]
+    room = sum(max(0, mib * _MIB - _DEVICE_MARGIN_BYTES) for mib in free_mib)
+    # The needed memory grows with each layer.
     return bisect.bisect_right(
         range(1, most + 1),
         room,
@@ -143,31 +161,26 @@ def count_offloaded(
 
 
 def is_fitted(memory_inputs: MemoryInputs, devices: tuple[Device, ...]) -> bool:
-    """Whether the engine chooses the number of layers by what is free of the devices."""
+    """Return whether the engine chooses the number of layers by the devices' free memory."""
     requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
     is_set = requested.isdecimal() or requested == "all"
     return bool(devices) and not is_set and memory_inputs.chosen.get("fit") != "off"
 
 
-def _free_mib(device: Device) -> int:
-    known = device.total_mib if device.free_mib is None else device.free_mib
-    return min(device.total_mib, known)
-
-
 def layers_left(gguf: Gguf, count: int) -> int:
-    """The number of layers in main memory, the first ones."""
+    """Return the number of layers that stay in main memory, which are the first ones."""
     return gguf.layers if not count else max(0, gguf.layers + 1 - count)
 
 
 def moved_weights(gguf: Gguf, count: int) -> int:
-    """Bytes of weights that leave main memory."""
+    """Return the bytes of weights that leave main memory."""
     layers = gguf.tensor_bytes - gguf.embedding_bytes - gguf.output_bytes
     moved = layers * (gguf.layers - layers_left(gguf, count)) // max(1, gguf.layers)
     return moved + (gguf.output_bytes if count else 0)
 
 
 def offloaded_kv_bytes(gguf: Gguf, layout: ContextLayout, count: int, chosen: Chosen) -> int:
-    """Bytes of KV cache that leave main memory."""
+    """Return the bytes of KV cache that leave main memory."""
     if chosen.get("kv-offload") is False:
         return 0
     return sum(kv_cache.layer_bytes(gguf, layout.cache)[layers_left(gguf, count) :])
@@ -176,7 +189,7 @@ def offloaded_kv_bytes(gguf: Gguf, layout: ContextLayout, count: int, chosen: Ch
 def on_devices(
     memory_inputs: MemoryInputs, layout: ContextLayout, count: int, extra_bytes: int
 ) -> MemoryBreakdown:
-    """Memory of all devices together, `extra_bytes` bytes of it besides the layers."""
+    """Return the memory of all devices together; `extra_bytes` of it are not for layers."""
     gguf = memory_inputs.gguf
     if not count:
         return MemoryBreakdown()
@@ -192,7 +205,7 @@ def on_devices(
 def split_between(
     take: MemoryBreakdown, devices: tuple[Device, ...], chosen: Chosen
 ) -> Mapping[str, MemoryBreakdown]:
-    """Split by `tensor-split`, or by the devices' memory; each has a whole compute buffer."""
+    """Split memory by `tensor-split` or by device memory; each has a full compute buffer."""
     if not take.total:
         return {}
     weights = _weights(devices, str(chosen.get("tensor-split", "")))
@@ -213,7 +226,7 @@ def split_between(
 
 
 def _weights(devices: tuple[Device, ...], split: str) -> Sequence[float]:
-    """The shares of devices; those of an option that no engine would accept do not count."""
+    """Return the shares of devices; an invalid `tensor-split` is ignored."""
     try:
         given = [float(weight) for weight in split.split(",")]
     except ValueError:
@@ -222,29 +235,15 @@ def _weights(devices: tuple[Device, ...], split: str) -> Sequence[float]:
     return given if is_valid else [device.total_mib for device in devices]
 
 
-#     weights        the file's tensors; if mapped, shared by all processes that map it
-#     copies         matrices that the CPU backend repacks
-#     kv             KV caches, and the states of recurrent layers
-#     compute        compute buffers of a micro batch
-#     output         logits
-#     prompt cache   prompts without a slot, at most (--cache-ram)
-#     checkpoints    saved states of models whose caches cannot be truncated, at most
-#     draft          all of the above of a draft model
-#     projector      the file that makes images or audio into tokens
-#     base           the program, its libraries and its vocabulary
-#
-# The prompt cache and the checkpoints grow with use; all else is allocated at the start. Options in
-# `args`, which are passed on unchecked, are ignored.
-
 __all__ = ["Estimate", "MemoryBreakdown", "MemoryInputs", "estimate"]
 
 # Resident memory of build 10434 with its libraries and a vocabulary of 416 tokens, and of each
-# further token: 49 152 of SmolLM2 with as many merges, 262 144 of Gemma-3 without.
+# further token: measured with SmolLM2 (49 152 tokens and merges) and Gemma-3 (262 144, no merges).
 _BASE_BYTES: Final = 33 * _MIB
 _BYTES_PER_TOKEN: Final = 160
 _BYTES_PER_TOKEN_MERGED: Final = 270
 
-# Types that the CPU backend repacks, by the processor feature; AMX goes first.
+# Types that the CPU backend repacks, by the processor feature; AMX has priority.
 # Source: ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type; ggml-cpu/amx/common.h,
 # qtype_has_amx_kernels.
 _REPACKED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
@@ -266,15 +265,14 @@ _REPACK_ROWS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Memory of one instance."""
+    """The memory of an instance."""
 
     host: MemoryBreakdown
     devices: Mapping[str, MemoryBreakdown]  # by device name; empty if nothing is offloaded
-    mapped_bytes: int  # of main memory, what all instances that map the same file share
-    layers_offloaded: int  # layers on devices; the output counts as one
+    mapped_bytes: int  # main memory shared by all instances that map the same file
+    layers_offloaded: int  # layers on devices; the output counts as a layer
     workers: Mapping[str, WorkerMemory] = field(default_factory=dict)  # by name
-    # Whether the engine itself puts fewer layers on devices where less is free.
-    is_fitted: bool = False
+    is_fitted: bool = False  # whether the engine offloads fewer layers if less memory is free
 
     @property
     def own_bytes(self) -> int:
@@ -283,7 +281,7 @@ class Estimate:
 
     @property
     def own_at_start_bytes(self) -> int:
-        """Of `own_bytes`, the part allocated before the first request."""
+        """The part of `own_bytes` that is allocated before the first request."""
         return self.host.at_start - self.mapped_bytes + self.local_workers_bytes
 
     @property
@@ -315,7 +313,9 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
         * kv_cache.checkpoint_bytes(gguf, layout.cache),
         draft=0 if extra_bytes else draft,
         projector=0 if extra_bytes else memory_inputs.projector_bytes,
-        base=_base_bytes(gguf),
+        base=_BASE_BYTES
+        + gguf.vocab_size
+        * (_BYTES_PER_TOKEN_MERGED if gguf.tokenizer == "gpt2" else _BYTES_PER_TOKEN),
     )
     taken = split_between(
         on_devices(memory_inputs, layout, count, extra_bytes), devices, memory_inputs.chosen
@@ -338,13 +338,14 @@ def _by_worker(
         device.worker for device in devices if device.worker and device.name in taken
     )
     return {
-        name: _of_worker([device for device in devices if device.worker == name], taken)
+        name: _worker_memory([device for device in devices if device.worker == name], taken)
         for name in names
     }
 
 
-def _of_worker(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) -> WorkerMemory:
+def _worker_memory(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) -> WorkerMemory:
     parts = [taken[device.name] for device in devices if device.name in taken]
+    free_mib = [device.free_mib for device in devices if device.free_mib is not None]
     return WorkerMemory(
         taken=MemoryBreakdown(
             **{
@@ -353,14 +354,9 @@ def _of_worker(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) -> W
             }
         ),
         has_bytes=sum(device.total_mib for device in devices) * _MIB,
-        free_bytes=_free_bytes(devices),
+        free_bytes=sum(free_mib) * _MIB if len(free_mib) == len(devices) else None,
         is_main_memory=any(device.is_main_memory for device in devices),
     )
-
-
-def _free_bytes(devices: list[Device]) -> int | None:
-    free_mib = [device.free_mib for device in devices if device.free_mib is not None]
-    return sum(free_mib) * _MIB if len(free_mib) == len(devices) else None
 
 
 def _kv_bytes(gguf: Gguf, layout: ContextLayout) -> int:
@@ -370,7 +366,7 @@ def _kv_bytes(gguf: Gguf, layout: ContextLayout) -> int:
 
 
 def _draft_bytes(memory_inputs: MemoryInputs, layout: ContextLayout) -> int:
-    """A draft model has a context of its own, of the same size; so have draft layers (MTP)."""
+    """Return the memory for drafting; a draft model or draft layers have a second context."""
     own, draft = draft_layout(layout, memory_inputs.chosen), memory_inputs.draft
     if draft is None:
         return _draft_layers_bytes(memory_inputs, own)
@@ -383,18 +379,13 @@ def _draft_layers_bytes(memory_inputs: MemoryInputs, own: ContextLayout) -> int:
     gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
     if not gguf.draft_layers or MTP not in spec_types(chosen):
         return 0
-    # A recurrent state is kept for each drafted token, to go back to.
+    # The recurrent state before each drafted token is kept for a rollback.
     drafted = max(int(chosen.get(key, default)) for key, default in draft_limits(chosen))
     states = kv_cache.state_bytes(gguf) * own.cache.slots * drafted
     count, heads = gguf.draft_layers, max(gguf.kv_heads, default=0)
     layers = replace(gguf, kv_heads=(heads,) * count, sliding=(False,) * count)
     buffers = compute_bytes(gguf, own) + output_bytes(gguf, own)
     return kv_cache.cache_bytes(layers, own.cache) + states + buffers
-
-
-def _base_bytes(gguf: Gguf) -> int:
-    each = _BYTES_PER_TOKEN_MERGED if gguf.tokenizer == "gpt2" else _BYTES_PER_TOKEN
-    return _BASE_BYTES + each * gguf.vocab_size
 
 
 def _copies(gguf: Gguf, memory_inputs: MemoryInputs) -> int:

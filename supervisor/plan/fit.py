@@ -1,9 +1,15 @@
-"""Whether an instance can ever fit on this machine, and which options would fit. Pure."""
+"""Decides whether an instance can ever fit on this machine, and suggests options that fit. Pure.
+
+Only the memory at its start counts, without other models: the prompt cache and checkpoints grow
+with use, and other models can be unloaded. On devices only layers that an option forces there
+count, because the engine keeps the rest in main memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from supervisor.builds.discover import Device
@@ -14,11 +20,7 @@ from supervisor.plan import kv_cache
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
 from supervisor.system.machine import Machine
 
-# What counts is the memory at its start, alone on the machine: the prompt cache and checkpoints
-# grow with use, and other models can be unloaded. On devices only layers that an option forces
-# there count, because the engine itself keeps the rest in main memory.
-
-# Of main memory, left for everything else on the machine.
+# Share of main memory left for everything else on the machine.
 RESERVE_SHARE: Final = 0.05
 _MIB: Final = 1024**2
 _CTX_SLOT_MIN: Final = 512
@@ -27,7 +29,7 @@ _SLOTS_EACH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class MemoryCapacity:
-    """Bytes that models may take of main memory, and of each device that has its own memory."""
+    """Bytes of main memory, and of each device with its own memory, that models may take."""
 
     host: int
     devices: Mapping[str, int]
@@ -35,7 +37,7 @@ class MemoryCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Options under which a model would fit, and the main memory it takes at its start then."""
+    """Options that make a model fit, and the main memory that it then takes at its start."""
 
     flags: Mapping[str, FlagValue]
     host_bytes: int
@@ -48,7 +50,6 @@ class Suggestion:
 def capacity(
     machine: Machine, devices: Sequence[Device], budget_bytes: int | None = None
 ) -> MemoryCapacity:
-    """Memory of this machine that models may take."""
     most = int(machine.memory_bytes * (1 - RESERVE_SHARE))
     return MemoryCapacity(
         host=most if budget_bytes is None else min(budget_bytes, machine.memory_bytes),
@@ -57,7 +58,7 @@ def capacity(
 
 
 def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
-    """Why an instance cannot fit even alone, or None."""
+    """Return why an instance cannot fit even alone, or None."""
     local_bytes = found.local_workers_bytes
     if found.host.at_start + local_bytes > has.host:
         within = f", {size(local_bytes)} of it in workers" if local_bytes else ""
@@ -79,11 +80,11 @@ def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
 
 
 def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Suggestion, ...]:
-    """The largest fitting change of each kind, or else one change of all kinds together."""
+    """Return the mildest fitting change of each kind, or else a combined change."""
     kinds = (
         _fewer_slots(memory_inputs),
         smaller_cache(memory_inputs),
-        shorter(memory_inputs, {}),
+        shorter(memory_inputs),
     )
     found = [
         suggestion for kind in kinds if (suggestion := _first_fitting(memory_inputs, kind, has))
@@ -91,14 +92,14 @@ def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Sugge
     if found:
         return tuple(found)
     under = {key: value for flags in smaller_cache(memory_inputs) for key, value in flags.items()}
-    least = shorter(memory_inputs, {**under, "parallel": 1})
+    least = shorter(memory_inputs, {**under, "parallel": 1})  # all kinds of changes together
     return tuple(
         suggestion for suggestion in [_first_fitting(memory_inputs, least, has)] if suggestion
     )
 
 
 def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> None:
-    """Raise an error for an instance that can never fit."""
+    """Raise OutOfMemory for an instance that can never fit."""
     reason = misfit_reason(estimate(memory_inputs), has)
     if reason is None:
         return
@@ -124,22 +125,16 @@ def _first_fitting(
 
 
 def _fewer_slots(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
-    """Fewer slots, each with the context of today."""
+    """Yield smaller numbers of slots with the same context each, in large steps at first."""
     each, count, is_shared = _context(memory_inputs)
-    for fewer in _smaller_counts(count):
-        yield {"parallel": fewer, "ctx-size": each if is_shared else each * fewer}
-
-
-def _smaller_counts(count: int) -> Iterator[int]:
-    """Smaller numbers down to 1, in large steps while they are large."""
     while (count := count - max(1, (count - _SLOTS_EACH) // 8)) > 0:
-        yield count
+        yield {"parallel": count, "ctx-size": each if is_shared else each * count}
 
 
 def shorter(
-    memory_inputs: MemoryInputs, under: Mapping[str, FlagValue]
+    memory_inputs: MemoryInputs, under: Mapping[str, FlagValue] = MappingProxyType({})
 ) -> Iterator[Mapping[str, FlagValue]]:
-    """Shorter contexts, each half of the one before."""
+    """Yield shorter contexts, each half of the previous one, together with the flags `under`."""
     each, count, is_shared = _context(memory_inputs)
     count = int(under.get("parallel", count))
     while each > _CTX_SLOT_MIN:
@@ -148,7 +143,7 @@ def shorter(
 
 
 def smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
-    """A quantised cache, where there is none and the model can have one."""
+    """Yield a quantised cache unless there is one or the model cannot have one."""
     chosen = memory_inputs.chosen
     types = {str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv"}
     has_flash = chosen.get("flash-attn", "auto") not in {"off", False}
@@ -157,6 +152,6 @@ def smaller_cache(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValu
 
 
 def _context(memory_inputs: MemoryInputs) -> tuple[int, int, bool]:
-    """The context of one cache, the number of slots, and whether they share one cache."""
+    """Return the context of a cache, the number of slots, and whether slots share a cache."""
     cache = memory_inputs.cache
     return cache.ctx, cache.slots, cache.streams < cache.slots

@@ -1,14 +1,12 @@
-"""Files that a model's flags name, and LoRA adapters that requests choose by name.
+"""Handles the files that a model's flags name, and LoRA adapters that requests choose by name.
 
-Files that a model's flags name. Which options take files is read from the recorded help texts:
-`--lora FNAME`. An engine looks for a relative path in its working directory, which is not the
-user's.
+The recorded help texts tell which options take files: `--lora FNAME`. An engine would resolve a
+relative path in its own working directory, not in the user's.
 
-`[models.NAME.loras]`: LoRA adapters that requests choose by name. An engine loads all of them with
-scale 0, so that whatever says nothing of them, such as a health check, is computed without. It
-keeps no prompts in main memory then: it finds them by their tokens alone, whichever adapter they
-were computed with (build 10434: 145 of 146 tokens of another adapter's prompt taken over, and
-another text).
+An engine loads all adapters of `[models.NAME.loras]` with scale 0, so that requests that name none,
+such as health checks, are computed without. The prompt cache in main memory is then off, because
+the engine finds prompts by their tokens, no matter which adapter computed them (build 10434: it
+reused 145 of 146 tokens of another adapter's prompt, and the text differed).
 """
 
 from __future__ import annotations
@@ -37,14 +35,14 @@ _CREATED: Final = frozenset({"lookup-cache-dynamic", "log-prompts-dir"})
 
 
 def absolute(flags: Mapping[str, FlagValue], base: Path) -> dict[str, FlagValue]:
-    """Flags with `~` expanded in paths, and relative ones joined to a directory."""
+    """Expand `~` in the paths of flags, and join relative paths to a directory."""
     return with_paths(flags, lambda path: base / expand_home(path))
 
 
 def with_paths(
     flags: Mapping[str, FlagValue], change: Callable[[Path], Path]
 ) -> dict[str, FlagValue]:
-    """Flags with every path changed."""
+    """Change every path in flags."""
     return {
         name: _map_paths(value, flag, change)
         if isinstance(value, str) and (flag := _file_flag(name))
@@ -54,10 +52,10 @@ def with_paths(
 
 
 def check_files(model: str, flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue]) -> None:
-    """Look at the files that the flags of a model name; those not in `own` are its trial's.
+    """Check the files in a model's flags; flags that are not in `own` are its trial's.
 
     Raises:
-        SettingsInvalid: An engine could not read one.
+        SettingsInvalid: An engine could not read a file.
     """
     for name, path, reason in _unreadable_files(flags):
         table = "flags" if own.get(name) == flags[name] else "trial.flags"
@@ -98,24 +96,20 @@ def _paths(value: str, flag: Flag) -> list[Path]:
 
 
 def _map_paths(value: str, flag: Flag, change: Callable[[Path], Path]) -> str:
-    """A value with each of its paths changed."""
+    """Change each path in a value."""
     if not (_is_scaled(flag) or _MANY in flag.help):
         return str(change(Path(value))) if value else value
-    items = [_change_item(part, flag, change) for part in _split(value)]
+    items = []
+    for item in _split(value):
+        path, colon, scale = item.rpartition(":") if _is_scaled(flag) else (item, "", "")
+        items.append(f"{change(Path(path))}{colon}{scale}" if path else item)
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(items)
     return line.getvalue()
 
 
-def _change_item(item: str, flag: Flag, change: Callable[[Path], Path]) -> str:
-    path, colon, scale = item.rpartition(":") if _is_scaled(flag) else (item, "", "")
-    return f"{change(Path(path))}{colon}{scale}" if path else item
-
-
-# Source: parse_csv_row of llama.cpp's common/arg.cpp: a path with a comma stands in double quotes.
-
-
 def _split(value: str) -> list[str]:
+    """Split at commas outside double quotes. Source: llama.cpp, common/arg.cpp, parse_csv_row."""
     try:
         return next(csv.reader([value]), [])
     except csv.Error:  # it has several lines
@@ -123,7 +117,7 @@ def _split(value: str) -> list[str]:
 
 
 def _problem(path: Path, *, is_directory: bool) -> str | None:
-    """Why a file or a directory cannot be read, as a clause; None if it can."""
+    """Return a clause that says why a file or directory cannot be read, or None."""
     try:
         if is_directory:
             return None if path.is_dir() else "is not a directory"
@@ -140,7 +134,7 @@ def _problem(path: Path, *, is_directory: bool) -> str | None:
 SCALED: Final = "lora-scaled"
 LORAS_MAX: Final = 64
 _OPTIONS: Final = frozenset({"lora", SCALED, "lora-init-without-apply"})
-# The engine separates paths and scales by them. Source: common/arg.cpp, --lora-scaled.
+# The engine separates paths and scales by these. Source: common/arg.cpp, --lora-scaled.
 _SEPARATORS: Final = frozenset(':,"')
 
 
@@ -154,7 +148,7 @@ AdapterPath = Annotated[ExpandedPath, AfterValidator(_adapter_path)]
 
 
 class LoraSettings(SettingsTable):
-    """An adapter with a scale of its own."""
+    """An adapter with a scale."""
 
     path: AdapterPath = Field(description="the GGUF file of the adapter")
     scale: float = Field(1.0, ge=-100, le=100, description="how much of it MODEL+NAME means")
@@ -165,7 +159,7 @@ LoraSetting = AdapterPath | LoraSettings
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """An adapter; its id for the engine is its place."""
+    """An adapter; its position in the list is its id for the engine."""
 
     name: str
     path: Path
@@ -192,14 +186,14 @@ def resolve_loras(table: Mapping[str, LoraSetting], base: Path) -> dict[str, Lor
 
 
 def conflict(flags: Mapping[str, object], args: Sequence[str]) -> str | None:
-    """Return the option by which a model loads adapters without a name, or None."""
+    """Return the first option that loads unnamed adapters, or None."""
     words = (word.partition("=")[0] for word in args if word.startswith("--"))
     given = (name.lstrip("-") for name in (*flags, *words))
     return next((name for name in given if name in _OPTIONS), None)
 
 
 def lora_settings(loras: Sequence[Lora]) -> dict[str, Setting]:
-    """Return the options that load adapters; they win over all others."""
+    """Return the options that load adapters; they override all other settings."""
     if not loras:
         return {}
     listed = ",".join(f"{lora.path}:0" for lora in loras)
@@ -216,7 +210,7 @@ def check(name: str, found: Gguf, model: Gguf) -> None:
     """Check that a file is an adapter of a model.
 
     Raises:
-        SettingsInvalid: It is none, or one of another architecture, or the model generates nothing.
+        SettingsInvalid: It is not, or has another architecture, or the model generates no text.
     """
     if found.kind != "adapter":
         problem = f"{found.path} is no LoRA adapter but a {found.kind}"

@@ -1,17 +1,14 @@
-"""Plans the command line of a model, with the origin of each word, and that of its trial. Pure.
+"""Plans the command line of a model or of its trial, with the origin of each word. Pure.
 
-Settings that cannot work on this machine, though the build has them. The engine would start without
-them and only log a warning (`--mlock` and `--prio` without permission), or not start at all (a
-quantised V cache without flash attention).
-
-Plans the command line of a model, with the origin of each word. Settings are merged and every
-`auto` derived (resolve.py, auto.py); what cannot work here is omitted (constraints.py); the rest is
-rendered for the engine at hand (render.py).
+Settings are merged and every `auto` is derived (resolve.py, auto.py), settings that cannot work on
+this machine are omitted, and the rest is rendered for the installed build (render.py). With the
+omitted settings an engine would only log a warning (`--mlock` and `--prio` without permission) or
+not start at all (a quantised V cache without flash attention).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -46,16 +43,25 @@ from supervisor.system.machine import Machine
 
 
 def reason_against(key: str, inputs: PlanInputs, chosen: Chosen) -> str | None:
-    """Why a setting cannot work here, or None."""
-    check = _CHECKS.get(key)
-    return check(inputs, chosen) if check else None
+    """Return why a setting cannot work on this machine, or None."""
+    reason = None
+    match key:
+        case "gpu-layers" if not inputs.device_bytes and "rpc" not in chosen:
+            reason = "the engine lists no device"
+        case "load-mode":
+            reason = _reason_against_lock(inputs, chosen)
+        case "prio" if str(chosen["prio"]) not in {"0", "-1"} and not inputs.machine.may_renice:
+            reason = "raising the priority is not permitted"
+        case "numa" if chosen["numa"] == "distribute" and inputs.machine.numa_nodes <= 1:
+            # Each thread is pinned to all CPUs of a node, also to CPUs outside the affinity.
+            # Source: llama.cpp, ggml-cpu.c, set_numa_thread_affinity.
+            reason = "there is one NUMA node, or not all CPUs of each may be used"
+        case "cache-type-k" | "cache-type-v":
+            reason = _reason_against_cache_type(inputs, chosen, key)
+    return reason
 
 
-def _gpu_layers(inputs: PlanInputs, chosen: Chosen) -> str | None:
-    return None if inputs.device_bytes or "rpc" in chosen else "the engine lists no device"
-
-
-def _load_mode(inputs: PlanInputs, chosen: Chosen) -> str | None:
+def _reason_against_lock(inputs: PlanInputs, chosen: Chosen) -> str | None:
     weights, allowed = inputs.gguf.tensor_bytes, inputs.machine.memlock_bytes
     if "mlock" not in str(chosen["load-mode"]):
         return None
@@ -68,52 +74,14 @@ def _load_mode(inputs: PlanInputs, chosen: Chosen) -> str | None:
     return None
 
 
-def _prio(inputs: PlanInputs, chosen: Chosen) -> str | None:
-    raises = str(chosen["prio"]) not in {"0", "-1"}
-    return (
-        "raising the priority is not permitted"
-        if raises and not inputs.machine.may_renice
-        else None
-    )
-
-
-def _numa(inputs: PlanInputs, chosen: Chosen) -> str | None:
-    """`distribute` pins each thread to all CPUs of a node, also to those outside of the affinity.
-
-    Source: llama.cpp, ggml-cpu.c, set_numa_thread_affinity.
-    """
-    if chosen["numa"] != "distribute" or inputs.machine.numa_nodes > 1:
+def _reason_against_cache_type(inputs: PlanInputs, chosen: Chosen, key: str) -> str | None:
+    if chosen[key] in kv_cache.UNQUANTISED:
         return None
-    return "there is one NUMA node, or not all CPUs of each may be used"
-
-
-def _cache_type_k(inputs: PlanInputs, chosen: Chosen) -> str | None:
-    return _not_quantisable(inputs, chosen, "cache-type-k")
-
-
-def _cache_type_v(inputs: PlanInputs, chosen: Chosen) -> str | None:
-    is_quantised = chosen["cache-type-v"] not in kv_cache.UNQUANTISED
-    if is_quantised and chosen.get("flash-attn") in {"off", False}:
+    if key == "cache-type-v" and chosen.get("flash-attn") in {"off", False}:
         return "a quantised V cache needs flash attention"
-    return _not_quantisable(inputs, chosen, "cache-type-v")
-
-
-def _not_quantisable(inputs: PlanInputs, chosen: Chosen, key: str) -> str | None:
-    if chosen[key] in kv_cache.UNQUANTISED or kv_cache.can_quantise(inputs.gguf):
+    if kv_cache.can_quantise(inputs.gguf):
         return None
     return f"heads of {inputs.gguf.key_length} values are not multiples of {kv_cache.BLOCK}"
-
-
-_CHECKS: Final[Mapping[str, Callable[[PlanInputs, Chosen], str | None]]] = MappingProxyType(
-    {
-        "gpu-layers": _gpu_layers,
-        "load-mode": _load_mode,
-        "prio": _prio,
-        "numa": _numa,
-        "cache-type-k": _cache_type_k,
-        "cache-type-v": _cache_type_v,
-    }
-)
 
 
 __all__ = ["ModelEntry", "Plan", "PlanLine", "check", "make_plan", "unix_sockets"]
@@ -124,9 +92,9 @@ _ALONE: Final = Draft()
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """One option, on the command line or omitted."""
+    """An option, on the command line or omitted."""
 
-    flag: str  # as the build spells it; of an omitted one, today's name with dashes
+    flag: str  # in the build's spelling; if omitted, today's name with dashes
     value: str | None  # the word after it, or None
     origin: str  # `model NAME`, `batching`, `profile NAME`, `machine`, `gguf` or `llama-corral`
     reason: str  # a clause; empty if the origin says it all
@@ -145,17 +113,16 @@ class Plan:
     slots: int  # sequences decoded at once
     ctx_size: int  # tokens of context of all slots together; 0 if the engine decides
     memory_inputs: MemoryInputs
-    # Values that the daemon changed while it serves, as they are on the command line.
+    # Values on the command line that the daemon changed while it serves.
     adapted: SettingsByFlag = field(default_factory=dict)
     derived: frozenset[str] = frozenset()  # the options that were `auto`
-    untried_threads: int | None = None  # the thread count whose speed its first run measures
-    workers: tuple[RpcWorker, ...] = ()  # those that compute its layers, in the order of --rpc
-    # Workers that it runs without, as sentences.
-    lost_workers: tuple[str, ...] = ()
+    untried_threads: int | None = None  # the thread count that its first run measures
+    workers: tuple[RpcWorker, ...] = ()  # workers that compute its layers, in the order of --rpc
+    lost_workers: tuple[str, ...] = ()  # sentences on workers that it runs without
     from_user: frozenset[str] = frozenset()  # the options that the model's own table decides
-    # What it gave up after its engine ran out of memory.
+    # Settings reduced after its engine ran out of memory.
     reduced: SettingsByFlag = field(default_factory=dict)
-    missing_draft: tuple[str, ...] = ()  # why it runs without the draft model that is set
+    missing_draft: tuple[str, ...] = ()  # why it runs without the configured draft model
 
     @property
     def embedding(self) -> Embedding | None:
@@ -175,16 +142,16 @@ class Plan:
 
     @property
     def batch_tokens(self) -> int:
-        """The most tokens in one pass; llama-server's default where the engine decides."""
+        """The most tokens of a pass; llama-server's default if the engine decides."""
         size = self.memory_inputs.chosen.get("batch-size", BATCH_TOKENS)
         return size if isinstance(size, int) and size > 0 else BATCH_TOKENS
 
     @property
     def resumable_prompts(self) -> int:
-        """As of the proxy's `Upstream`.
+        """See the proxy's `Upstream`.
 
-        Source: measured on build 10434 with its default spacing: a history of which the last
-        message was edited finds the checkpoint before it (862 tokens), an earlier one nothing.
+        Source: measured on build 10434 with its default spacing: a history whose last message was
+        edited finds the checkpoint before it (862 tokens); an earlier edit finds nothing.
         """
         if not self.gguf.recurrent:
             return 0
@@ -193,12 +160,12 @@ class Plan:
 
     @property
     def has_window(self) -> bool:
-        """As of the proxy's `Upstream`."""
+        """See the proxy's `Upstream`."""
         return bool(self.gguf.sliding_window) and not self.memory_inputs.chosen.get("swa-full")
 
     @property
     def has_prompt_cache(self) -> bool:
-        """Whether the engine keeps prompts in main memory when their slot is reused."""
+        """Whether the engine keeps prompts in main memory after their slot is reused."""
         known = self.engine.flags.find("cache-ram") is not None
         return known and self.memory_inputs.chosen.get("cache-ram") != 0
 
@@ -207,12 +174,12 @@ class Plan:
         return estimate(self.memory_inputs)
 
     def argv(self, *, host: str, port: int | None, rpc: str | None = None) -> tuple[str, ...]:
-        """The command line, the engine's `command` first.
+        """Return the command line, beginning with the engine's `command`.
 
         Args:
             host: An address, or the path of a unix socket that ends in `.sock`.
             port: None for a unix socket; 0 lets the system choose.
-            rpc: Where the workers are reached, if not at their own addresses.
+            rpc: Addresses for the workers instead of their own.
         """
         words = [*self.engine.command, "--host", host]
         words += [] if port is None else ["--port", str(port)]
@@ -238,7 +205,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     """Plan the instances of a model; `instances` processes of all models share the machine.
 
     Raises:
-        SettingsInvalid: A flag that no build has, or a value that this build would reject.
+        SettingsInvalid: No build has a flag, or this build would reject a value.
     """
     remote = devices_of(entry.workers)
     devices = () if remote else engine.devices
@@ -288,7 +255,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
 
 
 def _worker_bytes(devices: tuple[Device, ...]) -> int:
-    """Memory of workers elsewhere; 0 if one takes main memory, which then limits all."""
+    """Return the workers' memory; 0 if any of it is main memory, which then limits all."""
     if any(device.is_main_memory for device in devices):
         return 0
     return sum(device.total_mib for device in devices) * 1024**2
@@ -303,7 +270,7 @@ def _derives_threads(settings: SettingsByFlag) -> bool:
 
 
 def _user_options(settings: SettingsByFlag, entry: ModelEntry, flags: Flags) -> Iterator[str]:
-    """Yield the options that the model's table sets; words of `args` go last, and win."""
+    """Yield the options that the model's table sets; words of `args` come last and win."""
     words = {word.partition("=")[0] for word in entry.args}
     for key, setting in settings.items():
         flag = flags.find(key)
@@ -312,13 +279,13 @@ def _user_options(settings: SettingsByFlag, entry: ModelEntry, flags: Flags) -> 
 
 
 def check(profile: Profile, flags: Flags) -> Rendered:
-    """Render a profile's own flags, without those to be derived; raises as `make_plan`."""
+    """Render a profile's flags without the `auto` ones; raises as `make_plan`."""
     own = (canonical(name, value, flags) for name, value in profile.flags.items())
     return render({key: value for key, value in own if not is_auto(key, value)}, flags)
 
 
 def unix_sockets(engine: Engine) -> bool:
-    """Whether the engine can listen on a unix socket, according to its help of `--host`."""
+    """Return whether the engine can listen on a unix socket, from its help of `--host`."""
     host = engine.flags.find("host")
     return host is not None and ".sock" in host.help
 
@@ -357,7 +324,7 @@ def _lines(
 def _omissions(
     entry: ModelEntry, left_out: list[OmittedFlag], settings: SettingsByFlag
 ) -> tuple[PlanLine, ...]:
-    """Omitted settings, except our own defaults: those are for builds that have them."""
+    """Return omitted settings, except our own defaults, which not every build needs to have."""
     origins = {key: setting.origin for key, setting in settings.items()}
     return tuple(
         PlanLine(
@@ -380,7 +347,7 @@ def _warnings(inputs: PlanInputs, engine: Engine, chosen: Mapping[str, FlagValue
 
 
 class TrialSettings(SettingsTable):
-    """`[models.NAME.trial]`: one more replica runs with these, for a share of conversations."""
+    """`[models.NAME.trial]`: settings of an additional replica for a share of conversations."""
 
     profile: Text | None = Field(
         None, description="the profile on trial; unset: the model's own, with other flags"
@@ -407,8 +374,8 @@ class TrialSettings(SettingsTable):
         with_flags = " with ".join(filter(None, (self.profile or own_profile, flags)))
         return f"{with_flags} on {self.engine}" if self.engine else with_flags
 
-    def applied(self, entry: ModelEntry) -> ModelEntry:
-        """Return a model as its trial runs it."""
+    def apply_to(self, entry: ModelEntry) -> ModelEntry:
+        """Return the model with the trial's settings."""
         return replace(
             entry,
             profile=self.profile or entry.profile,
@@ -418,13 +385,13 @@ class TrialSettings(SettingsTable):
 
 
 class CanaryTrial(TrialSettings):
-    """The trial of a canary: of an engine alone, and not in `corral.toml`."""
+    """The trial of a canary, which changes only the engine and is not in `corral.toml`."""
 
 
-def with_context_of(plan: Plan, trial: Plan, entry: ModelEntry) -> ModelEntry | None:
-    """Return what to plan a trial with for slots as long as the model's; None if they are.
+def extend_context(entry: ModelEntry, plan: Plan, trial: Plan) -> ModelEntry | None:
+    """Give a trial's slots the context of the model's slots; None if they have it.
 
-    A conversation that the model can hold must not be refused because it is part of a trial.
+    A conversation that fits the model must not be refused because it is part of a trial.
     """
     wanted, given = (ctx_slot(side.memory_inputs.chosen) for side in (plan, trial))
     if given == 0 or 0 < wanted <= given:

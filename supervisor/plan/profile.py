@@ -1,7 +1,7 @@
-"""Profiles: named sets of tuned flags, one TOML file each, independent of any model.
+"""Loads profiles: named sets of tuned flags in TOML files, independent of any model.
 
-A profile may extend another; its own flags win. The user's directory is searched first, so a
-profile there replaces ours of the same name, and may extend it.
+A profile may extend another one and override its flags. The user's directory is searched first, so
+a profile there replaces ours of the same name, and may extend it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEYS: Final = frozenset({"description", "extends", "flags"})
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile with the flags it inherits; `origins` names the profile that sets each flag."""
+    """A profile with inherited flags; `origins` names the profile that sets each flag."""
 
     name: str
     path: Path
@@ -35,14 +35,14 @@ class Profile:
 
 
 def load(name: str, dirs: Sequence[Path]) -> Profile:
-    """Load a profile with everything it inherits; the first of `dirs` that has it wins."""
+    """Load a profile with inherited flags, from the first of `dirs` that has it."""
     return _load(name, dirs, above=())
 
 
 def overlay_flags(under: Profile, flags: Mapping[str, FlagValue], name: str) -> Profile:
-    """A profile with more flags on top, of a profile of this name.
+    """Add flags whose origin is the profile `name`.
 
-    They stand last, so that they also win over an older spelling of the same option.
+    They come last, so that they also override an older spelling of the same option.
     """
     kept = {key: value for key, value in under.flags.items() if key not in flags}
     return replace(
@@ -79,7 +79,7 @@ def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
 
 
 def _find(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Path:
-    """The first file of this name that is not in the chain above it."""
+    """Find the first file of this name that is not in `above`, the profiles that extend it."""
     found = list(_files(name, dirs))
     for path in found:
         if path not in above:
@@ -105,7 +105,7 @@ def _files(name: str, dirs: Sequence[Path]) -> Iterator[Path]:
 
 
 def check(path: Path, table: Mapping[str, Any], known: Collection[str] = _KEYS) -> None:
-    """Check the keys of a profile's file, its text and its flags; raises SettingsInvalid."""
+    """Check the content of a profile's file; raises SettingsInvalid."""
     for key in table.keys() - set(known):
         near = nearest(key, known)
         hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(known))}"

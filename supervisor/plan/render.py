@@ -1,4 +1,9 @@
-"""Renders settings for the engine at hand. Pure, given the engine's Flags."""
+"""Renders settings as options of the installed build. Pure.
+
+Settings use today's long names without dashes. Names and values that the build spells differently
+are translated. An option that the build deprecated without a successor, removed, or never had is
+omitted with the reason. A flag of no build, or a value that the build would reject, is an error.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +31,10 @@ from supervisor.plan.setting import (
     reserved_reason,
 )
 
-# Settings use today's long names without dashes. A name or value that the build spells differently
-# is translated. What the build has deprecated without a successor, removed, or never had is
-# omitted, with the reason. A flag of no build, or a value that the build would reject, is an error.
-
 
 @dataclass(frozen=True, slots=True)
 class RenderedFlag:
-    """One option of a command line: `value` is None for a switch, `note` names the translation."""
+    """An option of a command line; `value` is None for a switch, `note` names a translation."""
 
     key: str
     flag: str
@@ -43,7 +44,7 @@ class RenderedFlag:
 
 @dataclass(frozen=True, slots=True)
 class OmittedFlag:
-    """A setting that this build does not get, and a clause why."""
+    """A setting that this build does not get; `reason` is a clause."""
 
     key: str
     value: FlagValue
@@ -60,9 +61,9 @@ def render(settings: Mapping[str, FlagValue], flags: Flags) -> Rendered:
     """Render settings by canonical key for a build.
 
     Raises:
-        SettingsInvalid: A flag that no build has or users may not set, or an invalid value.
+        SettingsInvalid: No build has a flag, users may not set it, or its value is invalid.
     """
-    results = [_render_one(key, value, flags) for key, value in settings.items()]
+    results = [_render_setting(key, value, flags) for key, value in settings.items()]
     return Rendered(
         tuple(result for result in results if isinstance(result, RenderedFlag)),
         tuple(result for result in results if isinstance(result, OmittedFlag)),
@@ -70,7 +71,7 @@ def render(settings: Mapping[str, FlagValue], flags: Flags) -> Rendered:
 
 
 def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
-    """A setting in today's vocabulary, so that two spellings of one are equal.
+    """Translate a setting to today's name and value, so that equal settings compare equal.
 
     The name may be of any build, with or without dashes; `no-x = true` is `x = false`.
 
@@ -83,7 +84,8 @@ def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue
         key = _todays(flag.key)
     key, value = MOVED.get((key, value), (key, value))
     if key == "spec-type":
-        value = _todays_word(key, value)
+        words = {old: word for (name, word), old in OLDER_WORDS.items() if name == key}
+        value = words.get(value, value)
     if reason := reserved_reason(key):
         raise SettingsInvalid(f"{name} cannot be set: {reason}")
     return key, value
@@ -95,7 +97,7 @@ def _positive(key: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]
         return key, value
     positive = key.removeprefix("no-")
     flag = flags.find(positive)
-    # --no-host is no opposite of --host, which takes a value.
+    # --no-host is not the opposite of --host, which takes a value.
     is_switch = flag is None or flag.kind in {"switch", "unknown"}
     return (positive, not value) if is_switch else (key, value)
 
@@ -104,34 +106,20 @@ def _todays(key: str) -> str:
     return next((new for new, old in SPELLINGS.items() if key in old), key)
 
 
-def _todays_word(key: str, value: FlagValue) -> FlagValue:
-    words = {old: word for (name, word), old in OLDER_WORDS.items() if name == key}
-    return words.get(value, value)
-
-
-def _render_one(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | OmittedFlag:
+def _render_setting(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | OmittedFlag:
     unusable: Flag | None = None
     for name, spelled in _spellings(key, value):
-        flag = _find(name, flags)
+        # An older build may have only the negative form.
+        flag = flags.find(name) or flags.find(f"no-{name}")
         if flag and flag.is_usable:
-            return _form(key, _Spelling(name, spelled, flag), flags) or _unsupported_value(
-                key, value, flag
-            )
+            rendered = _render_spelling(key, name, spelled, flag, flags)
+            return rendered or _unsupported_value(key, value, flag)
         unusable = unusable or flag
-    return OmittedFlag(key, value, IMPLIED.get((key, value)) or _reason_not(key, unusable))
-
-
-@dataclass(frozen=True, slots=True)
-class _Spelling:
-    """A name and value that a build has for a setting."""
-
-    name: str
-    value: FlagValue
-    flag: Flag
+    return OmittedFlag(key, value, IMPLIED.get((key, value)) or _omission_reason(key, unusable))
 
 
 def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:
-    """The spellings of a setting, newest first."""
+    """Yield the spellings of a setting, newest first."""
     yield key, value
     for older in SPELLINGS.get(key, ()):
         yield older, value
@@ -139,12 +127,7 @@ def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:
         yield moved
 
 
-def _find(name: str, flags: Flags) -> Flag | None:
-    """The option; an older build may have its negative form only."""
-    return flags.find(name) or flags.find(f"no-{name}")
-
-
-def _reason_not(key: str, flag: Flag | None) -> str:
+def _omission_reason(key: str, flag: Flag | None) -> str:
     if flag and flag.removed:
         return f"this build has removed it: {flag.removed}"
     if flag:
@@ -158,19 +141,19 @@ def _reason_not(key: str, flag: Flag | None) -> str:
     )
 
 
-def _form(key: str, spelling: _Spelling, flags: Flags) -> RenderedFlag | None:
-    """The rendered option, or None if the build has no form of this value."""
-    note = f"this build names --{key} --{spelling.name}" if spelling.name != key else ""
-    value = _spelled_for(spelling.flag, key, spelling.value)
+def _render_spelling(
+    key: str, name: str, spelled: FlagValue, flag: Flag, flags: Flags
+) -> RenderedFlag | None:
+    """Render a spelling of a setting; None if the build has no form of this value."""
+    note = f"this build names --{key} --{name}" if name != key else ""
+    value = _translate_value(flag, key, spelled)
     if isinstance(value, bool):
-        wanted = spelling.name if value else f"no-{spelling.name}"
+        wanted = name if value else f"no-{name}"
         return RenderedFlag(key, f"--{wanted}", None, note) if flags.find(wanted) else None
-    if not _is_known(key, value, spelling.flag):
+    if not _is_known(key, value, flag):
         return None
-    dashes = "--" if f"--{spelling.name}" in spelling.flag.names else "-"
-    return RenderedFlag(
-        key, f"{dashes}{spelling.name}", _check_word(key, value, spelling.flag), note
-    )
+    dashes = "--" if f"--{name}" in flag.names else "-"
+    return RenderedFlag(key, f"{dashes}{name}", _check_word(key, value, flag), note)
 
 
 def _unsupported_value(key: str, value: FlagValue, flag: Flag) -> OmittedFlag:
@@ -181,8 +164,8 @@ def _unsupported_value(key: str, value: FlagValue, flag: Flag) -> OmittedFlag:
     return OmittedFlag(key, value, IMPLIED.get((key, value), reason))
 
 
-def _spelled_for(flag: Flag, key: str, value: FlagValue) -> FlagValue:
-    """The value in this build's words; a bool where the option is a switch in this build."""
+def _translate_value(flag: Flag, key: str, value: FlagValue) -> FlagValue:
+    """Return the value in this build's words; a bool if the option is a switch in this build."""
     if key in ONCE_BARE and flag.hint is None:
         return value if isinstance(value, bool) else value == "on"
     if isinstance(value, bool) and (key in ONCE_BARE or {"on", "off"} <= set(flag.choices)):
@@ -192,15 +175,11 @@ def _spelled_for(flag: Flag, key: str, value: FlagValue) -> FlagValue:
     if not isinstance(value, bool) and flag.kind == "switch":
         raise SettingsInvalid(f"{key} takes no value", hint=f"write {key} = true or {key} = false")
     older = OLDER_WORDS.get((key, value))
-    return value if older is None or _takes(flag, value) else older
-
-
-def _takes(flag: Flag, value: FlagValue) -> bool:
-    return flag.kind == "unknown" or value in flag.choices
+    return value if older is None or flag.kind == "unknown" or value in flag.choices else older
 
 
 def _is_known(key: str, value: FlagValue, flag: Flag) -> bool:
-    """Whether the build has a word; False only for words that the newest build has."""
+    """Return whether the build has a word; False only for words that the newest build has."""
     if flag.kind not in {"enum", "list"} or not flag.choices:
         return True
     newest = newest_flags().find(key)
@@ -210,7 +189,7 @@ def _is_known(key: str, value: FlagValue, flag: Flag) -> bool:
 
 
 def _check_word(key: str, value: FlagValue, flag: Flag) -> str:
-    """The value as a word of the command line."""
+    """Return the value as a word of the command line; raises SettingsInvalid."""
     word = str(value)
     if "\0" in word:
         raise SettingsInvalid(f"{key} contains a NUL character")

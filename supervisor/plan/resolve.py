@@ -1,7 +1,7 @@
 """Merges a model's settings from all sources and derives every `auto`. Pure.
 
-A model's own flags, and its `batching`, win over its profile, and its profile over llama-corral's
-defaults. Of one option, flags win over `batching`: only a trial sets both.
+A model's own `flags` and `batching` override its profile, and the profile overrides llama-corral's
+defaults. If both set an option, which only a trial can do, `flags` override `batching`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class BatchingSettings(SettingsTable):
-    """`[models.NAME.batching]`: continuous batching; what is unset stays as the profile has it."""
+    """`[models.NAME.batching]`: continuous batching; unset keys follow the profile."""
 
     max_ubatch_tokens: int | None = Field(
         None, ge=1, le=65_536, description="tokens of one forward pass at most (--ubatch-size)"
@@ -80,7 +80,7 @@ class BatchingSettings(SettingsTable):
     )
 
     def settings(self) -> dict[str, Setting]:
-        """Settings by today's name of the option; `auto` where the others decide the number."""
+        """Return settings by today's option names; `auto` if other settings decide the number."""
         given = {
             option: Setting(value, BATCHING, key)
             for key, option in OPTIONS.items()
@@ -91,7 +91,7 @@ class BatchingSettings(SettingsTable):
         return given
 
     def conflicts(self, flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, str]]:
-        """Yield each key here, and the flag of the model that sets its option too."""
+        """Yield each key whose option a flag of the model sets too, with that flag."""
         keys = {OPTIONS[key]: key for key in OPTIONS if getattr(self, key) is not None}
         for name, value in flags.items() if keys else ():
             try:
@@ -108,18 +108,18 @@ SPLIT: Final = "tensor-split"
 
 @dataclass(frozen=True, slots=True)
 class RpcWorker:
-    """A worker as a plan uses it."""
+    """A worker in a plan."""
 
     name: str
     address: str  # HOST:PORT
-    devices: tuple[Device, ...]  # as it reports them, or assumed
+    devices: tuple[Device, ...]  # reported by the worker, or assumed
 
 
 def devices_of(workers: Sequence[RpcWorker]) -> tuple[Device, ...]:
-    """The devices of all workers with the names that an engine gives them.
+    """Return the devices of all workers under the engine's names for them.
 
-    Source: llama.cpp, ggml-rpc.cpp, ggml_backend_rpc_add_server: RPC0, RPC1 … in the order of
-    `--rpc`; devices of this machine come after them.
+    These are RPC0, RPC1 … in the order of `--rpc`, before the devices of this machine. Source:
+    llama.cpp, ggml-rpc.cpp, ggml_backend_rpc_add_server.
     """
     found = [replace(device, worker=worker.name) for worker in workers for device in worker.devices]
     return tuple(replace(device, name=f"RPC{number}") for number, device in enumerate(found))
@@ -132,9 +132,14 @@ def rpc_settings(
     local: Sequence[Device],
     split: str | None = None,
 ) -> SettingsByFlag:
-    """The settings that put all layers on workers, `--rpc` first; `own` are those of the model.
+    """Return the settings that put all layers on workers, with `--rpc` first.
 
-    `split` is the one to which layers were moved.
+    Args:
+        workers: The workers.
+        own: The model's own settings.
+        flags: The options of the build.
+        local: The devices of this machine.
+        split: The `--tensor-split` to which layers were moved, or None.
 
     Raises:
         SettingsInvalid: The build has no RPC, or the model sets `rpc` itself.
@@ -163,7 +168,7 @@ def rpc_settings(
 
 
 def fitting_split(own: SettingsByFlag, workers: Sequence[RpcWorker]) -> SettingsByFlag:
-    """The model's own settings without a split that is for another number of devices."""
+    """Remove a split for another number of devices from the model's own settings."""
     split = own.get(SPLIT)
     if split is None or len(str(split.value).split(",")) == len(devices_of(workers)):
         return own
@@ -177,8 +182,8 @@ def _split(devices: Sequence[Device], origin: str) -> tuple[str, str, str]:
     return ",".join(map(str, sizes)), origin, "by their memory in MiB"
 
 
-# Defaults for every engine, with reasons. Profiles and models override them; a build without the
-# option does not get it.
+# Defaults for every engine, with reasons. Profiles and models override them; builds without the
+# option do not get it.
 CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
     {
         "metrics": (True, "status and health checks read its counters"),
@@ -188,8 +193,8 @@ CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
         "offline": (True, "engines download nothing"),
         "jinja": (True, "tool calls need the model's own template"),
         "log-colors": ("off", "the log goes to a file"),
-        # An engine with an open stream notices SIGTERM at its next ping; at the default of 30 s it
-        # hangs for as long. During a long prefill pings also show that it works.
+        # An engine with an open stream notices SIGTERM only at its next ping; with the default of
+        # 30 s it hangs that long. During a long prefill, pings also show that it works.
         "sse-ping-interval": (1, "an engine notices SIGTERM at its next ping"),
     }
 )
@@ -205,16 +210,16 @@ class ModelEntry:
     replicas: int | Literal["auto"] = 1
     flags: Mapping[str, FlagValue] = field(default_factory=dict)
     args: tuple[str, ...] = ()  # words for the end of the command line, passed on unchecked
-    draft: DraftSetting = None  # a GGUF to draft with, `auto` to look for one, or None
+    draft: DraftSetting = None  # a GGUF to draft with, `auto` to search for one, or None
     aliases: tuple[str, ...] = ()
     batching: BatchingSettings = field(default_factory=BatchingSettings)
-    engine: EngineSetting | None = None  # its own; None: the one of all models
-    projector: Path | None = None  # found beside it; None where its settings decide
-    loras: tuple[Lora, ...] = ()  # that requests choose by name
-    workers: tuple[RpcWorker, ...] = ()  # those that compute its layers now
+    engine: EngineSetting | None = None  # its own engine; None for the engine of all models
+    projector: Path | None = None  # found beside it; None if its settings decide
+    loras: tuple[Lora, ...] = ()  # adapters that requests choose by name
+    workers: tuple[RpcWorker, ...] = ()  # workers that compute its layers now
     serves_ui: bool = False  # whether browsers get the engine's own web UI
     split: str | None = None  # the `--tensor-split` to which its layers were moved
-    # What replaces all of the above after its engine ran out of memory.
+    # Settings that override all others after its engine ran out of memory.
     reduced: SettingsByFlag = field(default_factory=dict)
 
 
@@ -226,9 +231,9 @@ def resolve(
     draft: Draft,
     devices: tuple[Device, ...] = (),
 ) -> SettingsByFlag:
-    """All settings of a model by today's name, with nothing left to derive.
+    """Return all settings of a model by today's names, with every `auto` derived.
 
-    `devices` are those of this machine.
+    `devices` are the devices of this machine.
     """
     gguf = inputs.gguf
     planned = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
@@ -239,12 +244,12 @@ def resolve(
 
 
 def is_auto(key: str, value: FlagValue) -> bool:
-    """Whether we derive this value; other options have an `auto` of their own."""
+    """Return whether we derive this value; other options have an `auto` of their own."""
     return key in AUTO_VALUES and value == AUTO
 
 
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> SettingsByFlag:
-    """All settings in today's vocabulary; the last source wins."""
+    """Merge all sources by today's names; the last source wins."""
     ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
     if entry.serves_ui:
         ours["ui"] = Setting(value=True, origin=CORRAL, reason="engine_ui under [proxy]")
@@ -272,7 +277,7 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
 def _with_workers(
     merged: SettingsByFlag, entry: ModelEntry, flags: Flags, devices: tuple[Device, ...]
 ) -> SettingsByFlag:
-    """With the options of workers, `--rpc` first: `--device` may name what it adds."""
+    """Add the options of workers, `--rpc` first because `--device` may name its devices."""
     if not entry.workers:
         return merged
     own = {key: setting for key, setting in merged.items() if setting.is_own}
@@ -304,7 +309,7 @@ def _derive_settings(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsBy
 
 
 def _cap_context(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag:
-    """Limit a profile's context to the length the model was trained for."""
+    """Limit a profile's context to the model's training context."""
     ctx, trained = settings.get("ctx-size"), inputs.gguf.ctx_train
     chosen = values(settings)
     if (
@@ -321,7 +326,7 @@ def _cap_context(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag
 
 
 def _raise_batch(settings: SettingsByFlag) -> SettingsByFlag:
-    """Raise the batch size to hold what all slots draft at once.
+    """Raise the batch size so that it holds the tokens that all slots draft at once.
 
     An engine with a smaller batch aborts on an assertion in the middle of responses.
 

@@ -1,8 +1,7 @@
-"""A setting of a model with its origin and reason; earlier names of llama-server's options.
+"""Defines a setting with its origin and reason, and tables of llama-server's option names.
 
-Earlier names of llama-server's options, and options that users may not set. Profiles and
-`corral.toml` use today's long names; these tables translate a setting for a build that has another
-name for it, and an old name given by a user to today's.
+Profiles and `corral.toml` use today's long names. The tables translate a setting for a build that
+has an older name, and a user's old name to today's. RESERVED lists options that users may not set.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from supervisor.builds.help import FlagValue
 CORRAL: Final = "llama-corral"
 BATCHING: Final = "batching"
 _FLAG: Final = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-# Control characters but tab, line feed and carriage return: a template given as a flag has lines.
+# Control characters except tab, line feed and carriage return, which a template may contain.
 _CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def argument(text: str) -> str:
-    """Check a word of a command line: a ValueError for control characters."""
+    """Check a word of a command line; raises ValueError for control characters."""
     if _CONTROL_IN_LINES.search(text):
         raise ValueError("it has a control character")
     return text
 
 
 def flag_name(name: str) -> str:
-    """Check the name of a flag: a ValueError for one that no build could have."""
+    """Check the name of a flag; raises ValueError if no build could have it."""
     if not _FLAG.fullmatch(name):
         raise ValueError("not an option of llama-server")
     return name
 
 
 def flag_value(value: FlagValue) -> FlagValue:
-    """Check a flag's value: a ValueError if not finite, over 64 bits or with control characters."""
+    """Check a value; raises ValueError if infinite, over 64 bits or with control characters."""
     return argument(value) if isinstance(value, str) else number(value)
 
 
@@ -57,8 +56,8 @@ class Setting:
     # `model NAME`, `batching`, `profile NAME`, `machine`, `demand`, `gguf` or `llama-corral`
     origin: str
     reason: str = ""  # a clause; empty if the origin says it all
-    is_derived: bool = False  # it was `auto`
-    is_adapted: bool = False  # the daemon changed it while it serves
+    is_derived: bool = False  # whether it was `auto`
+    is_adapted: bool = False  # whether the daemon changed it while it serves
 
     @property
     def is_from_user(self) -> bool:
@@ -157,7 +156,7 @@ OLDER_WORDS: Final[Mapping[OptionValue, FlagValue]] = MappingProxyType(
 # newer build consumes the next word of the command line.
 ONCE_BARE: Final = frozenset({"flash-attn", "log-colors"})  # b6325, b6393
 
-# Values that a build without the option has anyway.
+# Values that a build without the option uses anyway.
 IMPLIED: Final[Mapping[OptionValue, str]] = MappingProxyType(
     {
         ("spec-type", "draft-simple"): "a draft model alone turns drafting on in this build",
@@ -195,12 +194,12 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     )
 )
 
-# Presets such as --gpt-oss-20b-default, which put a model from the network in place of ours.
+# Presets such as --gpt-oss-20b-default, which replace our model by one from the network.
 _PRESETS: Final = ("embd-", "fim-", "gpt-oss-", "vision-", "tts-oute")
 
 
 def reserved_reason(key: str) -> str | None:
-    """Why users may not set an option, or None."""
+    """Return why users may not set an option, or None."""
     if key.startswith(_PRESETS) and key.endswith(("-default", "-spec")):
         return _MODEL
     return RESERVED.get(key)

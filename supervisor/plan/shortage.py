@@ -1,4 +1,4 @@
-"""What a model gives up when memory falls short, and how many instances fit. Pure."""
+"""Reduces a model's settings when memory runs short, and decides how many instances fit. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from supervisor.system.machine import Machine
 
 
 def shortage(found: Estimate, free: Mapping[str, int]) -> str | None:
-    """Why an instance would run out of device memory now, or None.
+    """Return why an instance would run out of device memory now, or None.
 
     Args:
-        found: What it takes.
-        free: Free bytes of the devices of this machine, as far as they are known.
+        found: Its estimated memory.
+        free: Free bytes of this machine's devices, as far as they are known.
     """
     for name, take in found.devices.items():
         if name in free and take.at_start > free[name]:
@@ -38,7 +38,7 @@ Kind = Literal["context", "cache", "layers"]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Options that replace planned ones."""
+    """Options that replace planned ones, and the planned values."""
 
     kind: Kind
     flags: Mapping[str, FlagValue]
@@ -51,65 +51,52 @@ def next_reduction(
     own: frozenset[str],
     is_short: Callable[[Estimate], bool],
 ) -> Reduction | None:
-    """Return the first kind of reduction that is left, or None.
+    """Return a reduction of the first untried kind, or None.
+
+    It is the mildest change of its kind with which memory suffices, or else the strongest.
 
     Args:
-        memory_inputs: Of the start that failed.
+        memory_inputs: The inputs of the start that failed.
         tried: The kinds that were tried; each is tried once.
         own: Options that the user set for the model; they do not change.
-        is_short: Whether memory is known not to suffice. Of one kind, the least change with which
-            it suffices is taken, else the largest.
+        is_short: Returns whether memory is known not to suffice.
     """
     for kind, candidates in _KINDS.items():
         changes = [] if kind in tried else [*candidates(memory_inputs)]
         if changes and own.isdisjoint(changes[0]):
-            return _reduction(kind, memory_inputs, _least(memory_inputs, changes, is_short))
+            sufficient = (
+                flags
+                for flags in changes
+                if not is_short(estimate(apply_flags(memory_inputs, flags)))
+            )
+            flags = next(sufficient, changes[-1])
+            return Reduction(kind, flags, {key: memory_inputs.chosen.get(key) for key in flags})
     return None
-
-
-def _reduction(
-    kind: Kind, memory_inputs: MemoryInputs, flags: Mapping[str, FlagValue]
-) -> Reduction:
-    return Reduction(kind, flags, {key: memory_inputs.chosen.get(key) for key in flags})
-
-
-def _least(
-    memory_inputs: MemoryInputs,
-    changes: list[Mapping[str, FlagValue]],
-    is_short: Callable[[Estimate], bool],
-) -> Mapping[str, FlagValue]:
-    for flags in changes:
-        if not is_short(estimate(apply_flags(memory_inputs, flags))):
-            return flags
-    return changes[-1]
 
 
 def apply_flags(memory_inputs: MemoryInputs, flags: Mapping[str, FlagValue]) -> MemoryInputs:
     return replace(memory_inputs, chosen={**memory_inputs.chosen, **flags})
 
 
-def _shorter(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
-    return shorter(memory_inputs, {})
-
-
 def _fewer_layers(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
-    """Half of the layers on devices, or less; all layers of a model with workers stay there."""
+    """Yield half of the layers on devices, or fewer; layers on workers stay there."""
     found = estimate(memory_inputs)
     if not found.workers and found.layers_offloaded:
         for count in range(found.layers_offloaded // 2, -1, -1):
             yield {"gpu-layers": count}
 
 
-# In the order in which they are tried: what costs a user least goes first.
+# In the order in which they are tried: the mildest for users first.
 _KINDS: Final[Mapping[Kind, Callable[[MemoryInputs], Iterator[Mapping[str, FlagValue]]]]] = (
-    MappingProxyType({"context": _shorter, "cache": smaller_cache, "layers": _fewer_layers})
+    MappingProxyType({"context": shorter, "cache": smaller_cache, "layers": _fewer_layers})
 )
 
 
-# With devices: one per device, if there are several and each holds the whole model; else one, which
-# the engine spreads over them. On a CPU: one for every eight cores of the model's share, as memory
-# allows, and four at most. Slots of one instance decode in one batch and read the weights once, so
-# another instance pays only where one can no longer use all cores.
+# With devices: an instance per device if there are several and each holds the whole model,
+# otherwise a single instance, which the engine spreads over them. On a CPU: an instance for every
+# eight cores of the model's share, at most four, as memory allows. The slots of an instance decode
+# in a single batch and read the weights once, so another instance pays only if a single one can no
+# longer use all cores.
 
 _CORES: Final = 8
 _MOST: Final = 4
@@ -127,36 +114,33 @@ class Replicas:
 def decide(
     memory_inputs: MemoryInputs, machine: Machine, has: MemoryCapacity, models: int
 ) -> Replicas:
-    """Decide the number of instances."""
+    """Decide the number of instances of a model, which shares the machine with other models."""
+    models = max(1, models)
     if not has.devices or "device" in memory_inputs.chosen:
-        return _replicas_on_cores(memory_inputs, machine, has, max(1, models))
+        by_cores = machine.physical_cores // models // _CORES
+        by_memory = _by_memory(memory_inputs, has, models)
+        count = max(1, min(by_cores, by_memory, _MOST))
+        cores = (
+            f"{machine.physical_cores} physical cores for {models} models, {_CORES} per instance"
+        )
+        return Replicas(count, cores if by_cores <= by_memory else f"{cores}, limited by memory")
     if len(has.devices) == 1:
         return Replicas(1, "the machine has one device")
     if not all(_is_held_by(memory_inputs, has, name) for name in has.devices):
         return Replicas(1, "no device of this machine can hold the whole model")
-    count = min(len(has.devices), _by_memory(memory_inputs, has, max(1, models)))
+    count = min(len(has.devices), _by_memory(memory_inputs, has, models))
     reason = f"one per device; each of {len(has.devices)} devices can hold the whole model"
     return Replicas(count, reason, tuple(has.devices)[:count])
 
 
-def _replicas_on_cores(
-    memory_inputs: MemoryInputs, machine: Machine, has: MemoryCapacity, models: int
-) -> Replicas:
-    by_cores = machine.physical_cores // models // _CORES
-    by_memory = _by_memory(memory_inputs, has, models)
-    count = max(1, min(by_cores, by_memory, _MOST))
-    cores = f"{machine.physical_cores} physical cores for {models} models, {_CORES} per instance"
-    return Replicas(count, cores if by_cores <= by_memory else f"{cores}, limited by memory")
-
-
 def _by_memory(memory_inputs: MemoryInputs, has: MemoryCapacity, models: int) -> int:
-    """Instances that fit into the model's share of main memory; weights count once."""
+    """Return how many instances fit into the model's share of main memory; they share weights."""
     found = estimate(memory_inputs)
     room = has.host // models - found.mapped_bytes
     return max(1, room // max(1, found.own_bytes))
 
 
 def _is_held_by(memory_inputs: MemoryInputs, has: MemoryCapacity, device: str) -> bool:
-    """Whether one device holds all layers."""
+    """Return whether a single device can hold all layers."""
     alone = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, "device": device}))
     return alone.layers_offloaded > memory_inputs.gguf.layers and misfit_reason(alone, has) is None

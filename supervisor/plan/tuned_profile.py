@@ -1,8 +1,8 @@
-"""The tuned profile of one model, `profiles.d/MODEL.toml`, as `corral tune` writes it.
+"""Reads tuned profiles, `profiles.d/MODEL.toml`, which `corral tune` writes for each model.
 
-It lies on the model's profile and below the model's own flags. It was measured on one machine and
-on top of one profile: with another of these it is not used. With another engine, device or model
-file it is used, and a warning says so.
+A tuned profile overrides the model's profile, and the model's own flags override it. It is not used
+with another machine or another profile than it was measured on. With another engine, device or
+model file it is used with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPLICAS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How a profile was measured; every text is empty if the file does not say."""
+    """The conditions and result of the measurement; every text may be empty."""
 
     goal: str = ""
     date: str = ""
@@ -46,14 +46,14 @@ class Tuned:
 
     model: str
     path: Path
-    extends: str | None  # the profile it was measured on; None for any
+    extends: str | None  # the profile that it was measured on; None for any
     flags: Mapping[str, FlagValue]
     replicas: int | None
     evidence: Evidence
 
     @property
     def summary(self) -> str:
-        """A clause: when, for which goal, and by how much."""
+        """A clause with the date, the goal and the result."""
         if not self.evidence.date:
             return f"with the flags of {self.path}"
         text = f"tuned on {self.evidence.date} for {self.evidence.goal}"
@@ -62,7 +62,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What decides whether a tuned profile still holds."""
+    """The current conditions, which decide whether a tuned profile still applies."""
 
     profile: str
     machine: str
@@ -112,7 +112,7 @@ def read(model: str, directory: Path) -> Tuned | None:
 
 
 def reason_unused(tuned: Tuned, now: Conditions) -> str | None:
-    """Why a tuned profile does not apply, as a clause; None if it does."""
+    """Return a clause that says why a tuned profile does not apply, or None."""
     if tuned.extends and tuned.extends != now.profile:
         return f"it extends the profile {tuned.extends}, and the model has {now.profile}"
     measured = tuned.evidence.machine
@@ -122,7 +122,7 @@ def reason_unused(tuned: Tuned, now: Conditions) -> str | None:
 
 
 def warnings(tuned: Tuned, now: Conditions) -> Iterator[str]:
-    """Sentences for the user, with the fix after a semicolon."""
+    """Yield sentences for the user, with the fix after a semicolon."""
     fix = f"; corral tune {tuned.model} measures again"
     if reason := reason_unused(tuned, now):
         yield f"{tuned.path.name} is not used: {reason}{fix}"

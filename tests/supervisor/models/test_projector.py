@@ -9,7 +9,7 @@ from support.stores_layout import copied
 
 from supervisor.models import metadata
 from supervisor.models.stored_model import find_projector
-from supervisor.plan.embedding import is_looked_for
+from supervisor.plan.embedding import needs_projector_search
 
 Files = dict[str, Path]
 
@@ -79,4 +79,4 @@ def test_the_user_may_decide(
     expected: bool,
 ) -> None:
     model = metadata.read(files["model"], cache_dir=tmp_path / "cache")
-    assert is_looked_for(model, flags, args) is expected
+    assert needs_projector_search(model, flags, args) is expected

@@ -46,7 +46,7 @@ def planned(
         "chat", CHAT, profile, flags=flags or {}, batching=BatchingSettings(**batching)
     )
     return make_plan(
-        trial.applied(entry) if trial else entry,
+        trial.apply_to(entry) if trial else entry,
         load_profile(profile, PROFILES),
         on or engine(),
         of or model(),

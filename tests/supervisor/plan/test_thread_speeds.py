@@ -39,7 +39,7 @@ def test_the_fastest_count_is_taken_if_it_is_clearly_faster(
 def test_each_count_is_tried_once() -> None:
     tried: dict[int, ThreadSpeeds] = {}
     order = []
-    while count := ThreadMeasurement(tried).untried(8):
+    while count := ThreadMeasurement(tried).next_untried(8):
         order.append(count)
         tried[count] = ThreadSpeeds(decode=10.0)
     assert order == [8, 7, 4]
@@ -47,7 +47,7 @@ def test_each_count_is_tried_once() -> None:
 
 def test_figures_that_were_not_measured_are_left_out() -> None:
     measured = ThreadMeasurement({2: ThreadSpeeds(10.0, 20.0), 1: ThreadSpeeds(12.0, None, 9.0)})
-    assert (measured.decode(), measured.prefill(), measured.together()) == (
+    assert (measured.decode(), measured.prefill(), measured.speeds_together()) == (
         {2: 10.0, 1: 12.0},
         {2: 20.0},
         {1: 9.0},
