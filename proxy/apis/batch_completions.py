@@ -1,31 +1,31 @@
 """`POST /v1/batch/completions`, `/batch/generate`: many prompts, each a request of priority batch.
 
-They begin in their order, and one of them at a time waits for a slot, or for the limits of its key:
-a batch has one place in the queue of its model, and takes slots that interactive requests leave
-idle. A client that leaves cancels them all.
+Prompts begin in order, and one at a time waits for a slot or for the limits of its key. So a batch
+has one place in the queue of its model, and takes slots that interactive requests leave idle. If
+the client leaves, all prompts are cancelled.
 
-The response is one object, or a line of JSON for each result, in the order in which results are
-complete; the last line has the figures. The result of a prompt that failed also has `error`, in the
-shape of every error. Names and defaults are those of realizar 0.8.5: `GpuBatchRequest`,
-`GpuBatchResult`, `ContinuousBatchResponse` and `GpuBatchStats`; every other member is
-llama-server's and is sent with each prompt.
+The response is one object, or a line of JSON for each result in the order of completion, followed
+by a line with the statistics. The result of a failed prompt also has `error`, in the usual format.
+Names and defaults are those of realizar 0.8.5: `GpuBatchRequest`, `GpuBatchResult`,
+`ContinuousBatchResponse` and `GpuBatchStats`; other members are llama-server's and are sent with
+each prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.batches.own_requests import OwnAnswer, OwnRequests, refusal
-from proxy.cache.prompt import CacheOwner
 from proxy.common.headers import HOP, JSON
 from proxy.errors import BadRequest, LimitExceeded, UpstreamFailed
 from proxy.forward.arrays import GATHERED_MAX_BYTES
@@ -41,7 +41,7 @@ from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
 # Source: realizar 0.8.5, src/api, `default_max_tokens` and `default_top_k`.
 _MAX_TOKENS: Final = 50
 _DEFAULTS: Final = MappingProxyType({"temperature": 0.0, "top_k": 50, "stop": []})
-# Read here, or set: the answer is not a stream, and has the members that results are made of.
+# Members that are read here, or set so that the answer has the members of a result.
 _OURS: Final = frozenset({"prompts", "prompt", "max_tokens", "response_fields"})
 _NUMBER: Final = (int, float)
 EMPTY_PROMPT: Final = "Prompt cannot be empty"
@@ -104,12 +104,9 @@ def _check_numbers(members: Mapping[str, Any]) -> None:
     if not isinstance(value, _NUMBER) or isinstance(value, bool):
         raise BadRequest("temperature must be a number")
     stop = members.get("stop", [])
-    if not isinstance(stop, str) and not _is_texts(stop):
+    is_list = isinstance(stop, list) and all(isinstance(text, str) for text in stop)
+    if not isinstance(stop, str) and not is_list:
         raise BadRequest("stop must be a list of strings")
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +114,13 @@ class BatchResult:
     """The answer to one prompt.
 
     Attributes:
-        index: Of the prompt, from 0.
-        token_ids: Generated, one that ended the text included.
-        num_generated: Their number.
-        batched: Whether the prompt began with others as a batch.
-        batch_size: Prompts that began together; 1 for a prompt that ran singly.
-        latency_ms: From joining the queue to the whole answer.
-        error: Why there is no answer.
+        index: Index of the prompt, from 0.
+        token_ids: The generated tokens, including the one that ended the text.
+        num_generated: Number of generated tokens.
+        batched: Whether the prompt began together with others.
+        batch_size: Number of prompts that began together; 1 for a prompt that ran alone.
+        latency_ms: Time from joining the queue to the complete answer.
+        error: The reason if there is no answer.
     """
 
     index: int
@@ -135,53 +132,23 @@ class BatchResult:
     latency_ms: float = 0.0
     error: Mapping[str, Any] | None = None
 
-    def json(self) -> bytes:
+    def encode(self) -> bytes:
         members = asdict(self)
         if self.error is None:
             del members["error"]
         return orjson.dumps(members)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStats:
-    """The figures of one batch.
-
-    Attributes:
-        batch_size: Prompts.
-        gpu_used: Whether an engine that answered has layers on a GPU; those of other machines count
-            as without.
-        total_tokens: Generated.
-    """
-
-    batch_size: int
-    gpu_used: bool
-    total_tokens: int
-    processing_time_ms: float
-    throughput_tps: float
-
-
 def result_of(index: int, answer: OwnAnswer, path: str) -> BatchResult:
-    """Return the result of a prompt; `path` is that of the endpoint that answered."""
+    """Return the result of a prompt; `path` is the endpoint that answered."""
     try:
-        said = orjson.loads(answer.body)
+        body = orjson.loads(answer.body)
         if answer.status >= 400:
-            return BatchResult(index, error=said["error"])
-        return BatchResult(index, said["tokens"], said["content"], len(said["tokens"]))
+            return BatchResult(index, error=body["error"])
+        return BatchResult(index, body["tokens"], body["content"], len(body["tokens"]))
     except (ValueError, LookupError, TypeError) as error:
         failure = UpstreamFailed(f"the answer to prompt {index} has another format: {error!r}")
         return result_of(index, refusal(path, failure), path)
-
-
-def stats_of(
-    batch_size: int, total_tokens: int, duration_s: float, *, gpu_used: bool
-) -> BatchStats:
-    return BatchStats(
-        batch_size=batch_size,
-        gpu_used=gpu_used,
-        total_tokens=total_tokens,
-        processing_time_ms=round(duration_s * 1000, 3),
-        throughput_tps=round(total_tokens / duration_s, 3) if duration_s > 0 else 0.0,
-    )
 
 
 LINES: Final = "application/x-ndjson"
@@ -190,27 +157,16 @@ _PLAIN: Final = ("token_ids", "text", "num_generated")
 
 
 class BatchRefused(Exception):
-    """The answer to one prompt, an error, is the answer to all."""
+    """One prompt failed, and its error is the response."""
 
     def __init__(self, answer: OwnAnswer) -> None:
         super().__init__(answer.status)
         self.answer = answer
 
 
-class ResultWriter(Protocol):
-    """The methods raise ConnectionError if the client has left."""
-
-    async def begin(self) -> None:
-        """The batch is accepted."""
-
-    async def add(self, result: BatchResult, answer: OwnAnswer, /) -> None:
-        """Take the result of a prompt, made of this answer; may raise BatchRefused."""
-
-    async def finish(self, stats: BatchStats, /) -> None:
-        """All are there."""
-
-
 class LinesWriter:
+    """Sends a line for each result. Methods raise ConnectionError if the client has left."""
+
     def __init__(self, response: ClientResponse) -> None:
         self._response = response
         self._turn = asyncio.Lock()
@@ -220,14 +176,17 @@ class LinesWriter:
 
     async def add(self, result: BatchResult, _answer: OwnAnswer) -> None:
         async with self._turn:
-            await self._response.write(result.json() + b"\n")
+            await self._response.write(result.encode() + b"\n")
 
-    async def finish(self, stats: BatchStats) -> None:
-        await self._response.finish(orjson.dumps({"stats": asdict(stats)}) + b"\n")
+    async def finish(self, stats: Mapping[str, object]) -> None:
+        await self._response.finish(orjson.dumps({"stats": stats}) + b"\n")
 
 
 class WholeWriter:
-    """Holds the results; where each prompt failed, the first one's error is the answer."""
+    """Holds the results; if every prompt failed, the response is the first one's error.
+
+    Methods raise ConnectionError if the client has left.
+    """
 
     def __init__(self, response: ClientResponse) -> None:
         self._response = response
@@ -236,44 +195,50 @@ class WholeWriter:
         self._failed: dict[int, OwnAnswer] = {}
 
     async def begin(self) -> None:
-        """Nothing is sent before the end."""
+        """Send nothing before the end."""
 
     async def add(self, result: BatchResult, answer: OwnAnswer) -> None:
-        self._keep(result.index, result.json())
+        """Take the result that was read from `answer`."""
+        self._keep(result.index, result.encode())
         if result.error:
             self._failed[result.index] = answer
 
-    def _keep(self, index: int, written: bytes) -> None:
-        self._results[index] = written
-        self._size_bytes += len(written)
+    def _keep(self, index: int, encoded: bytes) -> None:
+        self._results[index] = encoded
+        self._size_bytes += len(encoded)
         if self._size_bytes > GATHERED_MAX_BYTES:
             raise UpstreamFailed(
                 f"the results are larger than {GATHERED_MAX_BYTES} bytes; "
                 f"send fewer prompts at once, or to /v1/batch/completions with Accept: {LINES}"
             )
 
-    def _joined(self) -> bytes:
+    def _join_results(self) -> bytes:
         return b",".join(self._results[index] for index in sorted(self._results))
 
-    async def finish(self, stats: BatchStats) -> None:
+    async def finish(self, stats: Mapping[str, object]) -> None:
         if len(self._failed) == len(self._results):
             await write_whole(self._response, self._failed[0])
             return
-        body = b'{"results":[%b],"stats":%b}' % (self._joined(), orjson.dumps(asdict(stats)))
+        body = b'{"results":[%b],"stats":%b}' % (self._join_results(), orjson.dumps(stats))
         await write_whole(self._response, OwnAnswer(200, body))
 
 
 class PlainWriter(WholeWriter):
-    """Results without figures, each with `token_ids`, `text` and `num_generated`."""
+    """Holds results with `token_ids`, `text` and `num_generated`, and sends no statistics."""
 
     async def add(self, result: BatchResult, answer: OwnAnswer) -> None:
+        """Take a result; raises BatchRefused for an error."""
         if result.error:
             raise BatchRefused(answer)
         members = {name: getattr(result, name) for name in _PLAIN}
         self._keep(result.index, orjson.dumps(members))
 
-    async def finish(self, _stats: BatchStats) -> None:
-        await write_whole(self._response, OwnAnswer(200, b'{"results":[%b]}' % self._joined()))
+    async def finish(self, _stats: Mapping[str, object]) -> None:
+        body = b'{"results":[%b]}' % self._join_results()
+        await write_whole(self._response, OwnAnswer(200, body))
+
+
+ResultWriter = LinesWriter | WholeWriter
 
 
 def writer_for(accept: str, response: ClientResponse) -> ResultWriter:
@@ -293,22 +258,12 @@ async def write_whole(response: ClientResponse, answer: OwnAnswer) -> None:
 
 
 _ENGINE_PATH: Final = "/completion"
-# A client waits for its whole batch; each prompt queues between those of other requests.
+# A client waits for its whole batch, whose prompts queue among other requests.
 _QUEUE_TIMEOUT_S: Final = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sender:
-    client: str
-    names: ModelNames
-    model: str
-    request_id: str
-    is_from_proxy: bool
-    owner: CacheOwner
-
-
 class BatchCompletions:
-    """Answers the endpoints; their prompts gather in `queue`."""
+    """Answers the endpoints; their prompts wait in `queue`."""
 
     def __init__(self, own: OwnRequests, queue: BatchQueue) -> None:
         self._own = own
@@ -327,16 +282,16 @@ class BatchCompletions:
         """Answer a request.
 
         Args:
-            request: Its body is read here.
-            response: To the client.
+            request: The request, whose body is not read yet.
+            response: The response to the client.
             share: The client's share of memory for bodies.
             names: The models that the client may use.
-            read_batch: Reads the members of the body; gets the most prompts that may be in it.
-            make_writer: Gets the header `Accept`.
+            read_batch: Reads the members of the body; its second argument is the limit of prompts.
+            make_writer: Returns the writer for a header `Accept`.
 
         Raises:
             ConnectionError: The client left.
-            QueueFull: Too many prompts of the client wait already.
+            QueueFull: Too many prompts of the client already wait.
             ProxyError: As `read_body`, `read_batch` and `ModelNames.resolve` do.
         """
         body = await read_body(request, share)
@@ -344,23 +299,27 @@ class BatchCompletions:
         members = await share.run(len(body), lambda: members_of(body))
         batch = read_batch(members, self.queue.config.queue_size)
         check(EndpointKind.LLAMA_COMPLETION, batch.shared, share.settings.limits)
-        model = named_model(batch.shared) or request.query.get("model")
-        sender = _Sender(
-            client_of(request),
-            names,
-            names.resolve(model).model_info.id,
-            response.record.request_id,
-            HOP in request.headers,
-            cache_owner(request, share.settings),
-        )
+        model, client = named_model(batch.shared) or request.query.get("model"), client_of(request)
+        model_id = names.resolve(model).model_info.id
         if model:
             batch = replace(batch, shared={**batch.shared, "model": model})
+        send = functools.partial(
+            self._own.answer,
+            _ENGINE_PATH,
+            client=client,
+            names=names,
+            limit_wait_s=_QUEUE_TIMEOUT_S,
+            queue_timeout_s=_QUEUE_TIMEOUT_S,
+            is_from_proxy=HOP in request.headers,
+            is_let_in=True,
+            owner=cache_owner(request, share.settings),
+        )
         writer = make_writer(",".join(request.headers.getall("Accept", ())), response)
         try:
-            with self.queue.join(sender.model, sender.client, len(batch.prompts)) as turns:
+            with self.queue.join(model_id, client, len(batch.prompts)) as turns:
                 await writer.begin()
-                run = _Run(self._own, self.queue, batch, sender, writer)
-                await run.run(turns)
+                run = _Run(batch, response.record.request_id, send, writer)
+                await run.run(turns, functools.partial(self.queue.begin, model_id))
         except BatchRefused as refused:
             await write_whole(response, refused.answer)
         else:
@@ -368,50 +327,64 @@ class BatchCompletions:
 
 
 class _Run:
-    """One batch."""
+    """Sends the prompts of one batch with `send`, and writes their results."""
 
     def __init__(
         self,
-        own: OwnRequests,
-        queue: BatchQueue,
         batch: PromptBatch,
-        sender: _Sender,
+        request_id: str,
+        send: Callable[..., Awaitable[OwnAnswer]],
         writer: ResultWriter,
     ) -> None:
-        self._own = own
-        self._queue = queue
         self._batch = batch
-        self._sender = sender
+        self._request_id = request_id
+        self._send = send
         self._writer = writer
         self._began_at_s = time.monotonic()
         self._total_tokens = 0
-        self._gpu_layers: dict[int, int] = {}  # of the instance that answered, by prompt
+        self._gpu_layers: dict[int, int] = {}  # of the answering instance, by prompt
 
-    async def run(self, turns: Sequence[Turn]) -> None:
+    async def run(self, turns: Sequence[Turn], begin: Callable[[Turn], None]) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for index, turn in enumerate(turns):
                     await turn.formed.wait()
-                    self._queue.begin(self._sender.model, turn)
-                    waits_no_more = asyncio.Event()
-                    group.create_task(self._answer(index, turn, waits_no_more))
-                    await waits_no_more.wait()
+                    begin(turn)
+                    has_lease = asyncio.Event()
+                    group.create_task(self._answer(index, turn, has_lease))
+                    await has_lease.wait()
         except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # as it is: a task group wraps it up
+            raise failed.exceptions[0] from None  # without the task group around it
 
-    def stats(self) -> BatchStats:
-        return stats_of(
-            len(self._batch.prompts),
-            self._total_tokens,
-            time.monotonic() - self._began_at_s,
-            gpu_used=any(self._gpu_layers.values()),
-        )
+    def stats(self) -> dict[str, object]:
+        """Return the statistics of the batch.
 
-    async def _answer(self, index: int, turn: Turn, waits_no_more: asyncio.Event) -> None:
+        `gpu_used` says whether an engine that answered has layers on a GPU; engines of other
+        machines count as without.
+        """
+        duration_s, tokens = time.monotonic() - self._began_at_s, self._total_tokens
+        return {
+            "batch_size": len(self._batch.prompts),
+            "gpu_used": any(self._gpu_layers.values()),
+            "total_tokens": tokens,
+            "processing_time_ms": round(duration_s * 1000, 3),
+            "throughput_tps": round(tokens / duration_s, 3) if duration_s > 0 else 0.0,
+        }
+
+    async def _answer(self, index: int, turn: Turn, has_lease: asyncio.Event) -> None:
+        def on_lease(lease: Lease) -> None:
+            self._gpu_layers[index] = lease.upstream.gpu_layers
+            has_lease.set()
+
         try:
-            answer = await self._send(index, waits_no_more.set)
+            answer = await self._send(
+                self._batch.members(index),
+                request_id=f"{self._request_id}-{index}",
+                requests=1 if index else 0,  # the request itself counts as the first
+                on_lease=on_lease,
+            )
         finally:
-            waits_no_more.set()
+            has_lease.set()
         result = replace(
             result_of(index, answer, _ENGINE_PATH),
             batched=turn.batch.is_batch,
@@ -420,24 +393,3 @@ class _Run:
         )
         self._total_tokens += result.num_generated
         await self._writer.add(result, answer)
-
-    async def _send(self, index: int, waits_no_more: Callable[[], None]) -> OwnAnswer:
-        def on_lease(lease: Lease) -> None:
-            self._gpu_layers[index] = lease.upstream.gpu_layers
-            waits_no_more()
-
-        sender = self._sender
-        return await self._own.answer(
-            _ENGINE_PATH,
-            self._batch.members(index),
-            client=sender.client,
-            names=sender.names,
-            request_id=f"{sender.request_id}-{index}",
-            requests=1 if index else 0,  # the request itself is the first
-            limit_wait_s=_QUEUE_TIMEOUT_S,
-            queue_timeout_s=_QUEUE_TIMEOUT_S,
-            is_from_proxy=sender.is_from_proxy,
-            is_let_in=True,
-            owner=sender.owner,
-            on_lease=on_lease,
-        )

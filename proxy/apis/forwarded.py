@@ -1,8 +1,8 @@
-"""Endpoints that an instance answers: completions, embeddings, and what controls a completion.
+"""Endpoints that an instance answers: completions, embeddings, and the control of a completion.
 
-`/v1/chat/completions/control` acts on a completion that an instance is generating. Only its client
-knows the id of a completion, and the proxy does not read the ids in a stream. So every instance of
-the model gets the request, and the one that generates the completion acts.
+`/v1/chat/completions/control` controls a completion that an instance is generating. Only its client
+knows the id of a completion; the proxy does not read the ids in a stream. So every instance of the
+model gets the request, and the one that generates the completion acts on it.
 
 Source: llama-server, build 10434: the answer has `success`, false if no completion has the id.
 """
@@ -13,7 +13,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from aiohttp import web
@@ -46,11 +46,17 @@ from proxy.http.body import Bodies, Share, check_complexity, members_of, read_bo
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, OpenRequest, ServerState
 from proxy.observe.record import CLIENT_GONE
-from proxy.request.models import ModelInfo, ModelLoader, ModelNames, PromptWarmer, client_models
+from proxy.request.models import (
+    ModelInfo,
+    ModelLoader,
+    ModelNames,
+    PromptWarmer,
+    client_models,
+    client_names,
+)
 from proxy.request.request import (
     ProxyRequest,
     Translation,
-    client_names,
     client_of,
     named_model,
     read_request,
@@ -69,7 +75,7 @@ _MAX_BYTES: Final = 64 * 1024
 
 
 class ControlEndpoint:
-    """It loads no model, and takes no slot."""
+    """Controls running completions, without loading a model or using a slot."""
 
     def __init__(
         self, loader: ModelLoader, router: Router, server_state: ServerState, bodies: Bodies
@@ -83,7 +89,7 @@ class ControlEndpoint:
         routes.add(PATH, post=self.answer)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer as the instance that acted, or else as any of them.
+        """Return the answer of the instance that acted, else of any instance.
 
         Raises:
             NotLoaded: No instance of the model runs.
@@ -91,8 +97,9 @@ class ControlEndpoint:
         """
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
-            body, members = await _read(request, share)
-            name = named_model(members) or request.query.get("model")
+            body = await read_body(request, share)
+            await check_complexity(body, share)
+            name = named_model(members_of(body)) or request.query.get("model")
             model = client_names(self._loader, request).resolve(name).model_info.id
             answers = await self._send(self._upstreams(model), body)
         answer = first_successful(answers)
@@ -102,7 +109,7 @@ class ControlEndpoint:
         return web.Response(body=body, status=status, headers={"Content-Type": JSON})
 
     def _upstreams(self, model: str) -> list[Upstream]:
-        """Return the instances of a model, also those that only finish what they have."""
+        """Return the instances of a model, including draining ones."""
         found = [
             instance.upstream
             for instance in self._router.instances()
@@ -113,7 +120,7 @@ class ControlEndpoint:
         return found
 
     async def _send(self, upstreams: Sequence[Upstream], body: bytes) -> list[FetchedBody]:
-        """Send to all at once; raises the error of one where none answers."""
+        """Send to all at once; raises the error of one instance if none answers."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._fetch(upstream, body)) for upstream in upstreams]
         results = [task.result() for task in tasks]
@@ -134,7 +141,7 @@ class ControlEndpoint:
 
 
 def first_successful(answers: Iterable[FetchedBody]) -> FetchedBody:
-    """Return the first answer that reports success, or else the first one."""
+    """Return the first answer that reports success, else the first answer."""
     found = list(answers)
     return next((result for result in found if _is_success(result)), found[0])
 
@@ -147,19 +154,13 @@ def _is_success(answer: FetchedBody) -> bool:
     return answer.status == 200 and isinstance(members, dict) and members.get("success") is True
 
 
-async def _read(request: web.BaseRequest, share: Share) -> tuple[bytes, dict[str, Any]]:
-    body = await read_body(request, share)
-    await check_complexity(body, share)
-    return body, members_of(body)
-
-
 _Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
 
 _CHAT: Final = Translation("/v1/chat/completions", EndpointKind.CHAT, lambda members: members)
 
 
 class ForwardedEndpoints:
-    def __init__(  # noqa: PLR0913, PLR0917 (what a request passes through)
+    def __init__(  # noqa: PLR0913, PLR0917 (a request passes through all of them)
         self,
         loader: ModelLoader,
         forward: Forward,
@@ -192,10 +193,10 @@ class ForwardedEndpoints:
         )
         routes.add("/batch/generate", post=functools.partial(self.served_by, generate))
         for path, response in TRANSLATED.items():
-            routes.add(path, post=functools.partial(self.translated, response))
+            routes.add(path, post=functools.partial(self._serve_translated, response))
 
     async def props(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer `/props`, from memory where its model is not loaded."""
+        """Answer `/props`, from memory if its model is not loaded."""
         names, name = client_names(self._loader, request), request.query.get("model")
         if name or len(names.model_infos) == 1:
             return await self._props_of(request, names.resolve(name).model_info.id)
@@ -203,7 +204,7 @@ class ForwardedEndpoints:
             model = names.resolve(None).model_info.id
             return await self._props_of(request, model, ROUTER)
         except (BadRequest, NotLoaded):
-            request[ACCESS_RECORD].model = None  # a page of our own is not counted
+            request[ACCESS_RECORD].model = None  # our own pages are not counted
             return json_response(router_page(len(names.model_infos)))
 
     async def _props_of(
@@ -211,12 +212,12 @@ class ForwardedEndpoints:
     ) -> web.StreamResponse:
         answer = PropsResponse(request, request[ACCESS_RECORD], added)
         try:
-            response = await self.answered(request, answer, self.serve)
+            response = await self.serve_answer(request, answer, self.serve)
         except NotLoaded:
             found = self._remembered.page(self._model_info(request, model), added)
             if found is None:
                 raise
-            answer.record.model = None  # a page of our own is not counted
+            answer.record.model = None  # our own pages are not counted
             return found
         if answer.page:
             known = [model.id for model in self._loader.models()]
@@ -224,29 +225,31 @@ class ForwardedEndpoints:
         return response
 
     def _model_info(self, request: web.BaseRequest, model: str) -> ModelInfo:
-        """A model as it is now; raises UnknownModel where a reload removed it."""
+        """Return the current state of a model; raises UnknownModel if a reload removed it."""
         return ModelNames(client_models(self._loader, request)).resolve(model).model_info
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
         answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])
-        return await self.answered(request, answer, self.serve)
+        return await self.serve_answer(request, answer, self.serve)
 
     async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
-        return await self.answered(request, ClientResponse(request, request[ACCESS_RECORD]), serve)
+        return await self.serve_answer(
+            request, ClientResponse(request, request[ACCESS_RECORD]), serve
+        )
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a chat at another path than OpenAI's."""
         serve = functools.partial(self.serve, translation=_CHAT)
         return await self.served_by(serve, request)
 
-    async def translated(
+    async def _serve_translated(
         self, response: type[TranslatedResponse], request: web.BaseRequest
     ) -> web.StreamResponse:
         answer = response(request, request[ACCESS_RECORD])
         serve = functools.partial(self.serve, translation=answer.translation())
-        return await self.answered(request, answer, serve)
+        return await self.serve_answer(request, answer, serve)
 
-    async def answered(
+    async def serve_answer(
         self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
     ) -> web.StreamResponse:
         try:
@@ -260,7 +263,7 @@ class ForwardedEndpoints:
             )
             with in_flight, self._metrics.counting(answer.record), body as share:
                 await serve(request, answer, share, client_names(self._loader, request))
-        except ConnectionError:  # the client's: an instance's is an UpstreamFailed by now
+        except ConnectionError:  # the client left; an instance's error is an UpstreamFailed
             answer.record.status = CLIENT_GONE
         except ProxyError as error:
             if not answer.has_begun:
@@ -269,7 +272,7 @@ class ForwardedEndpoints:
             await answer.abort(error)
         return answer.response
 
-    async def serve(  # noqa: PLR0913 (those by name are for one API each)
+    async def serve(  # noqa: PLR0913 (each keyword argument is for one API)
         self,
         request: web.BaseRequest,
         answer: ClientResponse,
@@ -280,7 +283,7 @@ class ForwardedEndpoints:
         turn: StoredTurn | None = None,
         read: ProxyRequest | None = None,
     ) -> None:
-        """Answer a request; `read` is one whose body was read already."""
+        """Answer a request; `read` is the parsed request if its body was already read."""
         record = answer.record
         proxy_request = read or await read_request(
             request, record.request_id, names, share, translation
@@ -307,7 +310,7 @@ class ForwardedEndpoints:
         """Learn a shared prefix, if that is enabled."""
         if self._warmer is None or not self._warmer.learns(request.model):
             return
-        if request.owner.is_alone:  # what is learned serves all
+        if request.owner.is_alone:  # a learned prefix would be shared with other owners
             return
         if prefix := self._shared_prefixes.observe(
             request.model, request.kind, request.json, request.prompt

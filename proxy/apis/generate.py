@@ -1,13 +1,12 @@
 """Plain generation: `/generate`, `/stream/generate`, `/batch/tokenize`, `/v1/gpu/*`, the runtime.
 
-An instance answers them at an endpoint of its own, `/completion` or `/tokenize`. `strategy` selects
-one way of sampling: `greedy`, `top_k` or `top_p`. A request without it that gives `temperature`,
-`top_k` or `top_p` is sampled with those, and any other is greedy. Members that are not listed here
-are llama-server's own and pass. `/batch/tokenize` has the tokens of many texts, each from a request
-of its own.
+An instance answers them at its own endpoint, `/completion` or `/tokenize`. `strategy` selects one
+way of sampling: `greedy`, `top_k` or `top_p`. A request without it is sampled with its
+`temperature`, `top_k` or `top_p`, and greedily if it has none of them. Members that are not listed
+here are llama-server's own and pass. `/batch/tokenize` sends one request for each text.
 
-A GPU here is a device that layers of a model are on. If there is none, nothing is warm: a warm-up
-has loaded the model all the same, and says where it runs.
+A GPU here is a device that holds layers of a model. A warm-up of a model without such a device
+loads it too, but reports no success, and says where the model runs.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from proxy.upstream.sse import members_of as event_members
 
 
 def generated_completion(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one completion; `token_ids` are those generated, without the prompt's."""
+    """Return one completion; `token_ids` are the generated tokens, without the prompt's."""
     return {
         "token_ids": answer["tokens"],
         "text": answer["content"],
@@ -62,13 +61,13 @@ def token_list(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TokenEvents:
-    """A stream of `/completion` as events `token`, and one event `done`."""
+    """Translates a stream of `/completion` into events `token` and one event `done`."""
 
     def __init__(self) -> None:
         self._splitter = Splitter()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next bytes, return the events for the client; raises InvalidEvent."""
+        """Translate the next bytes; raises InvalidEvent."""
         return b"".join([_events(event) for event in self._splitter.feed(chunk)])
 
 
@@ -82,12 +81,11 @@ def _events(event: bytes) -> bytes:
     tokens = [{"token_id": token, "text": ""} for token in silent]
     if last is not None:  # the last of them completed the text
         tokens.append({"token_id": last, "text": piece.get("content", "")})
-    end = _event(b"done", {"num_generated": piece["tokens_predicted"]}) if _is_end(piece) else b""
-    return b"".join([_event(b"token", token) for token in tokens]) + end
-
-
-def _is_end(piece: Mapping[str, Any]) -> bool:
-    return piece.get("stop") is True and isinstance(piece.get("tokens_predicted"), int)
+    events = [_event(b"token", token) for token in tokens]
+    count = piece.get("tokens_predicted")
+    if piece.get("stop") is True and isinstance(count, int):
+        events.append(_event(b"done", {"num_generated": count}))
+    return b"".join(events)
 
 
 def _event(name: bytes, members: Mapping[str, Any]) -> bytes:
@@ -103,7 +101,7 @@ TOP_P: Final = 0.9
 _OURS: Final = frozenset(
     ("prompt", "prompts", "max_tokens", "temperature", "strategy", "top_k", "top_p", "model_id")
 )
-# They make another response of a completion.
+# These change the format of a completion's response.
 _REFUSED: Final = ("n", "n_cmpl", "response_fields")
 
 
@@ -111,7 +109,7 @@ def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, A
     """Return the request for one prompt.
 
     Raises:
-        BadRequest: It has no prompt, or a member with a value that means nothing.
+        BadRequest: It has no prompt, or a member with an invalid value.
     """
     prompt = members.get("prompt")
     if not isinstance(prompt, str):
@@ -133,7 +131,7 @@ def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
 
 
 def with_model(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the member `model` of a request, which may call it `model_id`."""
+    """Return the member `model` of a request; a client may also call it `model_id`."""
     name = members.get("model") or members.get("model_id")
     return {} if name is None else {"model": name}
 
@@ -147,7 +145,7 @@ def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any
         **_sampling(given),
         **passed,
         **with_model(given),
-        # An engine generates one token also where none is asked for.
+        # An engine generates one token even if the limit is 0.
         "n_predict": _count(given, "max_tokens", MAX_TOKENS),
         "stream": is_stream,
         "return_tokens": True,
@@ -155,9 +153,10 @@ def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any
 
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the engine needs to sample in this way only."""
+    """Return the members that make the engine sample only with the requested strategy."""
     temperature = given.get("temperature", TEMPERATURE)
-    match given.get("strategy", _implied_strategy(given)):
+    implied = "top_k" if given.keys() & {"temperature", "top_k"} else STRATEGY
+    match given.get("strategy", "top_p" if "top_p" in given else implied):
         case "greedy":
             return {"temperature": 0}
         case "top_k":
@@ -168,12 +167,6 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
             return {"temperature": temperature, "top_k": 0, "top_p": p, "min_p": 0}
         case other:
             raise BadRequest(f"Invalid strategy: {quote(str(other))}; it is greedy, top_k or top_p")
-
-
-def _implied_strategy(given: Mapping[str, Any]) -> str:
-    if "top_p" in given:
-        return "top_p"
-    return "top_k" if given.keys() & {"temperature", "top_k"} else STRATEGY
 
 
 def _count(given: Mapping[str, Any], name: str, default: int) -> int:
@@ -188,17 +181,17 @@ TOKENIZE: Final = "/tokenize"
 
 
 class _Whole(RewrittenResponse):
-    """A whole response; an error stays as it is."""
+    """Translates a whole response; an error stays unchanged."""
 
-    def translated(self, answer: Any) -> dict[str, Any]:
+    def translate(self, answer: Any) -> dict[str, Any]:
         """Return llama-server's answer in our format."""
         raise NotImplementedError
 
-    def rewritten(self, status: int, body: bytes) -> bytes:
+    def rewrite(self, status: int, body: bytes) -> bytes:
         if status != HTTPStatus.OK:
             return body
         try:
-            return orjson.dumps(self.translated(orjson.loads(body)))
+            return orjson.dumps(self.translate(orjson.loads(body)))
         except (ValueError, LookupError, TypeError) as error:
             raise UpstreamFailed(
                 f"{self.record.instance} answered in another format: {error!r}"
@@ -206,7 +199,7 @@ class _Whole(RewrittenResponse):
 
 
 class GenerateResponse(_Whole):
-    def translated(self, answer: Any) -> dict[str, Any]:
+    def translate(self, answer: Any) -> dict[str, Any]:
         return generated_completion(answer)
 
     def translation(self) -> Translation:
@@ -214,7 +207,7 @@ class GenerateResponse(_Whole):
 
 
 class TokenizeResponse(_Whole):
-    """llama-server's own answer to `content`, and ours to `text`."""
+    """Returns llama-server's own answer for `content`, and our format for `text`."""
 
     def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
         super().__init__(request, record)
@@ -223,11 +216,11 @@ class TokenizeResponse(_Whole):
     def translation(self) -> Translation:
         return Translation(TOKENIZE, EndpointKind.INFO, self._members)
 
-    def translated(self, answer: Any) -> dict[str, Any]:
+    def translate(self, answer: Any) -> dict[str, Any]:
         return token_list(answer)
 
-    def rewritten(self, status: int, body: bytes) -> bytes:
-        return super().rewritten(status, body) if self._has_text else body
+    def rewrite(self, status: int, body: bytes) -> bytes:
+        return super().rewrite(status, body) if self._has_text else body
 
     def _members(self, members: dict[str, Any]) -> dict[str, Any]:
         self._has_text = "text" in members and "content" not in members
@@ -235,7 +228,7 @@ class TokenizeResponse(_Whole):
 
 
 class StreamGenerateResponse(ClientResponse):
-    """Events `token` as they arrive, one event `done`, or one event `error`."""
+    """Sends events `token` as they arrive, then one event `done` or one event `error`."""
 
     def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
         super().__init__(request, record)
@@ -245,7 +238,7 @@ class StreamGenerateResponse(ClientResponse):
         return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _stream)
 
     def put(self, _chunk: bytes) -> bool:
-        """Leave it to `write`."""
+        """Leave every chunk to `write`."""
         return False
 
     async def write(self, chunk: bytes) -> None:
@@ -297,17 +290,19 @@ _Send = Callable[..., Awaitable[OwnAnswer]]
 
 
 class BatchTokenize:
+    """Answers `/batch/tokenize` by a request for each text, four at once."""
+
     def __init__(self, own: OwnRequests) -> None:
         self._own = own
 
     async def serve(
         self, request: web.BaseRequest, response: ClientResponse, share: Share, names: ModelNames
     ) -> None:
-        """Answer a request; the error of one text is the answer to all.
+        """Answer a request; if one text fails, its error is the response.
 
         Raises:
             BadRequest: It has no texts.
-            LimitExceeded: It has too many.
+            LimitExceeded: It has too many texts.
             ProxyError: As `read_body` and `ModelNames.resolve` do.
         """
         bodies = await _read(request, share, names)
@@ -334,7 +329,7 @@ async def _all(
 ) -> list[dict[str, Any]]:
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(index: int, members: Mapping[str, Any]) -> dict[str, Any]:
+    async def tokenize(index: int, members: Mapping[str, Any]) -> dict[str, Any]:
         async with gate:
             answer = await send(members, request_id=f"{request_id}-{index}")
         if answer.status != HTTPStatus.OK:
@@ -343,9 +338,9 @@ async def _all(
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(index, members)) for index, members in enumerate(bodies)]
+            tasks = [group.create_task(tokenize(*numbered)) for numbered in enumerate(bodies)]
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None  # as it is: a task group wraps it up
+        raise failed.exceptions[0] from None  # without the task group around it
     return [task.result() for task in tasks]
 
 
@@ -387,7 +382,7 @@ class EngineEndpoints:
         routes.add("/corral/v1/runtime", get=self.runtime)
 
     async def warmup(self, request: web.BaseRequest) -> web.Response:
-        """Load a model of this machine, and say what of it is on GPUs.
+        """Load a model of this machine, and report its layers on GPUs.
 
         Raises:
             BadRequest: There are several models, and the request names none.
@@ -399,7 +394,13 @@ class EngineEndpoints:
             members = await _members(request, share)
             name = named_model(with_model(members)) or request.query.get("model")
             model = self._names(request).resolve(name).model_info.id
-            await self._load(model, share.settings.queue_timeout_s)
+            limit_s = share.settings.queue_timeout_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._loader.ensure_ready(model)
+            except TimeoutError as error:
+                message = f"timed out after {limit_s:g} s waiting for {model} to load; retry later"
+                raise QueueTimeout(message) from error
         return json_response(warmup_answer(model, self._engine.gpu_use(model)))
 
     async def status(self, request: web.BaseRequest) -> web.Response:
@@ -410,25 +411,21 @@ class EngineEndpoints:
     async def runtime(self, _: web.BaseRequest) -> web.Response:
         return json_response(await self._engine.runtime())
 
-    async def _load(self, model: str, limit_s: float) -> None:
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._loader.ensure_ready(model)
-        except TimeoutError as error:
-            message = f"timed out after {limit_s:g} s waiting for {model} to load; retry later"
-            raise QueueTimeout(message) from error
-
     def _names(self, request: web.BaseRequest) -> ModelNames:
         key = request[KEY]
         return self._loader.names().local.visible(key.models if key else None)
 
 
 def warmup_answer(model: str, use: GpuUse) -> dict[str, object]:
+    message = f"{model} is loaded and runs on the CPU: no layer of it is on a GPU"
+    if use.layers:
+        memory = f"{use.memory_bytes / 1e9:.2f} GB"
+        message = f"{model} is loaded: {use.layers} layers on {', '.join(use.devices)}, {memory}"
     return {
         "success": use.layers > 0,
         "memory_bytes": use.memory_bytes,
         "num_layers": use.layers,
-        "message": _message(model, use),
+        "message": message,
     }
 
 
@@ -440,13 +437,6 @@ def status_answer(uses: Iterable[GpuUse], batch: BatchConfig) -> dict[str, objec
         "batch_threshold": batch.gpu_threshold,
         "recommended_min_batch": batch.min_batch,
     }
-
-
-def _message(model: str, use: GpuUse) -> str:
-    if not use.layers:
-        return f"{model} is loaded and runs on the CPU: no layer of it is on a GPU"
-    memory = f"{use.memory_bytes / 1e9:.2f} GB"
-    return f"{model} is loaded: {use.layers} layers on {', '.join(use.devices)}, {memory}"
 
 
 async def _members(request: web.BaseRequest, share: Share) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""llama-server's endpoints about models: `/props`, `/lora-adapters`, and those of its router mode.
+"""llama-server's endpoints about models: `/props`, `/lora-adapters`, and its router mode.
 
-`/props` and `/lora-adapters` have no paths of this machine. `/props` is remembered while its model
-is not loaded. Without a name among several models it is that of llama-server's router mode, with
-the members of the default model if there is one. Editors request it for every model in the list,
-and a web page can make a browser request it, so it never loads a model. The last response of a
-model's instance is repeated until the model changes.
+`/props` and `/lora-adapters` do not show paths of this machine. If a model is not loaded, `/props`
+repeats the last response of its instance until the model changes. It never loads a model, because
+editors request it for every model in the list, and a web page can make a browser request it. If
+there are several models and the request names none, the response is the one of llama-server's
+router mode, with the members of the default model if there is one.
 
-`/models/load`, `/models/unload`: a client may load and unload the models that it may use. Nothing
-is cut: running requests finish before their model is unloaded, and a model that the operator
-stopped is not loaded. For another llama-corral a model is loaded only if the settings say so, and
-no model in use goes for it. `/models/sse` sends changes of the models that a client may see.
+`/models/load`, `/models/unload`: a client may load and unload the models that it may use. Running
+requests finish before their model is unloaded, and a model that the operator stopped is not loaded.
+Another llama-corral may load a model only if the settings allow it, and no model in use is unloaded
+for that. `/models/sse` sends changes of the models that a client may see.
 
 Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
 out of memory and returns with a request; `get_router_props` of tools/server/server-models.cpp;
@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import orjson
 from aiohttp import web
@@ -35,18 +35,20 @@ from proxy.common.headers import EVENT_STREAM, HOP, JSON, RESPONSE_HEADERS
 from proxy.endpoints.local import model_json
 from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel, UpstreamFailed
 from proxy.forward.response import ClientResponse
-from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.body import Bodies, check_complexity, members_of, read_body
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, ServerState
 from proxy.observe.record import AccessRecord
-from proxy.request.models import ModelControl, ModelInfo, ModelLoader, client_models
-from proxy.request.request import client_names, client_of, named_model
+from proxy.request.models import ModelControl, ModelInfo, ModelLoader, client_models, client_names
+from proxy.request.request import client_of, named_model
 
 _DEFAULT_MAX_BYTES: Final = 64 * 1024**2
 
 
 class RewrittenResponse(ClientResponse):
-    """Its subclasses rewrite; nothing is sent before `finish`, so another instance can take over.
+    """Holds a response and rewrites its body; subclasses implement `rewrite`.
+
+    Nothing is sent before `finish`, so another instance can take over.
 
     Attributes:
         max_bytes: The largest body that is held.
@@ -61,7 +63,7 @@ class RewrittenResponse(ClientResponse):
         self._held = bytearray()
         self._begun: tuple[int, CIMultiDict[str]] | None = None
 
-    def rewritten(self, status: int, body: bytes) -> bytes:
+    def rewrite(self, status: int, body: bytes) -> bytes:
         """Return the body for the client."""
         raise NotImplementedError
 
@@ -70,11 +72,11 @@ class RewrittenResponse(ClientResponse):
         self._begun = status, headers
 
     def put(self, _chunk: bytes) -> bool:
-        """Leave it to `write`."""
+        """Leave every chunk to `write`."""
         return False
 
     async def write(self, chunk: bytes) -> None:
-        """Hold a piece; raises UpstreamFailed for too large a body."""
+        """Hold a piece; raises UpstreamFailed if the body is too large."""
         self._held += chunk
         if len(self._held) > self.max_bytes:
             raise UpstreamFailed(
@@ -85,8 +87,8 @@ class RewrittenResponse(ClientResponse):
         await self.write(last)
         assert self._begun is not None, "it begins before it ends"  # noqa: S101 (for mypy)
         status, headers = self._begun
-        body = self.rewritten(status, bytes(self._held))
-        headers.pop("Content-Length", None)  # that of HEAD, too: the body would be shorter
+        body = self.rewrite(status, bytes(self._held))
+        headers.pop("Content-Length", None)  # for HEAD too: the body would have another length
         if self._has_body:
             headers["Content-Length"] = str(len(body))
         await super().begin(status, headers)
@@ -94,9 +96,9 @@ class RewrittenResponse(ClientResponse):
 
 
 PROPS: Final = "/props"
-# Chat templates are the most of it; the longest known has 30 kB.
+# Most of the body is the chat template; the longest known has 30 kB.
 _MAX_BYTES: Final = 1024**2
-# What tells clients that there are several models, which a request loads.
+# Tells clients that there are several models, and that a request loads them.
 ROUTER: Final[Mapping[str, object]] = MappingProxyType({"role": "router", "models_autoload": True})
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -110,7 +112,7 @@ class _Seen:
 
 
 class Remembered:
-    """The last response for each configured model."""
+    """Remembers the last response for each configured model."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -126,9 +128,9 @@ class Remembered:
     def page(
         self, model_info: ModelInfo, added: Mapping[str, object] = NOTHING
     ) -> web.Response | None:
-        """Return the last response for a model, or None where there is none or the model changed.
+        """Return the last response for a model with the members `added`.
 
-        Members are `added` to it. `Age` is in seconds (RFC 9111 section 5.1).
+        None if there is none, or the model has changed. `Age` is in seconds (RFC 9111 section 5.1).
         """
         seen = self._seen.get(model_info.id)
         if seen is None or (seen.context_length, seen.slots) != (
@@ -145,10 +147,10 @@ class Remembered:
 
 
 class PropsResponse(RewrittenResponse):
-    """A response without paths, and with the members that are `added`.
+    """Removes paths from a response and adds the members `added`.
 
     Attributes:
-        page: The body without those, where the request succeeded.
+        page: The body without the added members if the request succeeded, else None.
     """
 
     max_bytes = _MAX_BYTES
@@ -163,7 +165,7 @@ class PropsResponse(RewrittenResponse):
         self._added = added
         self.page: bytes | None = None
 
-    def rewritten(self, status: int, body: bytes) -> bytes:
+    def rewrite(self, status: int, body: bytes) -> bytes:
         shown = props_without_paths(body)
         if status != web.HTTPOk.status_code or not shown.startswith(b"{"):
             return shown
@@ -172,9 +174,9 @@ class PropsResponse(RewrittenResponse):
 
 
 def router_page(models: int) -> dict[str, object]:
-    """`/props` where none of so many models is meant, or none whose properties are known.
+    """Return `/props` of the router for this number of models, with llama-server's own members.
 
-    The members are those of llama-server's own page.
+    It is sent if the request means no model, or if the model's properties are not known.
     """
     return {
         **ROUTER,
@@ -200,7 +202,7 @@ def props_without_paths(body: bytes) -> bytes:
 
 
 def file_name(path: str) -> str:
-    """The last part of a path of this system or of Windows."""
+    """Return the last part of a path of this system or of Windows."""
     return PurePosixPath(PureWindowsPath(path).name).name
 
 
@@ -208,11 +210,11 @@ LORA_ADAPTERS: Final = "/lora-adapters"
 
 
 class LoraAdaptersResponse(RewrittenResponse):
-    """A list of adapters; each `path` is reduced to the name of the file."""
+    """Reduces each `path` in a list of adapters to the name of the file."""
 
     max_bytes = _MAX_BYTES
 
-    def rewritten(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of all responses)
+    def rewrite(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of all responses)
         return adapters_without_paths(body)
 
 
@@ -234,19 +236,19 @@ def _without_path(adapter: object) -> object:
 
 Event = Mapping[str, object]
 
-# llama-server reports stages; of several replicas there is one figure for all.
+# llama-server reports stages; here one number covers all replicas of a model.
 _STAGE: Final = "text_model"
 _FAILED_CODE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What of a model is sent.
+    """The state of a model as clients see it.
 
     Attributes:
-        status: In llama-server's words.
-        progress: Of its load, 0 to 1; None where it does not load, or that is not known.
-        model_info: What a client gets once it is loaded.
+        status: llama-server's name of the state.
+        progress: Progress of its load, 0 to 1; None if it does not load, or that is not known.
+        model_info: The model that a client gets once it is loaded.
     """
 
     status: str
@@ -262,7 +264,7 @@ def shown_state(model_info: ModelInfo) -> Shown:
 
 
 def events_between(before: Mapping[str, Shown], after: Mapping[str, Shown]) -> Iterator[Event]:
-    """Yield the events that tell a client who knows `before`, by model, what is true now."""
+    """Yield the events that bring a client from `before` to `after`; both are by model."""
     for model in before.keys() - after.keys():
         yield {"model": model, "event": "model_remove"}
     if after.keys() - before.keys():
@@ -287,8 +289,8 @@ def _data(now: Shown) -> dict[str, object]:
     return data
 
 
-# A comment keeps proxies from closing a silent stream. No event tells what a node has loaded, so
-# the models are looked at then, too.
+# A comment keeps proxies from closing a silent stream. As no event reports a node's loaded models,
+# they are compared at the same interval.
 _PING_S: Final = 30.0
 _PING: Final = b":\n\n"
 _RUNNING: Final = frozenset({"loaded", "loading"})
@@ -328,36 +330,33 @@ class ModelControlEndpoints:
             Forbidden: Another llama-corral asks, and this one loads nothing for others.
             ProxyError: As `ModelControl.load` and `read_body` do.
         """
-        model_info = await self._named(request)
+        model_info = await self._find_model(request)
         if model_info.state in _RUNNING:
             raise BadRequest(f"{model_info.id} is already running")
-        if HOP in request.headers:
-            await self._load_for_others(model_info.id)
-        else:
+        if HOP not in request.headers:
             self._control.load(model_info.id)
-        return json_response({"success": True})
-
-    async def _load_for_others(self, model: str) -> None:
-        if not self._loads_for_others:
+        elif self._loads_for_others:
+            with InFlightRequest(self._server_state.in_flight):
+                await self._control.load_for_others(model_info.id)
+        else:
             raise Forbidden(
                 'this machine loads no model for others; load_for_others = "idle" under [proxy] '
                 "on it allows that"
             )
-        with InFlightRequest(self._server_state.in_flight):
-            await self._control.load_for_others(model)
+        return json_response({"success": True})
 
     async def unload(self, request: web.BaseRequest) -> web.Response:
-        """Begin to unload a model; raises as `load` does, BadRequest where it is not loaded."""
-        model_info = await self._named(request)
+        """Begin to unload a model; raises as `load` does, and BadRequest if it is not loaded."""
+        model_info = await self._find_model(request)
         if model_info.state not in _RUNNING:
             raise BadRequest(f"{model_info.id} is not running")
         self._control.unload(model_info.id)
         return json_response({"success": True})
 
     async def events(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Send what changes from now on, until the client disconnects or the server stops.
+        """Send changes from now on, until the client disconnects or the server stops.
 
-        A client that reads slowly gets the latest states, not each one between.
+        A client that reads slowly gets the latest states, without the ones in between.
         """
         own = request[RESPONSE_HEADERS]
         response = web.StreamResponse(headers={**_STREAM_HEADERS, **own})
@@ -372,7 +371,10 @@ class ModelControlEndpoints:
             before = self._shown(request)
             await response.prepare(request)
             while True:
-                is_changed = await _is_set(changed, _PING_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PING_S):
+                        await changed.wait()
+                is_changed = changed.is_set()
                 changed.clear()
                 after = self._shown(request)
                 text = b"".join(map(event_text, events_between(before, after)))
@@ -380,11 +382,13 @@ class ModelControlEndpoints:
                 if text or not is_changed:
                     await response.write(text or _PING)
 
-    async def _named(self, request: web.BaseRequest) -> ModelInfo:
-        """Return the model of this machine that the body names; `*` means none here."""
+    async def _find_model(self, request: web.BaseRequest) -> ModelInfo:
+        """Return the model of this machine that the body names; `*` names none."""
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
-            name = named_model(await _members(request, share))
+            body = await read_body(request, share)
+            await check_complexity(body, share)
+            name = named_model(members_of(body))
         if not name:
             raise BadRequest('the request names no model; send {"model": NAME}')
         names = client_names(self._loader, request)
@@ -398,16 +402,3 @@ class ModelControlEndpoints:
 
     def _shown(self, request: web.BaseRequest) -> dict[str, Shown]:
         return {model.id: shown_state(model) for model in client_models(self._loader, request)}
-
-
-async def _is_set(event: asyncio.Event, within_s: float) -> bool:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            return await event.wait()
-    return False
-
-
-async def _members(request: web.BaseRequest, share: Share) -> dict[str, Any]:
-    body = await read_body(request, share)
-    await check_complexity(body, share)
-    return members_of(body)

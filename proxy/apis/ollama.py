@@ -1,13 +1,13 @@
-"""Ollama's API: `/api/…`, and `/`, by which its clients tell that a server runs.
+"""Ollama's API: `/api/…`, and `/`, which its clients use to check that a server runs.
 
 GET    /  /api/version  /api/tags  /api/ps
 POST   /api/show  /api/chat  /api/generate  /api/embed  /api/embeddings  /api/pull
 DELETE /api/delete
        /api/create  /api/copy  /api/push  /api/blobs/{digest}    are refused
 
-Text and vectors are requests for an instance like all others: keys, queues, leases, caches and
-fallbacks are the same. `/api/tags`, `/api/ps` and `/api/show` have the models that a client may
-use; `chat` and `chat:latest` are one. `/api/pull` and `/api/delete` work where that is allowed.
+Requests for text and vectors use the same keys, queues, leases, caches and fallbacks as all others.
+`/api/tags`, `/api/ps` and `/api/show` list the models that a client may use; `chat` and
+`chat:latest` are the same model. `/api/pull` and `/api/delete` work only if the settings allow it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -76,9 +76,9 @@ def with_tag(name: str) -> str:
 
 
 def untagged(name: str | None, names: ModelNames) -> str | None:
-    """Return the name that is configured for one that a client gave.
+    """Return the configured name of a model for a client's name.
 
-    A client may put the host of the hub before the name of a model that it pulled from there.
+    A client may write the hub's host before the name of a model that it pulled from there.
     """
     if not name or names.get(name):
         return name
@@ -87,7 +87,7 @@ def untagged(name: str | None, names: ModelNames) -> str | None:
 
 
 def given_name(members: dict[str, Any]) -> str | None:
-    """Return the model that a body names, by the older member too; raises BadRequest."""
+    """Return the model that a body names, also by the older member `name`; raises BadRequest."""
     name = named_model(members)
     if name is None and (older := members.get("name")) is not None:
         return named_model({"model": older})
@@ -95,24 +95,26 @@ def given_name(members: dict[str, Any]) -> str | None:
 
 
 def required_name(members: dict[str, Any]) -> str:
-    """As `given_name`; raises BadRequest where there is none."""
+    """Return `given_name`; raises BadRequest if there is none."""
     if not (name := given_name(members)):
         raise BadRequest('the request names no model; send {"model": NAME}')
     return name
 
 
-# What Ollama shows as "Forever" is a date far away; its clients need one.
+# Ollama shows this as "Forever"; its clients need a date.
 _FOR_EVER: Final = timedelta(days=365 * 100)
 
 
 def tag(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
     name = with_tag(model_info.id)
+    # A hash of the entry: no file is hashed for a list.
+    entry = (model_info.id, sorted(model_info.meta.items()))
     return {
         "name": name,
         "model": name,
         "modified_at": _date(model_info.created),
         "size": model_info.meta.get("size", 0),
-        "digest": _digest(model_info),
+        "digest": hashlib.sha256(repr(entry).encode()).hexdigest(),
         "details": _details(model_info, details),
     }
 
@@ -160,7 +162,7 @@ def _details(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
 
 
 def _facts(model_info: ModelInfo, architecture: str) -> Mapping[str, object]:
-    """What the model's file says, by GGUF's names; the context is that of one request here."""
+    """Return facts of the model's file by GGUF's names; the context is the limit of a request."""
     meta = model_info.meta
     found = {
         "general.architecture": architecture,
@@ -172,12 +174,6 @@ def _facts(model_info: ModelInfo, architecture: str) -> Mapping[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _digest(model_info: ModelInfo) -> str:
-    """Of what is known of the entry: no file is hashed for a list."""
-    known = (model_info.id, sorted(model_info.meta.items()))
-    return hashlib.sha256(repr(known).encode()).hexdigest()
-
-
 def _date(unix_s: int) -> str:
     return datetime.fromtimestamp(unix_s, tz=UTC).isoformat()
 
@@ -186,7 +182,7 @@ _SUCCESS: Final = {"status": "success"}
 
 
 class ModelFiles:
-    """A key that may use only some models downloads and deletes none."""
+    """Downloads and deletes models; a key that may use only some models may do neither."""
 
     def __init__(self, loader: ModelLoader, host: OllamaHost, bodies: Bodies) -> None:
         self._loader = loader
@@ -194,7 +190,7 @@ class ModelFiles:
         self._bodies = bodies
 
     async def pull(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Download a model, and tell the progress in lines; what is served already is there.
+        """Download a model, and report the progress in lines; a served model is complete at once.
 
         Raises:
             ProxyError: As `OllamaHost.pull`, before the first line.
@@ -202,7 +198,7 @@ class ModelFiles:
         members = await self._read(request)
         name, names = required_name(members), self._names(request)
         if names.get(untagged(name, names) or ""):
-            progress = _pull_of_present_model()
+            progress = _pull_present_model()
         else:
             self._check(request)
             progress = self._host.pull(name)
@@ -289,8 +285,7 @@ def _line(members: Mapping[str, object]) -> bytes:
     return orjson.dumps(members, option=orjson.OPT_APPEND_NEWLINE)
 
 
-async def _pull_of_present_model() -> AsyncGenerator[Progress, None]:
-    """Tell of a model that is there."""
+async def _pull_present_model() -> AsyncGenerator[Progress, None]:
     yield Progress("pulling manifest")
 
 
@@ -341,12 +336,12 @@ class ModelLists:
 
 
 def _base_model_id(model_info: ModelInfo) -> str:
-    """Return the model that an entry of a list belongs to."""
+    """Return the model that an entry of a list is a variant of, or the entry's own."""
     return model_info.variant_of or model_info.id
 
 
-# The API of this release: the first with `/v1/messages` beside `/v1/responses`. Clients compare it
-# with the release that they need.
+# The API is that of this release, the first with `/v1/messages` beside `/v1/responses`. Clients
+# compare it with the release that they need.
 API_VERSION: Final = "0.14.0"
 RUNNING: Final = "Ollama is running"
 _NOT_SERVED: Final = MappingProxyType(
@@ -361,7 +356,7 @@ _NOT_SERVED: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request as it was read; `request` is None for one that loads its model."""
+    """A parsed request; `request` is None if it only loads its model."""
 
     model: str
     is_local: bool
@@ -390,11 +385,14 @@ class OllamaEndpoints:
         routes.add("/api/tags", get=self._lists.tags)
         routes.add("/api/ps", get=self._lists.running)
         routes.add("/api/show", post=self._lists.show)
-        text = self._handler
-        routes.add("/api/chat", post=text(ChatResponse, ollama_request.chat))
-        routes.add("/api/generate", post=text(GenerateResponse, ollama_request.generate))
-        routes.add("/api/embed", post=text(EmbedResponse, ollama_request.embed))
-        routes.add("/api/embeddings", post=text(EmbeddingsResponse, ollama_request.embeddings))
+        translated: dict[str, tuple[type[OllamaResponse], Translate]] = {
+            "/api/chat": (ChatResponse, ollama_request.chat),
+            "/api/generate": (GenerateResponse, ollama_request.generate),
+            "/api/embed": (EmbedResponse, ollama_request.embed),
+            "/api/embeddings": (EmbeddingsResponse, ollama_request.embeddings),
+        }
+        for path, (response, translate) in translated.items():
+            routes.add(path, post=functools.partial(self._answer, response, translate))
         routes.add("/api/pull", post=self._files.pull)
         routes.add("/api/delete", delete=self._files.delete)
         for path in _NOT_SERVED:
@@ -410,12 +408,7 @@ class OllamaEndpoints:
     async def refuse(self, path: str, request: web.BaseRequest) -> web.Response:
         raise NotServed(f"{request.path} is not served here: {_NOT_SERVED[path]}")
 
-    def _handler(
-        self, response: type[OllamaResponse], translate: Translate
-    ) -> Callable[[web.BaseRequest], Any]:
-        return functools.partial(self._text, response, translate)
-
-    async def _text(
+    async def _answer(
         self, response: type[OllamaResponse], translate: Translate, request: web.BaseRequest
     ) -> web.StreamResponse:
         answer = response(request, request[ACCESS_RECORD])
@@ -425,7 +418,7 @@ class OllamaEndpoints:
         ) -> None:
             await self._serve(translate, request, answer, share, names)
 
-        return await self._forwarded.answered(request, answer, serve)
+        return await self._forwarded.serve_answer(request, answer, serve)
 
     async def _serve(
         self,
@@ -437,9 +430,7 @@ class OllamaEndpoints:
     ) -> None:
         body = await read_body(request, share)
         await check_complexity(body, share)
-        asked = await share.run(
-            len(body), lambda: _translate_question(members_of(body), translate, names)
-        )
+        asked = await share.run(len(body), lambda: _parse(members_of(body), translate, names))
         answer.take(asked.given_model, engine := asked.request)
         if engine is None:
             await self._load(asked, answer, share.settings.queue_timeout_s)
@@ -462,7 +453,7 @@ class OllamaEndpoints:
         await self._forwarded.serve(request, answer, share, names, read=read)
 
     async def _load(self, asked: _Asked, answer: OllamaResponse, limit_s: float) -> None:
-        """Load a model, or let it be unloaded at once; a node loads none."""
+        """Load a model of this machine, or have it unloaded at once."""
         model = asked.model
         is_unloaded = asked.keep_alive_s == 0
         if asked.is_local and not is_unloaded:
@@ -482,7 +473,7 @@ class OllamaEndpoints:
         await answer.finish(body)
 
 
-def _translate_question(members: dict[str, Any], translate: Translate, names: ModelNames) -> _Asked:
+def _parse(members: dict[str, Any], translate: Translate, names: ModelNames) -> _Asked:
     given = given_name(members)
     name = untagged(given, names)
     model_info = names.resolve(name).model_info

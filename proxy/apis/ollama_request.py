@@ -1,9 +1,9 @@
-"""What an engine is asked for a request of Ollama's API: one function for each endpoint. Pure.
+"""Translates a request of Ollama's API for an engine: one function for each endpoint. Pure.
 
-They return None for a request that only loads its model: one without a prompt. Messages become
-those of OpenAI's chat API: a call of a tool has no id in Ollama's API; a result names the tool, or
-follows its call. Options that say how a model is loaded (`num_ctx`, `num_gpu`) are for
-`corral.toml` and ignored: most clients send some of them with every request.
+A function returns None for a request without a prompt, which only loads its model. Messages are
+translated to OpenAI's chat API. In Ollama's API, a call of a tool has no id; a result names the
+tool, or follows its call. Options for loading a model (`num_ctx`, `num_gpu`) belong in
+`corral.toml` and are ignored: most clients send some of them with every request.
 
 Source: Ollama, api/types.go (Options, Runner) and docs/modelfile.md.
 """
@@ -11,7 +11,7 @@ Source: Ollama, api/types.go (Options, Runner) and docs/modelfile.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,7 +22,7 @@ from proxy.errors import BadRequest
 from proxy.request.keep_alive import MEMBER as KEEP_ALIVE
 from proxy.upstream.endpoint_kinds import EndpointKind
 
-# How an image in base64 begins, by its first bytes.
+# Types of images by the beginning of their base64.
 _IMAGE_TYPES: Final = MappingProxyType(
     {"iVBORw0KGgo": "image/png", "R0lGOD": "image/gif", "UklGR": "image/webp", "Qk": "image/bmp"}
 )
@@ -46,7 +46,7 @@ def user_message(prompt: object, images: object) -> dict[str, Any]:
 def _message(
     number: int, given: Mapping[str, Any], calls: deque[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return a message; `calls` are the ids and names of calls without a result yet."""
+    """Return a message; `calls` has the ids and names of calls that have no result yet."""
     message = {
         "role": given.get("role"),
         "content": _content(given.get("content"), given.get("images")),
@@ -67,7 +67,7 @@ def _message(
 
 
 def _call_reference(given: Mapping[str, Any], calls: deque[tuple[str, str]]) -> dict[str, Any]:
-    """Return what says which call a result is of."""
+    """Return the members that name a result's call."""
     wanted = given.get("tool_call_id")
     name = given.get("tool_name") or given.get("name")
     fitting = (call for call in calls if name in {call[1], None} and wanted in {call[0], None})
@@ -93,16 +93,14 @@ def _content(text: object, images: object) -> object:
         return "" if text is None else text
     if not isinstance(images, list):
         raise BadRequest("the member images must be a list")
-    return [{"type": "text", "text": text or ""}, *_images(images)]
-
-
-def _images(images: Sequence[object]) -> Iterator[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text or ""}]
     for image in images:
         if not isinstance(image, str):
             raise BadRequest("an image must be a string in base64")
         kinds = (kind for start, kind in _IMAGE_TYPES.items() if image.startswith(start))
         url = f"data:{next(kinds, _JPEG)};base64,{image}"
-        yield {"type": "image_url", "image_url": {"url": url}}
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return parts
 
 
 def _list(given: Mapping[str, Any], name: str) -> list[Any]:
@@ -154,21 +152,21 @@ def options_of(members: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def sampling(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members for these options; a wrong value is the engine's to refuse."""
+    """Return the members for these options; the engine refuses wrong values."""
     asked = {_NAMES[name]: value for name, value in options.items() if name in _NAMES}
     limit = options.get(_LIMIT)
-    if isinstance(limit, int) and limit <= 0:  # as long as the model wants, or the context is
+    if isinstance(limit, int) and limit <= 0:  # until the model ends or the context is full
         return asked
     return asked if limit is None else {**asked, "n_predict": limit}
 
 
 def ignored_options(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the options that change nothing here."""
+    """Return the names of the options that have no effect here."""
     return tuple(name for name in options if name not in _NAMES and name != _LIMIT)
 
 
 def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the JSON schema that `format` means, None for any text; raises BadRequest."""
+    """Return the JSON schema of `format`, None for any text; raises BadRequest."""
     match members.get("format"):
         case None | "":
             return None
@@ -180,7 +178,7 @@ def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def template_options(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the member that says how to think, as chat templates read it."""
+    """Return the member that chat templates read for how to think."""
     match members.get("think"):
         case bool(is_on):
             return {"chat_template_kwargs": {"enable_thinking": is_on}}
@@ -191,18 +189,18 @@ def template_options(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _EMBEDDINGS: Final = "/v1/embeddings"
-# Of Ollama's request for text, what has no meaning here.
+# Members of Ollama's request for text that have no meaning here.
 _UNUSED: Final = ("template", "context", "shift", "truncate")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One request.
+    """The request for an engine.
 
     Attributes:
-        members: Without the model.
-        ignored: Names of what the client gave and nothing was made of.
-        dimensions: To which a vector is cut, or None.
+        members: The body without the model.
+        ignored: Names of the client's members and options that have no effect.
+        dimensions: The length to which a vector is cut, or None.
     """
 
     path: str
@@ -216,7 +214,7 @@ Translate = Callable[[Mapping[str, Any]], EngineRequest | None]
 
 
 def chat(members: Mapping[str, Any]) -> EngineRequest | None:
-    """Raises BadRequest, as the others do."""
+    """Translate `/api/chat`; raises BadRequest, as the other functions do."""
     if not members.get("messages"):
         return None
     return _chat(members, messages_of(members["messages"]))
@@ -239,7 +237,7 @@ def generate(members: Mapping[str, Any]) -> EngineRequest | None:
 
 
 def embed(members: Mapping[str, Any]) -> EngineRequest | None:
-    """One text or several."""
+    """Translate `/api/embed`: one text or several."""
     if not (given := members.get("input")):
         return None
     dimensions = members.get("dimensions")
@@ -249,7 +247,7 @@ def embed(members: Mapping[str, Any]) -> EngineRequest | None:
 
 
 def embeddings(members: Mapping[str, Any]) -> EngineRequest | None:
-    """One text, at the older endpoint."""
+    """Translate the older endpoint `/api/embeddings`: one text."""
     return _embeddings(members, given) if (given := members.get("prompt")) else None
 
 

@@ -1,6 +1,6 @@
-"""The response to a request of Ollama's API: JSON in lines, or one line.
+"""Translates an engine's answer to Ollama's API: JSON in lines, or one line.
 
-A piece of an engine's answer is one of a chat completion or of llama-server's own completion.
+The answer is a chat completion or llama-server's own completion.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NS: Final = 1_000_000  # in a millisecond
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a piece adds."""
+    """The additions of one piece of an answer."""
 
     content: str = ""
     thinking: str = ""
@@ -45,13 +45,13 @@ Shape = Callable[[Delta], dict[str, Any]]
 
 
 def as_message(delta: Delta) -> dict[str, Any]:
-    """As `/api/chat` has it."""
+    """Return the members of a line of `/api/chat`."""
     message = {"role": "assistant", "content": delta.content, **_delta_message(delta)}
     return {"message": message, **_logprobs(delta)}
 
 
 def as_response(delta: Delta) -> dict[str, Any]:
-    """As `/api/generate` has it."""
+    """Return the members of a line of `/api/generate`."""
     return {"response": delta.content, **_delta_message(delta), **_logprobs(delta)}
 
 
@@ -87,10 +87,10 @@ class _Call:
 
 
 class Answer:
-    """One answer.
+    """Collects one answer.
 
     Attributes:
-        is_over: Whether a piece of llama-server's own completion said that it is the last.
+        is_over: Whether llama-server's own completion has ended.
     """
 
     def __init__(self) -> None:
@@ -101,17 +101,17 @@ class Answer:
         self._timings: Mapping[str, Any] = {}
 
     def add(self, piece: Mapping[str, Any]) -> Delta:
-        """Take a piece; raises what reading another format raises."""
+        """Take a piece; raises LookupError, TypeError or AttributeError for another format."""
         self._usage = piece.get("usage") or self._usage
         self._timings = piece.get("timings") or self._timings
-        return self._of_chat(piece) if "choices" in piece else self._of_completion(piece)
+        return self._chat_delta(piece) if "choices" in piece else self._completion_delta(piece)
 
     def end(self) -> tuple[Delta, dict[str, Any]]:
-        """Return the calls, which are complete now, and the members of the last line."""
+        """Return the complete calls, and the members of the last line."""
         calls = [call.to_json(index) for index, call in sorted(self._calls.items())]
         return Delta(calls=calls), {"done": True, "done_reason": self._reason, **self._figures()}
 
-    def _of_chat(self, piece: Mapping[str, Any]) -> Delta:
+    def _chat_delta(self, piece: Mapping[str, Any]) -> Delta:
         for choice in piece["choices"]:
             if choice.get("finish_reason") == "length":
                 self._reason = "length"
@@ -123,7 +123,7 @@ class Answer:
             return Delta(*texts, logprobs=logprobs)
         return Delta()
 
-    def _of_completion(self, piece: Mapping[str, Any]) -> Delta:
+    def _completion_delta(self, piece: Mapping[str, Any]) -> Delta:
         if piece.get("stop") is True:
             self.is_over = True
             self._reason = "length" if piece.get("stop_type") == "limit" else "stop"
@@ -148,7 +148,7 @@ class Answer:
 
 
 def whole_piece(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a whole completion as its only piece."""
+    """Return a whole completion as a single piece."""
     if "choices" not in body:
         return {**body, "stop": True}
     (choice, *_) = body["choices"]
@@ -161,12 +161,12 @@ Durations = Callable[[], Mapping[str, int]]
 
 
 class AnswerLines:
-    """One answer; `is_over` after its last line.
+    """Writes the lines of one answer; `is_over` is True after the last line.
 
     Args:
-        model: The name that the client gave.
-        shape: How the endpoint writes what a piece adds.
-        durations: Returns the members that say how long the request has taken.
+        model: The client's name of the model.
+        shape: Returns the endpoint's members for a delta.
+        durations: Returns the members for the duration of the request.
     """
 
     def __init__(self, model: str, shape: Shape, durations: Durations) -> None:
@@ -178,16 +178,16 @@ class AnswerLines:
         self._splitter = Splitter()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the engine's next bytes, return the client's; raises InvalidEvent."""
+        """Translate the engine's next bytes; raises InvalidEvent."""
         return b"".join(
             [line for event in self._splitter.feed(chunk) for line in self._lines(event)]
         )
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        """Return a whole answer; raises what reading another format raises."""
+        """Translate a whole answer; raises as `Answer.add` does."""
         delta = self._answer.add(whole_piece(body))
         called, last = self._answer.end()
-        return self._written(replace(delta, calls=called.calls), self._durations(), last)
+        return self._encode_line(replace(delta, calls=called.calls), self._durations(), last)
 
     def _lines(self, event: bytes) -> Iterator[bytes]:
         if self.is_over:
@@ -206,18 +206,18 @@ class AnswerLines:
         except (LookupError, TypeError, AttributeError) as error:
             raise InvalidEvent(f"an event is no piece of an answer: {error!r}") from error
         if not delta.is_empty:
-            yield self._written(delta, {"done": False})
+            yield self._encode_line(delta, {"done": False})
         if self._answer.is_over:
             yield from self._end()
 
     def _end(self) -> Iterator[bytes]:
         called, last = self._answer.end()
         if called.calls:
-            yield self._written(called, {"done": False})
-        yield self._written(Delta(), self._durations(), last)
+            yield self._encode_line(called, {"done": False})
+        yield self._encode_line(Delta(), self._durations(), last)
         self.is_over = True
 
-    def _written(self, delta: Delta, *members: Mapping[str, Any]) -> bytes:
+    def _encode_line(self, delta: Delta, *members: Mapping[str, Any]) -> bytes:
         line = {**header(self._model), **self._shape(delta)}
         for more in members:
             line.update(more)
@@ -225,20 +225,24 @@ class AnswerLines:
 
 
 def header(model: str) -> dict[str, str]:
-    """Return the members that every line begins with."""
+    """Return the first members of every line."""
     now = datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
     return {"model": model, "created_at": now}
 
 
 def failure(body: Mapping[str, Any]) -> bytes:
-    """Return an error of an engine, or of ours in OpenAI's format, as Ollama writes one."""
+    """Return an error of an engine, or our own in OpenAI's format, in Ollama's format."""
     error = body.get("error")
     message = error.get("message") if isinstance(error, dict) else error
     return orjson.dumps({"error": str(message)}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def vectors_of(body: Mapping[str, Any], dimensions: int | None) -> list[Sequence[float]]:
-    """Return the vectors in the order of their texts; raises what another format raises."""
+    """Return the vectors in the order of their texts.
+
+    Raises:
+        ValueError, LookupError, TypeError: The body has another format.
+    """
     ordered = sorted(body["data"], key=lambda item: int(item["index"]))
     return [_cut(item["embedding"], dimensions) for item in ordered]
 
@@ -248,7 +252,7 @@ def prompt_tokens(body: Mapping[str, Any]) -> int:
 
 
 def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
-    """Return the first of its values, of length 1 again; unchanged where it has no more."""
+    """Return the first values of a vector, normalised to length 1; unchanged if it has no more."""
     if dimensions is None or dimensions >= len(vector):
         return vector
     kept = vector[:dimensions]
@@ -257,17 +261,17 @@ def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
 
 
 LINES: Final = "application/x-ndjson"
-# Names of what a request gave and nothing was made of.
+# Names of members and options of the request that have no effect.
 IGNORED: Final = "X-Corral-Ignored"
 _LINE_END: Final = b"\n"
 _IGNORED_MAX_CHARACTERS: Final = 512
 
 
 class OllamaResponse(ClientResponse):
-    """A response to one of Ollama's endpoints; `take` says to what.
+    """A response to one of Ollama's endpoints; `take` sets the request.
 
     Attributes:
-        model: The name that the client gave.
+        model: The client's name of the model.
     """
 
     stream_type: ClassVar[str] = LINES
@@ -281,7 +285,7 @@ class OllamaResponse(ClientResponse):
         self._queued_s = 0.0
 
     def take(self, model: str, asked: EngineRequest | None) -> None:
-        """Note what the request is for; None: it loads the model."""
+        """Note the model and the engine's request; None if the request only loads the model."""
         self.model, self._asked = model, asked
 
     def empty(self) -> dict[str, Any]:
@@ -295,7 +299,7 @@ class OllamaResponse(ClientResponse):
         raise NotImplementedError
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        """Translate a whole answer; raises as reading another format does."""
+        """Translate a whole answer; raises as `TranslatedWriter.translate_whole` does."""
         raise NotImplementedError
 
     def durations(self) -> Mapping[str, int]:
@@ -364,7 +368,7 @@ class EmbeddingsResponse(OllamaResponse):
 
 
 class _Writer(TranslatedWriter):
-    """Passes one instance's answer on."""
+    """Translates the answer of one instance."""
 
     def __init__(self, response: OllamaResponse) -> None:
         super().__init__(response)

@@ -1,4 +1,4 @@
-"""`/v1/responses`: requests that continue a stored response; showing and deleting one.
+"""`/v1/responses`: continues, shows and deletes stored responses.
 
 Source: OpenAI's API reference, "Get a model response", "Delete a model response", "List input
 items".
@@ -6,7 +6,6 @@ items".
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import web
@@ -31,7 +30,7 @@ _ITEMS_MAX: Final = 100
 
 
 class ResponsesEndpoint:
-    """A client sees the responses of its own API key only."""
+    """Answers the endpoints; a client sees only the responses of its own API key."""
 
     def __init__(self, forwarded: ForwardedEndpoints, store: ResponseStore) -> None:
         self._forwarded = forwarded
@@ -80,7 +79,12 @@ class ResponsesEndpoint:
         self._store.trim()
         turn = StoredTurn(self._store, _owner(request), share.settings.max_body_bytes)
         kind = endpoint_kind("POST", request.path)
-        translation = Translation(request.path, kind, _members(kind, turn), turn.size_bytes)
+
+        def translate(given: dict[str, Any]) -> dict[str, Any]:
+            members = turn.members(given)
+            return members if kind is EndpointKind.RESPONSES else engine_members(members)
+
+        translation = Translation(request.path, kind, translate, turn.size_bytes)
         await self._forwarded.serve(
             request, answer, share, names, translation=translation, turn=turn
         )
@@ -91,12 +95,6 @@ class ResponsesEndpoint:
             return stored
         hint = "" if self._store.settings.enabled else _OFF
         raise NotFound(f"Response with id {quote(response_id)} not found.{hint}")
-
-
-def _members(kind: EndpointKind, turn: StoredTurn) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    if kind is EndpointKind.RESPONSES:
-        return turn.members
-    return lambda members: engine_members(turn.members(members))
 
 
 _OFF: Final = " Stored responses are off; set enabled = true under [proxy.stored_responses]."

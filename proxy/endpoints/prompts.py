@@ -21,12 +21,11 @@ from proxy.http.body import Bodies, Share, check_complexity, members_of, read_bo
 from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.in_flight import InFlightRequest, ServerState
 from proxy.request.limits import check
-from proxy.request.models import ModelLoader, PromptWarmer, ResolvedModel
+from proxy.request.models import ModelLoader, PromptWarmer, ResolvedModel, client_names
 from proxy.request.request import (
     Content,
     ProxyRequest,
     cache_owner,
-    client_names,
     client_of,
     json_content,
     request_of,

@@ -428,6 +428,14 @@ def client_models(loader: ModelLoader, request: web.BaseRequest) -> Sequence[Mod
     return visible_models(model_infos, request[KEY])
 
 
+def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
+    """Return the model names that the client may use; for another proxy, without nodes."""
+    names, key = loader.names(), request[KEY]
+    if HOP in request.headers:
+        names = names.local
+    return names.visible(key.models) if key else names
+
+
 def visible_models(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:
     """Return the models that a key can use; no others exist for it."""
     if key is None or key.models is None:

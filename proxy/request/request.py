@@ -32,7 +32,7 @@ from proxy.http.forms import Form, is_form, read_form
 from proxy.request.engine_members import engine_members, with_chosen_tools
 from proxy.request.keep_alive import MEMBER, keep_alive_s
 from proxy.request.limits import check
-from proxy.request.models import ModelLoader, ModelNames
+from proxy.request.models import ModelNames
 from proxy.request.variants import MEMBER as LORA
 from proxy.request.variants import check_fixed, with_adapter
 from proxy.settings import ProxySettings
@@ -153,14 +153,6 @@ def client_of(request: web.BaseRequest) -> str:
     """Return the name of the API key, or the address."""
     key = request[KEY]
     return key.name if key else request.remote or ""
-
-
-def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
-    """Return the model names that the client may use; for another proxy, without nodes."""
-    names, key = loader.names(), request[KEY]
-    if HOP in request.headers:
-        names = names.local
-    return names.visible(key.models) if key else names
 
 
 @dataclass(frozen=True, slots=True)
