@@ -68,7 +68,6 @@ def journal_entry(event: Event) -> bytes:
 
 
 def send_to_journal(entry: bytes, journal: Path = JOURNAL_SOCKET) -> bool:
-    """Return whether the journal took the entry."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
             channel.settimeout(_SEND_TIMEOUT_S)

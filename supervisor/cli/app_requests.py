@@ -139,7 +139,12 @@ def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
     this command (Ctrl-C), at the first of its limits, or with the daemon. `corral replay` plays it.
     """
     from supervisor.cli import capture as command
-    from supervisor.experiments.capture_lines import DURATION_MAX_S, SIZE_MAX_BYTES, SIZE_MIN_BYTES
+    from supervisor.experiments.capture_lines import (
+        DURATION_MAX_S,
+        SIZE_MAX_BYTES,
+        SIZE_MIN_BYTES,
+        CaptureLimits,
+    )
 
     if not 0 < duration_s <= DURATION_MAX_S:
         raise typer.BadParameter("--for is above 0s and at most 24h")
@@ -155,8 +160,8 @@ def capture(  # noqa: PLR0913, PLR0917 (a command has its options)
             return command.stop()
         if model is None:
             return command.show()
-        options = command.CaptureOptions(model, duration_s, max_size, max_requests, output)
-        return command.capture(options)
+        limits = CaptureLimits(duration_s, max_size, max_requests)
+        return command.capture(model, limits, output)
 
     finish("capture", call, as_json=as_json)
 

@@ -120,7 +120,6 @@ class BatchClient:
         return self._json("POST", f"/v1/batches/{_safe(batch_id)}/cancel")
 
     def list(self) -> list[Object]:
-        """Return the newest batches."""
         found: list[Object] = self._json("GET", "/v1/batches", params={"limit": _LIST_MAX})["data"]
         return found
 
@@ -368,7 +367,6 @@ def _endpoint(path: Path) -> str:
 
 
 def _files_of(output: Path) -> tuple[Path, Path]:
-    """Return the paths for results and for errors."""
     name = output.name.removesuffix(".jsonl").removesuffix(".output")
     return output, output.with_name(f"{name}.errors.jsonl")
 

@@ -143,14 +143,7 @@ _SEED_BITS: Final = 31
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The options of the command line.
-
-    Attributes:
-        profiles: Profiles to compare, the first with each other; empty for the default ones.
-        workloads: Empty for all that suit the model.
-        force: Measure although the machine is not free.
-        report: Path for an HTML report.
-    """
+    """The options of `corral bench`; no profiles: the default ones; no workloads: all that suit."""
 
     profiles: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()

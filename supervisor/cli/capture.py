@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import capture_text
 from supervisor.daemon.model_commands import resolve_running
 from supervisor.errors import AccessDenied, CorralError, DaemonBusy, DiskFull
+from supervisor.experiments.capture_lines import CaptureLimits
 from supervisor.output import CommandResult, ProgressMeter, size
 from supervisor.system.paths import directories, file_name
 
@@ -91,34 +92,21 @@ _REASONS = {
 _CONTENT = "it contains prompts and answers, but no keys"
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    """`output`: None for a new file in this directory, named after the model and the time."""
+def capture(word: str, limits: CaptureLimits, output: Path | None) -> CommandResult:
+    """Capture until a limit, Ctrl-C, or the end of the daemon.
 
-    model: str
-    duration_s: float
-    size_bytes: int
-    requests: int | None
-    output: Path | None
-
-
-def capture(options: CaptureOptions) -> CommandResult:
-    """Capture until a limit, Ctrl-C, or the end of the daemon."""
+    `output`: None for a new file in this directory, named after the model and the time.
+    """
     client = Client(directories().control_socket)
-    (model,) = resolve_running([options.model], client.status())
-    body = {
-        "model": model,
-        "duration_s": options.duration_s,
-        "size_bytes": options.size_bytes,
-        "requests": options.requests,
-    }
+    (model,) = resolve_running([word], client.status())
+    body = {"model": model, **asdict(limits)}
     file = CaptureFile(
-        options.output
+        output
         or Path(f"{file_name(model)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
     )
     try:
         with file, _stop_on_signals(client.stop_capture):
-            _fill(file, client, body, options.duration_s)
+            _fill(file, client, body, limits.duration_s)
     except OSError as error:
         if not file.requests:
             file.remove()
@@ -136,7 +124,6 @@ def capture(options: CaptureOptions) -> CommandResult:
 
 
 def show() -> CommandResult:
-    """Show the running capture, if there is one."""
     running = Client(directories().control_socket).status()["capture"]
     text = capture_text(running) if running else "nothing is captured"
     return CommandResult(running, text)

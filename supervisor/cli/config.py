@@ -179,7 +179,6 @@ def set_value(key: str, word: str, config: Path | None) -> CommandResult:
 
 
 def unset_value(key: str, config: Path | None) -> CommandResult:
-    """Remove a value or a table from the file."""
     parts = key_parts(key)
     path = _file(config)
     if path is None:

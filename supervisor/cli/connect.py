@@ -63,12 +63,10 @@ _CHECK_TIMEOUT_S: Final = 600.0
 
 
 def daemon_facts(model: str | None, small: str | None) -> Facts:
-    """Read the facts that clients' settings need.
+    """Read the facts that clients' settings need; raises NotRunning.
 
-    Raises:
-        NotRunning: No daemon runs.
-        NoSuchModel: The daemon has no such model, or no model that answers chats.
-        AccessDenied: The daemon needs a key, and CORRAL_API_KEY has none.
+    Raises NoSuchModel if the daemon has no such model with chats, or AccessDenied if it needs a key
+    and CORRAL_API_KEY has none.
     """
     try:
         status = Client(directories().control_socket).status()
@@ -133,7 +131,6 @@ def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
 def _chat_models(
     listed: Iterable[Mapping[str, Any]], status: DaemonStatus, settings: Settings
 ) -> tuple[ServedModel, ...]:
-    """Return the models that answer chats, without their variants."""
     local = {model["name"]: model for model in status["models"]}
     return tuple(
         ServedModel(
@@ -345,7 +342,6 @@ def list_clients() -> CommandResult:
 
 
 def show(name: str, model: str | None, small: str | None) -> CommandResult:
-    """Show the settings of a client; writes nothing."""
     client = _client(name)
     facts = daemon_facts(model, small)
     settings = client.files(facts, _places())

@@ -331,7 +331,6 @@ _EXIT_TIMEOUT_S: Final = 10.0
 def serve_desktop(
     words: Sequence[str], config: Path | None, watch_pid: int | None
 ) -> CommandResult:
-    """Serve one host until it ends, or until the daemon ends."""
     output = LineWriter(1, lambda count: to_json(missed_line(count)))
     log = LineWriter(2, lambda count: to_json({"event": "events.dropped", "count": count}))
 

@@ -36,12 +36,7 @@ from supervisor.system.paths import Directories, make_ours
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The memory that a model would need at its start.
-
-    Attributes:
-        text: A clause about it.
-        misfit: The reason why the model can never fit, as a clause; None if it can.
-    """
+    """A clause about the memory of a model; `misfit`: why it can never fit, or None."""
 
     text: str
     misfit: str | None
@@ -113,13 +108,10 @@ _COMPANIONS = (FileKind.PROJECTOR, FileKind.DRAFT)
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The parts to fetch from a repository.
+    """The parts to fetch from a repository, and the reason as a clause.
 
-    Attributes:
-        model: The model, or another part that was named by its file.
-        companions: Its projector and its draft, if there are any.
-        reason: The reason for this choice, as a clause.
-        warning: The reason why it does not fit, as a sentence; None if it does.
+    `model` may be another part that was named by its file; `companions` are its projector and its
+    draft. `warning` is a sentence if the model does not fit.
     """
 
     model: FileGroup
@@ -155,7 +147,6 @@ def choose(
 def choose_cached(
     repository: Repository, wanted: HubReference, left_out: frozenset[FileKind]
 ) -> ModelChoice:
-    """Choose among files in the cache."""
     is_named = wanted.file or wanted.quantisation
     model = (
         repository_module.choose_named(repository, wanted)
@@ -251,8 +242,6 @@ _LEAVES_OUT = {FileKind.PROJECTOR: "--no-projector", FileKind.DRAFT: "--no-draft
 
 @dataclass(frozen=True, slots=True)
 class _Download:
-    """The files of a choice, in a repository and in the cache."""
-
     repository: Repository
     chosen: ModelChoice
     cache: HubCache
@@ -368,7 +357,6 @@ def _result(download: _Download, received_bytes: int) -> CommandResult:
 
 
 def _name(download: _Download) -> str:
-    """Return the name that `corral start` takes."""
     first = download.chosen.model.first
     return f"{download.repository.repo}:{first.quantisation or Path(first.prefix).name}"
 

@@ -155,7 +155,6 @@ def import_settings(
 
 
 def _engine_flags(config: Path | None) -> Flags | None:
-    """Return the options of this machine's engine, if there is one that runs."""
     where = directories()
     try:
         settings = load(config, config_dir=where.config).settings
@@ -213,7 +212,6 @@ def _sentences(converted: Converted, kind: Literal["omitted", "notes"]) -> tuple
 
 
 def _problems(text: str, path: Path | None) -> tuple[str, ...]:
-    """Return the errors that make the settings invalid."""
     try:
         merge(parse_toml(text.encode()), path)
     except SettingsInvalid as error:

@@ -95,12 +95,10 @@ def _render_model(facts: Gguf) -> str:
 
 
 def get(word: str, options: GetOptions) -> CommandResult:
-    """Fetch a model, with progress on stderr.
+    """Fetch a model, with progress on stderr; Ctrl-C keeps the data received so far.
 
-    Raises:
-        NoSuchModel, DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid: It cannot
-            be fetched.
-        Interrupted: Ctrl-C; the data received so far is kept.
+    Raises NoSuchModel, DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid, or
+    Interrupted.
     """
     if not options.as_lines:
         return _get(word, options)
@@ -231,11 +229,8 @@ Ask = Callable[[str], bool] | None
 def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandResult:
     """Delete a model that no engine serves.
 
-    Raises:
-        NoSuchModel: No model has this name.
-        ModelKept: It belongs to another program.
-        ModelInUse: A running engine has its file open.
-        NotConfirmed: Nobody could be asked.
+    Raises NoSuchModel, ModelKept if another program owns it, ModelInUse if an engine runs it, or
+    NotConfirmed if nobody could be asked.
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings
@@ -268,7 +263,6 @@ def _fileless_note(model: str) -> str:
 
 
 def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> CommandResult:
-    """Delete unfinished downloads and unused parts of models."""
     where = directories()
     stored = StoredModels(load(config, config_dir=where.config).settings, where)
     notes: list[str] = []

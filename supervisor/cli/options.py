@@ -89,7 +89,6 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=offer(
 
 
 def finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> None:
-    """Run a command, show its result, and exit with its code."""
     raise typer.Exit(run_command(command, call, as_json=as_json))
 
 

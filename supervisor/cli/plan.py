@@ -95,13 +95,10 @@ class _Found:
     Attributes:
         argv: Command line of the first instance.
         room: Memory that all models together may take.
-        free_bytes: Free main memory.
         device_free_bytes: Free memory of each device, as the engine lists it.
         misfit: Reason why the model can never fit, or None.
-        tuned: The tuned profile in use.
         not_persisted_reason: Reason why conversations are not saved, as a clause, or None.
         restored: Outcome of the first restored conversation; None before that.
-        encrypts: Whether saved conversations are encrypted.
         most_slots: Limit of slots while requests queue; None if their number is fixed.
     """
 

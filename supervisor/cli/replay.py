@@ -50,12 +50,10 @@ _PIECE_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a replay.
+    """The result of a replay; `name` describes the settings under test.
 
-    Attributes:
-        name: Description of the settings under test.
-        baseline: The replay with the model's present settings, if it was needed.
-        recorded: Number of answers that are compared with the captured ones.
+    `baseline`: the replay with the model's present settings, if it was needed. `recorded`: number
+    of answers that are compared with the captured ones.
     """
 
     name: str
@@ -190,16 +188,9 @@ _CONCURRENCY_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """The options of the command line.
+    """The options of `corral replay`; None: as in the capture, or as in the model's settings.
 
-    Attributes:
-        model: None for the capture's model.
-        engine: A build or a path; None for the model's engine.
-        profile: None for the model's profile.
-        flags: Flags that override those of the model.
-        is_daemon: Whether to play against the running daemon.
-        is_as_recorded: Whether to send each request at its recorded time.
-        concurrency: None for as many requests at once as were captured.
+    `is_as_recorded`: send each request at its recorded time, not as fast as possible.
     """
 
     model: str | None = None

@@ -124,7 +124,6 @@ def _parts(
 
 
 def _past_requests() -> Part:
-    """Return the figures of the latest ended requests."""
     name = "past_requests.jsonl"
     try:
         found = list_past(PastFilter(_REQUESTS_MAX, None, None, is_failed=False, since=None)).data

@@ -52,7 +52,6 @@ _WAITS: Final = ("queued_ms", "evict_ms", "load_ms")
 
 
 def request_rows(requests: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of ended requests."""
     return table(_ENDED_HEAD, list(map(_ended_row, requests)))
 
 
@@ -71,7 +70,6 @@ def request_lines(request: Mapping[str, Any]) -> str:
 
 
 def running_lines(row: Mapping[str, Any]) -> str:
-    """Return the figures of a request in flight."""
     place = f", place {row['position']}" if row["position"] else ""
     done = f"{row['prompt_tokens_done']} of {row['prompt_tokens'] or '?'} prompt tokens"
     return "\n".join(
@@ -224,7 +222,6 @@ def list_requests() -> CommandResult:
 
 
 def cancel(request_id: str) -> CommandResult:
-    """End a request with an error, in any phase."""
     Client(directories().control_socket).cancel_request(request_id)
     return CommandResult({"id": request_id}, f"cancelled {request_id}")
 
@@ -281,7 +278,6 @@ def list_past(chosen: PastFilter) -> CommandResult:
 
 
 def show(request_id: str) -> CommandResult:
-    """Show every figure of a request, in flight or ended."""
     for request in read_running_requests():
         if request["id"] == request_id:
             return CommandResult({"state": "in_flight", **request}, running_lines(request))
@@ -295,7 +291,6 @@ def show(request_id: str) -> CommandResult:
 
 
 def latest_ids() -> list[str]:
-    """Return the ids of requests in flight and of the latest ended ones."""
     return [
         str(request["id"])
         for request in (*read_running_requests(), *read_past_requests(HistoryQuery(limit=_LIMIT)))

@@ -133,7 +133,6 @@ def _interrupt_deferred() -> Iterator[None]:
 
 
 def settings_options(config: Path | None, listen: str | None) -> list[str]:
-    """Return the options of a daemon for a settings file and an address."""
     named = ["--config", str(config)] if config else []
     return [*named, "--listen", listen] if listen else named
 

@@ -326,7 +326,6 @@ _HINT = 'workers = ["a", "b"] under [models.NAME] splits one'
 
 
 def show(word: str | None) -> CommandResult:
-    """Show the workers of all loaded models, or of one model."""
     found = _find_balances(Client(directories().control_socket), word)
     if not found:
         return CommandResult(found, _NONE, (_HINT,))
@@ -348,7 +347,6 @@ def apply(word: str | None) -> CommandResult:
 
 
 def undo(word: str | None) -> CommandResult:
-    """Move the layers of a model back to their workers before the last move."""
     client, found = _one_balance(word)
     moved = last_message(client.balance(found["model"], undo=True))["moved"]
     return CommandResult(moved, _moved_text(moved))

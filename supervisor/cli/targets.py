@@ -184,12 +184,7 @@ def settings_reader(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A model that the settings do not have.
-
-    Attributes:
-        word: A word for it that is valid in any directory.
-        table: `[models.NAME]`.
-    """
+    """A model that the settings do not have; `word` is valid in any directory."""
 
     word: str
     name: str
@@ -275,7 +270,6 @@ def _fetch_hint(word: str) -> str:
 
 
 def name_of(path: Path) -> str:
-    """Return a model name for a file."""
     return file_names.model_name(path.name)
 
 
@@ -381,14 +375,7 @@ _WORDS: Final[Mapping[Kind, Callable[[], Iterable[str]]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GetOptions:
-    """The options of `corral model get`.
-
-    Attributes:
-        projector: Whether to fetch the projector of a model too.
-        draft: Whether to fetch its draft model or draft heads too.
-        dry_run: Show the files; fetch nothing.
-        as_lines: Write JSON lines to stdout: the progress, then `result` or `error`.
-    """
+    """The options of `corral model get`; `as_lines`: progress and `result` or `error` as JSON."""
 
     projector: bool = True
     draft: bool = True

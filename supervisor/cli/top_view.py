@@ -91,7 +91,6 @@ def try_read(client: Client, note: str = "") -> Sample:
 
 
 def cancel(client: Client, request_id: str) -> str:
-    """Cancel a request; return a sentence about the result."""
     try:
         client.cancel_request(request_id)
     except CorralError as error:
@@ -112,13 +111,10 @@ _STEPS: Final = {"j": 1, "down": 1, "k": -1, "up": -1, "page down": 10, "page up
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of the display.
+    """The state of the display; `ids`: of the requests, in the order of the list.
 
-    Attributes:
-        ids: Ids of the requests, in the order of the list.
-        selected: Id of the selected request, or None.
-        asking: Id of the request whose cancellation the user must confirm.
-        note: A sentence to show until the next key.
+    `asking`: id of the request whose cancellation the user must confirm. `note`: a sentence to show
+    until the next key.
     """
 
     order: Order = "age"
@@ -225,7 +221,6 @@ REQUEST_COLUMNS: Final = (
 
 
 def summary(status: DaemonStatus, requests: Sequence[RequestStatus]) -> tuple[str, str]:
-    """Return a line about the daemon, and a line about its load."""
     instances = [instance for model in status["models"] for instance in model["instances"]]
     ready = sum(instance["state"] == "ready" for instance in instances)
     queued = sum(request["phase"] == "queued" for request in requests)
@@ -257,7 +252,6 @@ def instance_rows(status: DaemonStatus, requests: Sequence[RequestStatus]) -> li
 
 
 def _rates(requests: Iterable[RequestStatus]) -> dict[str | None, float]:
-    """Return the tokens/s that instances generate now, by name."""
     rates: dict[str | None, float] = {}
     for request in requests:
         if request["phase"] == "decode":

@@ -39,7 +39,6 @@ _TOML: Final = '[models.NAME.trial] with profile = "…" and share = 0.2'
 
 
 def show(word: str | None) -> CommandResult:
-    """Show the trials of all models, or of one model."""
     client = Client(directories().control_socket)
     found = client.trials()
     if word is not None:
@@ -225,7 +224,6 @@ def start(
 
 
 def end(word: str | None, *, is_promoted: bool) -> CommandResult:
-    """Promote or withdraw a canary; returns when it is done."""
     client = Client(directories().control_socket)
     running = _find_canary(client.canaries(), _model(client, word, of_canaries=True))
     model, engine = running["model"], running["engine"]

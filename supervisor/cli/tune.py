@@ -69,7 +69,6 @@ def improved_result(
 
 
 def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
-    """Yield the reductions of parallel requests and of context."""
     before, after = job.plans.base, job.plans.plan(winner)
     slots = [side.plan.slots * side.replicas for side in (before, after)]
     if slots[1] < slots[0]:

@@ -28,10 +28,8 @@ _PROBE_LIMIT_S = 1.0
 def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
     """Serve until SIGINT or SIGTERM.
 
-    Raises:
-        SettingsInvalid: The address is public.
-        WorkerFailed: The worker does not listen.
-        EngineMissing, EngineBroken, AccessDenied: The worker cannot be started.
+    Raises SettingsInvalid if the address is public, WorkerFailed if the worker does not listen, and
+    EngineMissing, EngineBroken or AccessDenied if it cannot be started.
     """
     import uvloop
 

@@ -33,7 +33,6 @@ def caches_status(
     budget: DiskBudget,
     limits: SaveLimits,
 ) -> CachesStatus:
-    """Return the tiers of all models, including models that only have files on disk."""
     on_disk, contents = _by_model(saved), router.cache_contents()
     found = [
         cache_status(

@@ -142,7 +142,7 @@ class SlotDiskStatus(TypedDict):
 
 
 class CacheStatus(TypedDict):
-    """Where the prompts of one model are kept.
+    """The places that keep the prompts of one model.
 
     `slots`: of all instances. `prompts`, `prompt_tokens`, `computed_tokens`: since the daemon's
     start. `oldest_at`: time of the oldest file on disk. `skipped`: number of conversations that

@@ -135,7 +135,6 @@ def exit_with_starter(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def watch_starter(descriptor: int, on_closed: Callable[[], None]) -> Iterator[None]:
-    """Call `on_closed` if the pipe is closed within the block."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:

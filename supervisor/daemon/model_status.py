@@ -172,7 +172,6 @@ def node_status(stats: NodeStats) -> NodeStatus:
 
 
 def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
-    """Return the weights of models that several instances serve."""
     serving = [instance for instance in instances if instance.in_service]
     counts = Counter(instance.upstream.model for instance in serving)
     return [
@@ -188,7 +187,6 @@ def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
 
 
 def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[BatchQueueStatus]:
-    """Return the models that have had batch requests."""
     return [
         cast("BatchQueueStatus", {"model": model, **asdict(queue)})
         for model, queue in sorted(stats.items())

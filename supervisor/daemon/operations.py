@@ -54,7 +54,7 @@ from supervisor.slot_store.manifest import Manifest
 
 
 class DaemonService:
-    """The operations of one daemon. Model names that are not configured raise NoSuchModel.
+    """The operations of one daemon, as `control_client.Client` documents them.
 
     Methods that return a task begin an operation. They raise DaemonBusy while the daemon stops; a
     stop cancels the task.
@@ -130,7 +130,6 @@ class DaemonService:
     def warm(
         self, model: str, prompt: WarmPrompt
     ) -> asyncio.Task[list[PrefillResult] | CorralError]:
-        """Prefill a prompt on every instance of a model."""
         replicas = [
             self._fleet.replica(instance.name) for instance in self._fleet.instances([model])
         ]
@@ -166,7 +165,6 @@ class DaemonService:
         }
 
     async def caches(self) -> CachesStatus:
-        """Return the tiers of all models, including models that only have files on disk."""
         persistence = self._fleet.planner.launches.slot_persistence
         saved, budget = await asyncio.to_thread(persistence.store.list_saved), persistence.budget
         limits = self._fleet.slot_files.limits
@@ -176,7 +174,6 @@ class DaemonService:
         return self._parts.app.requests.stats()
 
     def cancel_request(self, request_id: str) -> None:
-        """End a request with an error; raises NoSuchRequest if none in flight has the id."""
         try:
             self._parts.app.requests.cancel(request_id)
         except NotFound as error:
@@ -185,10 +182,6 @@ class DaemonService:
             ) from error
 
     def dashboard_link(self) -> str:
-        """Return a link that signs in one browser within a minute.
-
-        Raises SettingsInvalid without a dashboard.
-        """
         sessions = self._parts.app.sessions
         if sessions is None:
             raise SettingsInvalid(
@@ -207,11 +200,9 @@ class DaemonService:
         self._parts.captures.stop()
 
     async def past_requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
-        """Return requests that have ended, the latest first; raises HistoryUnavailable."""
         return await self._parts.history.requests(query)
 
     async def forget_requests(self, model: str | None) -> int:
-        """Delete the stored requests of a model, or of all models; return their number."""
         return await self._parts.history.forget(model)
 
     def trials(self) -> list[TrialStatus]:
@@ -250,7 +241,6 @@ class DaemonService:
         ]
 
     def balance(self, model: str, *, undo: bool) -> asyncio.Task[MovedLayers | CorralError]:
-        """Move the layers of a model as suggested; `undo` moves them back."""
         mover = self._parts.layer_mover
 
         async def move() -> MovedLayers | CorralError:

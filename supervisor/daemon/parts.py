@@ -153,7 +153,6 @@ class DaemonParts:
 
     @property
     def tls_cert(self) -> Path | None:
-        """The file of the proxy's certificate."""
         return self._tls.cert if self._tls else None
 
     @property

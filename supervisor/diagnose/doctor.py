@@ -50,11 +50,8 @@ from supervisor.system.paths import Directories
 class MemoryNeed:
     """Memory of a model, without compute buffers.
 
-    Attributes:
-        weights_bytes: Size of the tensors, which all replicas share.
-        cache_bytes: KV cache of all replicas together.
-        locked_bytes: Main memory to lock; 0 if the model does not ask for that.
-        is_preloaded: Whether the model loads when the daemon starts.
+    `weights_bytes`: of the tensors, which all replicas share; `cache_bytes`: the KV cache of all
+    replicas; `locked_bytes`: main memory to lock, 0 if the model does not ask for that.
     """
 
     model: str
@@ -121,14 +118,10 @@ def memory_need(plan: Plan, replicas: int) -> MemoryNeed:
 
 
 def check_memory(needs: Sequence[MemoryNeed], machine: Machine, device_bytes: int) -> Finding:
-    """Compare the memory that models need with the memory that is free.
+    """Compare the needs of models that are not loaded yet with the free memory.
 
     A model that can never fit is a failure; models that do not fit together take turns.
-
-    Args:
-        needs: The needs of the models that are not loaded yet.
-        machine: This machine.
-        device_bytes: Memory of all devices; 0 if models run on the CPU.
+    `device_bytes`: memory of all devices; 0 if models run on the CPU.
     """
     whole, free = machine.memory_bytes, machine.memory_available_bytes
     available = f"{size(free)} of {size(whole)} are free"

@@ -112,7 +112,6 @@ def _devices(engine: Engine) -> str:
 
 
 def check_hooks(loaded: Loaded) -> Iterator[Finding]:
-    """Yield a finding for each hook that has commands."""
     directory = hook_directory(loaded.path)
     for hook in get_args(HookName):
         event = example(hook, datetime.now(tz=UTC), "chat", "node")
@@ -135,7 +134,6 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def check_traces(settings: TracingSettings) -> Iterator[Finding]:
-    """Yield a finding if requests are traced."""
     endpoint = endpoint_of(settings)
     if endpoint is None:
         return
@@ -196,7 +194,6 @@ _FIX_DIRECTORY: Final = (
 
 
 def check_files(instances: int) -> Finding:
-    """Compare the limit of open files with the need of engines and clients."""
     soft, hard = limit("RLIMIT_NOFILE")
     least = _FILES_OWN + _FILES_PER_ENGINE * instances
     wanted = least + _FILES_PER_STREAM * _STREAMS
@@ -244,7 +241,6 @@ def check_address(listen: str, daemon_url: str | None) -> Finding:
 
 
 def check_clients(settings: ProxySettings) -> Finding:
-    """Check the API keys, hosts and origins that may connect."""
     name, path = "clients", settings.api_keys_file
     try:
         check_proxy_settings(settings)

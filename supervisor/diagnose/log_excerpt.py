@@ -134,9 +134,7 @@ _WORDS: Final = frozenset(_WORDS_TEXT.split())
 class LogFilter:
     """Filters one engine's log, from its beginning, to the lines without prompts.
 
-    Attributes:
-        left_out: Number of lines left out so far.
-        is_verbose: Whether the engine logged at a higher level than usual.
+    `left_out`: lines left out so far; `is_verbose`: the engine logged at a higher level than usual.
     """
 
     def __init__(self) -> None:

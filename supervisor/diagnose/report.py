@@ -79,12 +79,9 @@ _TEXTS: Final = re.compile(r"\.variants\.|(?:^|\.)hooks\.|chat[-_]template|syste
 def without_secrets(
     values: Mapping[str, Any], origins: Mapping[str, str], *, with_prompts: bool
 ) -> list[str]:
-    """Return `key = value  # origin` lines of the settings that differ from the defaults.
+    """Return `key = value  # origin` lines of the settings in `origins`, by dotted key.
 
-    Args:
-        values: All settings, by dotted key.
-        origins: The origin of each setting that is set.
-        with_prompts: Whether to keep texts that become part of prompts.
+    `with_prompts`: keep texts that become part of prompts.
     """
     return [
         f"{key} = {_report_value(key, value, with_prompts=with_prompts)!r}  # {origins[key]}"
@@ -164,9 +161,7 @@ def check_new(path: Path) -> None:
 def write_archive(path: Path, folder: str, parts: Sequence[Part]) -> int:
     """Write the parts below a folder; return the size in bytes.
 
-    Raises:
-        AccessDenied: The path exists, or the file cannot be created.
-        DiskFull: The disk is full.
+    Raises AccessDenied if the path exists or cannot be created, or DiskFull.
     """
     descriptor = _create(path)
     try:

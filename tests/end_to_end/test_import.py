@@ -94,7 +94,7 @@ def test_a_settings_file_that_is_there_keeps_its_address_and_keys(
 
 def test_an_engine_that_is_not_here_is_left_out(corral: CorralCli, tiny_model: Path) -> None:
     shown = corral("import", "--", "/app/llama-server", "-m", str(tiny_model))
-    assert "engine" not in shown.stdout.replace("the engine of corral doctor", "")
+    assert "engine" not in shown.stdout.replace("own engine is used", "")
     assert "not taken over: /app/llama-server: there is no such program here" in shown.stderr
 
 
