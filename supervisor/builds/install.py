@@ -194,7 +194,6 @@ _SMALL_BYTES: Final = 64 * 1024**2
 
 
 def expanded_max_bytes(archive_bytes: int) -> int:
-    """Return the size that an archive may expand to."""
     return max(_SMALL_BYTES, archive_bytes * _EXPANSION_MAX)
 
 
@@ -209,11 +208,7 @@ def extract(
     """Extract an archive into a new directory; all files are on the disk when it returns.
 
     Args:
-        archive: The archive.
-        target: The directory to create.
-        max_bytes: A larger content is refused.
         progress: Receives the bytes written so far.
-        max_entries: More entries are refused.
 
     Raises:
         ArchiveRefused: It is damaged, too large, or not safe.
@@ -233,7 +228,6 @@ def extract(
 
 
 def _put(target: Path, entry: Entry, content: IO[bytes] | None) -> Iterator[int]:
-    """Create an entry, and yield the bytes of each write."""
     is_directory = entry.kind == "directory"
     directory = _make_directories(target, entry.path if is_directory else entry.path.parent)
     path = directory / entry.path.name
@@ -319,11 +313,9 @@ def install(
     """Install the files of a release, and return the build and its engine.
 
     Args:
-        choice: The files.
         engines_dir: The directory of builds; the caller holds its lock.
         client: Follows redirects.
         mirror: A URL with the files below `TAG/`; None to use the release's own URLs.
-        progress: For a meter.
 
     Raises:
         DownloadFailed: A file cannot be fetched, or its hash is wrong.
@@ -404,11 +396,7 @@ def _remote(asset: Asset, tag: str, mirror: str | None) -> RemoteFile:
 
 
 def _try_engine(choice: Choice, new: Path) -> tuple[InstalledBuild, Engine]:
-    """Run the engine.
-
-    Raises:
-        EngineBroken: It does not run, or there is none.
-    """
+    """Run the engine; raises EngineBroken if it does not run, or there is none."""
     files = files_of(new)
     binary = next((name for name in _NAMES if (files / name).is_file()), None)
     if binary is None:

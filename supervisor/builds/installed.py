@@ -135,7 +135,6 @@ class InstalledBuild:
     installed_at: str
 
     def path(self, engines_dir: Path) -> Path:
-        """Return the binary."""
         return files_of(engines_dir / self.name) / PurePosixPath(self.binary)
 
 
@@ -151,7 +150,6 @@ def build_number(name: str) -> int:
 
 
 def files_of(directory: Path) -> Path:
-    """Return the directory of the files in the directory of a build."""
     return directory / _FILES
 
 

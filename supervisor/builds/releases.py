@@ -220,7 +220,6 @@ class ReleaseApi:
         return self._read(self._json(content, dict))
 
     def _build_of(self, version: Release) -> str:
-        """Return the tag of the build that a version points to."""
         pointer = next((asset for asset in version.assets if asset.name == _POINTER), None)
         if pointer is None:
             raise EngineMissing(

@@ -111,7 +111,6 @@ def choose(release: Release, target: Target, variant: str | None) -> Choice:
 
     Args:
         release: A release with a build number.
-        target: The machine.
         variant: The backend to compute with; None for the best one for the machine.
 
     Raises:
@@ -148,7 +147,6 @@ def _suitable_variants(target: Target) -> Iterator[tuple[str, str]]:
 
 
 def _newest_file(there: list[_File], variant: str, target: Target) -> _File | None:
-    """Return the file of a variant with the newest version that the driver supports."""
     found = [
         (name, asset)
         for name, asset in there

@@ -33,8 +33,6 @@ _NOTHING: Final[Mapping[Path, str]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The stored models, and notes on places that were not searched."""
-
     models: tuple[StoredModel, ...]
     notes: tuple[str, ...] = ()
 
@@ -55,7 +53,6 @@ def search(
 
     Args:
         places: From `roots`.
-        cache_dir: The cache of metadata.
         taken: Names that no model may get.
         pinned: Fixed names by file.
     """

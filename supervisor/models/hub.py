@@ -225,7 +225,6 @@ def cache_root() -> Path:
 
 
 def default_endpoint() -> str:
-    """Return HF_ENDPOINT, or huggingface.co."""
     return str(constants.ENDPOINT)
 
 
@@ -238,11 +237,7 @@ def stream(
     Only the hub gets the token; the session drops it at a redirect to another server.
 
     Args:
-        url: The URL.
-        endpoint: The hub's URL.
         name: The repository or file, for messages.
-        headers: Additional headers.
-        parameters: The query.
 
     Raises:
         Interruption: Another attempt may succeed.

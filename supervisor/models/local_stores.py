@@ -18,8 +18,8 @@ Ollama's store:
 LM Studio's folder and ours have plain files, at best as PUBLISHER/REPOSITORY/FILE.
 
 Sources: huggingface_hub, "Understand caching", "Manage huggingface_hub cache-system"; llama.cpp,
-common/download.cpp before and common/hf-cache.cpp after March 2026; Ollama, docs (FAQ: where models
-are stored), types/model/name.go, server/layer.go.
+common/download.cpp before and common/hf-cache.cpp after March 2026; Ollama, docs (FAQ on the
+storage of models), types/model/name.go, server/layer.go.
 """
 
 from __future__ import annotations

@@ -75,8 +75,6 @@ _CHUNK_BYTES: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """The metadata of a model."""
-
     path: Path  # the first shard of a split model
     size_bytes: int  # all shards together
     architecture: str
@@ -144,7 +142,6 @@ def is_later_shard(path: Path) -> bool:
 
 
 def _freeze(value: Any) -> Any:
-    """Convert JSON's lists back to tuples."""
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
@@ -249,8 +246,6 @@ def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerp
     """Derive the metadata of a model from the headers of its shards. Pure.
 
     Args:
-        path: The first shard.
-        size_bytes: The size of all shards.
         headers: The headers of all shards, in order.
         fingerprint: A value that differs between files.
     """

@@ -55,9 +55,7 @@ def find(path: Path, places: Sequence[Root], cache_dir: Path) -> StoredModel | N
     """Find the model of a reference in the stores; None if there is no complete one.
 
     Args:
-        path: The reference.
         places: From `roots`.
-        cache_dir: The cache of metadata.
     """
     found = _find_unopened(str(path), places)
     return open_model(found, cache_dir) if found else None
@@ -101,7 +99,6 @@ def _quantisation(model: StoredModel) -> str:
 
 
 def missing_model_error(path: Path, found: StoredModel | None) -> ModelInvalid:
-    """Return the error for a reference to a model that is missing or cannot be served."""
     text = str(path)
     if found:
         return ModelInvalid(

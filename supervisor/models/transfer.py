@@ -366,8 +366,6 @@ _HEADER_BUFFER_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RemotePart:
-    """A file of a model."""
-
     url: str
     name: str
     size_bytes: int

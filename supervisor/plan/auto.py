@@ -44,8 +44,6 @@ class ThreadSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class ThreadMeasurement:
-    """Measured speeds of a model on this machine, by number of threads."""
-
     speeds: Mapping[int, ThreadSpeeds] = field(default_factory=dict)
 
     def next_untried(self, cores: int) -> int | None:
@@ -102,8 +100,6 @@ MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """The inputs of derived values."""
-
     gguf: Gguf
     machine: Machine
     device_bytes: int  # memory of all devices that layers can be offloaded to; 0 without a device
@@ -118,7 +114,6 @@ class PlanInputs:
 
     @property
     def cores(self) -> int:
-        """Cores of an instance."""
         return max(1, self.machine.decode_cores // self.instances)
 
     @property

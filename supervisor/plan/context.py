@@ -24,8 +24,6 @@ _SPLIT_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """How a model makes embeddings."""
-
     pooling: str  # `none`, `mean`, `cls`, `last` or `rank`
     is_only: bool  # whether it generates no text
     can_split: bool  # whether a text may be computed in several micro batches
@@ -70,8 +68,6 @@ Chosen = Mapping[str, FlagValue]
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """The sizes that determine memory."""
-
     cache: Cache
     tokens: int  # tokens of a micro batch
     outputs: int  # rows of logits computed together at most
@@ -81,7 +77,6 @@ class ContextLayout:
 
 
 def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
-    """Return the layout of a model under options by today's names."""
     slots = number(chosen, "parallel", _SLOTS)
     # Without --parallel the engine has four slots that share one cache.
     unified = chosen.get("kv-unified", "parallel" not in chosen) is True
@@ -119,7 +114,6 @@ def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
 
 
 def draft_layout(model: ContextLayout, chosen: Chosen) -> ContextLayout:
-    """Derive the layout of a draft model from the layout of its model."""
     cache = replace(
         model.cache,
         type_k=str(chosen.get("spec-draft-type-k", "f16")),

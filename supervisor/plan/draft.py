@@ -48,8 +48,6 @@ _DIGEST_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The facts about a vocabulary that decide its compatibility."""
-
     kind: str  # the kind of tokenizer, such as `gpt2`
     size: int
     begin: int | None  # the token added before a text, or None
@@ -63,7 +61,6 @@ class Vocabulary:
 
 
 def read(path: Path, *, cache_dir: Path) -> Vocabulary:
-    """Read the vocabulary of a model."""
     try:
         key = files.key_of((path,), _CACHE_VERSION)
         cached = files.get(cache_dir / "vocabularies", key)
@@ -105,7 +102,6 @@ def _vocabulary(found: Header) -> Vocabulary:
 
 
 def _added_token(metadata: Mapping[str, object], name: str, default: int | None) -> int | None:
-    """Return the token added at an end of a text, or None."""
     if not metadata.get(f"tokenizer.ggml.add_{name}_token", default is not None):
         return None
     found = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
@@ -136,7 +132,6 @@ _MTP_ARCHITECTURES: Final = frozenset(
 
 
 def offered_types(flags: Flags) -> tuple[str, ...]:
-    """Return the drafting types of a build, by today's names."""
     found = flags.find("spec-type")
     return found.choices if found else ()
 
@@ -213,9 +208,6 @@ def choose(
     """Choose the draft model; reads files or their cached metadata.
 
     Args:
-        setting: The user's setting.
-        model: The model to draft for.
-        cache_dir: The cache of metadata.
         spec_types: Drafting types of the build.
         takes_heads: Whether to take draft heads beside the model if nothing is set.
 

@@ -57,7 +57,6 @@ def explicit_purpose(
 
 
 def embedding_slots(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
-    """Adapt the settings of an embedding model before values are derived."""
     chosen = values(settings)
     use = embedding(gguf, chosen)
     if use is None:

@@ -87,8 +87,6 @@ class WorkerMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryInputs:
-    """The inputs of an estimate."""
-
     gguf: Gguf
     chosen: Chosen  # every option that the build accepts, by today's name
     engine: Engine
@@ -173,14 +171,12 @@ def layers_left(gguf: Gguf, count: int) -> int:
 
 
 def moved_weights(gguf: Gguf, count: int) -> int:
-    """Return the bytes of weights that leave main memory."""
     layers = gguf.tensor_bytes - gguf.embedding_bytes - gguf.output_bytes
     moved = layers * (gguf.layers - layers_left(gguf, count)) // max(1, gguf.layers)
     return moved + (gguf.output_bytes if count else 0)
 
 
 def offloaded_kv_bytes(gguf: Gguf, layout: ContextLayout, count: int, chosen: Chosen) -> int:
-    """Return the bytes of KV cache that leave main memory."""
     if chosen.get("kv-offload") is False:
         return 0
     return sum(kv_cache.layer_bytes(gguf, layout.cache)[layers_left(gguf, count) :])
@@ -265,8 +261,6 @@ _REPACK_ROWS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory of an instance."""
-
     host: MemoryBreakdown
     devices: Mapping[str, MemoryBreakdown]  # by device name; empty if nothing is offloaded
     mapped_bytes: int  # main memory shared by all instances that map the same file

@@ -42,8 +42,6 @@ BLOCK: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The shape of the caches of an instance."""
-
     ctx: int  # tokens of a cache
     streams: int = 1  # number of caches: one per slot, or 1
     slots: int = 1
@@ -107,7 +105,6 @@ def can_quantise(gguf: Gguf) -> bool:
 
 
 def _head_bytes(gguf: Gguf, cache: Cache) -> float:
-    """Return the bytes per token of a head of a layer."""
     key = gguf.key_length * BYTES_PER_VALUE.get(cache.type_k, 2)
     return key + gguf.value_length * BYTES_PER_VALUE.get(cache.type_v, 2)
 

@@ -42,7 +42,6 @@ def absolute(flags: Mapping[str, FlagValue], base: Path) -> dict[str, FlagValue]
 def with_paths(
     flags: Mapping[str, FlagValue], change: Callable[[Path], Path]
 ) -> dict[str, FlagValue]:
-    """Change every path in flags."""
     return {
         name: _map_paths(value, flag, change)
         if isinstance(value, str) and (flag := _file_flag(name))
@@ -96,7 +95,6 @@ def _paths(value: str, flag: Flag) -> list[Path]:
 
 
 def _map_paths(value: str, flag: Flag, change: Callable[[Path], Path]) -> str:
-    """Change each path in a value."""
     if not (_is_scaled(flag) or _MANY in flag.help):
         return str(change(Path(value))) if value else value
     items = []

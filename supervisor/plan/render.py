@@ -119,7 +119,6 @@ def _render_setting(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | 
 
 
 def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:
-    """Yield the spellings of a setting, newest first."""
     yield key, value
     for older in SPELLINGS.get(key, ()):
         yield older, value

@@ -135,10 +135,6 @@ def rpc_settings(
     """Return the settings that put all layers on workers, with `--rpc` first.
 
     Args:
-        workers: The workers.
-        own: The model's own settings.
-        flags: The options of the build.
-        local: The devices of this machine.
         split: The `--tensor-split` to which layers were moved, or None.
 
     Raises:
@@ -309,7 +305,6 @@ def _derive_settings(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsBy
 
 
 def _cap_context(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag:
-    """Limit a profile's context to the model's training context."""
     ctx, trained = settings.get("ctx-size"), inputs.gguf.ctx_train
     chosen = values(settings)
     if (

@@ -18,7 +18,6 @@ def shortage(found: Estimate, free: Mapping[str, int]) -> str | None:
     """Return why an instance would run out of device memory now, or None.
 
     Args:
-        found: Its estimated memory.
         free: Free bytes of this machine's devices, as far as they are known.
     """
     for name, take in found.devices.items():
@@ -56,7 +55,6 @@ def next_reduction(
     It is the mildest change of its kind with which memory suffices, or else the strongest.
 
     Args:
-        memory_inputs: The inputs of the start that failed.
         tried: The kinds that were tried; each is tried once.
         own: Options that the user set for the model; they do not change.
         is_short: Returns whether memory is known not to suffice.
@@ -141,6 +139,5 @@ def _by_memory(memory_inputs: MemoryInputs, has: MemoryCapacity, models: int) ->
 
 
 def _is_held_by(memory_inputs: MemoryInputs, has: MemoryCapacity, device: str) -> bool:
-    """Return whether a single device can hold all layers."""
     alone = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, "device": device}))
     return alone.layers_offloaded > memory_inputs.gguf.layers and misfit_reason(alone, has) is None

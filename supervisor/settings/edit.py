@@ -350,7 +350,6 @@ def _own_lines(trial: Mapping[str, object]) -> list[str]:
 
 
 def _edit_by_hand_error(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:
-    """Return an error that tells the user which lines to change."""
     trial_key = key_text(("models", model, "trial"))
     hint = f"remove [{trial_key}] from it, then run corral reload"
     if is_applied:

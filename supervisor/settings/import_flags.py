@@ -306,7 +306,6 @@ class ModelOptions:
                 yield word, ":".join(values) if values else None
 
     def _value_count(self, word: str, rest: Sequence[str]) -> int:
-        """Return how many of the next words are values of an option."""
         flag = self._find(word) if word.startswith("-") else None
         if flag is None or flag.kind == "unknown":
             is_value = rest and not (rest[0].startswith("-") and not _NUMBER.fullmatch(rest[0]))
@@ -364,8 +363,6 @@ def convert_commands(
     """Convert the commands of a text whose relative paths start at `base`.
 
     Args:
-        text: The commands.
-        base: The base of relative paths.
         known: The options of the installed engine; None for those of the newest recorded build.
         more_omitted: Sentences about other parts of the source that were omitted.
 
@@ -400,7 +397,6 @@ def convert_commands(
 
 
 def _number_names(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
-    """Append numbers to names that occur twice."""
     names = set[str]()
     for model in models:
         name, number = model.name, 2
@@ -462,7 +458,6 @@ class ReadCommand:
         return ConvertedModel(name, table, self.omitted, unique(notes))
 
     def _resolve(self, notes: list[str]) -> Callable[[str], str]:
-        """Return a function that translates a path of the command to this machine."""
 
         def change(path: str) -> str:
             container = self.container

@@ -270,7 +270,6 @@ def _table_or_empty(value: object) -> Mapping[str, Any]:
 
 
 def _texts(value: object) -> list[str]:
-    """Return the texts of a list, or a single text as a list."""
     values = value if isinstance(value, list) else [value]
     return [_text(value) for value in values if isinstance(value, str | int | float)]
 

@@ -232,7 +232,6 @@ class _Lines(io.StringIO):
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, without redirections."""
     lexer = shlex.shlex(
         _Lines(_COMMENT_LINE.sub("", text)), posix=True, punctuation_chars=_SEPARATORS
     )

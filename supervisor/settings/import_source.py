@@ -297,9 +297,6 @@ def convert(
     """Convert a text whose relative paths start at `base`.
 
     Args:
-        text: The settings of the other program.
-        kind: The kind of the text.
-        base: The base of relative paths.
         environ: The environment, for variables in the text.
         known: The options of the installed engine; None for those of the newest recorded build.
 

@@ -77,7 +77,6 @@ def load(
 
     Args:
         config: The file of `--config`, or None to search for a file.
-        config_dir: The user's config directory.
         overrides: Values from the command line, shaped like the file.
         environ: Used for `CORRAL_CONFIG` only; pydantic-settings reads the process's environment.
 
@@ -207,7 +206,6 @@ def search_path(config_dir: Path) -> tuple[Path, ...]:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested tables by dotted key."""
     leaves: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):

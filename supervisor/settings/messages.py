@@ -65,7 +65,6 @@ class Problem(NamedTuple):
 
 
 def explain(error: ValidationError) -> Iterator[Problem]:
-    """Yield a problem for each wrong key."""
     by_key: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False, include_context=False):
         by_key.setdefault(_key(detail), []).append(detail)
@@ -102,7 +101,6 @@ def unknown_tables(merged: Iterable[str]) -> Iterator[Problem]:
 
 
 def conflicts(settings: Settings) -> Iterator[Problem]:
-    """Yield conflicts between settings that are valid on their own."""
     yield from shared_names(settings.models)
     yield from _default_model(settings)
     yield from _fallbacks(settings)
@@ -194,7 +192,6 @@ def batching_conflicts(models: Mapping[str, ModelSettings]) -> Iterator[Problem]
 
 
 def _workers(settings: Settings) -> Iterator[Problem]:
-    """Yield models' workers that do not exist."""
     for name, model in settings.models.items():
         for worker in model.workers:
             if worker not in settings.workers:

@@ -19,7 +19,6 @@ _WORDS: Final = {"ge": "minimum", "le": "maximum"}
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema, with a description of every setting."""
     made = _for_toml(Settings.model_json_schema())
     return {"$schema": _DIALECT, **made, "title": "corral.toml"}
 
@@ -92,7 +91,6 @@ def _settings(
 
 
 def _table(node: object, tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the table that a node refers to, or None."""
     reference = node.get("$ref") if isinstance(node, Mapping) else None
     found = tables[reference.rpartition("/")[2]] if isinstance(reference, str) else None
     return found if found and "properties" in found else None

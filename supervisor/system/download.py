@@ -54,7 +54,6 @@ def download(
 
     Args:
         client: Follows redirects.
-        file: The file to download.
         directory: Gets the file and, until it is complete, the partial file.
         progress: Receives bytes done and bytes in all.
         source: The origin of the size and the SHA-256, for messages.
@@ -155,7 +154,6 @@ def download_wheel(
     """Download the wheel of `NAME==VERSION` into a directory, as `download` does.
 
     Args:
-        requirement: The package and its version.
         directory: Gets the wheel; a `.part` file in it is resumed.
         size_max_bytes: A larger wheel is refused.
         progress: Receives bytes done and bytes in all.

@@ -109,7 +109,6 @@ class Energy:
 
     @property
     def covers(self) -> str:
-        """The parts in the total, in words."""
         parts = (("processor", self.processor_j), ("devices", self.devices_j))
         return " and ".join(name for name, joules in parts if joules is not None) or "nothing"
 

@@ -137,7 +137,6 @@ class Machine:
 
     @property
     def decode_core_kind(self) -> str:
-        """The name of the cores to decode on, for messages."""
         if not self.efficiency_cores:
             return "physical core"
         return "performance core" if self.performance_cores else "efficiency core"

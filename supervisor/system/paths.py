@@ -64,8 +64,6 @@ def name_of_file(found: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """The directories of the daemon and its commands."""
-
     config: Path  # corral.toml, profiles/ and profiles.d/
     # models, engines, learned prompts, slots, figures of requests, batches, layers of workers
     data: Path
