@@ -55,7 +55,6 @@ class PromptBatch:
     shared: Mapping[str, Any]
 
     def members(self, index: int) -> Mapping[str, Any]:
-        """Return the body for one prompt."""
         return {**self.shared, "prompt": self.prompts[index]}
 
 
@@ -165,8 +164,6 @@ class BatchRefused(Exception):
 
 
 class LinesWriter:
-    """Sends a line for each result. Methods raise ConnectionError if the client has left."""
-
     def __init__(self, response: ClientResponse) -> None:
         self._response = response
         self._turn = asyncio.Lock()
@@ -198,7 +195,6 @@ class WholeWriter:
         """Send nothing before the end."""
 
     async def add(self, result: BatchResult, answer: OwnAnswer) -> None:
-        """Take the result that was read from `answer`."""
         self._keep(result.index, result.encode())
         if result.error:
             self._failed[result.index] = answer
@@ -227,7 +223,6 @@ class PlainWriter(WholeWriter):
     """Holds results with `token_ids`, `text` and `num_generated`, and sends no statistics."""
 
     async def add(self, result: BatchResult, answer: OwnAnswer) -> None:
-        """Take a result; raises BatchRefused for an error."""
         if result.error:
             raise BatchRefused(answer)
         members = {name: getattr(result, name) for name in _PLAIN}

@@ -75,8 +75,6 @@ _MAX_BYTES: Final = 64 * 1024
 
 
 class ControlEndpoint:
-    """Controls running completions, without loading a model or using a slot."""
-
     def __init__(
         self, loader: ModelLoader, router: Router, server_state: ServerState, bodies: Bodies
     ) -> None:
@@ -109,7 +107,6 @@ class ControlEndpoint:
         return web.Response(body=body, status=status, headers={"Content-Type": JSON})
 
     def _upstreams(self, model: str) -> list[Upstream]:
-        """Return the instances of a model, including draining ones."""
         found = [
             instance.upstream
             for instance in self._router.instances()
@@ -141,7 +138,6 @@ class ControlEndpoint:
 
 
 def first_successful(answers: Iterable[FetchedBody]) -> FetchedBody:
-    """Return the first answer that reports success, else the first answer."""
     found = list(answers)
     return next((result for result in found if _is_success(result)), found[0])
 
@@ -238,7 +234,6 @@ class ForwardedEndpoints:
         )
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a chat at another path than OpenAI's."""
         serve = functools.partial(self.serve, translation=_CHAT)
         return await self.served_by(serve, request)
 
@@ -307,7 +302,6 @@ class ForwardedEndpoints:
             self._learn(proxy_request)
 
     def _learn(self, request: ProxyRequest) -> None:
-        """Learn a shared prefix, if that is enabled."""
         if self._warmer is None or not self._warmer.learns(request.model):
             return
         if request.owner.is_alone:  # a learned prefix would be shared with other owners

@@ -181,10 +181,7 @@ TOKENIZE: Final = "/tokenize"
 
 
 class _Whole(RewrittenResponse):
-    """Translates a whole response; an error stays unchanged."""
-
     def translate(self, answer: Any) -> dict[str, Any]:
-        """Return llama-server's answer in our format."""
         raise NotImplementedError
 
     def rewrite(self, status: int, body: bytes) -> bytes:
@@ -238,7 +235,6 @@ class StreamGenerateResponse(ClientResponse):
         return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _stream)
 
     def put(self, _chunk: bytes) -> bool:
-        """Leave every chunk to `write`."""
         return False
 
     async def write(self, chunk: bytes) -> None:
@@ -290,8 +286,6 @@ _Send = Callable[..., Awaitable[OwnAnswer]]
 
 
 class BatchTokenize:
-    """Answers `/batch/tokenize` by a request for each text, four at once."""
-
     def __init__(self, own: OwnRequests) -> None:
         self._own = own
 

@@ -64,7 +64,6 @@ class RewrittenResponse(ClientResponse):
         self._begun: tuple[int, CIMultiDict[str]] | None = None
 
     def rewrite(self, status: int, body: bytes) -> bytes:
-        """Return the body for the client."""
         raise NotImplementedError
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
@@ -72,7 +71,6 @@ class RewrittenResponse(ClientResponse):
         self._begun = status, headers
 
     def put(self, _chunk: bytes) -> bool:
-        """Leave every chunk to `write`."""
         return False
 
     async def write(self, chunk: bytes) -> None:
@@ -112,8 +110,6 @@ class _Seen:
 
 
 class Remembered:
-    """Remembers the last response for each configured model."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
@@ -202,7 +198,6 @@ def props_without_paths(body: bytes) -> bytes:
 
 
 def file_name(path: str) -> str:
-    """Return the last part of a path of this system or of Windows."""
     return PurePosixPath(PureWindowsPath(path).name).name
 
 

@@ -71,7 +71,6 @@ _HUB: Final = "hf.co/"
 
 
 def with_tag(name: str) -> str:
-    """Return a model's name as Ollama lists it."""
     return name if ":" in name else name + _LATEST
 
 
@@ -356,8 +355,6 @@ _NOT_SERVED: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A parsed request; `request` is None if it only loads its model."""
-
     model: str
     is_local: bool
     given_model: str

@@ -161,7 +161,6 @@ def sampling(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ignored_options(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the options that have no effect here."""
     return tuple(name for name in options if name not in _NAMES and name != _LIMIT)
 
 
@@ -237,7 +236,6 @@ def generate(members: Mapping[str, Any]) -> EngineRequest | None:
 
 
 def embed(members: Mapping[str, Any]) -> EngineRequest | None:
-    """Translate `/api/embed`: one text or several."""
     if not (given := members.get("input")):
         return None
     dimensions = members.get("dimensions")

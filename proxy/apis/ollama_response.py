@@ -29,8 +29,6 @@ _NS: Final = 1_000_000  # in a millisecond
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The additions of one piece of an answer."""
-
     content: str = ""
     thinking: str = ""
     calls: Sequence[Mapping[str, Any]] = ()
@@ -45,13 +43,11 @@ Shape = Callable[[Delta], dict[str, Any]]
 
 
 def as_message(delta: Delta) -> dict[str, Any]:
-    """Return the members of a line of `/api/chat`."""
     message = {"role": "assistant", "content": delta.content, **_delta_message(delta)}
     return {"message": message, **_logprobs(delta)}
 
 
 def as_response(delta: Delta) -> dict[str, Any]:
-    """Return the members of a line of `/api/generate`."""
     return {"response": delta.content, **_delta_message(delta), **_logprobs(delta)}
 
 
@@ -107,7 +103,6 @@ class Answer:
         return self._chat_delta(piece) if "choices" in piece else self._completion_delta(piece)
 
     def end(self) -> tuple[Delta, dict[str, Any]]:
-        """Return the complete calls, and the members of the last line."""
         calls = [call.to_json(index) for index, call in sorted(self._calls.items())]
         return Delta(calls=calls), {"done": True, "done_reason": self._reason, **self._figures()}
 
@@ -148,7 +143,6 @@ class Answer:
 
 
 def whole_piece(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a whole completion as a single piece."""
     if "choices" not in body:
         return {**body, "stop": True}
     (choice, *_) = body["choices"]
@@ -225,7 +219,6 @@ class AnswerLines:
 
 
 def header(model: str) -> dict[str, str]:
-    """Return the first members of every line."""
     now = datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
     return {"model": model, "created_at": now}
 
@@ -289,7 +282,6 @@ class OllamaResponse(ClientResponse):
         self.model, self._asked = model, asked
 
     def empty(self) -> dict[str, Any]:
-        """Return the members of a line without text."""
         raise NotImplementedError
 
     def writer(self) -> RequestWriter:
@@ -368,8 +360,6 @@ class EmbeddingsResponse(OllamaResponse):
 
 
 class _Writer(TranslatedWriter):
-    """Translates the answer of one instance."""
-
     def __init__(self, response: OllamaResponse) -> None:
         super().__init__(response)
         self._response = response

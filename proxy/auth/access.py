@@ -70,7 +70,6 @@ class Access:
         self._sessions = sessions
 
     def is_open(self, request: web.BaseRequest) -> bool:
-        """Return whether a request needs no key."""
         if request.path in OPEN_PATHS:
             return True
         return self._sessions is not None and is_page(request)
@@ -177,7 +176,6 @@ class OriginPolicy:
             )
 
     def cors_headers(self, request: web.BaseRequest) -> dict[str, str]:
-        """Return the CORS headers; none without an allowed Origin."""
         origin = request.headers.get("Origin")
         if origin is None or not self._origins.fullmatch(origin):
             return {}
@@ -238,7 +236,6 @@ def preflight_response(request: web.BaseRequest) -> web.Response:
 
 
 def machine_names(hostname: str) -> tuple[str, ...]:
-    """Return the names of this machine in its network, with and without its domain."""
     # The resolver is not used: without a network it may take seconds to fail.
     short = hostname.partition(".")[0]
     names = dict.fromkeys((hostname, short, f"{short}.local"))
@@ -278,7 +275,6 @@ def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _how_to_allow(origin: str) -> str:
-    """Return a clause for an error message; empty if no setting could allow the origin."""
     if origin not in _OPAQUE and ("*" in origin or not _ORIGIN.fullmatch(origin)):
         return ""
     shared = "; pages of any site can send it" if origin in _OPAQUE else ""

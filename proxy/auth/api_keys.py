@@ -198,7 +198,6 @@ class RateLimiter:
                 usage.has_ended = None
 
     async def wait(self, key: Key, limit_s: float) -> None:
-        """Wait until a request of the key ends, at most `limit_s`."""
         usage = self._usage.setdefault(key.name, _Usage())
         usage.has_ended = usage.has_ended or asyncio.Event()
         with suppress(TimeoutError):
@@ -215,7 +214,6 @@ def next_full_at_s(full_at_s: float, per_minute: int, now_s: float) -> float:
 
 
 def _take(usage: _Usage, key: Key, now_s: float, requests: int) -> None:
-    """Check both limits, and count the request towards its minute if neither is exceeded."""
     if key.max_in_flight is not None and usage.in_flight >= key.max_in_flight:
         raise KeyLimited(
             f"API key {key.name!r} has {usage.in_flight} requests in flight, its limit "
@@ -238,8 +236,6 @@ _ADDRESSES_MAX: Final = 1024
 
 
 class SignInLimit:
-    """Limits wrong tokens and keys of each address."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._full_at_s: dict[str, float] = {}  # by address
@@ -332,7 +328,6 @@ class TokenLimits:
             spent.day, spent.of_day = day, count
 
     def headers(self, key: Key) -> dict[str, str]:
-        """Return OpenAI's header fields for a key with a limit of tokens per minute."""
         if (limit := key.tokens_per_minute) is None:
             return {}
         spent = self._current(key.name)
@@ -381,7 +376,6 @@ class TokenLimits:
 
 
 def check_context(key: Key, prompt_tokens: int, members: Mapping[str, Any]) -> None:
-    """Raise ContextTooLong if the prompt and the requested answer are longer than allowed."""
     if key.max_context is None:
         return
     found = (members.get(name) for name in _ANSWER_LIMITS)
@@ -410,7 +404,6 @@ class Admission:
         self._rate = RateLimiter(clock)
 
     def headers(self, key: Key) -> Mapping[str, str]:
-        """Return header fields that report the tokens that a key has left."""
         return self.tokens.headers(key) if key.name in self.keys.limited else {}
 
     def request(self, key: Key, *, has_parts: bool = False) -> AbstractContextManager[None]:

@@ -200,12 +200,10 @@ def parse_keys(text: bytes, path: Path) -> tuple[Key, ...]:
 
 
 def render_keys(keys: Iterable[Key]) -> str:
-    """Return the text of a file with these keys, which contains only their SHA-256."""
     return "\n".join((_HEADER, *(_render(key) for key in keys)))
 
 
 def file_version(path: Path) -> FileVersion | None:
-    """Return the version of a file, None if it cannot be read."""
     try:
         return _version(path.stat())
     except OSError:

@@ -118,7 +118,6 @@ class Sessions:
         return SignedIn(client, page.ends_at_s - now_s)
 
     def _pages(self, digest: bytes) -> dict[bytes, Page] | None:
-        """Return the open pages of a session; None if there are none."""
         now_s = self._clock()
         pages = self._sessions.pop(digest, {})
         if left := {name: page for name, page in pages.items() if page.ends_at_s > now_s}:
@@ -151,7 +150,6 @@ def _digest(secret: str) -> bytes:
 
 
 def _make_room_in(table: dict[bytes, Any], most: int) -> None:
-    """Make room for one more entry."""
     while len(table) >= most:
         del table[next(iter(table))]
 
@@ -163,7 +161,6 @@ _PORT: Final = re.compile(r":(\d{1,5})$")
 
 
 def cookie_name(host: str) -> str:
-    """The name for a value of the field Host."""
     port = _PORT.search(host)
     return f"corral_session_{port[1]}" if port else "corral_session"
 

@@ -191,7 +191,6 @@ class MessageEvents:
             raise InvalidEvent(f"an event is no piece of a chat: {error!r}") from error
 
     def events(self, piece: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events for a piece of a chat."""
         if "error" in piece:
             self.is_over = True
             error = {"type": "api_error", "message": str(piece["error"].get("message"))}
@@ -217,7 +216,6 @@ class MessageEvents:
                 self._stop_reason = _STOP_REASONS.get(reason, "end_turn")
 
     def end(self) -> Iterator[Event]:
-        """Yield the last events."""
         yield from self._stop()
         delta = {"stop_reason": self._stop_reason, "stop_sequence": None}
         yield {"type": "message_delta", "delta": delta, "usage": _usage(self._usage)}
@@ -256,7 +254,6 @@ class MessageEvents:
 
 
 def events_of(body: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events for a whole chat completion."""
     (choice,) = body["choices"]
     message = choice["message"]
     calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls") or ())]
@@ -280,8 +277,6 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
 
 
 class MessagesWriter(TranslatedWriter):
-    """Translates the response to a chat into a message."""
-
     def new_events(self) -> Events:
         return MessageEvents()
 

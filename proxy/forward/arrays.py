@@ -56,7 +56,6 @@ class PromptArray:
 
     @property
     def top_n(self) -> int:
-        """The number of ranked results that the client wants."""
         value = self.request.json.get("top_n")
         is_number = isinstance(value, int) and not isinstance(value, bool)
         return value if is_number and value is not None else len(self.prompts)
@@ -169,7 +168,6 @@ class Gather:
             ) from error
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the joined response, piece by piece."""
         base = self._base[0]
         if base is None:
             yield b"["
@@ -203,7 +201,6 @@ class Gather:
                 self._scores[encoded] = next(item[name] for name in _SCORES if name in item)
 
     def _join_items(self) -> Iterator[bytes]:
-        """Yield the items, separated by commas."""
         items = [item for at in range(len(self._array.prompts)) for item in self._items[at]]
         if self._array.is_ranked:
             items = sorted(items, key=lambda item: -self._scores[item])[: self._array.top_n]
@@ -253,8 +250,6 @@ _LAST_EVENT: Final = b"data: " + DONE + b"\n\n"
 
 
 class PartRefused(Exception):
-    """An instance refused one of the prompts."""
-
     def __init__(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         super().__init__(status)
         self.status = status
@@ -290,13 +285,10 @@ class _Part:
         raise PartRefused(status, headers, body)
 
     def end(self) -> None:
-        """Add its record to the record of the request."""
         self._answer.record.add(self.record)
 
 
 class _WholePart(_Part):
-    """Holds one whole response."""
-
     has_begun = False
     is_committed = False
 

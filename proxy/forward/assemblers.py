@@ -57,8 +57,6 @@ class ResponseReader:
 
 
 class Assembler(ResponseReader):
-    """Assembles a whole response from a stream."""
-
     @property
     def is_complete(self) -> bool:
         raise NotImplementedError
@@ -121,8 +119,6 @@ class LlamaCompletionAssembler(Assembler):
 
 
 class TimingsOnly(ResponseReader):
-    """Reads the timings of each answer, by its index."""
-
     def __init__(self) -> None:
         self._timings: dict[object, Mapping[str, Any]] = {}
 
@@ -217,8 +213,6 @@ class _Choice:
 
 
 class ChatAssembler(Assembler):
-    """Reads a chat or a text completion, with any number of choices."""
-
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
         self._choices: dict[int, _Choice] = {}
@@ -227,7 +221,6 @@ class ChatAssembler(Assembler):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every choice that began has ended."""
         choices = self._choices.values()
         return bool(choices) and all(choice.finish_reason for choice in choices)
 
@@ -388,8 +381,6 @@ class MessagesAssembler(Assembler):
 
 
 class ResponsesAssembler(Assembler):
-    """Reads a response of OpenAI's Responses API from the last piece of its stream."""
-
     def __init__(self) -> None:
         self._response: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] | None = None
@@ -431,7 +422,6 @@ class ResponsesAssembler(Assembler):
 
 
 def assembler_for(kind: EndpointKind, members: Mapping[str, Any]) -> Assembler:
-    """Return the assembler of the response to a request with these members."""
     match kind:
         case EndpointKind.MESSAGES:
             return MessagesAssembler()

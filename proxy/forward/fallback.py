@@ -50,8 +50,6 @@ _FINAL: Final = (NotLoaded, Draining, BodyMemoryFull, StorageFailed)
 
 
 class Fallback:
-    """Sends a client's request to the next models that may answer it."""
-
     def __init__(
         self, forward: Forward, names: ModelNames, share: Share, answer: ClientResponse
     ) -> None:
@@ -98,7 +96,6 @@ def is_unserved(error: ProxyError) -> bool:
 
 
 def is_refused(headers: Mapping[str, str]) -> bool:
-    """Return whether the client accepts no other model."""
     return headers.get(FALLBACK, "").strip().lower() == "none"
 
 

@@ -50,13 +50,11 @@ _CUT: Final = {"reason": "max_output_tokens"}
 
 
 def request_members(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a response that repeat its request."""
     given = {name: members[name] for name in _REPEATED.keys() & members.keys()}
     return {**_REPEATED, **{name: value for name, value in given.items() if value is not None}}
 
 
 def new_response(base: Mapping[str, Any], response_id: str, created_at: int) -> dict[str, Any]:
-    """Return a response without output."""
     return {
         "id": response_id,
         "object": "response",
@@ -154,7 +152,6 @@ class Item:
         return index
 
     def part(self, kind: str, part: Mapping[str, Any]) -> Event:
-        """Return an event of type `kind` about a part of its content."""
         place = {name: value for name, value in self.place.items() if name != "logprobs"}
         return {"type": kind, **place, "part": part}
 
@@ -197,7 +194,6 @@ def new_item(given: Mapping[str, Any], index: int) -> tuple[Item, list[Event]]:
 
 
 def empty_item(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item without its content."""
     content = _EMPTY.get(given["type"], {})
     return {name: value for name, value in given.items() if name not in content}
 

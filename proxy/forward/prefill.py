@@ -46,7 +46,6 @@ PrefillProgress = tuple[int, int, int]
 
 
 def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
-    """Return the progress in a piece, or None."""
     progress = piece.get("prompt_progress")
     if not isinstance(progress, dict):
         return None
@@ -315,7 +314,6 @@ def _is_plain_text(request: ProxyRequest) -> bool:
 
 
 def _has_text_only(messages: object) -> bool:
-    """Whether no message has an image, audio or another part that is not text."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():

@@ -127,7 +127,6 @@ class UpstreamRequestPlan:
 
     @property
     def is_passed_stream(self) -> bool:
-        """Whether the client gets a stream."""
         return self.is_stream and not self.is_assembled
 
 
@@ -155,7 +154,6 @@ def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
 
 
 def plain_plan(request: ProxyRequest) -> UpstreamRequestPlan:
-    """Return a plan that sends a request as the client wrote it."""
     return UpstreamRequestPlan(request.body, False, False, False)  # noqa: FBT003 (nothing is special)
 
 

@@ -99,8 +99,6 @@ class ResponseWriter(Protocol):
 
 
 class RequestWriter(ResponseWriter, Protocol):
-    """Takes the response to a whole request."""
-
     def start_pings(self, kind: EndpointKind, /) -> None:
         """Send pings until the response begins, or until `cancel_pings`."""
 
@@ -142,11 +140,9 @@ class ClientResponse:
         self._pings_over: asyncio.Event | None = None
 
     def writer(self) -> RequestWriter:
-        """Return the writer for an instance's response."""
         return ExplainedWriter(self) if EXPLAIN in self._request.headers else self
 
     def ping(self, kind: EndpointKind) -> bytes:
-        """Return a piece of a stream that clients skip."""
         return _ANTHROPIC_PING if kind is EndpointKind.MESSAGES else _COMMENT
 
     def error_piece(self, body: bytes) -> bytes:
@@ -237,7 +233,6 @@ class ClientResponse:
         return True
 
     async def finish(self, last: bytes = b"") -> None:
-        """Send the last bytes of the body, and mark it as complete."""
         self.record.count(last)
         with self._time_write(len(last)):
             await self.response.write_eof(last)
@@ -265,7 +260,6 @@ class ClientResponse:
         transport.abort()
 
     def _time_write(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Record the time of a write that may have to wait for the client."""
         transport = self._request.transport
         is_behind = transport is not None and transport.get_write_buffer_size()
         return (
@@ -338,8 +332,6 @@ class PassedResponse(Generic[_Writer]):
 
 
 class PassedRequest(PassedResponse[RequestWriter]):
-    """A `RequestWriter` that forwards to another one."""
-
     def start_pings(self, kind: EndpointKind) -> None:
         self._writer.start_pings(kind)
 

@@ -173,7 +173,6 @@ def _has_call(body: Mapping[str, Any]) -> bool:
 
 
 def _parts(body: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the member `name` of each choice of a chat."""
     choices = body.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and isinstance(part := choice.get(name), dict):
@@ -239,7 +238,6 @@ def continuations(
 
 
 def _is_repeatable(members: Mapping[str, Any]) -> bool:
-    """Whether the same request gets the same answer again."""
     seed, temperature = members.get("seed"), members.get("temperature")
     is_seeded = isinstance(seed, int) and not isinstance(seed, bool) and seed not in _NO_SEEDS
     return is_seeded or (temperature == 0 and temperature is not False)

@@ -40,7 +40,6 @@ class TranslatedWriter(PassedRequest):
         self._held = bytearray()
 
     def new_events(self) -> Events:
-        """Return the translator of the stream."""
         raise NotImplementedError
 
     def translate_whole(self, body: bytes) -> bytes:

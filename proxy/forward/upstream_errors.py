@@ -121,7 +121,6 @@ def shorten_error(status: int, beginning: bytes) -> bytes | None:
 
 
 def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -> bytes:
-    """Return the body of an error in the format of the client's API."""
     error = parse_error(body) or _unexplained(status, body)
     if path.startswith("/v1/messages"):
         kept = {name: value for name, value in error.items() if name not in {"code", "param"}}

@@ -176,7 +176,6 @@ class Share:
         self._add(count * _COPIES)
 
     def add_values(self, count: int) -> None:
-        """Reserve memory for decoded values; raises as `add_bytes` does."""
         self._add(count * _VALUE_BYTES)
 
     async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:

@@ -133,7 +133,6 @@ def limit_of(wanted: int | None, descriptors: int) -> int:
 
 
 def descriptors_max() -> int:
-    """Return the limit of open files of this process."""
     if _resource is None:
         return _NO_LIMIT
     soft, _ = _resource.getrlimit(_resource.RLIMIT_NOFILE)
@@ -313,7 +312,6 @@ class Connection(web.RequestHandler):
         self._unused_bytes = 0  # bytes since the last complete request or body data
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection, or answer that there are too many."""
         try:
             outgoing = self._connections.add(self)
         except ProxyError as error:
@@ -372,7 +370,6 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def _take(self, part: bytes) -> None:
-        """Parse bytes, and note whether they completed a header or body data."""
         requests, before = self._request_count, self._progress()
         super().data_received(part)
         self._plain_left = max(0, self._plain_left - len(part))
@@ -451,7 +448,6 @@ class Connection(web.RequestHandler):
             )
 
     def _start_timer(self) -> None:
-        """Start the timeout of a header; bodies have their own."""
         if self._is_between and self._body is None and self._head_timer is None:
             self._head_timer = self._loop.call_later(self._head_timeout_s, self._give_up)
 
@@ -472,7 +468,6 @@ def parse_failure(error: http_exceptions.HttpProcessingError) -> ProxyError:
 
 
 def _bare(error: ProxyError) -> bytes:
-    """Return a response for a connection without a request."""
     body = (error_response(_PATH, error).text or "").encode()
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",

@@ -70,7 +70,6 @@ class Form:
         return {part.name: part.content.decode() for part in self.parts if not part.filename}
 
     def with_model(self, name: str) -> Form:
-        """Return the form with another `model`, if it has that field."""
         content = name.encode()
         parts = (
             replace(part, content=content) if part.name == "model" and not part.filename else part
@@ -79,7 +78,6 @@ class Form:
         return replace(self, parts=tuple(parts))
 
     def without(self, name: str) -> Form:
-        """Return the form without a text field."""
         kept = tuple(part for part in self.parts if part.filename or part.name != name)
         return replace(self, parts=kept)
 
@@ -121,7 +119,6 @@ MALFORMED: Final = (
 
 
 def form_error(error: Exception) -> BadRequest:
-    """Return the client's error for one of `MALFORMED`."""
     message = error.message if isinstance(error, http_exceptions.HttpProcessingError) else error
     reason = ascii(str(message).partition("\n")[0][:120])[1:-1]
     return BadRequest(f"the form cannot be read: {reason or type(error).__name__}")

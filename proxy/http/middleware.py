@@ -274,7 +274,6 @@ async def _continue(request: web.BaseRequest) -> None:
 
 
 def _trace_emit(trace: RequestTrace, emit: Emit) -> Emit:
-    """Return an `Emit` for the last event of a request, which also ends its trace."""
 
     def emit_both(name: str, /, **fields: object) -> None:
         emit(name, **fields)
