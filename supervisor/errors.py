@@ -212,7 +212,7 @@ class DaemonStopping(CorralError):
 
 
 class DaemonExited(CorralError):
-    code = "daemon_exited"
+    code = "daemon_exited_error"
 
 
 class MachineBusy(CorralError):

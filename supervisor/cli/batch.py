@@ -38,10 +38,7 @@ def pinned_context(cert: Path) -> ssl.SSLContext:
     """Trust only the daemon's own certificate, for any host name.
 
     The control socket gave the path of the file, so neither a CA nor the name 127.0.0.1 is needed.
-
-    Raises:
-        AccessDenied: The file cannot be read.
-        SettingsInvalid: The file has no certificate, or the client certificate cannot be used.
+    Raises AccessDenied, or SettingsInvalid if it or the client certificate cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -231,10 +228,7 @@ class Pace:
 
 
 def wait(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
-    """Wait for the end of a batch and return it; survives a restart of the daemon.
-
-    Raises DaemonBusy or NotRunning if the daemon has not answered for two minutes.
-    """
+    """Return a batch at its end; raises if the daemon has not answered for two minutes."""
     pace, pause_s = Pace(_count_done(batch), time.monotonic()), _POLL_FIRST_S
     try:
         while batch["status"] in _ACTIVE:
@@ -298,7 +292,7 @@ _EXAMPLE: Final = (
 def run(path: Path, output: Path | None) -> CommandResult:
     """Compute a file; exit code 0 only if every line was computed without an error."""
     endpoint = _endpoint(path)
-    files = _files_of(output or path.with_suffix(".output.jsonl"))
+    files = _output_files(output or path.with_suffix(".output.jsonl"))
     _check_new(files)
     with BatchClient() as client:
         batch = _create_batch(client, path, endpoint)
@@ -323,7 +317,7 @@ def list_batches() -> CommandResult:
 
 def show(batch_id: str, output: Path | None) -> CommandResult:
     """Show a batch; with `output`, write its results there."""
-    files = _files_of(output) if output else None
+    files = _output_files(output) if output else None
     with BatchClient() as client:
         batch = client.get(batch_id)
         if files is None:
@@ -366,7 +360,7 @@ def _endpoint(path: Path) -> str:
     return str(url)
 
 
-def _files_of(output: Path) -> tuple[Path, Path]:
+def _output_files(output: Path) -> tuple[Path, Path]:
     name = output.name.removesuffix(".jsonl").removesuffix(".output")
     return output, output.with_name(f"{name}.errors.jsonl")
 

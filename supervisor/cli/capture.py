@@ -62,7 +62,7 @@ class CaptureFile:
         return time.monotonic() - self._began_at_s
 
     def write(self, line: bytes) -> None:
-        """Append a line; empty lines are only keep-alives of the daemon. Raises OSError."""
+        """Append a line, unless it is empty (a ping of the daemon). Raises OSError."""
         if line == b"\n":
             return
         view = memoryview(line)
@@ -153,10 +153,7 @@ def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: f
 
 @contextmanager
 def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on the first Ctrl-C or SIGTERM; the second has its usual effect.
-
-    A KeyboardInterrupt would lose a line that is partly read.
-    """
+    """Call `stop` on the first Ctrl-C or SIGTERM; an exception would lose a partly read line."""
 
     def on_signal(number: int, _: FrameType | None) -> None:
         signal.signal(number, before[signal.Signals(number)])

@@ -198,10 +198,7 @@ class RestoredFile:
 
 
 class SettingsFiles:
-    """The settings files of clients, and the records of our changes.
-
-    All methods raise AccessDenied and SettingsInvalid; then no file was changed.
-    """
+    """Clients' settings files and records of our changes; after an error no file is changed."""
 
     def __init__(self, data: Path) -> None:
         self._journals = data / "connect"
@@ -355,10 +352,7 @@ def show(name: str, model: str | None, small: str | None) -> CommandResult:
 
 
 def write(name: str, model: str | None, small: str | None, *, checks: bool) -> CommandResult:
-    """Send a request as the client does, then write its settings.
-
-    Raises CorralError and writes nothing if the request failed or a file cannot be changed.
-    """
+    """Send a request as the client does, then write its settings; an error writes nothing."""
     client = _client(name)
     facts = daemon_facts(model, small)
     if checks:

@@ -264,10 +264,7 @@ _POLL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HostSession:
-    """A place among the daemon's hosts, which lasts while `messages` is open.
-
-    `started`: the models to start if the daemon was started for this host, or None.
-    """
+    """A place among the hosts while `messages` is open; `started`: models of a new daemon."""
 
     messages: Iterator[StreamMessage]
     host: JoinedHost
@@ -289,7 +286,7 @@ def join(
                 messages = client.host()
                 return HostSession(messages, next(messages)["host"], started)
             except DaemonStopping:
-                _wait_stopped(where, until_s)
+                _wait_until_stopped(where, until_s)
             except NotRunning:
                 if time.monotonic() > until_s:
                     raise
@@ -313,7 +310,7 @@ def _lifeline() -> Iterator[int]:
         os.close(writer)
 
 
-def _wait_stopped(where: Directories, until_s: float) -> None:
+def _wait_until_stopped(where: Directories, until_s: float) -> None:
     """Wait for the end of a stopping daemon; raises DaemonStopping if it takes too long."""
     with process_end(read_owner(where.state_file)) as end:
         if not end.wait(max(0.0, until_s - time.monotonic())):

@@ -138,10 +138,7 @@ def _describe(flag: Flag) -> str:
 
 
 def use(name: str, config: Path | None) -> CommandResult:
-    """Use an installed build for models without an engine of their own.
-
-    Raises EngineMissing if it is not installed, EngineBroken if it does not run.
-    """
+    """Use a build for models without their own engine; raises EngineMissing, EngineBroken."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
     build = find_build(name, where.engines)
@@ -163,10 +160,7 @@ def rollback(config: Path | None) -> CommandResult:
 
 
 def remove(name: str, config: Path | None) -> CommandResult:
-    """Remove an installed build; raises EngineMissing.
-
-    Raises EngineInUse if it is in use, the settings name it, or the daemon runs it.
-    """
+    """Remove an installed build; raises EngineMissing, or EngineInUse if anything uses it."""
     where = directories()
     build = find_build(name, where.engines)
     settings = load(config, config_dir=where.config).settings
@@ -251,11 +245,8 @@ NEWEST: Final = "newest"
 def install(wanted: str, variant: str | None, config: Path | None) -> CommandResult:
     """Install a build; it is used if no other engine is found.
 
-    Raises:
-        EngineMissing: There is no such build for this machine.
-        DownloadFailed, DiskFull, AccessDenied: It cannot be fetched.
-        EngineBroken: It does not run on this machine.
-        EnginesBusy: Another command changes the installed builds.
+    Raises EngineMissing, DownloadFailed, DiskFull, AccessDenied, EngineBroken, or EnginesBusy if
+    another command changes the installed builds.
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings

@@ -80,12 +80,12 @@ def explain_request(request_id: str | None) -> CommandResult:
     """Explain an ended request; without an id, the latest."""
     found = read_past_requests(HistoryQuery(limit=1, request_id=request_id))
     if not found:
-        raise _unknown(request_id)
+        raise _unknown_error(request_id)
     explained = explain({**found[0], "request": found[0]["id"]})
     return CommandResult(explained.as_json(), "\n".join(_lines(explained, found[0])))
 
 
-def _unknown(request_id: str | None) -> NoSuchRequest:
+def _unknown_error(request_id: str | None) -> NoSuchRequest:
     hint = "corral requests --last 20 lists those that have ended"
     if request_id is None:
         return NoSuchRequest("no request is stored", hint="the first one that ends will be")

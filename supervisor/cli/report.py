@@ -89,7 +89,7 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
     logs, is_verbose = read_logs(where, with_prompts=with_prompts)
     found = [
         *_parts(config, loaded, with_prompts=with_prompts),
-        *_of_daemon(where, has_quotes=is_verbose and not with_prompts),
+        *_daemon_parts(where, has_quotes=is_verbose and not with_prompts),
         _past_requests(),
         *logs,
     ]
@@ -110,8 +110,8 @@ def _parts(
 ) -> Iterator[Part]:
     yield Part("versions.json", to_json(versions(), indent=True))
     yield Part("machine.json", to_json(machine_facts(directories()), indent=True))
-    yield _of_command("engines.txt", lambda: list_engines(config))
-    yield _of_command("doctor.txt", lambda: doctor(config))
+    yield _command_part("engines.txt", lambda: list_engines(config))
+    yield _command_part("doctor.txt", lambda: doctor(config))
     if isinstance(loaded, CorralError):
         yield Part("settings.txt", _error_text(loaded))
     else:
@@ -120,7 +120,7 @@ def _parts(
         yield Part("settings.txt", "\n".join([str(loaded.path or "no settings file"), *lines]))
         for model in list(loaded.settings.models)[:_MODELS_MAX]:
             name = f"plans/{_UNSAFE.sub('_', model)}.txt"
-            yield _of_command(name, lambda model=model: plan(model, config))  # type: ignore[misc]
+            yield _command_part(name, lambda model=model: plan(model, config))  # type: ignore[misc]
 
 
 def _past_requests() -> Part:
@@ -136,7 +136,7 @@ def _past_requests() -> Part:
     return Part(name, "\n".join([*lines, ""]))
 
 
-def _of_command(name: str, call: Callable[[], CommandResult]) -> Part:
+def _command_part(name: str, call: Callable[[], CommandResult]) -> Part:
     try:
         result = call()
     except CorralError as error:
@@ -144,7 +144,7 @@ def _of_command(name: str, call: Callable[[], CommandResult]) -> Part:
     return Part(name, "\n".join([result.text, *result.notes]))
 
 
-def _of_daemon(where: Directories, *, has_quotes: bool) -> Iterator[Part]:
+def _daemon_parts(where: Directories, *, has_quotes: bool) -> Iterator[Part]:
     client = Client(where.control_socket)
     try:
         status, requests = client.status(), client.requests()

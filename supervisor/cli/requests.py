@@ -309,10 +309,7 @@ def forget(model: str | None, *, everything: bool) -> CommandResult:
 
 
 def since_of(text: str, now: datetime) -> float:
-    """Return the Unix time of an age (`90s`, `1h`, `2d`) or of an ISO 8601 date in local time.
-
-    Raises SettingsInvalid for other texts.
-    """
+    """Return the Unix time of an age (`90s`) or a local ISO 8601 date; raises SettingsInvalid."""
     if found := _AGE.fullmatch(text):
         return now.timestamp() - float(found[1]) * _SECONDS[found[2]]
     try:

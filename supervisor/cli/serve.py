@@ -83,7 +83,7 @@ def spawn_daemon(
     daemon: subprocess.Popen[bytes] | None = None
     try:
         # Ctrl-C while Popen returns would lose the process that it started.
-        with _interrupt_deferred():
+        with _defer_interrupt():
             try:
                 daemon = subprocess.Popen(  # it outlives us by design
                     [*argv, "--", *words],
@@ -111,7 +111,7 @@ def spawn_daemon(
 
 
 @contextmanager
-def _interrupt_deferred() -> Iterator[None]:
+def _defer_interrupt() -> Iterator[None]:
     """Raise the KeyboardInterrupt of a Ctrl-C at the end of the block, not within it."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is not signal.default_int_handler:  # ignored, or the caller's own

@@ -30,7 +30,7 @@ def list_slots() -> CommandResult:
     notes = (
         *([f"encrypted: {encrypted} of {len(found)}"] if encrypted else []),
         *(f"learned prompts of {model}: {count}" for model, count in learned.items()),
-        *_not_persisted(),
+        *_not_persisted_notes(),
     )
     return CommandResult(found, text, notes)
 
@@ -41,10 +41,10 @@ def save(words: Sequence[str]) -> CommandResult:
     names = resolve_running(words, client.status()) if words else []
     found = last_message(client.save_slots(names))["slots"]
     text = render(found) if found else "no idle slot was worth saving"
-    return CommandResult(found, text, tuple(_not_persisted()))
+    return CommandResult(found, text, tuple(_not_persisted_notes()))
 
 
-def _not_persisted() -> list[str]:
+def _not_persisted_notes() -> list[str]:
     try:
         return not_persisted_reasons(Client(directories().control_socket).status()["models"])
     except (NotRunning, DaemonBusy):

@@ -72,10 +72,7 @@ def _take_down(client: Client, verb: str, done: str, words: Sequence[str]) -> Co
 
 
 def stop_daemon(where: Directories) -> CommandResult:
-    """Shut the daemon down, and wait for its process to exit.
-
-    The daemon ends the stream, then releases its lock, then exits.
-    """
+    """Shut the daemon down; wait until it has ended the stream, released its lock and exited."""
     with process_end(read_owner(where.state_file)) as end:
         for _ in Client(where.control_socket).shutdown():
             pass

@@ -147,9 +147,7 @@ def additional_models(
 ) -> dict[str, Mapping[str, Any]]:
     """Return `[models.NAME]` of models that a running daemon does not have, loaded on request.
 
-    Raises:
-        NoSuchModel, ModelInvalid: A word names no model.
-        SettingsInvalid: Another model has the same name.
+    Raises NoSuchModel, ModelInvalid, or SettingsInvalid if another model has the same name.
     """
     config = status["config"]
     settings = (load(Path(config), config_dir=where.config) if config else merge({}, None)).settings
@@ -200,7 +198,7 @@ def _target(
 ) -> _Target:
     path = expand_home(Path(word)).absolute()
     if path.is_dir() and ("/" in word or word.endswith(".gguf")):
-        raise _directory(word, path)
+        raise _directory_error(word, path)
     if word.endswith(".gguf") or ("/" in word and is_regular(path)):
         return _Target(str(path), name_of(Path(word)), {"path": str(path)})
     pins = pinned_module.pins()
@@ -211,7 +209,7 @@ def _target(
     if word in pins:
         raise ModelInvalid(f"{word} was not fetched yet", hint=f"corral model get {word}")
     if path.is_dir():
-        raise _directory(word, path)
+        raise _directory_error(word, path)
     if "/" in word:
         raise ModelInvalid(
             f"model file {path} not found, and no stored model is named {word}",
@@ -227,10 +225,7 @@ def _target(
 
 
 def _make_name_unique(target: _Target, taken: Mapping[str, Path]) -> _Target:
-    """Prefix the name with the directory if a model of another file has the name.
-
-    Raises SettingsInvalid if another model has the longer name too.
-    """
+    """Prefix the name with the directory if it is taken; raises SettingsInvalid if both are."""
     path = target.path
     longer = name_of(Path(f"{path.parent.name}-{target.name}"))
     for name in (target.name, longer):
@@ -249,7 +244,7 @@ def _near_file(path: Path) -> str:
         return ""
 
 
-def _directory(word: str, path: Path) -> ModelInvalid:
+def _directory_error(word: str, path: Path) -> ModelInvalid:
     try:
         files = sorted(file for file in path.glob("*.gguf") if not metadata.is_later_shard(file))
     except OSError:  # a directory that may not be read

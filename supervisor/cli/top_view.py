@@ -67,10 +67,7 @@ def sort_requests(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The status and the requests in flight; without a status, `problem` is the reason.
-
-    `note`: result of a requested cancellation.
-    """
+    """Status and requests in flight, or a `problem`; `note`: result of a requested cancellation."""
 
     status: DaemonStatus | None = None
     requests: Sequence[RequestStatus] = ()

@@ -212,12 +212,9 @@ def show_canaries() -> CommandResult:
 def start(
     build: str, word: str | None, *, share: float, limit_s: float | None, margin: float
 ) -> CommandResult:
-    """Start a canary of a build; returns when it serves.
-
-    `limit_s`: None if only a command ends the canary.
-    """
+    """Start a canary of a build; returns when it serves. `limit_s`: None if a command ends it."""
     client = Client(directories().control_socket)
-    engine, model = _engine(build), _model(client, word)
+    engine, model = _engine(build), _choose_model(client, word)
     body = {"engine": str(engine), "share": share, "limit_s": limit_s, "margin": margin}
     found = last_message(client.start_canary(model, body))["canaries"]
     return CommandResult(found, "\n".join(_running_lines(_find_canary(found, model))))
@@ -225,7 +222,7 @@ def start(
 
 def end(word: str | None, *, is_promoted: bool) -> CommandResult:
     client = Client(directories().control_socket)
-    running = _find_canary(client.canaries(), _model(client, word, of_canaries=True))
+    running = _find_canary(client.canaries(), _choose_model(client, word, of_canaries=True))
     model, engine = running["model"], running["engine"]
     try:
         found = last_message(client.end_canary(model, is_promoted=is_promoted))["canaries"]
@@ -258,10 +255,7 @@ def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> Canar
 
 
 def _engine(build: str) -> EngineSetting:
-    """Return an installed build, a program, or the program in a directory.
-
-    Raises EngineMissing if there is none, EngineBroken if it does not run.
-    """
+    """Return an installed build, or a program or its directory; raises EngineMissing or Broken."""
     where, setting = directories(), engine_setting(build)
     if isinstance(setting, Path):
         setting = expand_home(setting).absolute()
@@ -275,7 +269,7 @@ def _engine(build: str) -> EngineSetting:
     return setting
 
 
-def _model(client: Client, word: str | None, *, of_canaries: bool = False) -> str:
+def _choose_model(client: Client, word: str | None, *, of_canaries: bool = False) -> str:
     """Return the named model; without a name, the only model."""
     if word is not None:
         return resolve_running([word], client.status())[0]

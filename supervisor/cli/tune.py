@@ -95,13 +95,13 @@ def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
     as_good = "its profile is as good as any variant that was tried"
     best = tune_module.best_so_far(_trials(job))
     if best and best.failure:
-        return f"{_words(job, best)} was rejected: {best.failure}"
+        return f"{_describe_trial(job, best)} was rejected: {best.failure}"
     if outcome.comparison and outcome.comparison.verdict != TOO_FEW:
         return f"{as_good} ({outcome.comparison.verdict})"
-    return f"there was no time to be certain of {_words(job, best)}" if best else as_good
+    return f"there was no time to be certain of {_describe_trial(job, best)}" if best else as_good
 
 
-def _words(job: TuneJob, trial: Trial) -> str:
+def _describe_trial(job: TuneJob, trial: Trial) -> str:
     return f"{trial.variant.name} ({_trials(job).ratio(trial.variant):.2f} ×)"
 
 
@@ -112,7 +112,7 @@ def _trials(job: TuneJob) -> Trials:
 
 def interrupted_result(job: TuneJob) -> CommandResult:
     best = tune_module.best_so_far(_trials(job))
-    so_far = [f"best so far, not certain: {_words(job, best)}"] if best else []
+    so_far = [f"best so far, not certain: {_describe_trial(job, best)}"] if best else []
     text = [f"{job.plans.model}: stopped; nothing was written", *so_far]
     data = _data(job, None) | {"winner": None, "path": None, "backup": None}
     return CommandResult(data, _with_table(job, None, text), exit_code=_EXIT_INTERRUPTED)

@@ -141,10 +141,7 @@ class Client:
             yield from messages
 
     def host(self) -> Iterator[StreamMessage]:
-        """Be a desktop host until the iterator is closed; the first message has `host`.
-
-        Raises DaemonStopping if the daemon is ending.
-        """
+        """Be a host until the iterator is closed; `host` comes first. Raises DaemonStopping."""
         return self._messages("POST", "/v1/hosts", {})
 
     def leave(self, host: int) -> None:

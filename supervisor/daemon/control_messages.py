@@ -516,7 +516,7 @@ class StreamMessage(TypedDict):
     error: NotRequired[ErrorFields]
 
 
-def daemon_exited() -> DaemonBusy:
+def daemon_exited_error() -> DaemonBusy:
     return DaemonBusy("the daemon exited before the command was done", hint="corral logs shows why")
 
 

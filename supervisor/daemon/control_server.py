@@ -51,7 +51,7 @@ from proxy.observe.past import HistoryQuery
 from supervisor.daemon.control_messages import (
     ForgetRequest,
     StreamMessage,
-    daemon_exited,
+    daemon_exited_error,
     request_status,
 )
 from supervisor.daemon.desktop import DesktopHosts
@@ -315,7 +315,7 @@ class _Api:
     async def forget_slots(self, request: web.Request) -> web.StreamResponse:
         task = self._service.forget_slots(forget_request(await request.read()))
         await asyncio.wait([task])
-        outcome = daemon_exited() if task.cancelled() else task.result()
+        outcome = daemon_exited_error() if task.cancelled() else task.result()
         if isinstance(outcome, CorralError):
             raise outcome
         return _json(outcome)
@@ -426,7 +426,7 @@ async def _send_result(
 def _last_message(
     task: asyncio.Future[Any], message_of: Callable[[Any], StreamMessage]
 ) -> StreamMessage:
-    outcome = daemon_exited() if task.cancelled() else task.result()
+    outcome = daemon_exited_error() if task.cancelled() else task.result()
     return {"error": outcome.as_json()} if isinstance(outcome, CorralError) else message_of(outcome)
 
 

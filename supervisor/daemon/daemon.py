@@ -68,9 +68,8 @@ class Daemon:
     async def run(self, models: Sequence[str], report: Callable[[], None]) -> None:
         """Start models and serve until shutdown; `report` once clients and commands are answered.
 
-        Raises:
-            CorralError: Another daemon runs, a directory or the address cannot be used, or a model
-                is not configured.
+        Raises CorralError if another daemon runs, a directory or the address cannot be used, or a
+        model is not configured.
         """
         control = control_server.serve(self.service, self._events, self._directories.control_socket)
         for name in models:

@@ -77,10 +77,7 @@ class DesktopHosts:
 
     @contextmanager
     def join(self) -> Iterator[int]:
-        """Be a host for the block, or until `leave`; yields its number.
-
-        Raises DaemonStopping if the last host has left.
-        """
+        """Be a host for the block; yields its number. Raises DaemonStopping if none is left."""
         if self.is_empty:
             raise DaemonStopping("the daemon is stopping", hint="retry when it has ended")
         self._joined += 1

@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from supervisor.builds.installed import EngineSetting, is_build_name
-from supervisor.daemon.control_messages import DaemonStatus, StreamMessage, daemon_exited
+from supervisor.daemon.control_messages import DaemonStatus, StreamMessage, daemon_exited_error
 from supervisor.errors import Interrupted, NoSuchModel, SettingsInvalid, did_you_mean
 from supervisor.experiments.canary import CanaryRequest
 from supervisor.output import ProgressMeter
@@ -65,7 +65,7 @@ def last_message(messages: Iterable[StreamMessage]) -> StreamMessage:
         ) from interrupt
     finally:
         meter.clear()
-    raise daemon_exited()
+    raise daemon_exited_error()
 
 
 LIMIT_MAX_S: Final = 31 * 86_400

@@ -57,13 +57,8 @@ class DaemonService:
     """The operations of one daemon, as `control_client.Client` documents them.
 
     Methods that return a task begin an operation. They raise DaemonBusy while the daemon stops; a
-    stop cancels the task.
-
-    Args:
-        parts: The parts of the daemon.
-        times: Returns the seconds since the daemon's start, and whether it is stopping.
-        shutdown: Begins to drain and stop; a repeated call shortens the drain.
-        hosts: The desktop hosts; None for a daemon that only ends by command.
+    stop cancels the task. `times` returns the seconds since the daemon's start, and whether it is
+    stopping. `hosts` is None for a daemon that only ends by command.
     """
 
     def __init__(

@@ -158,13 +158,15 @@ def check_workers(
     for name, worker_settings in settings.workers.items():
         address = address_of(name, worker_settings, KnownWorkers())
         yield (
-            _local(address, engine, running)
+            _check_local_worker(address, engine, running)
             if worker_settings.local
-            else _remote(address, engine, running)
+            else _check_remote_worker(address, engine, running)
         )
 
 
-def _local(address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]) -> Finding:
+def _check_local_worker(
+    address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]
+) -> Finding:
     name = f"worker {address.name}"
     if found := running.get(address.name):
         return _check_running_worker(name, found)
@@ -179,7 +181,9 @@ def _local(address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerS
     return Finding(name, "ok", f"starts with the daemon: {program.path}")
 
 
-def _remote(address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]) -> Finding:
+def _check_remote_worker(
+    address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]
+) -> Finding:
     name, found = f"worker {address.name}", running.get(address.name)
     try:
         reached = exposure(socket.gethostbyname(address.host))
@@ -208,24 +212,21 @@ def _check_running_worker(name: str, found: WorkerStatus) -> Finding:
 
 
 def run_checks(config: Path | None, where: Directories) -> list[Finding]:
-    """Return all findings, redacted so that they can be published.
-
-    `config` is the settings file; None searches for it.
-    """
+    """Return all findings, redacted for publication; `config`: None searches for the file."""
     try:
         loaded = load(config, config_dir=where.config)
         settings = Finding("settings", "ok", str(loaded.path or "no settings file; defaults"))
     except CorralError as error:
         loaded, settings = Loaded(Settings(), None, {}), failure_finding("settings", error)
     here = machine.read()
-    found = [_system(here), settings, *_findings(loaded, where, here)]
+    found = [_system_finding(here), settings, *_findings(loaded, where, here)]
     secrets = secrets_of(loaded.settings)
     return [redact(finding, expand_home(Path("~")), secrets) for finding in found]
 
 
 def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Finding]:
     planner = LaunchPlanner(loaded.settings, where)
-    status, daemon = _daemon(where)
+    status, daemon = _check_daemon(where)
     yield daemon
     if status:
         yield from check_failed(status["models"])
@@ -235,7 +236,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
         yield failure_finding("engine", error)
     else:
         yield from check_engine(engine)
-        yield from _models(planner, engine, status, here)
+        yield from _model_findings(planner, engine, status, here)
         yield from check_workers(loaded.settings, engine, status)
     yield check_processor(_own_pids(status) if status else [])
     yield check_files(max(1, planner.places.instances))
@@ -247,7 +248,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     yield check_leftovers(where, is_running=status is not None)
 
 
-def _system(here: Machine) -> Finding:
+def _system_finding(here: Machine) -> Finding:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return Finding(
         "system",
@@ -266,7 +267,7 @@ def describe_cores(here: Machine) -> str:
     return f"{here.physical_cores} cores{slow}, {here.logical_cores} threads{quota}{nodes}"
 
 
-def _daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:
+def _check_daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:
     try:
         status = Client(where.control_socket).status()
     except NotRunning:
@@ -295,7 +296,7 @@ def _own_pids(status: DaemonStatus) -> list[int]:
     return [status["pid"], *filter(None, engines)]
 
 
-def _models(
+def _model_findings(
     planner: LaunchPlanner, engine: Engine, status: DaemonStatus | None, here: Machine
 ) -> Iterator[Finding]:
     needs = []

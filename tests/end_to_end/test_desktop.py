@@ -183,7 +183,7 @@ def test_a_host_that_dies_and_a_daemon_that_dies_leave_no_process(
     host.until(state="ready")
     os.kill(ready["pid"], signal.SIGKILL)
     error = host.until(event="error")
-    assert (error["code"], host.wait()) == ("daemon_exited", 1)
+    assert (error["code"], host.wait()) == ("daemon_exited_error", 1)
     until(lambda: not is_alive(corral, ready), within_s=60)
 
 
