@@ -64,7 +64,7 @@ class NodeSetup:
 
     def stream(self, text: str) -> Any:
         """Begin a long stream; return it once its first line has arrived."""
-        response = self.ask(text, 1500, stream=True)
+        response = self.ask(text, 300, stream=True)
         response.readline()
         return response
 

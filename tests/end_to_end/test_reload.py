@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from acceptance import reload_under_load
 from openai import OpenAI
@@ -102,17 +103,21 @@ def test_the_second_replacement_reuses_the_first_name(
 def test_models_are_added_and_removed_and_a_stream_of_a_removed_one_completes(
     corral: CorralCli, configure: Configure
 ) -> None:
-    configure(tiny=None, slow="")
+    hardly_watched = "[supervisor]\nliveness_interval_s = 60\n"
+    configure(tiny=None, slow="", more=hardly_watched)
     corral.ok("start")
-    stream = begin_stream(corral, STREAM_TOKENS, model="slow")
+    slow = psutil.Process(ready_pid(corral, "slow"))
+    stream = begin_stream(corral, 100, model="slow")
+    slow.suspend()  # its stream lasts until the end of the reload, on every machine
 
-    configure(tiny="", slow=None)
+    configure(tiny="", slow=None, more=hardly_watched)
     report = corral.data("reload")
 
     assert (report["added"], report["removed"]) == (["tiny.0"], ["slow.0"])
     assert ask(corral, "tiny")
     with pytest.raises(Exception, match="there is no model 'slow'"):
         ask(corral, "slow")
+    slow.resume()
     changes = corral.events("instance.state_changed")
     assert "draining" in [one["after"] for one in changes if one["instance"] == "slow.0"]
     assert last_line(stream) == b"data: [DONE]"

@@ -101,9 +101,7 @@ def test_no_request_is_refused_over_a_restart(
 ) -> None:
     configure(corral, tiny_model)
     port = kept.getsockname()[1]
-    clients = [
-        SteadyClient(port, keep_alive=keep_alive) for keep_alive in (False, False, True, True)
-    ]
+    clients = [SteadyClient(port, keep_alive=keep_alive) for keep_alive in (False, True)]
     for client in clients:
         client.start()  # connects before any daemon listens
     first = activated(corral, kept)

@@ -6,17 +6,22 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.corral_cli import CorralCli, until
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_an_ended_search(
-    corral: CorralCli, tiny_model: Path, number: signal.Signals
-) -> None:
+def test_nothing_is_left_of_an_ended_search(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n')
     corral.serve()
     before = corral.instances()["tiny.0"]["pid"]
+    out = end_search(corral, signal.SIGINT, 130)
+    assert "nothing was written" in out
+    end_search(corral, signal.SIGKILL, -signal.SIGKILL)
+    assert corral.instances()["tiny.0"]["pid"] == before
+    assert not (corral.root / "config" / "profiles.d").exists()
+
+
+def end_search(corral: CorralCli, number: signal.Signals, code: int) -> str:
+    """End a search once it has an engine, and return what it wrote once that has ended too."""
     process = subprocess.Popen(
         corral.argv("tune", "tiny", "--force"),
         env=corral.env,
@@ -28,9 +33,6 @@ def test_nothing_is_left_of_an_ended_search(
     until(lambda: len(corral.engines()) > 1)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
     until(lambda: len(corral.engines()) == 1)
-    assert corral.instances()["tiny.0"]["pid"] == before
-    assert not (corral.root / "config" / "profiles.d").exists()
-    if number == signal.SIGINT:
-        assert process.returncode == 130
-        assert "nothing was written" in out
+    return out

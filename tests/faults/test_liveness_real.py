@@ -139,18 +139,20 @@ def test_a_long_prefill_is_not_unhealthy(target: DaemonUnderTest, tmp_path: Path
 
 
 def test_a_suspended_daemon_withdraws_no_instance(target: DaemonUnderTest) -> None:
-    target.serve({"m": target.models.slow, "idle": target.models.tiny}, CLOSELY)
+    tiny = target.models.tiny
+    target.serve({"m": target.models.slow, "idle": tiny, "stopped": tiny}, CLOSELY)
     pids = {name: target.pid(name) for name in ("m.0", "idle.0")}
+    stopped = target.pid("stopped.0")
     stream = target.stream("m")
     daemon = psutil.Process(target.corral.daemon_pid)
     daemon.suspend()
     time.sleep(4 * INTERVAL_S)  # the time passing is what is tested
+    psutil.Process(stopped).suspend()
     daemon.resume()
-    again_at_s = time.monotonic()
-    while time.monotonic() < again_at_s + 3 * INTERVAL_S:
+    while not unhealthy(target):  # two more looks have passed once the stopped one is withdrawn
         assert stream.readline()
     stream.close()
-    assert unhealthy(target) == []
+    assert unhealthy(target) == ["stopped.0"]
     assert {name: target.pid(name) for name in pids} == pids
 
 
