@@ -478,7 +478,7 @@ def completion_of(response: ResponseReader) -> Completion:
         for other in filter(None, map(Timings.read, response.other_timings())):
             # One prompt is computed for all answers.
             answer = replace(other, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
-            together = answer.added_to(together)
+            together = answer.plus(together)
     return Completion(timings, response.message(), together)
 
 

@@ -1,7 +1,7 @@
-"""A node of the settings with its key and its certificates, or one of its machines.
+"""Nodes of the settings with their keys and certificates, and the addresses of nodes' names.
 
-A name stands for addresses. A removed record removes its address at once. No record at all counts
-when it is confirmed, and a question without an answer changes nothing.
+A removed record removes its address at once. An empty answer counts once it is confirmed, and a
+failed question changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.nodes.settings import NodeSettings, parse_url
 from proxy.observe.record import Emit
 from proxy.upstream.upstream import Node, Upstream
 
-# Of one name, and of all names together.
+# The most addresses of one name, and of all names together.
 ADDRESSES_MAX: Final = 1024
 # Bounds of a TTL: dnsmasq has 0 for its own records, others have days.
 _TTL_MIN_S: Final = 5.0
@@ -31,12 +31,12 @@ _CONFIRM_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeAddress:
-    """Where one machine is.
+    """The address of one machine.
 
     Attributes:
         host: An IP address.
         hostname: The name in its certificate.
-        questions: What the address answers.
+        questions: The questions that the address answers.
         has_own_port: Whether its record has the port.
     """
 
@@ -55,11 +55,7 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The records of one moment.
-
-    Attributes:
-        failures: Why a question has no answer, by question.
-    """
+    """The records at one moment; `failures` are the reasons of failed questions, by question."""
 
     addresses: Collection[NodeAddress] = ()
     ttl_s: float = 0.0
@@ -68,13 +64,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a name.
+    """The known addresses of a name.
 
     Attributes:
-        addresses: In order.
-        problem: Why that may not be what it stands for.
+        addresses: Sorted.
+        problem: Why they may be wrong; None: they are right.
         ttl_s: How long the latest answer is valid.
-        is_confirmed: Whether nothing contradicts the latest answer.
+        failures: Failed answers in a row.
+        is_confirmed: False after an unexpected empty answer, until the next one.
     """
 
     addresses: tuple[NodeAddress, ...] = ()
@@ -94,7 +91,7 @@ class Known:
 
 
 def after(known: Known, answer: Answer, most: int = ADDRESSES_MAX) -> Known:
-    """Return what is known after an answer; `most` addresses are what other names leave."""
+    """Return the known addresses after an answer; `most` is the number that other names leave."""
     kept = (
         address
         for address in known.addresses
@@ -136,7 +133,7 @@ _KEY_HINT: Final = "it must contain only the node's API key, on one line"
 class ConfiguredNode:
     """A node with its key, which is empty if the node needs none.
 
-    `address`: where a machine is that was found by the node's name; None: where the url says.
+    `address` belongs to a machine that was found by the node's name; None: the url has the address.
     """
 
     name: str
@@ -152,15 +149,15 @@ class ConfiguredNode:
 
     @property
     def url(self) -> str:
-        """Where it is, for people."""
+        """Its address, for people."""
         if self.address is None:
             return self.settings.url
         url = parse_url(self.settings.url)
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
         return f"{'https' if url.is_tls else 'http'}://{host}:{self.address.port}{url.prefix}"
 
-    def at(self, address: NodeAddress) -> ConfiguredNode:
-        """Return one of its machines."""
+    def machine_at(self, address: NodeAddress) -> ConfiguredNode:
+        """Return the node's machine at an address."""
         return replace(self, name=f"{self.name}@{address}", address=address)
 
     def upstream(
@@ -172,7 +169,7 @@ class ConfiguredNode:
         aliases: tuple[str, ...] = (),
         variants: tuple[str, ...] = (),
     ) -> Upstream:
-        """A model of the node as an instance; `model` is the node's id of it, `here` ours."""
+        """Return a model as an instance; `model` is the node's id of it, `here` is ours."""
         url, address = self.settings.parsed_url, self.address
         return Upstream(
             name=name,
@@ -198,22 +195,18 @@ class ConfiguredNode:
 
 
 def configured_nodes(tables: Mapping[str, NodeSettings], emit: Emit) -> list[ConfiguredNode]:
-    """The nodes with their keys and certificates. Raises ConfigError."""
-    return [
-        ConfiguredNode(
-            name, table, read_key(table.key_file) if table.key_file else "", _tls(table, emit)
-        )
-        for name, table in tables.items()
-    ]
-
-
-def _tls(table: NodeSettings, emit: Emit) -> RenewedContext | None:
-    make = functools.partial(client_context, table.ca_file, table.cert, table.key)
-    return RenewedContext(table.tls_files, make, emit) if table.tls_files else None
+    """Read the keys and certificates of nodes. Raises ConfigError."""
+    nodes: list[ConfiguredNode] = []
+    for name, table in tables.items():
+        key = read_key(table.key_file) if table.key_file else ""
+        make = functools.partial(client_context, table.ca_file, table.cert, table.key)
+        tls = RenewedContext(table.tls_files, make, emit) if table.tls_files else None
+        nodes.append(ConfiguredNode(name, table, key, tls))
+    return nodes
 
 
 def read_key(path: Path) -> str:
-    """Raises ConfigError if the file is missing, open to others, or has not exactly one key."""
+    """Read a node's key. Raises ConfigError: no file, open to others, or not exactly one key."""
     missing = "write the node's key into it, or unset key_file of the node"
     text, _ = read_private(
         path, "the key file", _KEY_FILE_MAX_BYTES, missing=missing, wrong=_KEY_HINT

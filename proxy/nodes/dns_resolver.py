@@ -1,22 +1,22 @@
-"""Asks name servers for the addresses of a name: A, AAAA and SRV records. Imported only where used.
+"""Asks name servers for the addresses of a name: A, AAAA and SRV records. Imported only if needed.
 
-dnspython and not the system's resolver, which tells no TTL and knows no SRV. /etc/resolv.conf, with
-its search domains, is read for each answer; /etc/hosts is not.
+It uses dnspython, because the system's resolver reports no TTL and supports no SRV. For each answer
+it reads /etc/resolv.conf with its search domains, but not /etc/hosts.
 
-dnspython's own sockets are asyncio's datagram endpoints: if a query is cancelled while one is made,
-uvloop 0.23 waits for it for ever when the loop is closed, and so at the end of a daemon. So it gets
-UDP sockets that a cancelled query leaves closed.
+dnspython's own sockets are asyncio's datagram endpoints: if a query is cancelled while one is being
+created, uvloop 0.23 waits for it forever when the loop is closed, at the end of a daemon. So this
+module gives dnspython UDP sockets that a cancelled query closes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dns._asyncbackend import Backend, DatagramSocket  # what it has of them elsewhere is this
+from dns._asyncbackend import Backend, DatagramSocket  # its public modules export the same
 from dns.asyncbackend import get_backend
 from dns.asyncresolver import Resolver
 from dns.exception import DNSException, Timeout
@@ -27,7 +27,7 @@ from proxy.nodes.settings import NameServer, NodeUrl
 
 
 class DnsSockets(Backend):
-    """dnspython's backend for asyncio but for UDP."""
+    """dnspython's backend for asyncio, with other UDP sockets."""
 
     def __init__(self) -> None:
         self._streams: Any = get_backend("asyncio")
@@ -88,7 +88,7 @@ _REASON_MAX_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The records of one question; `failure` is why there is no answer."""
+    """The records for one question; `failure` says why there is no answer."""
 
     question: str
     records: Sequence[Any] = ()
@@ -97,7 +97,7 @@ class _Found:
 
 
 async def resolve(url: NodeUrl, name_server: NameServer | None) -> Answer:
-    """Ask for what a url stands for; without `name_server`, the system's are asked."""
+    """Resolve a url's name; without `name_server`, the system's are asked."""
     try:
         queries = _Queries(name_server)
     except (DNSException, OSError) as error:
@@ -158,7 +158,8 @@ class _Queries:
         )
         answers = [answer for _, _, answer in found]
         failures = {answer.question: answer.failure for answer in answers if answer.failure}
-        return Answer(addresses, _ttl_s(answers), failures)
+        ttl_s = min((answer.ttl_s for answer in answers if answer.records), default=0.0)
+        return Answer(addresses, ttl_s, failures)
 
     async def _ask(self, name: str, kind: str) -> _Found:
         question = f"{kind} {name}"
@@ -173,10 +174,6 @@ class _Queries:
             return _Found(question, failure=f"{question}: {_failure_text(error)}")
         rrset = answer.rrset
         return _Found(question, list(rrset), float(rrset.ttl)) if rrset else _Found(question)
-
-
-def _ttl_s(answers: Iterable[_Found]) -> float:
-    return min((answer.ttl_s for answer in answers if answer.records), default=0.0)
 
 
 def _failure_text(error: Exception) -> str:

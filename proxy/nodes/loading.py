@@ -1,8 +1,8 @@
 """Asks a node to load a model if no machine has it loaded, or if all that have it are busy.
 
-Only nodes that the settings say this of are asked (`load = "idle"`), and only for models that they
-list as loadable: each decides for itself whether it has room. They are asked one after the other,
-those with the fewest requests first. One that refuses is not asked again for a while.
+Only nodes with `load = "idle"` in the settings are asked, and only for models that they list as
+loadable; each decides whether it has room. They are asked one after the other, those with the
+fewest requests first. A node that refuses is not asked again for a while.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from proxy.upstream.client import UpstreamRequest, fetch
 
 _FIRST_S: Final = 30.0
 _LAST_S: Final = 600.0
-# Nodes come and go; the one that refused longest ago is forgotten first.
+# Nodes come and go; the oldest refusal is forgotten first.
 _REFUSALS_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRefusal:
-    """Why a node does not load a model, and how often in a row it has not."""
+    """Why a node does not load a model, and how often in a row it refused."""
 
     reason: str
     count: int
@@ -42,7 +42,7 @@ class LoadRefusal:
 
 
 def retry_delay_s(count: int) -> float:
-    """Return the time until a node is asked again that refused so many times in a row."""
+    """Return the time until a node is asked again after `count` refusals in a row."""
     return min(_FIRST_S * 2.0 ** min(count - 1, 16), _LAST_S)
 
 
@@ -52,7 +52,7 @@ class LoadRefusals:
         self._refusals: dict[tuple[str, str], LoadRefusal] = {}
 
     def reason(self, node: str, model: str) -> str | None:
-        """Return why a node is not to be asked now; None where it may be."""
+        """Return why a node must not be asked now; None: it may be."""
         refusal = self._refusals.get((node, model))
         return refusal.reason if refusal and self._clock() < refusal.until_s else None
 
@@ -73,17 +73,17 @@ class LoadRefusals:
 # A node decides within 10 s.
 _ASK_TIMEOUT_S: Final = 15.0
 _ANSWER_MAX_BYTES: Final = 64 * 1024
-# Until a node that was asked lists the model as loading.
+# Time until a node that was asked lists the model as loading.
 _BEGINS_S: Final = 5.0
-# While a node loads a model, it is polled so often.
+# Interval of polls while a node loads a model.
 _POLL_S: Final = 0.5
-# How often to look whether requests wait for a model that one more node could load.
+# Interval of looks for requests that wait for a model that another node could load.
 _LOOK_S: Final = 2.0
 _REASON_MAX_CHARACTERS: Final = 256
 _RETRY_AFTER_S: Final = 30
 
 
-# The models that nodes have not loaded, each with its node and its id here.
+# Models that nodes have not loaded, each with its node and its id here.
 Offers = Callable[[], Iterable[tuple[NodeMonitor, RemoteModel, str]]]
 
 
@@ -98,7 +98,7 @@ class _Loadable:
 
 
 class RemoteLoading:
-    """Args: `offers`: the models that nodes have, loaded or not."""
+    """Has nodes load models; `offers` returns their models that are not loaded."""
 
     def __init__(
         self,
@@ -136,24 +136,29 @@ class RemoteLoading:
                     loadable.monitor.poll_now()
 
     async def serve(self) -> None:
-        """Have one more node load a model while requests wait for it, until cancelled."""
+        """Have another node load a model while requests wait for it, until cancelled."""
         waiting: set[str] = set()
         while True:
             await asyncio.sleep(_LOOK_S)
             before, waiting = waiting, self._waited_for()
             for model in before & waiting:
-                if self._allowed(model) and not self._is_loading(model):
+                if self._loadable_now(model) and not self._is_loading(model):
                     with suppress(Unavailable):  # requests wait for those that have it
                         await self._ask_one(model)
 
     async def _ask_one(self, model: str) -> None:
         """Have a node begin to load a model; raises Unavailable if none does."""
-        for loadable in self._allowed(model):
+        for loadable in self._loadable_now(model):
             reason = await self._ask(loadable)
+            node, remote_id = loadable.key
             if reason is None:
-                self._accepted(loadable)
+                self._refusals.forget(node, remote_id)
+                self._asked_until_s[loadable.key] = self._clock() + _BEGINS_S
+                self._emit("node.load_requested", node=node, model=remote_id)
+                loadable.monitor.poll_now()
                 return
-            self._refused(loadable, reason)
+            self._refusals.add(node, remote_id, reason)
+            self._emit("node.load_refused", node=node, model=remote_id, reason=reason)
         reasons = [
             f"{loadable.key[0]}: {self._refusals.reason(*loadable.key)}"
             for loadable in self._loadable(model)
@@ -178,20 +183,8 @@ class RemoteLoading:
 
     # No method below awaits.
 
-    def _accepted(self, loadable: _Loadable) -> None:
-        node, model = loadable.key
-        self._refusals.forget(node, model)
-        self._asked_until_s[loadable.key] = self._clock() + _BEGINS_S
-        self._emit("node.load_requested", node=node, model=model)
-        loadable.monitor.poll_now()
-
-    def _refused(self, loadable: _Loadable, reason: str) -> None:
-        node, model = loadable.key
-        self._refusals.add(node, model, reason)
-        self._emit("node.load_refused", node=node, model=model, reason=reason)
-
     def _is_loading(self, model: str) -> bool:
-        """Return whether a node loads a model, or may not say so yet."""
+        """Return whether a node loads a model, or has agreed to it moments ago."""
         now_s = self._clock()
         return any(
             loadable.remote_model.state == "loading"
@@ -208,18 +201,20 @@ class RemoteLoading:
             if is_asked and not remote_model.is_loaded:
                 yield here, _Loadable(monitor, remote_model)
 
-    def _allowed(self, model: str) -> list[_Loadable]:
-        """Return those that may be asked now, the least busy first."""
+    def _loadable_now(self, model: str) -> list[_Loadable]:
+        """Return the nodes that may be asked now, the least busy first."""
         found = [
             loadable
             for loadable in self._loadable(model)
             if loadable.remote_model.state == "unloaded"
             and self._refusals.reason(*loadable.key) is None
         ]
-        return sorted(found, key=lambda loadable: self._in_flight(loadable.monitor))
-
-    def _in_flight(self, monitor: NodeMonitor) -> int:
-        return sum(self._router.count_in_flight(name) for name in monitor.upstreams())
+        return sorted(
+            found,
+            key=lambda loadable: sum(
+                map(self._router.count_in_flight, loadable.monitor.upstreams())
+            ),
+        )
 
     def _waited_for(self) -> set[str]:
         """Return the models for which requests wait although an instance serves them."""
@@ -233,7 +228,7 @@ class RemoteLoading:
 
 
 def _message(body: bytes, status: int) -> str:
-    """Return why a node refused, by its error."""
+    """Return a node's reason for its refusal."""
     try:
         message = orjson.loads(body)["error"]["message"]
     except (orjson.JSONDecodeError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Multicast DNS: finds the machines of a service, and announces this one. Imported only where used.
+"""Multicast DNS: finds the machines of a service, and announces this one. Imported only if needed.
 
 Source: RFC 6762 and RFC 6763; python-zeroconf, `zeroconf.asyncio`.
 """
@@ -44,7 +44,7 @@ async def resolve(url: NodeUrl) -> Answer:
 
 @asynccontextmanager
 async def multicast() -> AsyncIterator[AsyncZeroconf]:
-    """Raises OSError where no interface can be used."""
+    """Open multicast DNS for the block. Raises OSError if no interface can be used."""
     zeroconf = AsyncZeroconf()
     try:
         yield zeroconf
@@ -79,7 +79,7 @@ async def _services(zeroconf: AsyncZeroconf, service: str) -> list[AsyncServiceI
 
 
 def _addresses(info: AsyncServiceInfo, service: str) -> Iterator[NodeAddress]:
-    """Yield where a service is; a link-local IPv6 address means nothing without its interface."""
+    """Yield a service's addresses; link-local IPv6 addresses are useless without the interface."""
     for host in info.parsed_addresses():
         if not host.lower().startswith("fe80:"):
             yield NodeAddress(
@@ -98,7 +98,7 @@ _LABEL_MAX_CHARACTERS: Final = 48  # of 63, with the process behind it
 
 
 async def announce(host: str, port: int, process: str, emit: Emit) -> None:
-    """Announce an address that listens; the network hears of the end when this is cancelled."""
+    """Announce a listening address until cancelled; then withdraw the announcement."""
     info = service_info(socket.gethostname(), addresses_of(host), port, process)
     try:
         async with multicast() as zeroconf:
@@ -111,7 +111,7 @@ async def announce(host: str, port: int, process: str, emit: Emit) -> None:
 def service_info(
     hostname: str, addresses: Sequence[str], port: int, process: str
 ) -> AsyncServiceInfo:
-    """Return what is announced; two processes of one machine have names of their own."""
+    """Return the announcement of a process; processes of one machine get different names."""
     label = f"{hostname.partition('.')[0][:_LABEL_MAX_CHARACTERS] or 'machine'}-{process[:8]}"
     return AsyncServiceInfo(
         SERVICE,
@@ -123,26 +123,21 @@ def service_info(
 
 
 def addresses_of(host: str) -> list[str]:
-    """Return the addresses at which others reach a listener: one, or those of all interfaces."""
-    if _is_one_address(host):
-        return [host]
+    """Return the addresses at which others reach a listener; 0.0.0.0 listens only on IPv4."""
+    try:
+        if not ipaddress.ip_address(host).is_unspecified:
+            return [host]
+    except ValueError:
+        pass  # a name: all interfaces
     found = (
         ip.ip if isinstance(ip.ip, str) else ip.ip[0]
         for adapter in ifaddr.get_adapters()
         for ip in adapter.ips
     )
-    return sorted({address for address in found if _is_reachable(address, within=host)})
-
-
-def _is_one_address(host: str) -> bool:
-    try:
-        return not ipaddress.ip_address(host).is_unspecified
-    except ValueError:  # a name
-        return False
-
-
-def _is_reachable(address: str, *, within: str) -> bool:
-    """Whether others reach an address of an interface; 0.0.0.0 listens on IPv4 alone."""
-    found = ipaddress.ip_address(address)
-    is_heard = found.version == _IPV4 or within != _ALL_IPV4
-    return is_heard and not (found.is_loopback or found.is_link_local)
+    addresses = {address: ipaddress.ip_address(address) for address in found}
+    return sorted(
+        address
+        for address, parsed in addresses.items()
+        if (parsed.version == _IPV4 or host != _ALL_IPV4)
+        and not (parsed.is_loopback or parsed.is_link_local)
+    )

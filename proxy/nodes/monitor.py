@@ -1,9 +1,9 @@
-"""Monitors each node: whether it is up, whether it is known already, and which models it offers.
+"""Monitors each node: whether it is up, a duplicate of another node, and which models it offers.
 
-A node is polled every 5 s, and its models are admitted to the router. After two consecutive
-failures, or one right after a request that it did not begin to answer, they are withdrawn until it
-answers again; meanwhile polls back off up to once a minute. A node that says that it stops gets no
-more requests at once. In-flight requests are not cut. State changes only in methods without
+A node is polled every 5 s, and its models are admitted to the router. After two failures in a row,
+or one failure after a request that it did not begin to answer, they are withdrawn until it answers
+again; meanwhile the pause between polls grows to a minute. A node that reports that it is stopping
+gets no more requests. In-flight requests are not cut. State changes only in methods without
 `await`.
 """
 
@@ -20,7 +20,7 @@ from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamFailed, UpstreamTimeout
 from proxy.nodes.configured import ConfiguredNode
 from proxy.nodes.model_list import OfferedModel, RemoteModel, Unreadable, served_id
-from proxy.nodes.poll import NodeDraining, NodePoller, NodeProcesses, Polled, PrefixReader
+from proxy.nodes.poll import NodeDraining, NodePoller, NodeProcesses, PrefixReader
 from proxy.observe.record import Emit
 from proxy.request.models import ModelNames
 from proxy.router.router import Router
@@ -36,7 +36,7 @@ _FAILURES: Final = 2
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """The time until the next poll; `chance` from 0 to 1 varies it by a tenth either way."""
+    """Return the time until the next poll; `chance`, 0 to 1, varies it by up to a tenth."""
     wait_s = _INTERVAL_S
     if failures:
         wait_s = min(_FIRST_RETRY_S * 2.0 ** min(failures - 1, 16), _RETRY_MAX_S)
@@ -45,12 +45,12 @@ def pause_s(failures: int, chance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MonitorContext:
-    """What the monitors of all nodes share.
+    """The context that the monitors of all nodes share.
 
     Attributes:
-        on_change: Called when the models of a node, or its state, have changed.
-        nodes: Returns how many nodes there are.
-        takes_over: Held while the models of a node are taken over.
+        on_change: Called when the models or the state of a node have changed.
+        nodes: Returns the number of nodes.
+        takes_over: Held while the models of a node are admitted.
     """
 
     router: Router
@@ -65,7 +65,7 @@ class MonitorContext:
 
 
 class NodeMonitor:
-    """Polls one node; `problem` is why it is not up."""
+    """Polls one node; `problem` says why it is not up."""
 
     def __init__(self, node: ConfiguredNode, context: MonitorContext) -> None:
         self.node = node
@@ -99,7 +99,7 @@ class NodeMonitor:
                     await self._suspected.wait()
 
     def mark_suspect(self) -> None:
-        """It did not begin to answer a request: withdraw its models and poll it now."""
+        """Withdraw its models and poll it now: it did not begin to answer a request."""
         self._failures = max(self._failures, _FAILURES - 1)
         self._withdraw_all()
         self._checked.clear()
@@ -109,72 +109,69 @@ class NodeMonitor:
         self._suspected.set()
 
     def stop(self, reason: str) -> None:
-        """It is a node no longer: withdraw its models and release waiting requests."""
-        self._out("down", reason)
+        """Withdraw its models and release waiting requests: it is not a node any more."""
+        self._take_out("down", reason)
         self._checked.set()
 
     async def wait_checked(self) -> None:
         """Wait until a poll has ended; the caller has a deadline."""
         await self._checked.wait()
 
-    def offered(self) -> list[OfferedModel]:
-        """The models of the last successful poll."""
+    def offers(self) -> list[OfferedModel]:
+        """Return the models of the last successful poll."""
         name, problem = self.node.name, None if self.is_up else self.problem
         slots = self._poller.slots_of
         return [OfferedModel(model, slots(model), name, problem) for model in self.remote_models]
 
     def upstreams(self) -> Mapping[str, Upstream]:
-        """Its admitted models, by instance name."""
+        """Return its admitted models, by instance name."""
         return self._admitted
 
     async def _poll(self) -> None:
         try:
-            polled = await self._poller.poll()
+            remote_models, process = await self._poller.poll()
         except NodeDraining:
-            # It is polled as after a first failure, since another process may take its place soon.
+            # Poll it soon, like after a first failure: another process may take its place.
             self._failures = 1
             if self.state != "draining":
                 self._context.emit("node.draining", node=self.node.name)
-            self._out("draining", "it is stopping")
+            self._take_out("draining", "it is stopping")
         except (UpstreamFailed, UpstreamTimeout, Unreadable) as error:
-            self._failed(str(error).removeprefix(f"{self.node.name} "))
+            self._note_failure(str(error).removeprefix(f"{self.node.name} "))
         else:
-            upstreams = self._upstreams(polled.remote_models)
+            upstreams = self._upstreams(remote_models)
             is_new = bool(upstreams.keys() - self._admitted.keys())
             if is_new and self.state != "same":
                 await self.prefixes.read_first(upstreams)
-            # Long lists of several nodes are taken over one after the other, with a turn between.
+            # Nodes with long lists are admitted one after the other, with a loop step in between.
             async with self._context.takes_over:
-                self._answered(polled)
+                self._note_answer(remote_models, process)
                 await asyncio.sleep(0)
 
     # No method below awaits.
 
-    def _failed(self, reason: str) -> None:
+    def _note_failure(self, reason: str) -> None:
         self._failures += 1
         if self.is_up and self._failures < _FAILURES:
             return
         self._poller.forget_slots()
         if self.is_up or self._failures == 1:
             self._context.emit("node.down", node=self.node.name, reason=reason)
-        self._out("down", reason)
+        self._take_out("down", reason)
 
-    def _answered(self, polled: Polled) -> None:
+    def _note_answer(self, remote_models: tuple[RemoteModel, ...], process: str) -> None:
         self._failures = 0
-        if reason := self._context.processes.claim(polled.process, self.node.name):
+        if reason := self._context.processes.claim(process, self.node.name):
             self._set_models(())
-            self._out("same", reason)
+            self._take_out("same", reason)
             return
-        self._set_models(polled.remote_models)
+        self._set_models(remote_models)
         if not self.is_up:
             self.state = "up"
             self._context.on_change()
-            models = [model.id for model in polled.remote_models if model.is_loaded]
+            models = [model.id for model in remote_models if model.is_loaded]
             self._context.emit("node.up", node=self.node.name, models=models)
-        self._is_llama_corral = bool(polled.process)
-        self._admit(polled.remote_models)
-
-    def _admit(self, remote_models: Sequence[RemoteModel]) -> None:
+        self._is_llama_corral = bool(process)
         upstreams = self._upstreams(remote_models)
         for name in self._admitted.keys() - upstreams.keys():
             self._context.router.withdraw(name)
@@ -184,7 +181,7 @@ class NodeMonitor:
         self._admitted = upstreams
 
     def _upstreams(self, remote_models: Sequence[RemoteModel]) -> dict[str, Upstream]:
-        """The loaded models that are served here, by instance name."""
+        """Return its loaded models that are served here, by instance name."""
         local = self._context.local()
         loaded = [model for model in remote_models if model.is_loaded]
         return {
@@ -202,15 +199,17 @@ class NodeMonitor:
             remote_model.aliases,
             remote_model.variants,
         )
-        return _of_llama_corral(upstream) if self._is_llama_corral else upstream
+        if self._is_llama_corral and upstream.node:
+            upstream = replace(upstream, node=replace(upstream.node, takes_keep_alive=True))
+        return upstream
 
     def _set_models(self, remote_models: tuple[RemoteModel, ...]) -> None:
         if remote_models != self.remote_models:
             self.remote_models = remote_models
             self._context.on_change()
 
-    def _out(self, state: NodeState, reason: str) -> None:
-        """Route no more requests to it."""
+    def _take_out(self, state: NodeState, reason: str) -> None:
+        """Route no more requests to the node."""
         self._withdraw_all()
         self._context.processes.release(self.node.name)
         if (state, reason) != (self.state, self.problem):
@@ -223,13 +222,8 @@ class NodeMonitor:
         self._admitted = {}
 
 
-def _of_llama_corral(upstream: Upstream) -> Upstream:
-    node = upstream.node
-    return replace(upstream, node=replace(node, takes_keep_alive=True)) if node else upstream
-
-
 class NodeMonitors:
-    """Runs a monitor for each node, within `serve`; iterates over them."""
+    """Runs a monitor for each node while `serve` runs; iterates over the monitors."""
 
     def __init__(self, context: MonitorContext) -> None:
         self._context = context
@@ -248,8 +242,8 @@ class NodeMonitors:
     def get(self, name: str) -> NodeMonitor | None:
         return self._monitors.get(name)
 
-    def of(self, entry: str) -> list[NodeMonitor]:
-        """The monitors of one node of the settings."""
+    def monitors_of(self, entry: str) -> list[NodeMonitor]:
+        """Return the monitors of one node in the settings."""
         return [self._monitors[name] for name in self._names.get(entry, ())]
 
     async def serve(self) -> None:
@@ -266,14 +260,18 @@ class NodeMonitors:
     # No method below awaits.
 
     def replace(self, entry: str, nodes: Sequence[ConfiguredNode], reason: str) -> None:
-        """Set the machines of one node of the settings; unchanged ones keep their state.
+        """Set the machines of one node in the settings; unchanged ones keep their state.
 
-        In-flight requests of others are not cut; `reason` says why those get no more.
+        In-flight requests of the others are not cut; `reason` says why they get no more.
         """
         wanted = {node.name: node for node in nodes}
-        for monitor in self.of(entry):
-            if monitor.node != wanted.get(monitor.node.name):
-                self._drop(monitor.node.name, reason)
+        for monitor in self.monitors_of(entry):
+            name = monitor.node.name
+            if monitor.node != wanted.get(name):
+                self._leaving[name] = self._monitors.pop(name)
+                monitor.stop(reason)
+                for task in self._tasks.pop(name, ()):
+                    task.cancel()
         for name, node in wanted.items():
             if name not in self._monitors:
                 self._leaving.pop(name, None)
@@ -284,14 +282,15 @@ class NodeMonitors:
         self.forget_unused()
 
     def leaving(self) -> list[NodeMonitor]:
-        """Those that are dropped and still answer requests."""
+        """Return the removed nodes that still answer requests."""
         self.forget_unused()
         return list(self._leaving.values())
 
     def forget_unused(self) -> None:
-        """Forget dropped nodes that hold no request any more."""
+        """Forget removed nodes that hold no request any more."""
         for name, monitor in list(self._leaving.items()):
-            if all(self._context.router.forget(name) for name in _instances(monitor)):
+            instances = [f"{name}/{model.id}" for model in monitor.remote_models]
+            if all(map(self._context.router.forget, instances)):
                 del self._leaving[name]
 
     def _begin(self, name: str) -> None:
@@ -302,13 +301,3 @@ class NodeMonitors:
             self._group.create_task(persist("node", monitor.serve)),
             self._group.create_task(persist("node", monitor.prefixes.serve)),
         ]
-
-    def _drop(self, name: str, reason: str) -> None:
-        monitor = self._leaving[name] = self._monitors.pop(name)
-        monitor.stop(reason)
-        for task in self._tasks.pop(name, ()):
-            task.cancel()
-
-
-def _instances(monitor: NodeMonitor) -> list[str]:
-    return [f"{monitor.node.name}/{model.id}" for model in monitor.remote_models]

@@ -1,9 +1,7 @@
 """All nodes, and one list of local and remote models.
 
-Follows the records of the names that stand for nodes: their addresses come and go with them.
-
-Only the models that a node has loaded exist here, unless it agrees to load others, and the settings
-say that it is to be asked. `NodeStats` is what is told of a node.
+If a node in the settings is a name, its machines follow the name's records. Only a node's loaded
+models are listed, except if it agrees to load others and the settings allow asking it.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ class Discovery:
     """The addresses of one name.
 
     Args:
-        name: Of the node in the settings.
+        name: The name of the node in the settings.
         resolve: Asks for the records once.
-        on_change: Gets all addresses when they have changed.
-        emit: Takes `node.resolved` and `node.unresolved`.
-        room: Returns how many addresses other names leave.
+        on_change: Called with all addresses when they have changed.
+        emit: Emits `node.resolved` and `node.unresolved`.
+        room: Returns the number of addresses that other names leave.
     """
 
     def __init__(
@@ -76,10 +74,10 @@ class Discovery:
         self._chance = chance
 
     async def serve(self) -> None:
-        """Ask again and again, until cancelled."""
+        """Ask repeatedly until cancelled."""
         while True:
             self._take(await self._resolve())
-            # Machines that started together do not ask together.
+            # The variation keeps machines that started together from asking together.
             await asyncio.sleep(self.known.pause_s * (0.9 + 0.1 * self._chance()))
 
     # No method below awaits.
@@ -102,7 +100,7 @@ class Discovery:
 
 
 class Discoveries:
-    """Follows the records of names, within `serve`."""
+    """Follows the records of names while `serve` runs."""
 
     def __init__(self, monitors: NodeMonitors, emit: Emit) -> None:
         self._monitors = monitors
@@ -124,13 +122,17 @@ class Discoveries:
 
     # No method below awaits.
 
-    def known(self, name: str) -> Known:
+    def known_addresses(self, name: str) -> Known:
         return self._discoveries[name].known
 
     def add(self, node: ConfiguredNode) -> None:
-        """Follow the name of a node; one that is followed already is left as it is."""
+        """Follow the name of a node, if it is not followed yet."""
         if node.name not in self._discoveries:
-            change = functools.partial(self._set_addresses, node)
+
+            def change(addresses: Sequence[NodeAddress]) -> None:
+                machines = [node.machine_at(address) for address in addresses]
+                self._monitors.replace(node.name, machines, "its record was removed")
+
             room = functools.partial(self._room, node.name)
             self._discoveries[node.name] = Discovery(
                 node.name, _resolve_of(node), change, self._emit, room
@@ -148,19 +150,15 @@ class Discoveries:
             self._tasks[name] = self._group.create_task(persist("discovery", serve))
 
     def _room(self, name: str) -> int:
-        """How many addresses a name may have beside those of the others."""
+        """Return the number of addresses that other names leave for a name."""
         others = (found for other, found in self._discoveries.items() if other != name)
         return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
-
-    def _set_addresses(self, node: ConfiguredNode, addresses: Sequence[NodeAddress]) -> None:
-        machines = [node.at(address) for address in addresses]
-        self._monitors.replace(node.name, machines, "its record was removed")
 
 
 def _resolve_of(node: ConfiguredNode) -> Callable[[], Awaitable[Answer]]:
     settings = node.settings
     if settings.parsed_url.discovery == "mdns":
-        from proxy.nodes import mdns  # noqa: PLC0415 (only where a url needs it)
+        from proxy.nodes import mdns  # noqa: PLC0415 (only if a url needs it)
 
         return functools.partial(mdns.resolve, settings.parsed_url)
     from proxy.nodes.dns_resolver import resolve  # noqa: PLC0415 (as above)
@@ -171,13 +169,13 @@ def _resolve_of(node: ConfiguredNode) -> Callable[[], Awaitable[Answer]]:
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """One node, or a name that stands for nodes.
+    """The state of one node, or of a name with several nodes.
 
     Attributes:
-        state: Of a name, whether its records are known: resolved, unresolved.
-        problem: Why it is not up, or what is wrong with the records.
-        models: The node's ids of the models that are or were served here.
-        slots: Concurrent requests that it gets over all models; 0 while it is not up.
+        state: For a name: resolved or unresolved.
+        problem: Why it is not up, or an error in the records.
+        models: The node's ids of models that are or were served here.
+        slots: Concurrent requests for all its models; 0 while it is not up.
     """
 
     name: str
@@ -194,8 +192,8 @@ class NodeStats:
 
 
 def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
-    offered, name = monitor.offered(), monitor.node.name
-    models = tuple(model.remote_model.id for model in offered if model.remote_model.is_loaded)
+    name = monitor.node.name
+    models = tuple(model.id for model in monitor.remote_models if model.is_loaded)
     return NodeStats(
         name=name,
         url=monitor.node.url,
@@ -213,15 +211,15 @@ def stats_of_name(node: ConfiguredNode, known: Known) -> NodeStats:
 
 
 _RETRY_AFTER_S: Final = 10
-# So many names of nodes are merged at once, in 2 ms; more of them in a thread.
+# Up to this number of names are merged at once, in 2 ms; more in a thread.
 _NAMES_AT_ONCE: Final = 256
 _REMOVED: Final = "it is no longer configured"
 
 
 class Nodes:
-    """Monitors the nodes; a `proxy.request.models.ModelLoader` of local and remote models.
+    """Monitors the nodes; a `proxy.request.models.ModelLoader` for local and remote models.
 
-    `created` (Unix time in whole seconds) is for the models that only nodes have.
+    `created` (Unix time in whole seconds) is for models that only nodes have.
     """
 
     def __init__(
@@ -253,15 +251,15 @@ class Nodes:
         self._loading = RemoteLoading(router, settings, self._offers, emit)
         self._merged = RemoteModels(ModelNames(()))
         self._names = ModelNames(())
-        self._named = self._merged, self._names  # what `_names` is of
-        # What `_merged` is of: counted up when a node's models have changed.
+        self._named = self._merged, self._names  # the arguments of `_names`
+        # Incremented when a node's models change; `_merged_version` is that of `_merged`.
         self._version = self._merged_version = 0
         self._is_stale = asyncio.Event()
         self.set_nodes(nodes)
 
     @property
     def process(self) -> str:
-        """What other machines know this one by."""
+        """The random word by which other machines recognise this process."""
         return self._processes.own
 
     async def serve(self) -> None:
@@ -290,7 +288,7 @@ class Nodes:
         self._configured = configured
 
     def mark_suspect(self, upstream: Upstream, error: UpstreamConnectFailed) -> None:
-        """An instance did not begin to answer; ignored unless it is a node's."""
+        """Note that an instance did not begin to answer; ignored unless it belongs to a node."""
         is_reachable = isinstance(error, UpstreamLoading | UpstreamUnavailable)
         if upstream.node is None or (is_reachable and not isinstance(error, UpstreamDraining)):
             return
@@ -298,12 +296,12 @@ class Nodes:
             monitor.mark_suspect()
 
     def stats(self) -> list[NodeStats]:
-        """Nodes in the order of the settings, then those that leave."""
+        """Return nodes in the order of the settings, then removed ones that still answer."""
         found: list[NodeStats] = []
         for name, node in self._configured.items():
             if node.is_found:
-                found.append(stats_of_name(node, self._discoveries.known(name)))
-            monitors = self._monitors.of(name)
+                found.append(stats_of_name(node, self._discoveries.known_addresses(name)))
+            monitors = self._monitors.monitors_of(name)
             found += [
                 stats_of(monitor, self._router)
                 for monitor in monitors
@@ -312,7 +310,7 @@ class Nodes:
         return [*found, *(stats_of(monitor, self._router) for monitor in self._monitors.leaving())]
 
     def models(self) -> Sequence[ModelInfo]:
-        """Local models, then those that only nodes have."""
+        """Return local models, then those that only nodes have."""
         return merge_models(self._local.models(), self._remote_models())
 
     def names(self) -> ModelNames:
@@ -325,34 +323,34 @@ class Nodes:
         return self._names
 
     def _remote_models(self) -> RemoteModels:
-        """What nodes offer now; if that is much, what a thread has merged last."""
+        """Return nodes' models now; with many names, the latest merge by a thread."""
         local = self._local.names()
         if self._merged.local is local and self._merged_version == self._version:
             return self._merged
-        if self._count_names() > _NAMES_AT_ONCE:
+        count = sum(
+            names_of(found) for monitor in self._monitors for found in monitor.remote_models
+        )
+        if count > _NAMES_AT_ONCE:
             self._is_stale.set()
         else:
-            self._merged = self._merge(local, self._offered())
+            self._merged = self._merge(local, self._all_offers())
             self._merged_version = self._version
         return self._merged
 
-    def _count_names(self) -> int:
-        return sum(names_of(found) for monitor in self._monitors for found in monitor.remote_models)
-
-    def _offered(self) -> list[OfferedModel]:
-        return [offer for monitor in self._monitors for offer in monitor.offered()]
+    def _all_offers(self) -> list[OfferedModel]:
+        return [offer for monitor in self._monitors for offer in monitor.offers()]
 
     def _merge(self, local: ModelNames, offered: Sequence[OfferedModel]) -> RemoteModels:
         return remote_models(local, offered, self._created, self._settings.fallback)
 
     async def _merge_in_thread(self) -> NoReturn:
-        """Merge long lists when they have changed; what was merged before is served meanwhile."""
+        """Merge long lists when they have changed; the previous merge is served meanwhile."""
         while True:
             await self._is_stale.wait()
             self._is_stale.clear()
             version = self._version
             self._merged = await asyncio.to_thread(
-                self._merge, self._local.names(), self._offered()
+                self._merge, self._local.names(), self._all_offers()
             )
             self._merged_version = version
 
@@ -370,13 +368,13 @@ class Nodes:
         """Return once an instance of the model is admitted; the caller has a deadline.
 
         Raises:
-            ProxyError: None will be: Unavailable, UnknownModel or UpstreamFailed.
+            ProxyError: No instance will be admitted: Unavailable, UnknownModel or UpstreamFailed.
         """
         local = self._local.names()
         monitors = [
             monitor
             for monitor in self._monitors
-            if any(served_id(offered.remote_model, local) == model for offered in monitor.offered())
+            if any(served_id(offered, local) == model for offered in monitor.remote_models)
         ]
         is_local = any(model_info.id == model for model_info in local.model_infos)
         if not is_local and not monitors and model in self._settings.fallback:

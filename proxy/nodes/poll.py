@@ -1,9 +1,9 @@
-"""Reads what a node reports: which process it is, its models, and the prefixes that it holds.
+"""Reads a node's reports: its process, its models, and the prefixes in its caches.
 
 No machine counts twice, and none counts itself. Prefixes are read so that a turn goes to the
-machine that has its cache. Another llama-corral tells them in digests; of a server without that
-endpoint nothing is believed. A node that had something new in the last half minute is asked twice a
-second, another one every 5 s, and all nodes together at most a hundred times a second.
+machine that has its cache. A llama-corral reports them in digests; other servers have no such
+endpoint. A node with news in the last 30 s is asked twice a second, others every 5 s, and all nodes
+together at most a hundred times a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
@@ -32,14 +31,14 @@ _RANDOM_BYTES: Final = 12
 
 
 class NodeProcesses:
-    """`own` is the process of this llama-corral, by a random word."""
+    """Processes of nodes, by random words; `own` is the word of this llama-corral."""
 
     def __init__(self) -> None:
         self.own = secrets.token_hex(_RANDOM_BYTES)
         self._nodes: dict[str, str] = {}
 
     def claim(self, process: str, node: str) -> str | None:
-        """Note the process of a node; return why it is left out, or None."""
+        """Register the process of a node; return why the node is not used, or None."""
         if not process:
             return None
         if process == self.own:
@@ -51,7 +50,7 @@ class NodeProcesses:
         return f"it is the same as {self._nodes[process]}"
 
     def release(self, node: str) -> None:
-        """Note that a node is down, or gone."""
+        """Note that a node is down or removed."""
         self._nodes = {process: other for process, other in self._nodes.items() if other != node}
 
 
@@ -62,15 +61,7 @@ _PROCESS_MAX_CHARACTERS: Final = 64
 
 
 class NodeDraining(Exception):
-    """The node stops: it answers what it has, and takes no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Polled:
-    """`process`: the node's process, if it is a llama-corral; else empty."""
-
-    remote_models: tuple[RemoteModel, ...]
-    process: str
+    """The node is stopping: it finishes its requests, and accepts no more."""
 
 
 class NodePoller:
@@ -79,12 +70,14 @@ class NodePoller:
         self._settings = settings
         self._slots: dict[str, int] = {}
 
-    async def poll(self) -> Polled:
-        """Read its loaded models, and those that it would load.
+    async def poll(self) -> tuple[tuple[RemoteModel, ...], str]:
+        """Read its loaded models, and those that it would load; also returns its process.
+
+        The process is empty if the node is not a llama-corral.
 
         Raises:
-            NodeDraining: It stops.
-            UpstreamFailed, UpstreamTimeout, Unreadable: It does not answer as a node does.
+            NodeDraining: It is stopping.
+            UpstreamFailed, UpstreamTimeout, Unreadable: Its answer is not that of a node.
         """
         answer = await self._fetch("/v1/models")
         if DRAINING in answer.headers:
@@ -100,10 +93,10 @@ class NodePoller:
         remote_models = await asyncio.to_thread(read) if is_large else read()
         await self._read_slots(remote_models)
         process = answer.headers.get(PROCESS, "")[:_PROCESS_MAX_CHARACTERS]
-        return Polled(remote_models, process)
+        return remote_models, process
 
     async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:
-        """Count the slots of new models that do not report them."""
+        """Count the slots of new models whose entries do not report them."""
         for remote_model in remote_models:
             is_new = remote_model.id not in self._slots
             if remote_model.is_loaded and remote_model.slots is None and is_new:
@@ -129,9 +122,9 @@ class NodePoller:
 
 _PAUSE_MIN_S: Final = 0.5
 _PAUSE_MAX_S: Final = 5.0
-# So many reads without anything new, and a node is idle.
+# A node is idle after this many reads without news.
 _IDLE_READS: Final = 60
-# It has no digests; after a restart it may.
+# The node has no digests; after a restart it may have.
 _PAUSE_WITHOUT_S: Final = 60.0
 _READS_PER_S: Final = 100
 _PREFIXES_TIMEOUT_S: Final = 5.0
@@ -140,7 +133,7 @@ _FIRST_PREFIXES_TIMEOUT_S: Final = 1.0
 
 
 def prefixes_pause_s(unchanged: int, nodes: int) -> float:
-    """Return the time until the next read, after so many reads without anything new."""
+    """Return the time until the next read, after `unchanged` reads without news."""
     wait_s = _PAUSE_MIN_S if unchanged < _IDLE_READS else _PAUSE_MAX_S
     return max(wait_s, nodes / _READS_PER_S)
 
@@ -149,8 +142,8 @@ class PrefixReader:
     """Reads the digests of one node.
 
     Args:
-        upstreams: Its admitted models, by instance name.
-        nodes: How many nodes there are.
+        upstreams: Returns its admitted models, by instance name.
+        nodes: Returns the number of nodes.
     """
 
     def __init__(
@@ -181,7 +174,7 @@ class PrefixReader:
             self._forget()
 
     async def read_first(self, upstreams: Mapping[str, Upstream]) -> None:
-        """Take what models hold that are about to be admitted, if it is told within a second."""
+        """Read the prefixes of models before their admission, if the node answers within 1 s."""
         with suppress(UpstreamFailed, UpstreamTimeout, UnreadableDigest):
             response = await self._fetch("", _FIRST_PREFIXES_TIMEOUT_S)
             if response.status == 200:
@@ -189,7 +182,7 @@ class PrefixReader:
                 self._take(read_digest(response.body))
 
     async def _read(self) -> bool:
-        """Take what is new; return False if the node has no digests."""
+        """Read the news; return False if the node has no digests."""
         self._unchanged += 1
         try:
             response = await self._fetch(self._cursor, _PREFIXES_TIMEOUT_S)
@@ -209,7 +202,7 @@ class PrefixReader:
     # No method below awaits.
 
     def _follow(self) -> bool:
-        """Begin anew where the node's models have changed; return whether there are any."""
+        """Start over if the node's models have changed; return whether there are any."""
         upstreams = self._upstreams()
         if upstreams.keys() != self._known.keys():
             self._forget()

@@ -1,6 +1,6 @@
 """`[nodes.NAME]`: another machine, or all machines of a name, whose models are served here too.
 
-The url is of one machine, or a name with as many machines as it has records.
+The url has the address of one machine, or a name with a machine for each of its records.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class NodeUrl:
     """A parsed url.
 
     Attributes:
-        discovery: Where the addresses come from; None: the host is one machine.
+        discovery: The source of the addresses; None: the host is one machine.
         is_service: Whether the host names SRV records, which have the ports.
-        port: That of the url, or of its scheme.
-        prefix: Before every path: empty or `/something`.
+        port: The port in the url, or the default of its scheme.
+        prefix: Prefix of every path: empty or `/something`.
     """
 
     discovery: Discovery | None
@@ -58,7 +58,7 @@ def normalized(url: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def parse_url(url: str) -> NodeUrl:
-    """Raises ValueError."""
+    """Parse a node's url; raises ValueError."""
     parts = urlsplit(url)
     *discoveries, scheme = parts.scheme.split("+", 1)
     discovery = _discovery(discoveries)
@@ -70,12 +70,14 @@ def parse_url(url: str) -> NodeUrl:
         raise ValueError("not a port")
     if discovery:
         _check_name(parts)
-    if discovery == "mdns" and not _is_local_service(parts.hostname):
+    is_service = _is_service(parts.hostname)
+    is_local_service = is_service and parts.hostname.rstrip(".").endswith("._tcp.local")
+    if discovery == "mdns" and not is_local_service:
         raise ValueError("not mdns+http://_llama-corral._tcp.local, or another service of .local")
     return NodeUrl(
         discovery=discovery,
         is_tls=scheme == "https",
-        is_service=_is_service(parts.hostname),
+        is_service=is_service,
         host=parts.hostname,
         port=parts.port or _PORTS[scheme],
         prefix=parts.path,
@@ -116,10 +118,6 @@ def _is_service(host: str) -> bool:
     """Return whether a name is one of SRV records. Source: RFC 2782, `_Service._Proto.Name`."""
     labels = host.split(".")
     return len(labels) > 2 and all(label.startswith("_") for label in labels[:2])
-
-
-def _is_local_service(host: str) -> bool:
-    return _is_service(host) and host.rstrip(".").endswith("._tcp.local")
 
 
 def _is_address(host: str) -> bool:

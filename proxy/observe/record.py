@@ -157,7 +157,7 @@ class AccessRecord:
         self._attempts = max(self._attempts, part._attempts)
         if part.timings:
             self._expected_cached += part._expected_cached if self.timings else 0
-            self.timings = part.timings.added_to(self.timings)
+            self.timings = part.timings.plus(self.timings)
             self.cache = self.cache or part.cache
 
     def forget_answer(self) -> Timings | None:

@@ -571,7 +571,7 @@ class Lease(InFlightRequest):
 
     def add_chunk(self, timings: Timings, slot: int, total: int) -> None:
         """Note that a request computed part of the prompt, which has `total` tokens, in a slot."""
-        self.chunked = timings.added_to(self.chunked)
+        self.chunked = timings.plus(self.chunked)
         self.id_slot = slot
         done = timings.cached_tokens + timings.prompt_tokens
         self.progress.chunked = self.chunked.prompt_tokens
@@ -597,7 +597,7 @@ class Lease(InFlightRequest):
     def report(self, timings: Timings | None) -> None:
         """Add the timings of a complete response, summed over its choices."""
         if timings:
-            self.reported = timings.added_to(self.reported) if self.reported else timings
+            self.reported = timings.plus(self.reported) if self.reported else timings
             self.is_reported = True
 
     def end(self) -> None:

@@ -1,11 +1,11 @@
-"""Sends a request to an instance and reads its response, as bytes; raises only ProxyError.
+"""Sends a request to an instance and reads its response as bytes; raises only ProxyError.
 
 Each request has its own connection. llama-server closes a connection after a streamed response
-without announcing it, and others after 5 s or 100 requests, so a kept one may be dead; a new one
-over a unix socket costs 0.1 ms, and closing it frees the slot.
+without announcing it, and others after 5 s or 100 requests, so a reused connection may be dead. A
+new one over a unix socket costs 0.1 ms, and closing it frees the slot.
 
 Back-pressure: with more than 64 KiB unread, the socket is not read. State changes only in methods
-without `await`. An error of TLS with a node says what to configure.
+without `await`. The message of a TLS error with a node says what to configure.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from proxy.settings import ProxySettings
 from proxy.upstream.http1 import InvalidResponse, Response
 from proxy.upstream.upstream import Upstream
 
-# X509_V_ERR_*: self-signed, or its issuer is not known. Source: OpenSSL, x509_vfy.h.
+# X509_V_ERR_*: self-signed, or unknown issuer. Source: OpenSSL, x509_vfy.h.
 _UNKNOWN_ISSUER: Final = frozenset({2, 18, 19, 20, 21})
 
-# By the reason of the error, which names the alert of the other side. Source: OpenSSL, sslerr.h.
+# By the reason of the error, the alert of the other side. Source: OpenSSL, sslerr.h.
 _REASONS: Final = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "demands a client certificate; set its cert and key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "refuses TLS with us; does it demand a client certificate "
@@ -55,7 +55,7 @@ _REASONS: Final = {
 
 
 def tls_refusal(error: Exception | None) -> str | None:
-    """What the node does; None if the error is none of TLS."""
+    """Return why a node ended TLS, as a predicate; None if it is not a TLS error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = "; set its ca_file" if error.verify_code in _UNKNOWN_ISSUER else ""
         return f"has a certificate that cannot be verified: {error.verify_message}{hint}"
@@ -65,7 +65,7 @@ def tls_refusal(error: Exception | None) -> str | None:
 
 
 _HELD_MAX_BYTES: Final = 64 * 1024
-# Up to this size, one packet costs less than two; above it, the copy of the body costs more.
+# Up to this size, one packet costs less than two; above, copying the body costs more.
 _JOINED_MAX_BYTES: Final = 64 * 1024
 
 # Consumes bytes of a body; False if it cannot now, and then it has done nothing.
@@ -75,7 +75,7 @@ OnChunk = Callable[[bytes], bool]
 class ConnectionBroken(Exception):
     """The connection ended early, or (`is_malformed`) its bytes are not an HTTP response.
 
-    `tls_refusal`: why, where the other side has ended TLS.
+    `tls_refusal` says why the other side ended TLS, if it did.
     """
 
     def __init__(
@@ -91,10 +91,12 @@ class ReadTimeout(Exception):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """Used by one task."""
+    """A connection for one request, used by one task.
+
+    It fails if no bytes arrive within `silence_s`.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, method: str, silence_s: float) -> None:
-        # `silence_s`: seconds to wait for the next bytes.
         self.response = Response(method)
         self._loop = loop
         self._silence_s = silence_s
@@ -117,17 +119,17 @@ class UpstreamConnection(asyncio.Protocol):
         """Send the request in the loop step that connects."""
         self._request = (head + body,) if len(body) <= _JOINED_MAX_BYTES else (head, body)
 
-    async def response_started(self) -> None:
+    async def wait_header(self) -> None:
         """Wait for the response header. Raises ReadTimeout, ConnectionBroken."""
         while not self.response.status:
             await self._change()
 
     async def read(self, take: OnChunk | None = None) -> bytes:
-        """All bytes of the body that have arrived; empty at its end.
+        """Return the bytes of the body that have arrived; empty at its end.
 
         Args:
-            take: Gets bytes that arrive meanwhile, except the body's last ones, in the loop step in
-                which they arrive; only bytes that it does not consume are returned.
+            take: Gets bytes that arrive meanwhile, except the last ones of the body, in the loop
+                step in which they arrive; only bytes that it does not consume are returned.
 
         Raises:
             ReadTimeout: No bytes arrived in time.
@@ -175,7 +177,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self.response.is_over:
             self.close()
-        elif body and self._is_taken(body):
+        elif body and self._take and not self._held and self._take(body):
             self._waiting_since_s = self._loop.time()
             return
         if body:
@@ -189,9 +191,6 @@ class UpstreamConnection(asyncio.Protocol):
             reason = str(exc or "the connection was closed")
             self._fail(ConnectionBroken(reason, tls_refusal=tls_refusal(exc)))
         self._wake()
-
-    def _is_taken(self, body: bytes) -> bool:
-        return self._take is not None and not self._held and self._take(body)
 
     def _hold(self, body: bytes) -> None:
         self._held.append(body)
@@ -221,7 +220,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._waiter = None
 
     def _check_silence(self) -> None:
-        # One timer that is moved on, not restarted per chunk.
+        # The timer is moved when it expires, not restarted for each chunk.
         now_s = self._loop.time()
         since_s = now_s if self._waiter is None else self._waiting_since_s
         if now_s - since_s >= self._silence_s:
@@ -230,14 +229,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._timer = self._loop.call_at(since_s + self._silence_s, self._check_silence)
 
 
-# A machine that vanished is detected after so much silence and three probes.
+# A vanished machine is detected after this silence and three probes.
 _ALIVE_S: Final = 15
 _PROBE_INTERVAL_S: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """`headers` are without key, Host and framing; `path` is quoted, `query` without `?`."""
+    """A request: `headers` without key, Host and framing; `path` quoted; `query` without `?`."""
 
     method: str
     path: str
@@ -259,7 +258,7 @@ class UpstreamResponse:
         return self._connection.is_read
 
     async def read(self, take: OnChunk | None = None) -> bytes:
-        """The next bytes of the body; empty at its end. See `UpstreamConnection.read`.
+        """Return the next bytes of the body; empty at its end. See `UpstreamConnection.read`.
 
         Raises:
             UpstreamTimeout: The instance sent nothing for too long.
@@ -302,7 +301,7 @@ async def fetch(
     limit_s: float,
     max_bytes: int,
 ) -> FetchedBody:
-    """The whole response, within `limit_s` seconds.
+    """Return the whole response, read within `limit_s` seconds.
 
     Raises:
         UpstreamTimeout: It was not complete in time.
@@ -327,7 +326,7 @@ def get_request(path: str, query: str = "", **fields: str) -> UpstreamRequest:
 
 
 class _Exchange:
-    """A generator in its place costs ten times as much."""
+    """A context manager without a generator, which would cost ten times as much."""
 
     def __init__(
         self, upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
@@ -340,7 +339,7 @@ class _Exchange:
         upstream, upstream_request = self._upstream, self._upstream_request
         self._connection = await _connect_upstream(upstream, upstream_request, self._settings)
         try:
-            await _await_first_byte(self._connection, upstream)
+            await _wait_header(self._connection, upstream)
         except BaseException:
             self._connection.close()
             raise
@@ -367,17 +366,13 @@ async def _connect_upstream(
         else:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await _connect_tcp(loop, connection, upstream)
-    except TimeoutError as error:
-        raise _connect_error(upstream, "takes no connection in time") from error
     except OSError as error:
         reason = tls_refusal(error) or f"takes no connection: {error}"
-        raise _connect_error(upstream, reason) from error
+        if isinstance(error, TimeoutError):
+            reason = "takes no connection in time"
+        failure = NodeUnconnected if upstream.node else UpstreamUnconnected
+        raise failure(upstream.name, reason) from error
     return connection
-
-
-def _connect_error(upstream: Upstream, reason: str) -> UpstreamUnconnected:
-    failure = NodeUnconnected if upstream.node else UpstreamUnconnected
-    return failure(upstream.name, reason)
 
 
 async def _connect_tcp(
@@ -395,7 +390,7 @@ async def _connect_tcp(
 
 
 def _enable_keepalive(connection: socket.socket) -> None:
-    """The kernel detects a dead machine; a healthy engine may be silent for minutes.
+    """Let the kernel detect a dead machine: a healthy engine may be silent for minutes.
 
     Source: Linux, tcp(7).
     """
@@ -416,15 +411,15 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-async def _await_first_byte(connection: UpstreamConnection, upstream: Upstream) -> None:
+async def _wait_header(connection: UpstreamConnection, upstream: Upstream) -> None:
     name = upstream.name
     try:
-        await connection.response_started()
+        await connection.wait_header()
     except ReadTimeout as error:
         raise UpstreamTimeout(f"{name} did not begin to answer in time") from error
     except ConnectionBroken as error:
         if error.is_malformed:
-            raise UpstreamFailed(f"{name} gave no answer that is HTTP: {error}") from error
+            raise UpstreamFailed(f"{name} sent an invalid HTTP response: {error}") from error
         reason = error.tls_refusal or "closed the connection without an answer"
         raise UpstreamConnectFailed(name, reason) from error
     if connection.response.status == HTTPStatus.UNAUTHORIZED:

@@ -1,4 +1,4 @@
-"""The llama-server endpoints that are forwarded, and the kind of work each is for an instance.
+"""The llama-server endpoints that are forwarded, and the kind of work of each.
 
 Endpoints that change an instance (POST /slots, /props, /lora-adapters) are not forwarded; the proxy
 itself answers GET /slots, /metrics, /health and /v1/models for all instances.
@@ -98,7 +98,7 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
 
 
 def endpoint_kind(method: str, path: str) -> EndpointKind:
-    """The kind of an endpoint in the table; HEAD counts as GET."""
+    """Return the kind of an endpoint in the table; HEAD counts as GET."""
     return ENDPOINTS["GET" if method == "HEAD" else method][path]
 
 
@@ -106,7 +106,7 @@ def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
     """Return the number of answers to each prompt, 1 to 4096; `members` may have any types.
 
     Source: llama-server, build 10434: `n` and `n_cmpl` mean the same on every endpoint that
-    generates text but Anthropic's, up to the number of slots; each answer takes a slot of its own.
+    generates text except Anthropic's, up to the number of slots; each answer takes its own slot.
     """
     if "n" not in members and "n_cmpl" not in members:
         return 1
@@ -118,14 +118,10 @@ def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
 def is_single(members: Mapping[str, Any]) -> bool:
     """Return whether the body wants one answer to one prompt."""
     has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
-    return has_one_choice and _is_one_prompt(members.get("prompt"))
-
-
-def _is_one_prompt(prompt: object) -> bool:
-    """Return whether a prompt is one: a list with a number in it is a single one in tokens."""
-    if not isinstance(prompt, list) or len(prompt) < 2:
-        return True
-    return any(isinstance(part, int) for part in prompt)
+    prompt = members.get("prompt")
+    if not has_one_choice or not isinstance(prompt, list) or len(prompt) < 2:
+        return has_one_choice
+    return any(isinstance(part, int) for part in prompt)  # one prompt in tokens
 
 
 def _count(value: object) -> int:

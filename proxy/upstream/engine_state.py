@@ -1,7 +1,6 @@
-"""What an engine reports of itself: its slots (`/slots`) and its metrics (`/metrics`).
+"""Reads an engine's slots (`/slots`) and metrics (`/metrics`); refreshes and clears its slots.
 
-Also makes idle slots the most recently used. Polls at 1 Hz or more delay an engine's notice of
-disconnected clients.
+If `/slots` is polled at 1 Hz or more, the engine notices late that clients have disconnected.
 
 Source: tools/server/README.md of llama.cpp, GET /slots; builds 10434 and 11434. Prometheus text
 exposition format 0.0.4.
@@ -38,9 +37,9 @@ class SlotState:
     """One slot.
 
     Attributes:
-        task: Number of its last task, increasing; -1 for none.
-        tokens: Tokens in its cache; 0 if it was never used.
-        n_ctx: Its context size in tokens; 0 if not reported.
+        task: Number of the slot's last task, increasing; -1 for none.
+        tokens: Tokens in the slot; 0 if it was never used.
+        n_ctx: Context size of the slot in tokens; 0 if not reported.
     """
 
     id_slot: int
@@ -53,9 +52,9 @@ class SlotState:
 async def get_slots(
     upstream: Upstream, settings: ProxySettings, timeout_s: float = _TIMEOUT_S
 ) -> list[SlotState] | None:
-    """Every slot of an instance; None if it does not report them.
+    """Return the slots of an instance; None if it does not report them.
 
-    An engine answers between two batches, which may take seconds.
+    An engine answers between two batches, so this may take seconds.
 
     Raises:
         UpstreamTimeout: It is reachable but busy.
@@ -70,23 +69,31 @@ async def get_slots(
 
 
 async def refresh_slots(upstream: Upstream, slots: Iterable[int], settings: ProxySettings) -> None:
-    """Use idle slots without changing their caches, so that another is the least recently used.
+    """Use idle slots without changing their caches, so that another slot is least recently used.
 
-    Failures are ignored: the engine then takes another slot than intended.
+    Failures are ignored; the engine then takes another slot than intended.
 
     Source: an empty prompt ends before it begins; server-context.cpp, SLOT_STATE_STARTED. Measured
     on build 10434.
     """
+
+    async def refresh(slot: int) -> None:
+        body = orjson.dumps({"prompt": [[]], "n_predict": 0, "id_slot": slot})
+        headers = CIMultiDict({"Content-Type": JSON})
+        upstream_request = UpstreamRequest("POST", "/completion", "", headers, body)
+        with suppress(ProxyError):
+            await fetch(upstream, upstream_request, settings, _REFRESH_TIMEOUT_S, _MAX_BYTES)
+
     async with asyncio.TaskGroup() as group:
         for slot in slots:
-            group.create_task(_refresh(upstream, slot, settings))
+            group.create_task(refresh(slot))
 
 
 async def clear_slots(upstream: Upstream, settings: ProxySettings) -> None:
-    """Leave one token in each slot of an engine that has no request.
+    """Leave one token in each slot of an engine without requests.
 
     Raises:
-        UpstreamFailed, UpstreamTimeout: A slot may hold what it held.
+        UpstreamFailed, UpstreamTimeout: A slot may still have its old content.
 
     Source: measured on build 10434, also for models that make vectors.
     """
@@ -100,17 +107,8 @@ async def clear_slots(upstream: Upstream, settings: ProxySettings) -> None:
             raise UpstreamFailed(f"{upstream.name} did not clear what its slots hold of other keys")
 
 
-async def _refresh(upstream: Upstream, slot: int, settings: ProxySettings) -> None:
-    body = orjson.dumps({"prompt": [[]], "n_predict": 0, "id_slot": slot})
-    upstream_request = UpstreamRequest(
-        "POST", "/completion", "", CIMultiDict({"Content-Type": JSON}), body
-    )
-    with suppress(ProxyError):
-        await fetch(upstream, upstream_request, settings, _REFRESH_TIMEOUT_S, _MAX_BYTES)
-
-
 def parse_slots(page: bytes) -> list[SlotState] | None:
-    """None if the body is not a list of slots."""
+    """Return the slots in a body of `/slots`; None if it is not a list of slots."""
     try:
         slots = orjson.loads(page)
     except orjson.JSONDecodeError:
@@ -151,30 +149,24 @@ class EngineMetric:
 
 
 def parse_metrics(text: str) -> list[EngineMetric]:
-    """The engine's own metrics; lines that are not valid are skipped."""
+    """Return the engine's own metrics; invalid lines are skipped."""
     metrics: dict[str, EngineMetric] = {}
     for line in text.splitlines():
         if found := _META.fullmatch(line):
             metric = metrics.setdefault(found[2], EngineMetric(found[2]))
             setattr(metric, found[1].lower(), found[3])
-        elif (found := _SAMPLE.fullmatch(line)) and (value := _number(found[3])) is not None:
-            metric = metrics.setdefault(found[1], EngineMetric(found[1]))
-            metric.samples.append((dict(_LABEL.findall(found[2] or "")), value))
+        elif found := _SAMPLE.fullmatch(line):
+            with suppress(ValueError):
+                sample = dict(_LABEL.findall(found[2] or "")), float(found[3])
+                metrics.setdefault(found[1], EngineMetric(found[1])).samples.append(sample)
     return list(metrics.values())
 
 
 def plain_values(text: str) -> dict[str, float]:
-    """The values without labels, by name without `llamacpp:`."""
+    """Return the values without labels, by name without `llamacpp:`."""
     return {
         metric.name.removeprefix(PREFIX): value
         for metric in parse_metrics(text)
         for labels, value in metric.samples
         if not labels
     }
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -53,11 +53,11 @@ class Response:
         self._meet_line: Callable[[Response, bytes], None] = Response._meet_size
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the body among the next bytes. Raises InvalidResponse."""
+        """Return the body's part of the next bytes. Raises InvalidResponse."""
         return self._take(self, data)
 
     def end(self) -> bool:
-        """The connection has ended; returns whether the response is complete."""
+        """Note the end of the connection; return whether the response is complete."""
         if self._take is Response._take_all:
             self.is_over = True
         return self.is_over
@@ -149,7 +149,7 @@ def _chunk_bytes(line: bytes) -> int:
 # An engine begins every stream with the same bytes.
 @lru_cache(maxsize=32)
 def _read_head(head: bytes, *, is_head: bool) -> tuple[int, CIMultiDictProxy[str], int]:
-    """The status, the fields and the length of the body: a number, _CHUNKED or _TO_END."""
+    """Return the status, the fields and the length of the body: a number, _CHUNKED or _TO_END."""
     first, *lines = head.decode("utf-8", "replace").split("\r\n")
     status_line = _STATUS_LINE.fullmatch(first)
     if not status_line:
@@ -163,7 +163,7 @@ def _read_head(head: bytes, *, is_head: bool) -> tuple[int, CIMultiDictProxy[str
 
 
 def _framing(headers: CIMultiDictProxy[str], *, has_no_body: bool) -> int:
-    """The order of the rules is that of RFC 9112, section 6.3."""
+    """Return the length of the body. The rules are in the order of RFC 9112, section 6.3."""
     encodings = headers.getall("Transfer-Encoding", ())
     lengths = set(headers.getall("Content-Length", ()))
     if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):

@@ -3,7 +3,7 @@
 Each event keeps its bytes and the blank line that ends it, so the joined events are the stream.
 
 Source: WHATWG HTML, section "Parsing an event stream". llama-server (builds 10434 and 11434) ends
-each event with two line feeds, writes one `data` line for each, and sends `:` as a keep-alive.
+each event with two line feeds, writes one `data` line in each, and sends `:` lines as pings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DONE: Final = b"[DONE]"
 
 _DONE_EVENT: Final = b"data: [DONE]\n\n"
 _BLANK: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
-# The longest blank line without the byte that completes it.
+# The length of the longest blank line without its last byte.
 _OVERLAP_BYTES: Final = 3
 
 
@@ -29,8 +29,9 @@ class InvalidEvent(Exception):
 
 
 class Splitter:
+    """Splits a stream into events of at most `max_bytes`."""
+
     def __init__(self, max_bytes: int = EVENT_MAX_BYTES) -> None:
-        """`max_bytes`: of one event."""
         self._rest = b""
         self._max_bytes = max_bytes
 
@@ -47,7 +48,7 @@ class Splitter:
             events = self._split_at_any_line_end(stream, seen)
         elif stream.find(b"\n\n", seen) < 0:
             self._rest = stream
-        else:  # as an engine writes it; five times as fast as the regular expression
+        else:  # the engine's format; five times as fast as the regular expression
             *whole, self._rest = stream.split(b"\n\n")
             events = [event + b"\n\n" for event in whole]
         if len(stream) > self._max_bytes < max(len(self._rest), *map(len, events), 0):
@@ -70,21 +71,21 @@ class Splitter:
 
 
 def data_of(event: bytes) -> bytes:
-    """The data of an event; empty if it has none, as a comment."""
+    """Return the data of an event; empty if it has none, like a comment."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
-        return event[6:-2]  # as an engine writes it: one line
+        return event[6:-2]  # the engine's format: one line
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(line.removeprefix(b" ") for line in lines)
 
 
 def members_of(event: bytes) -> Mapping[str, Any] | None:
-    """The JSON object in an event, or None if it has other JSON, `[DONE]` or no data.
+    """Return the JSON object in an event; None if it has other JSON, `[DONE]` or no data.
 
     Raises:
         InvalidEvent: Its data is not JSON.
     """
     if event.startswith(b"data: {"):
-        try:  # as an engine writes it: on one line
+        try:  # the engine's format: on one line
             return cast("dict[str, Any]", orjson.loads(event[6:]))
         except orjson.JSONDecodeError:
             pass  # on several lines
@@ -99,7 +100,6 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
 
 
 def has_done(events: Iterable[bytes]) -> bool:
-    """Whether `[DONE]` is among some events."""
     return any(
         event == _DONE_EVENT or data_of(event) == DONE
         for event in events
@@ -108,7 +108,7 @@ def has_done(events: Iterable[bytes]) -> bool:
 
 
 def objects_of(events: Sequence[bytes]) -> list[Mapping[str, Any]]:
-    """The JSON objects in some events, in order; one parser call for events as engines write them.
+    """Return the JSON objects in events, in order; one parser call for events in engines' format.
 
     Raises:
         InvalidEvent: The data of an event is not JSON.
@@ -116,7 +116,7 @@ def objects_of(events: Sequence[bytes]) -> list[Mapping[str, Any]]:
     with_data = [event for event in events if event != _DONE_EVENT]
     texts = [event[6:-2] for event in with_data if event.startswith(b"data: {")]
     if len(texts) == len(with_data):
-        with suppress(orjson.JSONDecodeError):  # an event has more lines, or is not JSON
+        with suppress(orjson.JSONDecodeError):  # an event has several lines, or is not JSON
             return [
                 value
                 for value in orjson.loads(b"[%b]" % b",".join(texts))

@@ -1,8 +1,8 @@
 """The timings of a response, and an instance's speed as running averages over them. Pure.
 
 A pass over eight sequences takes longer than a pass over one, and a faster instance gets more of
-them. So `DecodeLatency` keeps an average for each range of numbers of sequences that make little
-difference, and instances are compared only at one that both have.
+them. So `DecodeLatency` keeps an average for each level, a range of numbers of sequences with
+similar latency, and instances are compared only at a level that both have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """`timings` of a response; `prompt_tokens` are those computed, without the cached ones.
+    """The `timings` of a response; `prompt_tokens` excludes the cached tokens.
 
     Source: llama-server, builds 10434 and 11434.
     """
@@ -61,7 +61,7 @@ class Timings:
         )
 
     def with_chunks(self, chunked: Timings) -> Timings:
-        """Count as computed what earlier requests computed and this one found in the cache."""
+        """Count tokens of earlier requests' chunks, found in the cache, as computed."""
         computed = min(chunked.prompt_tokens, self.cached_tokens)
         return replace(
             self,
@@ -72,11 +72,10 @@ class Timings:
 
     def with_discarded(self, discarded: Timings) -> Timings:
         """Add the tokens that a discarded earlier response to the same prompt generated."""
-        alone = replace(discarded, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0)
-        return self.added_to(alone)
+        return self.plus(replace(discarded, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0))
 
-    def added_to(self, other: Timings | None) -> Timings:
-        """The sums; times may overlap."""
+    def plus(self, other: Timings | None) -> Timings:
+        """Return the sums; the times may overlap."""
         if other is None:
             return self
         return Timings(
@@ -91,19 +90,19 @@ class Timings:
 
 
 def average(before: float, now: float) -> float:
-    """A running average after one more value."""
+    """Return a running average after one more value."""
     return before + _NEWEST * (now - before)
 
 
-# An average of fewer forward passes says nothing; each token of a response takes one.
+# An average of fewer forward passes is meaningless; each token of a response takes one pass.
 MIN_SAMPLES: Final = 100
-# What was measured so long before the latest response says nothing either.
+# Measurements this long before the latest response are outdated.
 MEMORY_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A running average; `samples` are forward passes, `at_s` is that of the latest."""
+    """A running average over `samples` forward passes; `at_s` is the time of the latest."""
 
     ms_per_token: float
     samples: int
@@ -131,16 +130,16 @@ class DecodeLatency:
         return max((level.at_s for level in self.levels.values()), default=0.0)
 
     def after(self, newest: Measurement, sequences: int) -> DecodeLatency:
-        """The measurements after one more response, beside which others were decoded."""
+        """Return the measurements after one more response, decoded in `sequences` sequences."""
         level = (max(1, sequences) - 1).bit_length() // 2
         before = self.levels.get(level)
         now = before.after(newest) if before else newest
         return DecodeLatency({**self.levels, level: now})
 
     def over(self, other: DecodeLatency, since_s: float) -> float | None:
-        """This latency as a multiple of another: at the level that both measured last.
+        """Return this latency as a multiple of another, at the level that both measured last.
 
-        None where neither level has enough samples of both, or all are older than `since_s`.
+        None if no level has enough samples of both, or all are older than `since_s`.
         """
         common = [
             (min(mine.at_s, theirs.at_s), mine.ms_per_token / theirs.ms_per_token)
@@ -158,7 +157,7 @@ UNMEASURED: Final = DecodeLatency()
 # Shorter responses measure the time of one batch, not the rate.
 _PREFILL_MIN_TOKENS: Final = 16
 _DECODE_MIN_TOKENS: Final = 4
-# Before the first response: rather slow, so that no request leaves a cache because of a guess.
+# Rates before the first response: rather slow, so that no request leaves a cache due to a guess.
 _PREFILL_TPS: Final = 100.0
 _DECODE_TPS: Final = 30.0
 
@@ -168,10 +167,10 @@ class Rates:
     """Running averages of one instance, in tokens per second; guesses before the first response.
 
     Attributes:
-        decode_tps: For one request.
-        answers: Number of responses in the averages.
+        decode_tps: Rate of one request.
+        answers: The number of responses in the averages.
         acceptance: Share of drafted tokens that were accepted, 0 to 1.
-        latency: Of decoding, by the number of sequences.
+        latency: Latency of decoding, by the number of sequences.
     """
 
     prefill_tps: float = _PREFILL_TPS
@@ -181,7 +180,7 @@ class Rates:
     latency: DecodeLatency = UNMEASURED
 
     def after(self, timings: Timings, sequences: int = 1, at_s: float = 0.0) -> Rates:
-        """The averages after one more response, at a monotonic time, beside other sequences."""
+        """Return the averages after one more response, at a monotonic time."""
         prefill_tps, decode_tps, latency = self.prefill_tps, self.decode_tps, self.latency
         if timings.prompt_tokens >= _PREFILL_MIN_TOKENS and timings.prompt_ms > 0:
             prefill_tps = self._mix(prefill_tps, timings.prompt_tokens / timings.prompt_ms * 1000)
@@ -190,13 +189,11 @@ class Rates:
             ms_per_token = timings.decode_ms / timings.decoded_tokens
             newest = Measurement(ms_per_token, timings.decoded_tokens, at_s)
             latency = latency.after(newest, sequences)
-        return Rates(prefill_tps, decode_tps, self.answers + 1, self._accepted(timings), latency)
-
-    def _accepted(self, timings: Timings) -> float | None:
-        if not timings.drafted_tokens:
-            return self.acceptance
-        now = timings.accepted_tokens / timings.drafted_tokens
-        return now if self.acceptance is None else average(self.acceptance, now)
+        acceptance = self.acceptance
+        if timings.drafted_tokens:
+            now = timings.accepted_tokens / timings.drafted_tokens
+            acceptance = now if acceptance is None else average(acceptance, now)
+        return Rates(prefill_tps, decode_tps, self.answers + 1, acceptance, latency)
 
     def _mix(self, before: float, now: float) -> float:
         return now if not self.answers else average(before, now)

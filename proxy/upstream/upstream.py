@@ -1,4 +1,4 @@
-"""An instance and its address. A model on another machine is an instance of a node."""
+"""Upstreams: instances and their addresses. A model on another machine is an instance of a node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Node:
 
     Attributes:
         model: The node's id of the model.
-        prefix: Before every path: empty or `/something`.
-        tls: The context of connections where `is_tls`; None: one that trusts the system's CAs.
+        prefix: Prefix of every path: empty or `/something`.
+        tls: The context for connections with `is_tls`; None: one that trusts the system's CAs.
         is_spare: Whether it gets new conversations only when no other slot is free.
-        variants: Names of those that the node has of it.
+        variants: Names of the model's variants that the node has.
         weight: Its share of requests as a multiple of an average instance's; None: by its speed.
         hostname: The name in its certificate; empty: the host of the instance.
-        takes_keep_alive: Whether it is another llama-corral, which knows the member `keep_alive`.
+        takes_keep_alive: Whether it is a llama-corral, which knows the member `keep_alive`.
     """
 
     name: str
@@ -46,31 +46,31 @@ class Upstream:
 
     Attributes:
         slots: Concurrent sequences, at least 1.
-        socket: Path of its unix socket; None: `host` and `port`.
+        socket: Path of its unix socket; None: it listens on `host` and `port`.
         api_key: Empty if it needs none.
         aliases: Other names of the model.
         can_name_slots: Whether a request may name a slot: the engine does not match prompts, and
             each slot has its own cache.
         is_speculative: Whether it drafts tokens.
-        reports_exit: Whether `Router.note_end` reports how its process ended.
-        gpu_layers: Layers on a GPU, the output among them; 0 where that is not known.
+        reports_exit: Whether the end of its process is reported (`Router.note_end`).
+        gpu_layers: Layers on a GPU, the output included; 0 if unknown.
         node: None for an instance of this machine.
-        trial_share: Share of new conversations that it gets because it is on trial; 0 if it is not.
-        resumable_prompts: Of a recurrent model, whose state cannot be cut back: from how many of a
-            conversation's latest prompts it can go on; 0 for others, which go on from any prefix.
-        batch_tokens: The most tokens that it computes in one pass; llama-server's default where
-            that is not known.
-        has_window: Whether it keeps only a sliding window of a conversation: it goes on only from
-            the end of what it holds.
-        prefer_pure_decode: Whether its running streams come before the first token of others: it
+        trial_share: Share of new conversations that it gets while it is on trial; otherwise 0.
+        resumable_prompts: For a recurrent model, whose state cannot be cut back: the number of a
+            conversation's latest prompts that it can continue. 0 for others: they continue any
+            prefix.
+        batch_tokens: The most tokens in one pass; llama-server's default if unknown.
+        has_window: Whether it keeps only a sliding window of a conversation, so that it can
+            continue only from the end of its content.
+        prefer_pure_decode: Whether running streams have priority over the first token of others: it
             computes one prompt at a time while it decodes.
-        cache_key: Which slot files it can restore: those with the same; empty: none.
-        token_bytes: Of a token in its KV cache; 0 where that is not known.
-        state_bytes: Of the recurrent state of one sequence; 0 without any.
-        reuses_vectors: Whether it makes a vector from what its slot holds of the text already: with
-            the pooling `last`, and a KV cache.
-        host_cache_bytes: What it keeps in main memory of prompts that are in no slot (`cache-ram`);
-            0: nothing, infinity: no limit.
+        cache_key: It can restore slot files with the same key; empty: none.
+        token_bytes: Bytes of a token in its KV cache; 0 if unknown.
+        state_bytes: Bytes of the recurrent state of one sequence; 0 without one.
+        reuses_vectors: Whether it reuses the text in its slot for a vector: with the pooling
+            `last`, and a KV cache.
+        host_cache_bytes: Limit of its host cache, for prompts in no slot (`cache-ram`); 0: no
+            cache, infinity: no limit.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Upstream:
 
     @property
     def authority(self) -> str:
-        """The value of Host."""
+        """The value of the Host header."""
         if self.socket:
             return _UNIX_AUTHORITY
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

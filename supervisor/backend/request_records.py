@@ -150,7 +150,7 @@ class RequestHistoryAdapter:
 
 
 class RouterEvents(RouterListener):
-    """Passes the router's events on; `connect` gives it the parts that are built after the router."""
+    """Passes the router's events on; `connect` gives it parts that are built after the router."""
 
     def connect(
         self,

@@ -93,11 +93,11 @@ async def test_the_certificate_of_a_found_machine_is_for_the_name(
         table = NodeSettings(url=f"dns+https://corral.test:{port}", ca_file=ca_file)
         (node,) = configured_nodes({"pods": table}, lambda _, /, **__: None)
         for hostname, is_valid in (("corral.test", True), ("other.test", False)):
-            machine = node.at(NodeAddress("127.0.0.1", port, hostname))
+            machine = node.machine_at(NodeAddress("127.0.0.1", port, hostname))
             assert machine.url == url
             poll = NodePoller(machine, SETTINGS).poll()
             if is_valid:
-                assert [one.id for one in (await poll).remote_models] == ["chat"]
+                assert [model.id for model in (await poll)[0]] == ["chat"]
                 continue
             with pytest.raises(NodeUnconnected, match=r"not valid for 'other\.test'"):
                 await poll

@@ -256,9 +256,9 @@ async def test_a_node_is_down_after_two_failures(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
     (watched,) = near.nodes._monitors
-    watched._failed("once")
+    watched._note_failure("once")
     assert near.router.serves("chat")
-    watched._failed("twice")
+    watched._note_failure("twice")
     assert not near.router.serves("chat")
 
 

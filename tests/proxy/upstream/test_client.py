@@ -339,7 +339,7 @@ async def test_what_is_no_answer_is_a_failure(bench: Bench, said: bytes) -> None
         await call.until_left()
 
     await bench.play(speak)
-    assert "gave no answer that is HTTP" in await bench.fails(UpstreamFailed)
+    assert "sent an invalid HTTP response" in await bench.fails(UpstreamFailed)
 
 
 async def test_a_key_that_is_refused_is_no_fault_of_the_client(bench: Bench) -> None:
