@@ -1,5 +1,6 @@
 """Values of running models that follow demand and machine: slots, threads, layers.
 
-`slots` and `threads` decide, `apply` samples and applies what they want, `layer_mover` moves
-layers between RPC workers.
+`slots.SlotDecider` and `threads.ThreadDecider` decide; `apply.AdaptiveController` samples, and
+applies their changes by replacing instances. `layer_mover.LayerMover` moves layers between RPC
+workers.
 """

@@ -1,13 +1,9 @@
-"""Samples demand and machine, has deciders decide, and replaces instances to apply what they want.
+"""Samples demand and machine, has deciders decide, and applies the values that they want.
 
-Replaces the instances of a model so that they run with other values. Each gets a successor beside
-it. Where memory does not hold both, or a successor fails, the rest stays as it is. What the first
-one took applies to every later start of the model.
-
-Samples demand and machine, has deciders decide, and applies what they want. Values change by
-replacing the instances of a model, a successor beside each, so that no request is cut and the model
-never stops. Where memory does not hold both, nothing happens. A replacement that fails changes
-nothing either, and is tried again later and later.
+Values change by replacing the instances of a model, each by a successor beside it, so that no
+request is cut and the model never stops. If memory does not hold both, or a successor fails, the
+other instances stay as they are; a failed replacement is tried again after growing pauses. The
+values of the first successor apply to every later start of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from proxy.common.background_tasks import FAILURES
@@ -42,25 +38,21 @@ class BasePlans:
     def __init__(self) -> None:
         self._plans: dict[str, tuple[Plan, Plan | None]] = {}  # with the plan that runs
 
-    def of(self, planner: LaunchPlanner, model: str, runs: Plan) -> Plan | None:
-        """Return a model's plan, made when `runs` began; None where it cannot be planned.
+    def plan_of(self, planner: LaunchPlanner, model: str, runs: Plan) -> Plan | None:
+        """Return a model's plan, made when `runs` began; None if it cannot be planned.
 
-        What was measured at the start of a run counts.
+        It uses measurements from the start of the run.
         """
         if model not in self._plans or self._plans[model][0] is not runs:
-            self._plans[model] = runs, _try_plan(planner, model)
+            base: Plan | None = None
+            with suppress(CorralError):  # its next start reports the error
+                base = planner.adapting(model, {}).plan(model)
+            self._plans[model] = runs, base
         return self._plans[model][1]
 
 
-def _try_plan(planner: LaunchPlanner, model: str) -> Plan | None:
-    try:
-        return planner.adapting(model, {}).plan(model)
-    except CorralError:  # its next start reports why
-        return None
-
-
 class ChangeApplier:
-    """Applies changes to models of a fleet; `adapted` has what was applied."""
+    """Applies changes to models of a fleet; `adapted` gets the applied values."""
 
     def __init__(
         self,
@@ -79,7 +71,7 @@ class ChangeApplier:
     async def apply(self, name: str, changes: Sequence[Change]) -> str | None:
         """Apply changes; return why that is not possible now, or None.
 
-        Does nothing during a reload, after which they may not be wanted any more.
+        Does nothing during a reload, after which the changes may be obsolete.
         """
         if self._replacer.lock.locked():
             return None
@@ -87,7 +79,7 @@ class ChangeApplier:
             model = self._fleet.models.get(name)
             if model is None or not model.is_configured:
                 return None
-            to = merge_changes(self._adapted.of(name), changes)
+            to = merge_changes(self._adapted.values_of(name), changes)
             planner, replicas = self._fleet.planner.adapting(name, to), model.replicas
             try:
                 plans = await asyncio.to_thread(
@@ -122,8 +114,10 @@ class ChangeApplier:
         return None
 
     async def _replace(self, old: Replica, planner: LaunchPlanner, plan: Plan) -> str | None:
-        """Return why it was not replaced: empty where it is not to serve any more."""
-        if not self._has_room(old, plan):
+        """Return why it was not replaced; an empty text if it should no longer serve."""
+        devices = {name: taken.total for name, taken in plan.estimate.devices.items()}
+        required = {HOST: successor_bytes(old, plan) or 0, **devices}
+        if not fits(required, self._memory_usage.free()):
             return f"memory does not hold a successor beside {old.name}"
         done = await self._replacer.replace_beside(old, planner, plan)
         if done.is_done:
@@ -132,11 +126,6 @@ class ChangeApplier:
             return f"{old.name} was not replaced: {done.failure.reason}"
         is_wanted = serves(old.instance.snapshot())
         return f"memory does not hold a successor beside {old.name}" if is_wanted else ""
-
-    def _has_room(self, old: Replica, plan: Plan) -> bool:
-        devices = {name: taken.total for name, taken in plan.estimate.devices.items()}
-        required = {HOST: successor_bytes(old, plan) or 0, **devices}
-        return fits(required, self._memory_usage.free())
 
     def _commit(self, changes: Iterable[Change], old: Replica, plan: Plan) -> None:
         self._adapted.set(plan.model, plan.adapted)
@@ -178,19 +167,11 @@ _RETRY_MAX_S: Final = 3600.0
 _ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 
-@dataclass(frozen=True, slots=True)
-class _Retry:
-    """When a model is changed again, at the earliest."""
-
-    failures: int
-    at_s: float
-
-
 class AdaptiveController:
-    """Keeps the values of loaded models as the deciders want them.
+    """Applies the changes that the deciders want to loaded models.
 
     Args:
-        is_memory_wanted: Whether a model waits for memory; then nothing is replaced.
+        is_memory_wanted: Whether a model waits for memory. Then nothing is replaced.
     """
 
     def __init__(  # noqa: PLR0913 (independent collaborators)
@@ -215,11 +196,12 @@ class AdaptiveController:
         self._clock = clock
         self._planner: LaunchPlanner | None = None
         self._bases = BasePlans()
-        self._retries: dict[str, _Retry] = {}
+        # The number of failures of each model, and the earliest time of its next change.
+        self._retries: dict[str, tuple[int, float]] = {}
         self._applying: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
-        """Sample and change until cancelled; a replacement that runs then stops where it is."""
+        """Sample and change until cancelled, which also cancels a running replacement."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await asyncio.sleep(self._sample_s())
@@ -234,19 +216,18 @@ class AdaptiveController:
             FAILURES.note("adaptive", error)
             problem = repr(error)
         if problem is None:
-            # Each replacement loses prompts of busy slots, so two do not follow each other at once.
+            # A replacement loses the prompts of busy slots, so the next one has to wait.
             calm_s = view.settings.slots.queued_s
-            self._retries[view.name] = _Retry(0, self._clock() + calm_s)
+            self._retries[view.name] = 0, self._clock() + calm_s
         else:
-            self._failed(view, changes, problem)
+            self._note_failure(view, changes, problem)
 
-    def _failed(self, view: ModelView, changes: Sequence[Change], problem: str) -> None:
-        """Try again later, and later each time."""
-        before = self._retries.get(view.name)
-        is_again = before is not None and self._clock() - before.at_s < _RETRY_MAX_S
-        failures = before.failures + 1 if before and is_again else 1
+    def _note_failure(self, view: ModelView, changes: Sequence[Change], problem: str) -> None:
+        """Try again later, after growing pauses."""
+        before, at_s = self._retries.get(view.name, (0, float("-inf")))
+        failures = before + 1 if self._clock() - at_s < _RETRY_MAX_S else 1
         retry_in_s = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** (failures - 1))
-        self._retries[view.name] = _Retry(failures, self._clock() + retry_in_s)
+        self._retries[view.name] = failures, self._clock() + retry_in_s
         for change in changes:
             self._emit(
                 "model.adapt_failed",
@@ -260,7 +241,7 @@ class AdaptiveController:
                 retry_in_s=retry_in_s,
             )
 
-    # Deciding. Nothing here waits.
+    # Decisions. Nothing here waits.
 
     def _sample_s(self) -> float:
         models = self._fleet.planner.entries
@@ -281,14 +262,14 @@ class AdaptiveController:
         return next(((view, changes) for view, changes in wanted if changes is not None), None)
 
     def _changes(self, view: ModelView) -> Sequence[Change] | None:
-        """Return what to change now; empty to complete a change, None for nothing."""
+        """Return the changes to apply now, none to complete an earlier one; None for nothing."""
         changes = [change for decider in self._deciders for change in decider.changes(view)]
         if not view.is_idle and not any(change.is_urgent for change in changes):
             return None
         return changes if changes or self._is_uneven(view.name) else None
 
     def _forget(self) -> None:
-        """Plan a model afresh that is not loaded any more, or whose instance failed."""
+        """Drop the adapted values of models that were unloaded or whose instance failed."""
         if self._planner is not self._fleet.planner:
             self._planner, self._bases, self._retries = self._fleet.planner, BasePlans(), {}
         for name in self._adapted.models():
@@ -300,8 +281,13 @@ class AdaptiveController:
 
     def _view(self, model: Model) -> ModelView | None:
         name, replicas = model.entry.name, model.replicas
-        plan = replicas[0].plan if replicas and all(map(_serves, replicas)) else None
-        base = self._bases.of(self._fleet.planner, name, plan) if plan else None
+        snapshots = [replica.instance.snapshot() for replica in replicas]
+        plan = (
+            replicas[0].plan
+            if replicas and all(snapshot.state is State.READY for snapshot in snapshots)
+            else None
+        )
+        base = self._bases.plan_of(self._fleet.planner, name, plan) if plan else None
         if plan is None or base is None:
             return None
         demand = self._router.demand(name)
@@ -310,24 +296,23 @@ class AdaptiveController:
             at_s=self._clock(),
             waiting=demand.waiting - demand.held_back,
             busy=demand.working,
-            instances={replica.name: replica.instance.snapshot().pid or 0 for replica in replicas},
+            instances={snapshot.name: snapshot.pid or 0 for snapshot in snapshots},
             plan=plan,
             base=base,
             settings=self._fleet.planner.model_settings(name),
         )
 
     def _may_change(self, view: ModelView) -> bool:
-        model, retry = self._fleet.models[view.name], self._retries.get(view.name)
-        is_changing = bool(model.replacements or model.retiring)
-        return not is_changing and (retry is None or retry.at_s <= view.at_s)
+        model = self._fleet.models[view.name]
+        _, not_before_s = self._retries.get(view.name, (0, float("-inf")))
+        return not (model.replacements or model.retiring) and not_before_s <= view.at_s
 
     def _is_uneven(self, name: str) -> bool:
-        """Whether an instance runs without what another got, because its replacement failed."""
-        wanted, trial_at = values(self._adapted.of(name)), self._fleet.planner.places.trial_at
+        """Return whether an instance lacks the adapted values, because its replacement failed."""
+        wanted, trial_at = (
+            values(self._adapted.values_of(name)),
+            self._fleet.planner.places.trial_at,
+        )
         replicas = self._fleet.models[name].replicas
         plans = [replica.plan for replica in replicas if trial_at(replica.place) is None]
         return any(plan and values(plan.adapted) != wanted for plan in plans)
-
-
-def _serves(replica: Replica) -> bool:
-    return replica.instance.snapshot().state is State.READY

@@ -1,7 +1,7 @@
-"""Moves layers between the workers of split models: on command, or by itself if that is enabled.
+"""Moves layers between the workers of split models, on command or automatically.
 
-The model loads again: a worker serves one engine at a time, so there is no successor beside it, and
-requests wait. Where it does not start with the new split, it starts with the one before.
+The model loads again, and requests wait: a worker serves one engine at a time, so there is no
+successor beside it. If it does not start with the new split, it starts with the old one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from supervisor.rpc.relay import ShardRun
 from supervisor.rpc.shards import LayerShares, worker_split
 
 _SAMPLE_S: Final = 5.0
-# Each attempt that fails makes requests wait for two loads.
+# Requests wait for two loads at each failed attempt.
 _RETRY_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Layers to move, in the order of the workers; without an estimate, back to where they were."""
+    """Layers to move, in the order of the workers; without an estimate, it undoes a move."""
 
     before: Assignments
     after: Assignments
@@ -41,7 +41,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What was moved, and the file that keeps it."""
+    """A completed move, and the file that stores it."""
 
     model: str
     move: Move
@@ -49,7 +49,7 @@ class Moved:
 
 
 class LayerMover:
-    """Moves layers of the models of a fleet; `shares` keeps how many each worker has."""
+    """Moves layers of the models of a fleet; `shares` stores the layers of each worker."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class LayerMover:
         self._not_before_s: dict[str, float] = {}
 
     def runs(self) -> Iterator[tuple[Replica, ShardRun]]:
-        """Yield the instances that serve and are split over workers."""
+        """Yield the serving instances that are split over workers."""
         for replica in self._fleet.replicas():
             if replica.shards and replica.instance.snapshot().state is State.READY:
                 yield replica, replica.shards
 
     async def move(self, name: str) -> Moved | CorralError:
-        """Move the layers of a model as its measurements suggest now."""
+        """Move the layers of a model according to its measurements."""
         try:
             replica, run = self._find(name)
             decision = run.balancer.advice()
@@ -84,7 +84,7 @@ class LayerMover:
             return error
 
     async def undo(self, name: str) -> Moved | CorralError:
-        """Give the workers of a model the layers that they had before; a second one moves again."""
+        """Undo the last move of a model's layers; a second call repeats the move."""
         try:
             replica, run = self._find(name)
             moved = await self._move(replica, run, self._back(name, run))
@@ -105,7 +105,7 @@ class LayerMover:
         return Move(tuple(now.items()), after, "the last move is undone")
 
     async def serve(self) -> None:
-        """Move layers where that is enabled, until cancelled."""
+        """Move layers automatically, if enabled, until cancelled."""
         while True:
             await asyncio.sleep(_SAMPLE_S)
             if self._fleet.planner.balance.automatic:
@@ -113,7 +113,7 @@ class LayerMover:
                     await self.sample(replica, run)
 
     async def sample(self, replica: Replica, run: ShardRun) -> None:
-        """Evaluate one instance, and move its layers if that is suggested."""
+        """Evaluate an instance, and move its layers if worthwhile."""
         name = replica.place.model
         if self._clock() < self._not_before_s.get(name, 0.0):
             return
@@ -186,7 +186,7 @@ def _move_of(decision: Rebalance) -> Move:
 
 
 def _check_split(plan: Plan, layers: Mapping[str, int]) -> None:
-    """Raise CorralError where the plan has other workers, or a split that the user set."""
+    """Raise CorralError if the plan has other workers, or a split from the settings."""
     if {worker.name for worker in plan.workers} != layers.keys():
         raise StartFailed(f"the workers of {plan.model} have changed; they are measured again")
     split = worker_split(plan.workers, layers)

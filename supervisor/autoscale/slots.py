@@ -1,14 +1,14 @@
 """Decides whether a model gets more slots or fewer, by the demand for them.
 
-Whether a model gets more slots or fewer, by the demand for them. Pure but for the history. More,
-once requests have queued nearly all the time for `queued_s`; fewer, but never fewer than planned,
-once no more than half of the slots were in use for `quiet_s`. In between nothing changes.
+It gets more once requests have queued nearly all the time for `queued_s`, and fewer, but at least
+the planned number, once no more than half of the slots were in use for `quiet_s`. In between
+nothing changes. Pure, except the history.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,15 +25,14 @@ class AdaptedValues:
         self._by_model: dict[str, SettingsByFlag] = {}
 
     def models(self) -> tuple[str, ...]:
-        """Return the models that have adapted values."""
         return tuple(self._by_model)
 
-    def of(self, model: str) -> SettingsByFlag:
+    def values_of(self, model: str) -> SettingsByFlag:
         """Return the values of a model that replace planned ones."""
         return self._by_model.get(model, {})
 
     def set(self, model: str, values: SettingsByFlag) -> None:
-        """Replace the values of a model; none means as planned."""
+        """Replace the adapted values of a model."""
         self._by_model.pop(model, None)
         if values:
             self._by_model[model] = dict(values)
@@ -41,15 +40,15 @@ class AdaptedValues:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """A loaded model at one moment; all its instances serve."""
+    """The state of a loaded model, all of whose instances serve."""
 
     name: str
     at_s: float
     waiting: int  # requests that wait for a slot
     busy: int  # slots in use
     instances: Mapping[str, int]  # the process of each, by name
-    plan: Plan  # of its first instance, which runs
-    base: Plan  # what would run without adapted values
+    plan: Plan  # the running plan of its first instance
+    base: Plan  # the plan without adapted values
     settings: ModelSettings
 
     @property
@@ -61,37 +60,35 @@ class ModelView:
 class Change:
     """A wanted change of one value of a model."""
 
-    key: str  # today's name of the option, one of AUTO_VALUES
-    to: Setting | None  # None for what is planned without adapted values
+    key: str  # the present name of the option, one of AUTO_VALUES
+    to: Setting | None  # None for the planned value
     reason: str  # a clause
-    # Whether a replacement while requests run is wanted, which complete on the old instance. Others
-    # wait for a moment without requests.
+    # Whether to replace instances while requests run, which complete on the old instance. Other
+    # changes wait until there are no requests.
     is_urgent: bool = False
 
 
 class Decider(Protocol):
-    """Decides about one or more values of all models; it keeps what it has seen, bounded."""
+    """Decides about one or more values of all models, by a bounded history."""
 
     def sample(self, models: Sequence[ModelView]) -> None:
-        """Note the state of the loaded models, and of whatever else counts, every few seconds."""
+        """Note the state of the loaded models and of the machine; called every few seconds."""
 
     def changes(self, model: ModelView) -> Sequence[Change]:
-        """Return the changes wanted now; a change is wanted again until it has been made."""
+        """Return the wanted changes, each until it has been made."""
 
 
 ORIGIN: Final = "demand"
-# Of the samples in `queued_s`; between two requests of a client the queue may be empty.
+# The share of the samples in `queued_s`; between requests of a client the queue may be empty.
 _QUEUED_SHARE: Final = 0.9
-# As many as the settings allow, which bound quiet_s by queued_s, and sampling too early.
+# The most that the settings allow, which limit quiet_s by queued_s, with early samples.
 _SAMPLES_MAX: Final = 20_000
-# Of sample_s; another model may need samples more often.
+# The share of sample_s below which a sample is skipped: another model may need samples more often.
 _EARLY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The demand for a model's slots at one moment."""
-
     at_s: float
     waiting: int
     busy: int
@@ -100,7 +97,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class SlotCounts:
-    """Slots of one instance: now, as planned, and at most."""
+    """The numbers of slots of an instance: now, planned, and at most."""
 
     now: int
     planned: int
@@ -116,7 +113,7 @@ class WantedSlots:
 def decide_slots(
     history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
 ) -> WantedSlots | None:
-    """Decide by the demand so far, the oldest first; None to keep what is."""
+    """Decide by the history, the oldest first; None for no change."""
     if not limits.follow_demand:
         return (
             WantedSlots(counts.planned, "its slots do not follow demand any more")
@@ -158,7 +155,7 @@ def _wants_fewer(
 
 
 def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:
-    """The samples of the last seconds; none where they do not reach back so far."""
+    """Return the samples of the last seconds; none if the history is shorter."""
     begin_s = history[-1].at_s - length_s if history else 0.0
     if not history or history[0].at_s > begin_s:
         return ()
@@ -166,17 +163,17 @@ def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:
 
 
 def may_change_slots(planned: Plan, settings: ModelSettings) -> bool:
-    """Whether the number of slots is ours to choose: left to us, and each has its own cache.
+    """Return whether slots may follow demand: they are not set, and each has its own cache.
 
-    A trial compares equals, so its model keeps what it has. So does one with RPC workers: they
-    serve no successor beside it.
+    A model with a trial keeps its slots, as a trial compares equals. So does a model with RPC
+    workers, which cannot serve a successor beside it.
     """
     is_ours = {SLOTS, CONTEXT} <= planned.derived and planned.has_own_slots
     return is_ours and settings.trial is None and not planned.workers
 
 
 def most_slots(planner: LaunchPlanner, model: str) -> int | None:
-    """Return how many slots a model may get, as memory allows; None if they do not follow demand.
+    """Return how many slots memory allows a model; None if they do not follow demand.
 
     Raises as `LaunchPlanner.plan`.
     """
@@ -189,14 +186,15 @@ def most_slots(planner: LaunchPlanner, model: str) -> int | None:
 
 
 class SlotDecider:
-    """Wants slots that follow demand."""
-
     def __init__(self) -> None:
         self._histories: dict[str, deque[Demand]] = {}
 
     def sample(self, models: Sequence[ModelView]) -> None:
         mine = [model for model in models if may_change_slots(model.base, model.settings)]
-        self._forget_others(model.name for model in mine)
+        names = {model.name for model in mine}
+        self._histories = {
+            name: history for name, history in self._histories.items() if name in names
+        }
         for model in mine:
             history = self._histories.setdefault(model.name, deque(maxlen=_SAMPLES_MAX))
             slots = model.plan.slots * len(model.instances)
@@ -217,15 +215,9 @@ class SlotDecider:
         to = Setting(wanted.count, ORIGIN, wanted.reason) if wanted.count > planned else None
         return (Change(SLOTS, to, wanted.reason, is_urgent=wanted.count > counts.now),)
 
-    def _forget_others(self, names: Iterable[str]) -> None:
-        kept = set(names)
-        self._histories = {
-            name: history for name, history in self._histories.items() if name in kept
-        }
-
 
 def _note(history: deque[Demand], demand: Demand, limits: SlotSettings) -> None:
-    """Add a sample, and drop what no decision needs: all but one before the longer window."""
+    """Add a sample; keep one sample before the longer window, and drop older ones."""
     if history and demand.at_s - history[-1].at_s < limits.sample_s * _EARLY:
         return
     history.append(demand)

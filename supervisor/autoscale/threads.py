@@ -1,12 +1,11 @@
-"""Decides how many threads decode, by what the machine has to give.
+"""Decides how many threads decode, by the load of the machine.
 
-How many threads decode, by what the machine has to give. Threads of one operation wait for each
-other after each, so one that waits for its core delays all: on 2 cores with one more busy program,
-2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone they made 139 and 91 (build 10434). So
-threads take all performance cores that are free.
+The threads of an operation wait for each other, so a thread that waits for its core delays all: on
+2 cores with one more busy program, 2 threads of SmolLM2 made 37 tokens/s and 1 made 82; alone they
+made 139 and 91 (build 10434). So threads take all performance cores that are free.
 
-Every change replaces an instance. Therefore a load must last before the threads give way to it, and
-its absence must last far longer before they come back.
+Every change replaces an instance. Therefore a load must last before the threads yield to it, and
+its absence must last much longer before they return.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from supervisor.system.processor_load import (
     read_this_processor,
 )
 
-# Timers are not exact, and neither are the ends of spans.
+# Timers and the ends of spans are not exact.
 _TOLERANCE: Final = 0.9
-# From here on, instances that compute are taken to wait for each other's threads, not to alternate.
+# From this pressure on, computing instances are assumed to wait for each other, not to alternate.
 _PRESSURE: Final = 0.5
 _BUSY: Final = 0.1
 
@@ -45,9 +44,8 @@ class LoadSample:
     """The load of a few seconds.
 
     Attributes:
-        load: What the machine did.
-        busy: Share of the time in which the decode threads of each instance of ours computed, by
-            its name.
+        load: The load of the machine.
+        busy: The share of the time in which the decode threads of our instances computed, by name.
     """
 
     load: ProcessorLoad
@@ -55,13 +53,13 @@ class LoadSample:
 
     @property
     def others_cores(self) -> float | None:
-        """Cores of other programs; estimated by the time that tasks waited where unknown."""
+        """Cores of other programs; if unknown, estimated by the waiting time of tasks."""
         load = self.load
         return load.pressure if load.others_cores is None else load.others_cores
 
 
 def last_samples(samples: Sequence[LoadSample], span_s: float) -> list[LoadSample]:
-    """The last samples with known load that cover a span; none if there are too few."""
+    """Return the last samples with known load that cover a span; none if there are too few."""
     if not samples:
         return []
     since_s = samples[-1].load.at_s - span_s / _TOLERANCE
@@ -85,53 +83,53 @@ def mean_others_cores(samples: Iterable[LoadSample]) -> float:
 
 
 def mean_sharing(samples: Iterable[LoadSample], name: str) -> float:
-    """The mean number of instances that compute while this one does, at least 1."""
+    """Return the mean number of instances that compute while this one does, at least 1.
+
+    Threads that wait for a core do not compute, so while tasks wait, another busy instance counts
+    as computing all the time.
+    """
     own = busy_samples(samples, name)
-    return 1 + sum(sum(_overlaps(sample, name)) for sample in own) / max(1, len(own))
+    overlap = 0.0
+    for sample in own:
+        waits = (sample.load.pressure or 0) >= _PRESSURE
+        overlap += sum(
+            1.0 if waits else min(1.0, busy)
+            for other, busy in sample.busy.items()
+            if other != name and busy >= _BUSY
+        )
+    return 1 + overlap / max(1, len(own))
 
 
 def busy_samples(samples: Iterable[LoadSample], name: str) -> Sequence[LoadSample]:
     return [sample for sample in samples if sample.busy.get(name, 0) >= _BUSY]
 
 
-def _overlaps(sample: LoadSample, name: str) -> Iterable[float]:
-    """For each other instance, the share of the time in which it wants to compute as well.
-
-    Threads that wait for a core do not compute, so what they took is too little to go by then.
-    """
-    waits = (sample.load.pressure or 0) >= _PRESSURE
-    for other, busy in sample.busy.items():
-        if other != name and busy >= _BUSY:
-            yield 1.0 if waits else min(1.0, busy)
-
-
 ORIGIN: Final = "machine"
-# The threads give way to a load that lasts so long, and come back after so long without it. Within
-# the longest span short loads add up: loads that come and go every few minutes change nothing.
+# Threads yield to a load of the quick span, and return after the slow span without it. Over the
+# longest span short loads add up, so loads that come and go every few minutes change nothing.
 _QUICK_S: Final = 15.0
 _SLOW_S: Final = 120.0
 _LONGEST_S: Final = 300.0
 HISTORY_S: Final = 600.0
-# A program takes a core from so much of it on, and leaves it below so much: it gets less than it
-# wants while it shares the core with a thread of ours.
+# Above the first share of a core a program takes it, below the second it leaves it. The second is
+# lower, as a program gets less than it wants while it shares the core with a thread of ours.
 _TAKES_CORES: Final = 0.4
 _LEAVES_CORES: Final = 0.2
-# Likewise, the share of the time in which another instance computes beside one.
+# The same for the share of the time in which another instance computes at the same time.
 _TAKES_TIME: Final = 0.6
 _LEAVES_TIME: Final = 0.4
-# Less of an instance's computing says too little about what the others do meanwhile.
+# A shorter computing time of an instance says too little about simultaneous instances.
 _EVIDENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadsInputs:
-    """What the number of threads depends on.
+    """The inputs of the decision.
 
     Attributes:
-        machine: Its cores.
-        samples: Of the last ten minutes, the oldest first.
+        samples: The samples of the last ten minutes, the oldest first.
         instances: Names of the model's instances.
-        current: The threads that they have.
+        current: The present number of threads.
         speeds: Measured tokens per second on an idle machine, by number of threads.
     """
 
@@ -144,21 +142,21 @@ class ThreadsInputs:
 
 @dataclass(frozen=True, slots=True)
 class _Claims:
-    """What is not there for one instance."""
+    """Cores and time that an instance cannot have."""
 
     others_cores: float  # mean
-    cores: int  # whole ones that other programs take
-    instances: int  # of ours that compute at the same time, with this one
+    cores: int  # whole cores that other programs take
+    instances: int  # our instances that compute at the same time, including this one
 
     def threads(self, inputs: ThreadsInputs) -> int:
         machine, wanted = inputs.machine, _threads_alone(inputs)
-        # Cores that we do not decode on are there for other programs first.
+        # Other programs first get the cores that we do not decode on.
         free = machine.physical_cores + machine.quota_spare_cores - self.cores
         return max(1, (min(wanted, free) if self.cores else wanted) // self.instances)
 
 
 def decide_threads(inputs: ThreadsInputs) -> Setting:
-    """Decide the number of threads; the current one stays while there is too little evidence."""
+    """Decide the number of threads; keep the current one while there is too little evidence."""
     now, lately, count = _claims_now(inputs), _claims_lately(inputs), inputs.current
     claims = lately or now
     if now and now.threads(inputs) < count:
@@ -169,7 +167,7 @@ def decide_threads(inputs: ThreadsInputs) -> Setting:
 
 
 def _claims_now(inputs: ThreadsInputs) -> _Claims | None:
-    """Claims that all of the last samples agree on."""
+    """Return the claims in which all of the last samples agree."""
     samples = last_samples(inputs.samples, _QUICK_S)
     if not samples:
         return None
@@ -182,23 +180,23 @@ def _claims_now(inputs: ThreadsInputs) -> _Claims | None:
 
 
 def _claims_lately(inputs: ThreadsInputs) -> _Claims | None:
-    """Claims of the last minutes, as large as over any of the spans."""
+    """Return the largest claims over any of the spans of the last minutes."""
     if not last_samples(inputs.samples, _SLOW_S):
         return None
     spans = [last_samples(inputs.samples, span_s) for span_s in (_QUICK_S, _SLOW_S, _LONGEST_S)]
-    # Until there are samples of the longest span, those that there are count.
+    # Until the longest span has samples, all samples count.
     others = max(mean_others_cores(span or inputs.samples) for span in spans)
     sharing = _sharing_lately(inputs)
     return _Claims(others, _round_cores(others, _LEAVES_CORES), _round_cores(sharing, _LEAVES_TIME))
 
 
 def _round_cores(amount: float, least: float) -> int:
-    """Round up from `least` of the last one on."""
+    """Round up if the fraction is at least `least`, otherwise down."""
     return math.floor(amount + 1 - least)
 
 
 def _sharing_lately(inputs: ThreadsInputs) -> float:
-    """As `mean_sharing`; all instances that run count while these were hardly used."""
+    """Return `mean_sharing`, or the number of running instances if these were hardly used."""
     found = [
         mean_sharing(inputs.samples, name)
         for name in inputs.instances
@@ -208,7 +206,7 @@ def _sharing_lately(inputs: ThreadsInputs) -> float:
 
 
 def _threads_alone(inputs: ThreadsInputs) -> int:
-    """The threads of an instance that has the machine to itself."""
+    """Return the threads of an instance that is alone on the machine."""
     return fastest(inputs.speeds, inputs.machine.decode_cores)
 
 
@@ -242,7 +240,7 @@ THREADS = "threads"
 class EngineProcess:
     pid: int
     place: str  # of its replica; a successor has that of its predecessor
-    threads: int  # that decode
+    threads: int  # the number of decode threads
 
 
 def engine_processes(fleet: Fleet) -> Iterator[EngineProcess]:
@@ -261,7 +259,7 @@ def threads_of(plan: Plan) -> int | None:
 def measured_speeds(fleet: Fleet) -> Callable[[Plan], Mapping[int, float]]:
     """Return a function that reads the decode speeds of a plan's model by number of threads.
 
-    There are none while not all numbers were measured.
+    The function returns none until all numbers of threads were measured.
     """
 
     def read(plan: Plan) -> Mapping[int, float]:
@@ -274,27 +272,20 @@ def measured_speeds(fleet: Fleet) -> Callable[[Plan], Mapping[int, float]]:
 
 # The kernel counts hundredths of a second, so a shorter time says little.
 _SAMPLE_MIN_S: Final = 4.0
-# A model that is never without requests is changed while it has some, after so long: they complete
-# where they are. With too many threads it decodes at less than half of its speed, with too few at
-# more.
+# After this time a model that always has requests is changed although they run; they complete on
+# the old instance. Too many threads cost more than half of the speed, too few cost less.
 _PATIENCE_FEWER_S: Final = 15.0
 _PATIENCE_MORE_S: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    threads: int
-    since_s: float
-
-
 class ThreadDecider:
-    """Decides the threads of all models whose `threads` are auto and which no device computes.
+    """Decides the threads of all models whose `threads` are auto and that use no device.
 
     Args:
-        processes: Returns all engines that run.
+        processes: Returns all running engines.
         speeds: Returns the measured speeds of a plan's model by number of threads.
-        is_measuring: Whether a command measures engines of its own: what they take does not last,
-            and a replacement beside them would disturb the measurement.
+        is_measuring: Whether a command measures engines of its own: their load does not last, and
+            a replacement would disturb the measurement.
     """
 
     def __init__(
@@ -313,12 +304,15 @@ class ThreadDecider:
         self._read_machine = read_machine
         self._before: ProcessorReading | None = None
         self._samples: deque[LoadSample] = deque(maxlen=int(HISTORY_S / _SAMPLE_MIN_S))
-        self._wanted: dict[str, _Wanted] = {}
+        # The wanted number of threads of each model, and since when.
+        self._wanted: dict[str, tuple[int, float]] = {}
         self._speeds: dict[str, tuple[Plan, Mapping[int, float]]] = {}
 
     def sample(self, models: Sequence[ModelView]) -> None:
-        """Read the counters; without a loaded model there is nothing to read them for."""
-        self._forget_others({model.name for model in models})
+        """Read the counters, if a model is loaded."""
+        names = {model.name for model in models}
+        self._wanted = {name: wanted for name, wanted in self._wanted.items() if name in names}
+        self._speeds = {name: speed for name, speed in self._speeds.items() if name in names}
         if not models or self._is_measuring():
             self._before = None
         elif self._before is None or models[0].at_s - self._before.at_s >= _SAMPLE_MIN_S:
@@ -339,11 +333,12 @@ class ThreadDecider:
             self._wanted.pop(model.name, None)
             return ()
         is_fewer = count < current
-        known = self._wanted.get(model.name)
-        if known is None or known.threads != count:
-            known = self._wanted[model.name] = _Wanted(count, model.at_s)
+        wanted, since_s = self._wanted.get(model.name, (None, model.at_s))
+        if wanted != count:
+            since_s = model.at_s
+            self._wanted[model.name] = count, since_s
         patience_s = _PATIENCE_FEWER_S if is_fewer else _PATIENCE_MORE_S
-        is_urgent = model.at_s - known.since_s >= patience_s
+        is_urgent = model.at_s - since_s >= patience_s
         to = None if count == threads_of(model.base) else setting
         return (Change(THREADS, to, setting.reason, is_urgent=is_urgent),)
 
@@ -366,15 +361,11 @@ class ThreadDecider:
             known = self._speeds[model.name] = model.plan, self._read_speeds(model.base)
         return known[1]
 
-    def _forget_others(self, names: Collection[str]) -> None:
-        self._wanted = {name: wanted for name, wanted in self._wanted.items() if name in names}
-        self._speeds = {name: speed for name, speed in self._speeds.items() if name in names}
-
 
 def _busy(
     processes: Iterable[EngineProcess], own_cores: Mapping[int, float]
 ) -> Mapping[str, float]:
-    """The share of the time in which the threads of each place computed."""
+    """Return the share of the time in which the threads of each place computed."""
     busy: dict[str, float] = {}
     for process in processes:
         share = min(1.0, own_cores.get(process.pid, 0) / process.threads)
@@ -383,7 +374,7 @@ def _busy(
 
 
 def _may_change(model: ModelView) -> bool:
-    """Whether the threads are ours to choose, and decode; a trial compares what it was told to."""
+    """Return whether the threads are not set and decode, and no trial compares the model."""
     is_here = not (model.plan.engine.devices or model.plan.workers)
     decodes = model.plan.embedding is None and is_here
     return decodes and THREADS in model.base.derived and model.settings.trial is None

@@ -65,7 +65,7 @@ def note_workers(
     try:
         statuses = Client(where.control_socket).status()["workers"]
     except CorralError:
-        asyncio.run(planner.workers.look(model, planner.engine_of(planner.entry(model))))
+        asyncio.run(planner.workers.probe_remote(model, planner.engine_of(planner.entry(model))))
         return
     for worker in statuses:
         _note(known, planner, worker)

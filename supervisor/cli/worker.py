@@ -43,8 +43,8 @@ def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
     options = replace(options, host=host, port=options.port or _free_port(host))
     with private_runtime(where, WORKERS) as runtime:
         own = replace(where, runtime=runtime)
-        made = worker_launch(engine, str(options.port), options, own)
-        for clause in made.dropped:
+        _, dropped = worker_launch(engine, str(options.port), options, own)
+        for clause in dropped:
             warn(f"{clause}; it is left out")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(engine, options, own, settings.supervisor.restart))
@@ -69,7 +69,7 @@ async def _serve(
     address = WorkerAddress(str(options.port), options.host, options.port)
     process = Worker(
         address,
-        lambda: worker_launch(engine, address.name, options, where).launch,
+        lambda: worker_launch(engine, address.name, options, where)[0],
         functools.partial(probe, engine, address, _PROBE_LIMIT_S),
         policy,
         EventStream(log.stream_sink(sys.stderr)).emit,
@@ -91,7 +91,7 @@ async def _serve(
 
 
 async def _greet(process: Worker) -> None:
-    found = await process.settled()
+    found = await process.wait_settled()
     if found.state != "ready":
         return
     offered = ", ".join(size(device.total_mib * 1024**2) for device in found.devices)

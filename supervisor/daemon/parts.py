@@ -164,7 +164,7 @@ class DaemonParts:
         return LaunchPlanner(
             self._canary_trials.apply(loaded.settings),
             self.directories,
-            self._adapted.of,
+            self._adapted.values_of,
             known_workers=self.known_workers,
             reductions=self._reductions,
         )

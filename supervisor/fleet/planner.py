@@ -242,8 +242,8 @@ class LaunchPlanner:
             measured=None if entry.workers else self._read_measurement(found, engine),
         )
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
-        tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.lost(entry.name)
-        assumed = self.workers.assumed(entry.name)
+        tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.loss_notes(entry.name)
+        assumed = self.workers.assumption_notes(entry.name)
         warnings = (*plan.warnings, *projector.skipped, *tuned, *lost, *assumed)
         return replace(plan, warnings=warnings, lost_workers=lost)
 

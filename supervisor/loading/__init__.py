@@ -1,4 +1,5 @@
 """Which models are in memory, and which are evicted for them.
 
-`decide` is the pure rule, `memory_usage` what memory there is, `controller` loads and unloads.
+`decide.decide` is the pure rule, `memory_usage.MemoryUsage` has the memory of models and machine,
+`controller.AdmissionController` loads and unloads.
 """

@@ -1,8 +1,8 @@
 """Loads models that are requested, and unloads others when memory is needed.
 
-`decide.py` decides; this carries it out, again after everything that may change the decision: a
-request, a command, an instance's new state, a model that became idle, or time. No request is cut:
-a busy model is paused first, and its instances stop when they hold no request any more.
+`decide.py` decides, anew after each event that may change the decision: a request, a command, an
+instance's new state, a model that became idle, or time. This carries it out. No request is cut: a
+busy model is paused first, and its instances stop once they have no requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from proxy.router.router import Router
 
 _LOADS_MAX: Final = 5
-# Less of a load says too little of the rest.
+# A smaller progress says too little about the rest of a load.
 _PROGRESS_MIN: Final = 0.1
 _LEFT_MIN_S: Final = 0.05
 
@@ -48,7 +48,7 @@ class LoadTimes:
         self._began_at_s.setdefault(name, now_s)
 
     def observe(self, name: str, phase: Phase, now_s: float) -> None:
-        """Take the phase of a model: a load may have ended."""
+        """Note the phase of a model; a load may have ended."""
         if phase is Phase.LOADING or name not in self._began_at_s:
             return
         duration_s = now_s - self._began_at_s.pop(name)
@@ -58,11 +58,11 @@ class LoadTimes:
     def usual_s(self, name: str) -> float | None:
         """Return the median of the latest loads; None for a model that was never loaded."""
         latest_s = self._latest_s.get(name)
-        # Of two the shorter: the first one reads the file from the disk.
+        # The shorter of two, because the first load reads the file from disk.
         return median_low(latest_s) if latest_s else None
 
     def left_s(self, name: str, progress: float, now_s: float) -> float | None:
-        """Return how long the load of a model goes on, that is not begun or has come so far."""
+        """Return the rest of a load that has this progress or has not begun; None if unknown."""
         usual_s, began_at_s = self.usual_s(name), self._began_at_s.get(name)
         if began_at_s is None:
             return usual_s
@@ -74,14 +74,14 @@ class LoadTimes:
         return None if usual_s is None else _LEFT_MIN_S
 
 
-# How long another machine waits for the decision, and for the unloading of unused models before it.
+# How long another machine waits for the decision, including the unloading of unused models.
 _ANSWER_S: Final = 10.0
-# About what a disk reads; estimates the load time of a model that was never loaded.
+# About the speed of a disk; estimates the load time of a model that was never loaded.
 _BYTES_PER_SECOND: Final = 1e9
 
 
 class AdmissionController:
-    """Keeps the requested models loaded, as far as memory allows."""
+    """Keeps the requested models loaded, if memory allows."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class AdmissionController:
     async def serve(self) -> None:
         while True:
             self._woken.clear()
-            await self._memory_usage.look(self._waited_for())
+            await self._memory_usage.refresh_devices(self._waited_for())
             pause_s = self._reconcile()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -120,7 +120,7 @@ class AdmissionController:
 
     @contextmanager
     def request_load(self, model: Model) -> Iterator[None]:
-        """Request a model for the length of the block."""
+        """Request a model during the block."""
         model.refusal = None
         requests = self._requested_at_s.setdefault(model.entry.name, [])
         requested_at_s = self._clock()
@@ -133,7 +133,7 @@ class AdmissionController:
             self.wake()
 
     async def load_for_others(self, model: str) -> str | None:
-        """Begin to load a model that another machine wants, unless something in use had to go.
+        """Begin to load a model for another machine, unless a model in use would have to go.
 
         Returns why it is not loaded, or None.
         """
@@ -149,17 +149,17 @@ class AdmissionController:
                 del self._for_others[model]
 
     def keep_alive(self, model: str, seconds: float) -> None:
-        """Note how long a request wants a model to stay, until it is unloaded or one says else."""
+        """Note the keep_alive of a request; it applies until the next one or the unloading."""
         self._keep_alive_s[model] = seconds
         self.wake()
 
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
-        """Begin a command; return a test for its end.
+        """Begin a command; return a function that tells whether it is over.
 
         Args:
             verb: `start` and `load` load models, making room if need be; `unload` unloads them
-                until they are requested; `stop` until they are started; `restart`.
-            names: The models; none means all, for `start` those with `preload`.
+                until they are requested, `stop` until they are started; `restart`.
+            names: The models; by default all, for `start` and `load` those with `preload`.
 
         Raises:
             NoSuchModel: A name is not configured; nothing was begun.
@@ -194,7 +194,7 @@ class AdmissionController:
         return not is_waiting and {snapshot.state for snapshot in snapshots_of(model)} <= START_OVER
 
     def unload_times(self) -> dict[str, UnloadTime]:
-        """Return when each loaded model is unloaded without requests."""
+        """Return when each loaded model is unloaded if no request comes."""
         return {
             state.name: UnloadTime(state.unload_in_s, state.idle_limit)
             for state in self._demands()
@@ -212,17 +212,17 @@ class AdmissionController:
             for place, wanted in enumerate(queue(self._demands()), 1)
         }
 
-    # What would be.
+    # Forecasts.
 
     def forecast(self, model: Model) -> Eviction:
-        """Return what would be unloaded for a model if a request for it came now."""
+        """Return the models that would be unloaded if a request for this one came now."""
         if phase_of(model, snapshots_of(model)) is Phase.LOADING:
             return Eviction()
         patience_s = self._fleet.planner.supervisor.eviction_wait_s
         return eviction(model.entry.name, self._model_states(), self._decide, patience_s)
 
     def load_s(self, model: Model) -> float | None:
-        """Return how long a model takes until it is loaded, from now; None: it never was."""
+        """Return the seconds until a model is loaded; None if it never was."""
         progress = min(snapshot.load_progress or 0.0 for snapshot in snapshots_of(model))
         return self._load_times.left_s(model.entry.name, progress, self._clock())
 
@@ -236,10 +236,10 @@ class AdmissionController:
         down = {Phase.DOWN, Phase.FAILED}
         return [model for model in models if phase_of(model, snapshots_of(model)) in down]
 
-    # Deciding and acting. Nothing from here on waits.
+    # Decisions and actions. Nothing from here on waits.
 
     def _reconcile(self) -> float | None:
-        """Do what is to be done now; return the seconds until the next look, None for no limit."""
+        """Decide and act; return the seconds until the next look, or None to wait for an event."""
         for model in self._fleet.models.values():
             phase = phase_of(model, snapshots_of(model))
             self._load_times.observe(model.entry.name, phase, self._clock())
@@ -259,15 +259,15 @@ class AdmissionController:
         )
 
     def _model_states(self) -> list[ModelState]:
-        models = self._configured()
-        required = self._memory_usage.required(models)
+        models = self._configured_models()
+        required = self._memory_usage.required_bytes(models)
         return [self._model_state(model, required[model.entry.name]) for model in models]
 
     def _demands(self) -> list[ModelState]:
-        """The models without what they require, which takes a hundred times as long."""
-        return [self._model_state(model, {}) for model in self._configured()]
+        """Return the states without `required`, which takes a hundred times as long."""
+        return [self._model_state(model, {}) for model in self._configured_models()]
 
-    def _configured(self) -> list[Model]:
+    def _configured_models(self) -> list[Model]:
         return [model for model in self._fleet.models.values() if model.is_configured]
 
     def _model_state(self, model: Model, required: Bytes) -> ModelState:
@@ -311,18 +311,16 @@ class AdmissionController:
         for name in actions.load:
             self._load(self._fleet.models[name])
         for name, reason in actions.refuse.items():
-            if not self._is_wanted_here(name):
+            is_wanted_here = name in self._commanded_at_s or self._requested_at_s.get(name)
+            if not is_wanted_here:
                 self._answer(name, reason)
                 continue
             self._commanded_at_s.pop(name, None)
             self._fleet.models[name].refusal = reason
             self._emit("model.load_refused", model=name, reason=reason)
 
-    def _is_wanted_here(self, name: str) -> bool:
-        return name in self._commanded_at_s or bool(self._requested_at_s.get(name))
-
     def _answer(self, name: str, reason: str | None) -> None:
-        """Tell another machine, if one waits for it, whether a model is loaded."""
+        """Tell another machine that waits for it whether a model is loaded."""
         answer = self._for_others.pop(name, None)
         if answer and not answer.done():
             answer.set_result(reason)

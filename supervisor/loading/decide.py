@@ -1,12 +1,12 @@
 """Decides which models to load, and which to unload for them. Pure.
 
-A requested model is loaded at once where memory is free, else once others are unloaded. Models are
-served in order, those of commands first, then those whose requests have waited longest. None
-overtakes one that waits for memory, so that a model which needs much is not postponed for ever by
-small ones, and requests for one model are served together while it is loaded. A model that only
-another machine wants comes last, never waits, and takes the place of none that was used lately.
+A requested model is loaded at once if memory is free, otherwise once others are unloaded. Models
+are served in order: those of commands first, then those whose requests have waited longest. None
+overtakes a model that waits for memory, so that small models do not postpone a large one for ever,
+and requests for the same model are served together while it is loaded. A model that only another
+machine wants comes last, never waits, and replaces no model that was used lately.
 
-`_make_room` has the rules of unloading, and `evict.py` chooses among the models that may go.
+`_make_room` has the rules of unloading; `choose_victims` chooses among the models that may go.
 """
 
 from __future__ import annotations
@@ -25,26 +25,21 @@ from supervisor.settings.schema import EvictionSettings, ResidencyPolicy
 
 @dataclass(frozen=True, slots=True)
 class IdleLimit:
-    """A limit in force.
+    """How long a model may be idle until it is unloaded."""
 
-    Attributes:
-        seconds: Infinite for none.
-        is_from_request: Whether a request gave it.
-    """
-
-    seconds: float
-    is_from_request: bool = False
+    seconds: float  # infinite if there is no limit
+    is_from_request: bool = False  # whether it is the keep_alive of a request
 
     @property
     def reason(self) -> str:
-        """Why a model was unloaded that was idle as long."""
+        """The reason of unloading a model at this limit."""
         if self.is_from_request:
             return f"the keep_alive of its latest request was {self.seconds:g} s"
         return "no request came within ttl_s"
 
 
 def idle_limit(residency: ResidencyPolicy, keep_alive_s: float | None) -> IdleLimit:
-    """Return the limit of a model whose requests gave `keep_alive_s` last, if they gave any."""
+    """Return the limit of a model; `keep_alive_s` is that of its latest request, if any."""
     if residency.pinned:
         return IdleLimit(math.inf)
     if keep_alive_s is None or not residency.keep_alive:
@@ -58,9 +53,9 @@ class Waiting:
     """The wait for a model that is not loaded.
 
     Attributes:
-        place: Its position among the models that wait, from 1.
-        requests: How many wait; 0 where only a command does.
-        leaving: Models that are paused to be unloaded for it.
+        place: Its position among the waiting models, from 1.
+        requests: The number of waiting requests; 0 if only a command waits.
+        leaving: The models that are paused to be unloaded for it.
     """
 
     place: int
@@ -71,20 +66,15 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class UnloadTime:
-    """When a loaded model is unloaded without requests.
+    """When a loaded model is unloaded if no request comes."""
 
-    Attributes:
-        in_s: From now; infinite while it is busy, or where it has no limit.
-        limit: How long it may be idle.
-    """
-
-    in_s: float
+    in_s: float  # from now; infinite while it is busy, or if it has no limit
     limit: IdleLimit
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model at one moment.
+    """The state of a model that decisions depend on.
 
     Attributes:
         required: Bytes of each memory that it takes, or would take when loaded.
@@ -92,10 +82,10 @@ class ModelState:
         is_for_others: Whether another machine wants it loaded here.
         waiting: Requests that wait for it; `oldest_wait_s` includes the wait of a command.
         working: Requests that it is answering.
-        idle_s: Seconds since the last of them ended; 0 while there are any.
-        progress: Share of its load that is done, 0 to 1.
-        keep_alive_s: What its requests gave last, if they gave any since it was loaded.
-        cached_tokens: Tokens that would be computed again if it were unloaded.
+        idle_s: Seconds since the last of these ended; 0 while there are any.
+        progress: The finished share of its load, 0 to 1.
+        keep_alive_s: The keep_alive of its latest request since it was loaded, if any.
+        cached_tokens: Tokens that must be computed again if it is unloaded.
     """
 
     name: str
@@ -129,18 +119,18 @@ class ModelState:
 
     @property
     def unload_in_s(self) -> float:
-        """Seconds until it is unloaded unless a request comes; infinite where it is not."""
+        """Seconds until it is unloaded if no request comes; infinite if it stays."""
         if self.phase is not Phase.LOADED or self.is_busy:
             return math.inf
         return self.idle_limit.seconds - self.idle_s
 
 
-# How long a program takes from a response to its next request.
+# The usual time of a program between a response and its next request.
 _THINKING_S: Final = 0.25
 _PRESENT: Final = frozenset({Phase.LOADING, Phase.LOADED})
-# A model that was not used for so long may go for one that another machine wants.
+# A model that was not used for this time may go for one that another machine wants.
 _UNUSED_S: Final = 600.0
-# How often to look whether a device has its memory back.
+# How often to check whether the memory of a device was returned.
 _RETURN_S: Final = 0.25
 _NOTHING: Final[Bytes] = MappingProxyType({})
 
@@ -153,12 +143,12 @@ class _Free:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What to do now.
+    """The decision.
 
     Attributes:
         unload: Models to unload, with the reason.
-        pause: Models to send no new requests; all others are resumed.
-        refuse: Models that nothing can make room for, with the reason.
+        pause: Models that get no new requests; all others are resumed.
+        refuse: Models that cannot get memory, with the reason.
         look_again_s: Seconds until the decision may change without an event, if ever.
     """
 
@@ -176,14 +166,14 @@ def decide(
     rules: EvictionSettings,
     returning: Bytes = _NOTHING,
 ) -> Actions:
-    """Decide for all configured models.
+    """Decide about all configured models.
 
     Args:
-        models: All of them.
-        capacity: What they may take.
-        free: What is left of it.
-        rules: Of eviction.
-        returning: What engines that have ended are yet to give back; it is not free.
+        models: All configured models.
+        capacity: The memory that they may take.
+        free: The free part of it.
+        rules: The rules of eviction.
+        returning: Memory that ended engines have yet to return; it is not free.
     """
     load: list[str] = []
     room, returns_s = Actions(), math.inf
@@ -195,7 +185,7 @@ def decide(
             found = _make_room(wanted, models, capacity, left, rules)
         if found is not None:
             room = found
-            # No event tells when memory is back.
+            # No event reports that memory was returned.
             returns_s = _RETURN_S if any(returning.values()) else math.inf
             break
         load.append(wanted.name)
@@ -213,7 +203,14 @@ def decide(
 
 
 def queue(models: Iterable[ModelState]) -> list[ModelState]:
-    return sorted(filter(_is_requested, models), key=_priority)
+    return sorted(
+        filter(_is_requested, models),
+        key=lambda wanted: (
+            wanted.is_only_for_others,
+            not wanted.is_commanded,
+            -wanted.oldest_wait_s,
+        ),
+    )
 
 
 def _is_requested(model: ModelState) -> bool:
@@ -223,10 +220,6 @@ def _is_requested(model: ModelState) -> bool:
     return model.phase is Phase.DOWN and is_wanted
 
 
-def _priority(wanted: ModelState) -> tuple[bool, bool, float]:
-    return wanted.is_only_for_others, not wanted.is_commanded, -wanted.oldest_wait_s
-
-
 def _make_room(
     wanted: ModelState,
     models: Sequence[ModelState],
@@ -234,7 +227,7 @@ def _make_room(
     free: _Free,
     rules: EvictionSettings,
 ) -> Actions | None:
-    """Return what makes room for a model, or None where it is to be loaded now."""
+    """Return the actions that make room for a model, or None to load it now."""
     # 1. There is room; or there never will be: then its start fails and reports what would fit.
     if fits(wanted.required, free.now) or not fits(wanted.required, capacity):
         return None
@@ -242,27 +235,31 @@ def _make_room(
     evictable = [model for model in models if _is_evictable(model, rules)]
     idle = [model for model in evictable if not model.is_busy]
     patience_s = 0.0 if wanted.is_commanded else rules.eviction_wait_s - wanted.oldest_wait_s
-    graces_s = _graces_s(idle, models)
+    is_quiet = not any(model.is_busy for model in models if model.phase in _PRESENT)
+    graces_s = {model.name: _grace_s(model, is_quiet=is_quiet) for model in idle}
     # 2. Idle models are unloaded at once; within their grace, only after `eviction_wait_s`.
     idle_victims = _choose_victims(
         wanted, [model for model in idle if patience_s <= 0 or not graces_s[model.name]], free_soon
     )
     if idle_victims is not None:
         return Actions(unload=_reasons_for(wanted, idle_victims))
-    # 3. Working models are left alone until then.
+    # 3. Working models stay until then.
     residency_s = _soonest(map(_residency_left_s, evictable))
     if patience_s > 0:
         return Actions(look_again_s=min(patience_s, residency_s, _soonest(graces_s.values())))
-    # 4. Then they get no new requests, and go when they have answered those they have.
+    # 4. Then they get no new requests, and go when they have answered the present ones.
     any_victims = _choose_victims(wanted, evictable, free_soon)
     if any_victims is not None:
         working = {model.name for model in evictable if model.working}
         done = [name for name in any_victims if name not in working]
         return Actions(pause=any_victims, unload=_reasons_for(wanted, done))
-    # 5. A model that was just loaded, or still is loading, can go later; nothing else helps.
+    # 5. Only a model that was just loaded, or is still loading, may go later.
     if residency_s < math.inf or any(model.phase is Phase.LOADING for model in models):
         return Actions(look_again_s=residency_s)
-    return Actions(refuse={wanted.name: _refusal(models)})
+    loaded = (model for model in models if model.phase is Phase.LOADED)
+    pinned = ", ".join(model.name for model in loaded if model.residency.pinned)
+    beside = f"beside {pinned}, which never leaves" if pinned else "on this machine now"
+    return Actions(refuse={wanted.name: f"there is no memory for it {beside}"})
 
 
 def _make_room_for_others(
@@ -281,7 +278,7 @@ def _make_room_for_others(
 
 
 def _free_soon(free: _Free, models: Iterable[ModelState]) -> Bytes:
-    """Include what the models take that are unloading now, and what comes back."""
+    """Return the free memory with that of unloading models and of ended engines."""
     total = Counter(dict(free.now))
     total.update(free.returning)
     for model in models:
@@ -292,7 +289,7 @@ def _free_soon(free: _Free, models: Iterable[ModelState]) -> Bytes:
 
 
 def _is_evictable(model: ModelState, rules: EvictionSettings) -> bool:
-    """Return whether a model can go at all: now, or once it is idle or resident long enough."""
+    """Return whether a model may go now, or once it is idle or resident long enough."""
     if model.residency.pinned:
         return False
     if model.phase is Phase.LOADING:
@@ -301,16 +298,11 @@ def _is_evictable(model: ModelState, rules: EvictionSettings) -> bool:
     return model.phase is Phase.LOADED
 
 
-def _graces_s(idle: Iterable[ModelState], models: Iterable[ModelState]) -> dict[str, float]:
-    is_quiet = not any(model.is_busy for model in models if model.phase in _PRESENT)
-    return {model.name: _grace_s(model, is_quiet=is_quiet) for model in idle}
-
-
 def _grace_s(model: ModelState, *, is_quiet: bool) -> float:
-    """Return how long an idle model is still kept for its next request.
+    """Return how long an idle model still stays for its next request.
 
-    As long as reloading takes: a wrong guess costs twice that at most. Where no model is busy,
-    there is no client whose next request may be on its way.
+    That is the time of reloading it, so a wrong guess costs at most twice as much. If no model is
+    busy, there is no client that may be about to send its next request.
     """
     if model.phase is Phase.LOADING:
         return 0.0
@@ -319,7 +311,7 @@ def _grace_s(model: ModelState, *, is_quiet: bool) -> float:
 
 
 def _residency_left_s(model: ModelState) -> float:
-    """Return how long a model must still stay; a load that nothing waits for need not."""
+    """Return how long a model must still stay; 0 for a load that nothing waits for."""
     if model.phase is Phase.LOADING:
         return 0.0
     return max(0.0, model.residency.min_residency_s - model.resident_s)
@@ -328,51 +320,37 @@ def _residency_left_s(model: ModelState) -> float:
 def _choose_victims(
     wanted: ModelState, models: Iterable[ModelState], free: Bytes
 ) -> tuple[str, ...] | None:
-    candidates = [_candidate(model) for model in models if not _residency_left_s(model)]
+    # A paused model gets the least value, so that the choice stands until it is unloaded.
+    candidates = [
+        EvictionCandidate(
+            name=model.name,
+            idle_s=model.idle_s,
+            reload_cost_s=0.0 if model.is_paused else model.reload_cost_s,
+            cached_tokens=0 if model.is_paused else model.cached_tokens,
+            frees=model.required,
+        )
+        for model in models
+        if not _residency_left_s(model)
+    ]
     return choose_victims(wanted.required, free, candidates)
-
-
-def _candidate(model: ModelState) -> EvictionCandidate:
-    # A paused model is worth least, so that the choice stands until it is unloaded.
-    return EvictionCandidate(
-        name=model.name,
-        idle_s=model.idle_s,
-        reload_cost_s=0.0 if model.is_paused else model.reload_cost_s,
-        cached_tokens=0 if model.is_paused else model.cached_tokens,
-        frees=model.required,
-    )
 
 
 def _reasons_for(wanted: ModelState, victims: Iterable[str]) -> Mapping[str, str]:
     return dict.fromkeys(victims, f"{wanted.name} needs its memory")
 
 
-def _refusal(models: Iterable[ModelState]) -> str:
-    loaded = (model for model in models if model.phase is Phase.LOADED)
-    pinned = ", ".join(model.name for model in loaded if model.residency.pinned)
-    return "there is no memory for it " + (
-        f"beside {pinned}, which never leaves" if pinned else "on this machine now"
-    )
-
-
 def _soonest(times_s: Iterable[float]) -> float:
-    """Return the shortest time above 0; infinite where there is none."""
+    """Return the shortest time above 0; infinite if there is none."""
     return min((time_s for time_s in times_s if time_s > 0), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Room for a model.
+    """How a model would get memory."""
 
-    Attributes:
-        models: Those that would be unloaded for it.
-        wait_s: How long it waits before that at least.
-        refusal: Why it would not be loaded; None: it would.
-    """
-
-    models: tuple[str, ...] = ()
-    wait_s: float = 0.0
-    refusal: str | None = None
+    models: tuple[str, ...] = ()  # the models that would be unloaded for it
+    wait_s: float = 0.0  # the least wait before that
+    refusal: str | None = None  # why it would not be loaded
 
 
 def eviction(
@@ -381,13 +359,9 @@ def eviction(
     decide: Callable[[Sequence[ModelState]], Actions],
     patience_s: float,
 ) -> Eviction:
-    """Return what would be unloaded for a model if a request came now.
+    """Return the models that would be unloaded for a model if a request came now.
 
-    Args:
-        name: The model.
-        models: All of them.
-        decide: Decides what is to be done.
-        patience_s: How long a request waits for memory before working models are unloaded.
+    `patience_s` is the time for which a request waits before working models are unloaded.
     """
     now = _eviction_of(name, decide(_add_request(name, models, 0.0)), models, 0.0)
     if now is not None:
@@ -412,7 +386,7 @@ def _add_request(name: str, models: Sequence[ModelState], waited_s: float) -> li
 def _eviction_of(
     name: str, actions: Actions, models: Sequence[ModelState], waited_s: float
 ) -> Eviction | None:
-    """Return None where nothing would be done yet."""
+    """Return None if nothing would happen yet."""
     if name in actions.load:
         return Eviction()
     if name in actions.refuse:

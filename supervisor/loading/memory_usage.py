@@ -1,9 +1,8 @@
-"""Memory that models take, may take, and what is left; which models to unload for another one.
+"""The memory that models take, may take, and have left; which models to unload for another one.
 
-Chooses which models to unload so that another one fits in memory. The least valuable go first:
-those idle longest, weighed by the cost of having them back as they were, which is loading them and
-computing their cached prompts again. A model that turns out not to be needed once all are chosen
-stays, the most valuable first.
+The least valuable models are unloaded first: those idle longest, weighted by the cost of restoring
+them, which is loading and computing their cached prompts again. If the choice frees more than is
+needed, models stay, the most valuable first.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from supervisor.system.machine import Machine
 # Bytes by memory: "host", or a device's name.
 Bytes = Mapping[str, int]
 
-# SmolLM2-135M computes 165 tokens of a prompt a second on one core. Only the order of candidates
-# follows from it.
+# SmolLM2-135M computes 165 prompt tokens per second on one core. Only the order of candidates
+# depends on this.
 _SECONDS_PER_TOKEN: Final = 0.006
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A model that may be unloaded; `frees` is what it takes of each memory."""
+    """A model that may be unloaded; `frees` are its bytes of each memory."""
 
     name: str
     idle_s: float
@@ -49,7 +48,7 @@ class EvictionCandidate:
 
     @property
     def value(self) -> tuple[float, str]:
-        """Sort key, the least valuable first; of two alike the name decides.
+        """Sort key, the least valuable first; the name breaks ties.
 
         An hour idle weighs as much as an hour of reloading.
         """
@@ -58,14 +57,14 @@ class EvictionCandidate:
 
 
 def fits(required: Bytes, free: Bytes) -> bool:
-    """Return whether every memory has enough free; one that is not listed has none."""
+    """Return whether every memory has enough free bytes; a memory that is not listed has none."""
     return all(size <= max(0, free.get(name, 0)) for name, size in required.items())
 
 
 def choose_victims(
     required: Bytes, free: Bytes, candidates: Iterable[EvictionCandidate]
 ) -> tuple[str, ...] | None:
-    """Return the models to unload, the first first; None where unloading all is not enough."""
+    """Return the models to unload, in order; None if unloading all is not enough."""
     chosen: list[EvictionCandidate] = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.value):
         if fits(required, _free_after(free, chosen)):
@@ -89,23 +88,20 @@ def _free_after(free: Bytes, unloaded: Sequence[EvictionCandidate]) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class OtherPrograms:
-    """Bytes by device.
-
-    Attributes:
-        taken: What they take.
-        returning: What engines of ours that have ended are yet to give back, or else they take too.
-    """
+    """The memory of other programs, by device."""
 
     taken: Bytes = field(default_factory=dict)
+    # Our ended engines have yet to return it, or other programs take it too.
     returning: Bytes = field(default_factory=dict)
 
 
 def observe(
     before: OtherPrograms, total: Bytes, free: Bytes, held: Bytes, *, may_grow: bool
 ) -> OtherPrograms:
-    """Return what follows from the free memory of devices of which models hold `held`.
+    """Return the memory of other programs if our models hold `held` of the devices.
 
-    While it may grow, because an engine has just ended, what is missing is taken to come back.
+    While the free memory may grow, because an engine has just ended, missing memory is assumed to
+    be returned.
     """
     missing = {
         name: max(0, total[name] - size - held.get(name, 0))
@@ -119,23 +115,23 @@ def observe(
 
 
 HOST: Final = "host"
-# A worker serves one engine at a time: its whole capacity is taken by the model that uses it.
+# A worker serves one engine at a time, so a model takes its whole capacity.
 _WORKER: Final = "worker {}"
 # More launch fingerprints than a machine has in a year of reloads.
 _OBSERVED_MAX: Final = 256
-# It holds nothing, and must not keep other models out for as long as other programs stay.
+# An instance that waits for this holds nothing, so it must not keep other models out.
 _WAITS_FOR_DEVICE: Final = DeviceMemoryShort.code
 
-# What the daemon changed while it serves, and what was given up.
+# The adapted values, and the reductions.
 _Changed = tuple[FlagSettings, FlagSettings]
-# Of an engine in these states it is not known how much it holds.
+# The memory of an engine in these states is unknown.
 _CHANGING: Final = frozenset(
     {State.STARTING, State.WARMING, State.DRAINING, State.STOPPING, State.KILLING}
 )
 
 
 class ObservedMemory:
-    """The most memory of their own that instances of each launch fingerprint were seen to take.
+    """The most memory without mapped files that instances took, by launch fingerprint.
 
     The most, because a cache that has filled once will fill again.
     """
@@ -152,7 +148,7 @@ class ObservedMemory:
             self._own_bytes.popitem(last=False)
 
     def own_bytes(self, fingerprint: LaunchFingerprint) -> int:
-        """Return the most that was seen; 0 for a launch fingerprint that never ran."""
+        """Return the most memory; 0 for a launch fingerprint that never ran."""
         key = _key(fingerprint)
         if key in self._own_bytes:
             self._own_bytes.move_to_end(key)
@@ -160,7 +156,7 @@ class ObservedMemory:
 
 
 class MemoryUsage:
-    """Estimates, raised to what instances were seen to take."""
+    """The memory of models: estimates, raised to the memory that instances took."""
 
     def __init__(
         self,
@@ -171,37 +167,39 @@ class MemoryUsage:
         self._fleet = fleet
         self._read_machine = read_machine
         self._planner = fleet.planner
-        # By name and whether on trial, for the values that were planned with.
+        # By name and whether on trial, with the changed values of the plan.
         self._estimates: dict[tuple[str, bool], tuple[_Changed, Estimate | None]] = {}
         self._observed = observed or ObservedMemory()
         self._others = OtherPrograms()
 
     def capacity(self) -> Bytes:
-        """Return what models may take of each memory when none is loaded."""
+        """Return the bytes of each memory that models may take when none is loaded."""
         try:
             found = self._fleet.planner.capacity(self._fleet.planner.engine())
-        except CorralError:  # without an engine nothing is loaded, and its start reports why
+        except CorralError:  # without an engine nothing is loaded; its start reports the error
             return {}
         devices = Counter(dict(found.devices))
         devices.subtract(self._others.taken)
         return {HOST: found.host, **devices, **self._workers_of(self._fleet.planner.entries)}
 
-    async def look(self, models: Iterable[Model]) -> None:
-        """List devices again, where one of these models is to be loaded and takes memory of them.
+    async def refresh_devices(self, models: Iterable[Model]) -> None:
+        """List devices again if one of these models, which will be loaded, uses them.
 
-        Not while an engine loads or ends: what it takes at the moment is not known.
+        Not while an engine loads or ends, because its present memory is unknown.
         """
         listed = self._fleet.device_memory
-        if listed.is_fresh or not any(map(self._takes_devices, models)) or self._is_changing():
+        replicas = self._fleet.all_replicas()
+        is_changing = any(replica.instance.snapshot().state in _CHANGING for replica in replicas)
+        if listed.is_fresh or is_changing or not any(map(self._takes_devices, models)):
             return
         with suppress(CorralError):  # without an engine nothing is loaded
             engine = self._fleet.planner.engine()
             free = await listed.read(engine)
-            total, held = self._fleet.planner.capacity(engine).devices, self._held()
+            total, held = self._fleet.planner.capacity(engine).devices, self._held_bytes()
             self._others = observe(self._others, total, free, held, may_grow=listed.may_grow)
 
     def returning(self) -> Bytes:
-        """Return what engines that have ended are yet to give back of devices."""
+        """Return the memory of devices that ended engines have yet to return."""
         return self._others.returning
 
     def _takes_devices(self, model: Model) -> bool:
@@ -209,27 +207,23 @@ class MemoryUsage:
             estimate.devices for estimate in filter(None, map(self._estimate, model.replicas))
         )
 
-    def _is_changing(self) -> bool:
-        replicas = self._fleet.all_replicas()
-        return any(replica.instance.snapshot().state in _CHANGING for replica in replicas)
-
-    def _held(self) -> Counter[str]:
+    def _held_bytes(self) -> Counter[str]:
         held: Counter[str] = Counter()
         for model in self._fleet.models.values():
-            held.update(self._of(filter(_is_present, model.all_replicas)))
+            held.update(self._usage_of(filter(_is_present, model.all_replicas)))
         return held
 
     def free(self) -> Bytes:
-        """Return what they may still take, and the machine has free.
+        """Return the bytes that models may still take and that are free on the machine.
 
-        What a loading model has yet to take is not free.
+        Memory that a loading model has yet to take is not free.
         """
         left = Counter(self.capacity())
         outstanding = 0
         for model in self._fleet.models.values():
             present = [replica for replica in model.all_replicas if _is_present(replica)]
             if present:
-                required = self._of(present)
+                required = self._usage_of(present)
                 left.subtract(required)
                 outstanding += max(0, required[HOST] - sum(map(_resident, present)))
         left.subtract(self._others.returning)
@@ -237,21 +231,22 @@ class MemoryUsage:
         available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
         return {**left, HOST: min(left[HOST], available - outstanding)}
 
-    def required(self, models: Iterable[Model]) -> Mapping[str, Bytes]:
-        """Return what each model takes, or would take; weights that are mapped count once.
+    def required_bytes(self, models: Iterable[Model]) -> Mapping[str, Bytes]:
+        """Return the bytes that each model takes, or would take; mapped weights count once.
 
-        At most all there is, so that a model which grew beyond that is still loaded, alone. Of a
-        device, at most what other programs leave: others make room for it, and its start finds out
-        whether that suffices. A model that needs more than the whole device needs what it needs.
+        Main memory is at most the capacity, so that a model which grew beyond it is still loaded,
+        alone. The memory of a device is at most that without other programs, unless the model needs
+        more than the whole device: others make room for it, and its start finds out whether that is
+        enough.
         """
         capacity, planner = self.capacity(), self._fleet.planner.reading_once()
-        return {model.entry.name: self._required(model, capacity, planner) for model in models}
+        return {model.entry.name: self._model_bytes(model, capacity, planner) for model in models}
 
-    def _required(self, model: Model, capacity: Bytes, planner: LaunchPlanner) -> Bytes:
+    def _model_bytes(self, model: Model, capacity: Bytes, planner: LaunchPlanner) -> Bytes:
         found = [
             estimate for replica in model.replicas if (estimate := self._estimate(replica, planner))
         ]
-        required = self._of(model.replicas)
+        required = self._usage_of(model.replicas)
         if found:
             at_start = found[0].mapped_bytes + sum(
                 estimate.own_at_start_bytes for estimate in found
@@ -263,13 +258,13 @@ class MemoryUsage:
                     required[name] = min(required[name], left)
         return required
 
-    def _of(self, replicas: Iterable[Replica]) -> Counter[str]:
+    def _usage_of(self, replicas: Iterable[Replica]) -> Counter[str]:
         required: Counter[str] = Counter()
         mapped_bytes = 0
         for replica in replicas:
             if found := self._estimate(replica):
                 mapped_bytes = max(mapped_bytes, found.mapped_bytes)
-                required[HOST] += max(found.own_at_start_bytes, self._own(replica))
+                required[HOST] += max(found.own_at_start_bytes, self._own_bytes(replica))
                 required.update({name: device.total for name, device in found.devices.items()})
                 required.update(self._workers_of([replica.place.model]))
         required[HOST] += mapped_bytes
@@ -283,7 +278,7 @@ class MemoryUsage:
             for address in workers.addresses_of(model)
         }
 
-    def _own(self, replica: Replica) -> int:
+    def _own_bytes(self, replica: Replica) -> int:
         pid, found = replica.instance.snapshot().pid, replica.fingerprint
         if found is None:
             return 0
@@ -294,9 +289,9 @@ class MemoryUsage:
         return self._observed.own_bytes(found)
 
     def _estimate(self, replica: Replica, planner: LaunchPlanner | None = None) -> Estimate | None:
-        """Return the estimate for an instance; None where it cannot be planned.
+        """Return the estimate for an instance; None if it cannot be planned.
 
-        `planner` plans it, if it must be planned; by default that of the fleet.
+        `planner` plans it if need be; by default that of the fleet.
         """
         if self._fleet.planner is not self._planner:
             self._planner, self._estimates = self._fleet.planner, {}
@@ -334,7 +329,7 @@ def _is_present(replica: Replica) -> bool:
 
 
 def _resident(replica: Replica) -> int:
-    """Memory that an instance takes, with what workers here hold for it once it is ready."""
+    """Return the memory of an instance, and of its local workers once it is ready."""
     facts = replica.instance.snapshot()
     is_ready = facts.state is State.READY and replica.plan is not None
     held = replica.plan.estimate.local_workers_bytes if is_ready and replica.plan else 0

@@ -1,5 +1,6 @@
 """RPC workers (`ggml-rpc-server`) that compute layers of models, and how layers are divided.
 
-`worker` and `pool` run workers on this machine, `address` finds others; `shards` plans which
-layers each gets, `relay` measures them while they serve, and `balance` decides what should move.
+`worker.Worker` and `pool.WorkerPool` run workers on this machine; `address` probes them, and
+`model_workers.ModelWorkers` has those of each model. `shards` plans the layers of each,
+`relay.ShardRun` measures them while they serve, `balance` decides which layers should move.
 """

@@ -1,9 +1,9 @@
-"""The address of an RPC worker, what the daemon knows of it, and what it offers.
+"""The address of an RPC worker, its last answer, and the probe that reads its devices.
 
-Asks a worker what it offers, by the engine that will use it. `llama-server --rpc HOST:PORT --list-
-devices` speaks the engine's own version of the protocol, so its answer is what a start would find.
-A worker serves one connection at a time: while an engine uses it, nothing else gets an answer, and
-an idle connection would keep the engine out.
+The engine that will use a worker probes it: `llama-server --rpc HOST:PORT --list-devices` has the
+engine's own version of the protocol, so its output is what a start would find. A worker serves one
+connection at a time: while an engine uses it, nothing else gets an answer, and an idle connection
+would keep the engine out.
 
 Source: llama.cpp, ggml-rpc.cpp, rpc_serve_client; output of build 10434.
 """
@@ -32,7 +32,7 @@ UNPROTECTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """Where a worker listens; port 0 is not chosen yet."""
+    """The address of a worker; port 0 is not chosen yet."""
 
     name: str
     host: str
@@ -46,7 +46,7 @@ def check_listen_host(host: str) -> str | None:
     """Return a warning for an address that other machines reach, or None.
 
     Raises:
-        SettingsInvalid: It is no IPv4 address, or all machines could reach it.
+        SettingsInvalid: It is not an IPv4 address, or all machines could reach it.
     """
     match exposure(host):
         case "loopback":
@@ -67,14 +67,14 @@ def check_listen_host(host: str) -> str | None:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Choose a port that is free now; raises OSError where the address is not this machine's."""
+    """Choose a port that is free now; raises OSError if the address is not this machine's."""
     with socket.socket(socket.AF_INET) as found:
         found.bind((host, 0))
         return int(found.getsockname()[1])
 
 
 def check_port(address: WorkerAddress) -> None:
-    """Check that a worker can listen: the program reports a taken port only after its start.
+    """Check that a worker can listen, as the program reports a taken port only after its start.
 
     Raises:
         OSError: The port is taken, or the address is not this machine's.
@@ -85,11 +85,11 @@ def check_port(address: WorkerAddress) -> None:
 
 
 class KnownWorkers:
-    """The ports of local workers, and what workers answered when they were last asked.
+    """The ports of local workers, and the last answers of workers.
 
     Args:
-        choose_port: Returns the port of a local worker whose settings leave it open. A command,
-            which runs none, has 0: not chosen yet.
+        choose_port: Returns the port of a local worker without one in the settings; in a command,
+            which runs no workers, 0.
     """
 
     def __init__(self, choose_port: Callable[[], int] = lambda: 0) -> None:
@@ -99,7 +99,7 @@ class KnownWorkers:
         self._problems: dict[str, str] = {}
 
     def port(self, name: str) -> int:
-        """Return the port of a local worker, the same for as long as the daemon runs."""
+        """Return the port of a local worker, the same until the daemon ends."""
         if name not in self._ports:
             self._ports[name] = self._choose_port()
         return self._ports[name]
@@ -108,11 +108,11 @@ class KnownWorkers:
         self._ports[name] = port
 
     def devices(self, address: WorkerAddress) -> tuple[Device, ...]:
-        """Return the devices that it offered last; none if it never answered."""
+        """Return the devices of the last answer; none if it never answered."""
         return self._devices.get(str(address), ())
 
     def problem(self, address: WorkerAddress) -> str | None:
-        """Return why it did not answer when it was last asked, or None."""
+        """Return the error of the last probe, if any."""
         return self._problems.get(str(address))
 
     def note_devices(self, address: WorkerAddress, devices: tuple[Device, ...]) -> None:
@@ -123,8 +123,8 @@ class KnownWorkers:
         self._problems[str(address)] = reason
 
 
-# The engine's own start counts, which takes seconds on a loaded machine. A model may run without
-# a worker that is too late, so a limit too short would do worse than wait for one that is in use.
+# This includes the start of the engine, seconds on a loaded machine. A model may run without a late
+# worker, so a limit that is too short is worse than waiting for a worker that is in use.
 LIMIT_S: Final = 10.0
 _MISMATCH: Final = re.compile(r"RPC server version mismatch: (\d[\d.]*)")
 _NO_BACKTRACE: Final = {"GGML_NO_BACKTRACE": "1"}  # a later build aborts without an answer
@@ -132,11 +132,11 @@ _START: Final = "start it there (`corral worker`), or check the address in [work
 
 
 def probe(engine: Engine, address: WorkerAddress, limit_s: float = LIMIT_S) -> tuple[Device, ...]:
-    """Return the devices that a worker offers; blocks, for twice the limit at most.
+    """Return the devices of a worker; blocks for twice the limit at most.
 
     Raises:
         WorkerUnreachable: It does not answer.
-        WorkerMismatch: It speaks another version of the protocol.
+        WorkerMismatch: It has another version of the protocol.
     """
     _connect(address, limit_s)
     try:
@@ -149,7 +149,11 @@ def probe(engine: Engine, address: WorkerAddress, limit_s: float = LIMIT_S) -> t
             timeout=limit_s,
         )
     except subprocess.TimeoutExpired as error:
-        raise _busy(address, limit_s) from error
+        raise WorkerUnreachable(
+            f"worker {address.name} at {address} accepts connections, but did not answer within "
+            f"{limit_s:g} s",
+            hint="another engine may use it: a worker serves one engine at a time",
+        ) from error
     except OSError as error:
         raise WorkerUnreachable(
             f"cannot ask worker {address.name}: {engine.path}: {error.strerror}"
@@ -176,7 +180,7 @@ def found_devices(address: WorkerAddress, output: str) -> tuple[Device, ...]:
 
 
 def _connect(address: WorkerAddress, limit_s: float) -> None:
-    """Connect and close at once, for the reason where that fails."""
+    """Connect and close at once, which gives the reason if that fails."""
     try:
         socket.create_connection((address.host, address.port), timeout=limit_s).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no DNS can have
@@ -184,11 +188,3 @@ def _connect(address: WorkerAddress, limit_s: float) -> None:
         raise WorkerUnreachable(
             f"worker {address.name} at {address} does not answer: {reason.lower()}", hint=_START
         ) from error
-
-
-def _busy(address: WorkerAddress, limit_s: float) -> WorkerUnreachable:
-    return WorkerUnreachable(
-        f"worker {address.name} at {address} accepts connections, but did not answer within "
-        f"{limit_s:g} s",
-        hint="another engine may use it: a worker serves one engine at a time",
-    )

@@ -1,8 +1,7 @@
 """Decides from measured times how many layers each shard of a split model should have.
 
-Decides how many layers each shard of a split model should have. Latencies per layer are those of
-`ShardMetrics`, and layers are given in inverse proportion to them. A shard that also computes the
-output does more than its layers: `ShardMetrics.more_layers` says how much.
+The latency per layer is that of `ShardMetrics`; layers are given in inverse proportion to it. A
+shard that also computes the output does more work than its layers, by `ShardMetrics.more_layers`.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _NONE_YET: Final = 2**64 - 1
 
 @dataclass(slots=True)
 class ShardMetrics:
-    """Latencies of one shard; a forward is one pass of a batch of tokens through its layers.
+    """Latencies of one shard; a forward is a pass of a batch of tokens through its layers.
 
     Attributes:
-        more_layers: What it computes besides its layers, in layers.
+        more_layers: Its work besides its layers, in layers.
     """
 
     shard_name: str
@@ -51,12 +50,12 @@ class ShardMetrics:
 
     @property
     def avg_latency_per_layer_us(self) -> int:
-        """Of all that it computes."""
+        """The average latency divided by all its work, in layers."""
         work = self.layer_count + self.more_layers
         return int(self.avg_latency_us / work) if work else 0
 
 
-# A change reloads the model; it must be worth that.
+# The speed-up that is worth reloading the model.
 _WORTHWHILE: Final = 1.05
 _UNLIMITED: Final = 2**31
 
@@ -65,11 +64,7 @@ Assignments = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The measurements of a shard, and what limits it.
-
-    Attributes:
-        layers_max: How many its memory holds.
-    """
+    """The measurements of a shard, and how many layers its memory holds."""
 
     metrics: ShardMetrics
     layers_max: int = _UNLIMITED
@@ -87,7 +82,7 @@ class Shard:
         return self.metrics.avg_latency_per_layer_us
 
     def latency_us(self, layers: int) -> float:
-        """The expected latency with this number of layers."""
+        """Return the expected latency with this number of layers."""
         return self.per_layer_us * (layers + self.metrics.more_layers)
 
 
@@ -110,10 +105,10 @@ class Rebalance:
     """Layers are to be moved; both assignments are in the order of the shards.
 
     Attributes:
-        estimated_speedup: Of one stream of tokens: a token passes one shard after another, so the
-            sums of their latencies are compared.
-        bottleneck_speedup: Of the slowest shard alone. It would be the speed-up if all shards
-            always computed at once, as with many streams in a pipeline.
+        estimated_speedup: That of one stream of tokens: a token passes one shard after another, so
+            this compares the sums of their latencies.
+        bottleneck_speedup: That of the slowest shard. It would be the speed-up if all shards always
+            computed at the same time, as with many streams in a pipeline.
     """
 
     reason: str
@@ -127,15 +122,20 @@ RebalanceDecision = Balanced | Rebalance | InsufficientData
 
 
 def is_measured(shards: Sequence[Shard], config: LoadBalanceConfig) -> bool:
-    """Whether every shard has been measured often enough."""
     counts = [shard.metrics.total_forwards for shard in shards]
     return bool(counts) and min(counts) >= config.min_samples
 
 
 def decide(shards: Sequence[Shard], config: LoadBalanceConfig) -> RebalanceDecision:
-    """Decide from these measurements alone, whenever it was decided before."""
+    """Decide from these measurements; `eval_interval_secs` does not matter."""
     if not is_measured(shards, config):
-        return InsufficientData(_what_is_missing(shards, config))
+        if not shards:
+            return InsufficientData("there are no shards")
+        least = min(shards, key=lambda shard: shard.metrics.total_forwards)
+        count = least.metrics.total_forwards
+        return InsufficientData(
+            f"{least.name} was measured {count} times, less than {config.min_samples}"
+        )
     known = [shard.per_layer_us for shard in shards if shard.per_layer_us > 0]
     if not known:
         return Balanced("no shard takes a measurable time")
@@ -146,16 +146,6 @@ def decide(shards: Sequence[Shard], config: LoadBalanceConfig) -> RebalanceDecis
             f"within {config.imbalance_threshold:.2f}"
         )
     return _rebalance(shards, ratio, config)
-
-
-def _what_is_missing(shards: Sequence[Shard], config: LoadBalanceConfig) -> str:
-    if not shards:
-        return "there are no shards"
-    least = min(shards, key=lambda shard: shard.metrics.total_forwards)
-    return (
-        f"{least.name} was measured {least.metrics.total_forwards} times, "
-        f"less than {config.min_samples}"
-    )
 
 
 def _rebalance(
@@ -180,10 +170,10 @@ def _rebalance(
 
 
 def suggested_layers(shards: Sequence[Shard]) -> tuple[int, ...]:
-    """Return layers in inverse proportion to the latency per layer; at least one each.
+    """Return layers in inverse proportion to the latency per layer; at least one per shard.
 
-    A shard without a measurable latency keeps its layers. None gets more than its memory holds,
-    unless it has them already.
+    A shard without a measurable latency keeps its layers. A shard gets no more layers than its
+    memory holds, unless it has them already.
     """
     timed = [shard for shard in shards if shard.per_layer_us > 0]
     work = sum(shard.layers + shard.metrics.more_layers for shard in timed)
@@ -202,7 +192,7 @@ class LoadBalancer:
     """Collects the metrics of shards, in the order in which they were registered.
 
     Args:
-        shards: Adds to metrics what limits their shards.
+        shards: Adds the limits of shards to their metrics; by default there are none.
         clock: Monotonic seconds.
     """
 
@@ -214,7 +204,7 @@ class LoadBalancer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._shards = shards or _without_limits
+        self._shards = shards or (lambda metrics: [Shard(found) for found in metrics])
         self._clock = clock
         self._metrics: dict[str, ShardMetrics] = {}
         self._last_eval_s: float | None = None
@@ -234,7 +224,7 @@ class LoadBalancer:
             found.record(latency_us)
 
     def evaluate(self) -> RebalanceDecision:
-        """Decide; balanced for `eval_interval_secs` after a decision."""
+        """Decide at most once per `eval_interval_secs`; in between, the shards are balanced."""
         decision = self.advice()
         if isinstance(decision, InsufficientData):
             return decision
@@ -245,7 +235,7 @@ class LoadBalancer:
         return decision
 
     def advice(self) -> RebalanceDecision:
-        """Decide, whenever it was decided before."""
+        """Decide now; `eval_interval_secs` does not matter."""
         return decide(self._shards([*self._metrics.values()]), self._config)
 
     @property
@@ -256,14 +246,10 @@ class LoadBalancer:
         return self._metrics.get(name)
 
     def reset(self) -> None:
-        """Forget all measurements, as after layers were moved."""
+        """Forget all measurements."""
         measured = [*self._metrics.values()]
         self.register_shards(
             [(shard.shard_name, shard.layer_count) for shard in measured],
             {shard.shard_name: shard.more_layers for shard in measured},
         )
         self._last_eval_s = None
-
-
-def _without_limits(metrics: Sequence[ShardMetrics]) -> Sequence[Shard]:
-    return [Shard(shard_metrics) for shard_metrics in metrics]

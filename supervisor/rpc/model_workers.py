@@ -16,7 +16,7 @@ from supervisor.settings.schema import Settings
 from supervisor.settings.tables import WorkerSettings
 from supervisor.system.machine import Machine
 
-# A worker may be about to listen: here it starts with the daemon, everywhere again after its end.
+# A worker may not listen yet: local ones start with the daemon, and any may be restarting.
 _LOCAL_START_S: Final = 5.0
 _REMOTE_START_S: Final = 1.0
 _PAUSE_S: Final = 0.1
@@ -25,7 +25,7 @@ _CPU: Final = "CPU"
 
 
 class ModelWorkers:
-    """The workers of models: where they are, and which of them compute now."""
+    """The addresses of the workers of models, and which of them compute now."""
 
     def __init__(self, settings: Settings, known: KnownWorkers) -> None:
         self._settings = settings
@@ -38,13 +38,13 @@ class ModelWorkers:
         return name in self._settings.workers
 
     def addresses(self, model: str) -> tuple[WorkerAddress, ...]:
-        """Return those that compute for a model now, in the order of its settings."""
+        """Return the workers that compute for a model now, in the order of its settings."""
         return tuple(
             address for address in self.addresses_of(model) if not self._is_left_out(model, address)
         )
 
-    def lost(self, model: str) -> tuple[str, ...]:
-        """Return a sentence for each worker that a model runs without."""
+    def loss_notes(self, model: str) -> tuple[str, ...]:
+        """Return a sentence for each lost worker of a model."""
         left_out = (
             address for address in self.addresses_of(model) if self._is_left_out(model, address)
         )
@@ -54,14 +54,14 @@ class ModelWorkers:
         )
 
     def used_by(self, model: str, engine: Engine, here: Machine) -> tuple[RpcWorker, ...]:
-        """Return them with their devices; memory that is not known is assumed to be as here."""
+        """Return `addresses` with devices; unknown memory is assumed to be that of this machine."""
         return tuple(
             RpcWorker(address.name, str(address), tuple(self._devices(address, engine, here)))
             for address in self.addresses(model)
         )
 
-    def assumed(self, model: str) -> tuple[str, ...]:
-        """Return a sentence for each worker whose memory is not known."""
+    def assumption_notes(self, model: str) -> tuple[str, ...]:
+        """Return a sentence for each worker of unknown memory."""
         return tuple(
             f"the memory of worker {worker.name} is not known, and assumed to be as on this machine"
             for worker in self.addresses(model)
@@ -69,26 +69,23 @@ class ModelWorkers:
         )
 
     def fingerprint(self, model: str) -> tuple[str, ...]:
-        """Return what the command line takes from the settings of workers."""
+        """Return the inputs of the command line from the settings of workers."""
         return tuple(f"{name} {self._settings.workers[name]!r}" for name in self._names(model))
 
     async def ask(self, model: str, engine: Engine) -> tuple[str, ...]:
-        """Ask the workers of a model before it starts.
-
-        Returns:
-            The sentences of `lost`.
+        """Probe the workers of a model before it starts; return `loss_notes`.
 
         Raises:
-            WorkerUnreachable: One does not answer, and the model waits for it.
-            WorkerMismatch: One speaks another version of the protocol.
+            WorkerUnreachable: A worker does not answer, and the model waits for it.
+            WorkerMismatch: A worker has another version of the protocol.
         """
         for error in await self._ask_all(engine, self.addresses_of(model)):
             if not (isinstance(error, WorkerUnreachable) and self._is_optional(model)):
                 raise error
-        return self.lost(model)
+        return self.loss_notes(model)
 
-    async def look(self, model: str, engine: Engine) -> None:
-        """Ask the workers on other machines, for a command that only shows a plan."""
+    async def probe_remote(self, model: str, engine: Engine) -> None:
+        """Probe the workers on other machines, for a command that only shows a plan."""
         remote = (
             address for address in self.addresses_of(model) if not self._is_local(address.name)
         )
@@ -102,7 +99,7 @@ class ModelWorkers:
         return [error for task in asked if (error := task.result())]
 
     async def _ask(self, engine: Engine, address: WorkerAddress) -> CorralError | None:
-        """Note what a worker answers, or return why it does not."""
+        """Note the answer of a worker; return an error if it does not answer."""
         limit_s = _LOCAL_START_S if self._is_local(address.name) else _REMOTE_START_S
         until_s = time.monotonic() + limit_s
         while True:
@@ -146,7 +143,8 @@ class ModelWorkers:
                 free_mib=min(limit, device.free_mib)
                 if limit and device.free_mib
                 else device.free_mib,
-                is_main_memory=settings.local and _is_on_cpu(settings, engine),
+                is_main_memory=settings.local
+                and (settings.device == _CPU or not any(gpu.total_mib for gpu in engine.devices)),
             )
 
 
@@ -155,8 +153,3 @@ def address_of(name: str, settings: WorkerSettings, known: KnownWorkers) -> Work
         return WorkerAddress(name, LOOPBACK, settings.port or known.port(name))
     host, _, port = settings.address.rpartition(":")
     return WorkerAddress(name, host, int(port))
-
-
-def _is_on_cpu(settings: WorkerSettings, engine: Engine) -> bool:
-    """Whether a local worker computes in main memory."""
-    return settings.device == _CPU or not any(device.total_mib for device in engine.devices)

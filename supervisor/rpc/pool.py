@@ -25,8 +25,8 @@ class WorkerPool:
     """Runs the `[workers]` with `local = true`.
 
     Args:
-        engine: Finds the engine beside which their program lies; raises CorralError.
-        on_end: Called with the name of a worker that has ended, and will be started again.
+        engine: Finds the engine whose directory has the workers' program; raises CorralError.
+        on_end: Called with the name of a worker that has ended and will be started again.
     """
 
     def __init__(
@@ -48,7 +48,6 @@ class WorkerPool:
         self._running: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
 
     def worker(self, name: str) -> Worker | None:
-        """Return the worker of a name that runs here."""
         return self._running[name][0] if name in self._running else None
 
     async def serve(self) -> None:
@@ -61,10 +60,9 @@ class WorkerPool:
     def apply(
         self, settings: Mapping[str, WorkerSettings], policy: RestartPolicy, drain_s: float
     ) -> None:
-        """Start the workers of new settings; retire those that are gone or changed.
+        """Start the workers of new settings; retire those that were removed or changed.
 
-        Args:
-            drain_s: How long one may still serve the engine that uses it.
+        Retired workers may serve their engine for `drain_s`.
         """
         local = {
             name: worker_settings
@@ -100,7 +98,7 @@ class WorkerPool:
         )
 
     def _launch(self, name: str, options: WorkerOptions) -> Launch:
-        return worker_launch(self._engine(), name, options, self._directories).launch
+        return worker_launch(self._engine(), name, options, self._directories)[0]
 
     def _probe(self, address: WorkerAddress) -> tuple[Device, ...]:
         devices = probe(self._engine(), address, _PROBE_LIMIT_S)
@@ -112,6 +110,6 @@ async def _retire(worker: Worker, serving: asyncio.Task[None], drain_s: float) -
     """End a worker once no engine uses it."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + drain_s
-    while worker.is_used and loop.time() < until_s:  # noqa: ASYNC110 (its output tells)
+    while worker.is_used and loop.time() < until_s:  # noqa: ASYNC110 (only its output shows it)
         await asyncio.sleep(_PAUSE_S)
     serving.cancel()

@@ -1,26 +1,24 @@
-"""Stands between an engine and a worker, and times what the worker computes.
+"""Relays between an engine and its workers, to measure how long the workers compute.
 
-Finds the compute commands in what an engine sends to a worker.
+A relay listens for the engine in place of a worker, on the loopback interface only; it has its port
+as soon as it is made. Each connection of the engine has one to the worker. While one side does not
+read, the other is not read either, so that no tensor is buffered here. The relay finds the compute
+commands in the stream to the worker.
 
 Source: ggml-rpc.cpp. A request is a byte that names the command, the size of its data in 8 bytes,
 little-endian, and its data. Commands that compute have no response.
-
-One connection of an engine through a relay, and the one to the worker that belongs to it. While one
-side does not read, the other is not read either, so that no tensor piles up here.
-
-Listens for an engine in place of a worker, and times what the worker computes. It listens on the
-loopback interface only, and has its port as soon as it is made.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, cast
 
 from supervisor.rpc.address import WorkerAddress
@@ -31,40 +29,35 @@ from supervisor.settings.tables import LoadBalanceConfig
 _PENDING_MAX: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Forwards:
-    """Passes that a worker has computed, and the time of each."""
-
-    count: int
-    each_s: float
-
-
 class ComputeTimer:
     """Times compute commands, which have no response, by the next response of their connection.
 
-    A worker serves a connection in order, so that response comes once all commands before it are
-    done. Several of them were computed one after another, some perhaps while the next one was still
-    to come: with equal times `s`, the response comes at the latest of `asked + s * (those from that
-    one on)`, and that is solved for `s`.
+    A worker serves a connection in order, so the response comes when all commands before it are
+    done. Several commands were computed one after another, some perhaps before the next one was
+    sent. If each takes the same time `s`, the response comes at the maximum over the commands of
+    `sent + s * (number of commands from this one on)`; that equation is solved for `s`.
     """
 
     def __init__(self) -> None:
-        self._asked_at_s: deque[float] = deque(maxlen=_PENDING_MAX)
+        self._sent_at_s: deque[float] = deque(maxlen=_PENDING_MAX)
 
-    def asked(self, at_s: float) -> None:
-        """A compute command was sent."""
-        self._asked_at_s.append(at_s)
+    def note_command(self, at_s: float) -> None:
+        """Note that a compute command was sent."""
+        self._sent_at_s.append(at_s)
 
-    def answered(self, at_s: float) -> Forwards | None:
-        """A response begins; return what was computed before it."""
-        if not self._asked_at_s:
+    def note_response(self, at_s: float) -> tuple[int, float] | None:
+        """Note the begin of a response; return the number of commands before it, and their time.
+
+        The time is that of each command, in seconds; None without commands.
+        """
+        if not self._sent_at_s:
             return None
-        count = len(self._asked_at_s)
+        count = len(self._sent_at_s)
         each_s = min(
-            (at_s - asked_s) / (count - number) for number, asked_s in enumerate(self._asked_at_s)
+            (at_s - sent_s) / (count - number) for number, sent_s in enumerate(self._sent_at_s)
         )
-        self._asked_at_s.clear()
-        return Forwards(count, each_s)
+        self._sent_at_s.clear()
+        return count, each_s
 
 
 # GRAPH_COMPUTE brings a graph, GRAPH_RECOMPUTE repeats the last one.
@@ -73,7 +66,7 @@ _HEADER_BYTES: Final = 9
 
 
 class RequestReader:
-    """Follows requests through chunks of any size; keeps at most a header."""
+    """Parses requests in chunks of any size; buffers at most a header."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -95,7 +88,7 @@ class RequestReader:
         return len(self._header) == _HEADER_BYTES and not self._data_left
 
     def _take(self, chunk: bytes, at: int) -> int:
-        """Take the rest of a header, or data; return how many bytes."""
+        """Take the rest of a header or of data; return the number of bytes."""
         if self._data_left:
             taken = min(self._data_left, len(chunk) - at)
             self._data_left -= taken
@@ -116,7 +109,7 @@ Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[None]]
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections; what it receives is written to the other."""
+    """One of two connections; each writes its received data to the other."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -145,11 +138,11 @@ class _Side(asyncio.Protocol):
 
 
 class EngineSide(_Side):
-    """The connection from the engine; read on once the worker has accepted the other one.
+    """The connection from the engine; reading pauses until the worker has accepted the other one.
 
     Args:
         on_forward: Called with the latency of each pass, in microseconds.
-        is_open: The connections that are open; this one enters and leaves it.
+        is_open: The set of open connections; this one adds and removes itself.
     """
 
     def __init__(self, connect: Connect, on_forward: OnForward, is_open: set[EngineSide]) -> None:
@@ -159,7 +152,7 @@ class EngineSide(_Side):
         self._is_open = is_open
         self._requests = RequestReader()
         self._timer = ComputeTimer()
-        self._early: list[bytes] = []  # what came before the worker accepted; one or two chunks
+        self._early: list[bytes] = []  # one or two chunks received before the worker accepted
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -174,32 +167,32 @@ class EngineSide(_Side):
             self._connecting.cancel()
 
     def data_received(self, data: bytes) -> None:
-        # Before the worker has them: it may take the processor from us until it has computed. And
-        # not by the clock of uvloop, which counts whole milliseconds.
+        # The time before the worker gets the data, as it may take the processor from us until it
+        # has computed. The clock of uvloop counts only whole milliseconds.
         at_s = time.monotonic()
         if self.other:
             self.other.write(data)
         else:
-            # Not paused in connection_made, after which uvloop begins to read all the same.
+            # Pausing in connection_made would have no effect: uvloop begins to read after it.
             self._early.append(data)
             if self.transport:
                 self.transport.pause_reading()
         for _ in range(self._requests.feed(data)):
-            self._timer.asked(at_s)
+            self._timer.note_command(at_s)
 
     def begin(self, worker: _Side) -> None:
-        """The worker has accepted."""
+        """Begin to relay: the worker has accepted."""
         self.other = worker
         worker.write(b"".join(self._early))
         self._early.clear()
         if self.transport:
             self.transport.resume_reading()
 
-    def answered(self) -> None:
-        """The worker begins to answer, or goes on."""
-        if forwards := self._timer.answered(time.monotonic()):
-            for _ in range(forwards.count):
-                self._on_forward(round(forwards.each_s * _US_PER_S))
+    def note_response(self) -> None:
+        """Note that the worker begins or continues a response."""
+        count, each_s = self._timer.note_response(time.monotonic()) or (0, 0.0)
+        for _ in range(count):
+            self._on_forward(round(each_s * _US_PER_S))
 
     def abort(self) -> None:
         for side in (self, self.other):
@@ -215,8 +208,6 @@ class EngineSide(_Side):
 
 
 class _WorkerSide(_Side):
-    """The connection to the worker."""
-
     def __init__(self, engine: EngineSide) -> None:
         super().__init__()
         self._engine = engine
@@ -225,46 +216,43 @@ class _WorkerSide(_Side):
         super().connection_made(transport)
         self.other = self._engine
         self._engine.begin(self)
-        if self._engine.transport is None and self.transport:  # it has gone meanwhile
+        if self._engine.transport is None and self.transport:  # the engine has disconnected
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        self._engine.answered()
+        self._engine.note_response()
         self._engine.write(data)
 
 
 _LOOPBACK: Final = "127.0.0.1"
-# A worker serves one connection at a time; an engine that loads opens hundreds, one by one.
+# A worker serves one connection at a time; a loading engine opens hundreds, one after another.
 _CONNECTIONS_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int
-
-
 class Relay:
-    """Passes the bytes between one engine and one worker on.
+    """Relays the connections between one engine and one worker.
 
     Args:
         on_forward: Called with the latency of each pass, in microseconds.
+
+    Attributes:
+        address: The address for the engine.
     """
 
-    def __init__(self, worker: Address, on_forward: OnForward) -> None:
+    def __init__(self, worker: WorkerAddress, on_forward: OnForward) -> None:
         self._worker = worker
         self._on_forward = on_forward
         self._open: set[EngineSide] = set()
         self._listener = socket.create_server((_LOOPBACK, 0), backlog=_CONNECTIONS_MAX)
-        self.address = Address(_LOOPBACK, self._listener.getsockname()[1])
+        self.address = replace(worker, host=_LOOPBACK, port=self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Stop listening, if it was not served."""
+        """Stop listening. Call this if `serve` was never called."""
         self._listener.close()
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
-        """Serve for the length of the block, and close all connections at its end."""
+        """Serve during the block, and close all connections at its end."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self._protocol, sock=self._listener)
         try:
@@ -289,7 +277,7 @@ class _Refused(asyncio.Protocol):
 
 
 class ShardRun:
-    """Measures the shards of a run; listens in place of the workers as soon as it is made."""
+    """Measures the shards of a run; its relays listen as soon as it is made."""
 
     def __init__(self, plans: Sequence[ShardPlan], config: LoadBalanceConfig) -> None:
         self.plans = tuple(plans)
@@ -298,35 +286,27 @@ class ShardRun:
             [(plan.worker.name, plan.layers) for plan in plans],
             {plan.worker.name: plan.more_layers for plan in plans},
         )
-        self._relays = [self._relay(plan.worker) for plan in plans]
+        self._relays = [
+            Relay(plan.worker, functools.partial(self.balancer.record, plan.worker.name))
+            for plan in plans
+        ]
 
     @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
-        """Where the engine reaches the workers, in their order."""
-        pairs = zip(self.plans, self._relays, strict=True)
-        return tuple(
-            replace(plan.worker, host=relay.address.host, port=relay.address.port)
-            for plan, relay in pairs
-        )
+        """The addresses of the workers for the engine, in their order."""
+        return tuple(relay.address for relay in self._relays)
 
     def close(self) -> None:
-        """Stop listening, if it was not served."""
+        """Stop listening. Call this if `serve` was never called."""
         for relay in self._relays:
             relay.close()
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
-        """Relay for the length of the block."""
         async with AsyncExitStack() as stack:
             for relay in self._relays:
                 await stack.enter_async_context(relay.serve())
             yield
-
-    def _relay(self, worker: WorkerAddress) -> Relay:
-        def on_forward(latency_us: int) -> None:
-            self.balancer.record(worker.name, latency_us)
-
-        return Relay(Address(worker.host, worker.port), on_forward)
 
     def _shards(self, metrics: Sequence[ShardMetrics]) -> list[Shard]:
         return [

@@ -1,29 +1,25 @@
-"""Which layers each worker of a split model gets. Pure, but for the shares that are kept on disk.
+"""The layers of each worker of a split model. Pure, except the shares that are kept on disk.
 
-Divides whole layers in proportion to weights, by largest remainders.
+The output counts as one more layer, after the last; the layers on devices are the last ones; number
+N of these L goes to the first device whose cumulated share of the split is greater than N / L.
+Whole layers are divided in proportion to weights, by largest remainders.
 
-Source: Balinski and Young, Fair Representation, on Hamilton's method.
+`corral balance --apply` writes a file for each model, with the number of layers of each worker now
+and before. It is not used once the model has other workers or another number of layers.
 
-Which layers each device of a split model gets.
-
-Source: llama-model.cpp, load_tensors: the output counts as one more layer, after the last; the
-layers on devices are the last ones; number N of these L goes to the first device whose cumulated
-share of the split is greater than N / L.
-
-How many layers of a split model each worker gets, as `corral balance --apply` left it. One file for
-each model, which also has what they were before. It is not used once the model has other workers or
-another number of layers.
+Source: llama-model.cpp, load_tensors; Balinski and Young, Fair Representation, on Hamilton's
+method.
 """
 
 from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from supervisor.errors import AccessDenied
 from supervisor.models.metadata import Gguf
@@ -40,14 +36,14 @@ from supervisor.system.paths import file_name, make_private
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of them should have, as a fraction of layers, and what it may have."""
+    """The ideal number of layers of a worker, a fraction, and its limits."""
 
     quota: float
     least: int
     most: int
 
     @property
-    def whole(self) -> int:
+    def whole_layers(self) -> int:
         return min(self.most, max(self.least, int(self.quota)))
 
 
@@ -59,29 +55,26 @@ def apportion(total: int, shares: Sequence[Share]) -> tuple[int, ...]:
     """
     if not sum(share.least for share in shares) <= total <= sum(share.most for share in shares):
         raise ValueError(f"{total} cannot be divided within these limits")
-    given = [share.whole for share in shares]
+    given = [share.whole_layers for share in shares]
     while (missing := total - sum(given)) != 0:
         step = 1 if missing > 0 else -1
-        at = max(_movable(given, shares, step), key=lambda i: step * (shares[i].quota - given[i]))
-        given[at] += step
+        movable = [
+            at for at, share in enumerate(shares) if share.least <= given[at] + step <= share.most
+        ]
+        remainders = {at: step * (shares[at].quota - given[at]) for at in movable}
+        given[max(movable, key=remainders.__getitem__)] += step
     return tuple(given)
-
-
-def _movable(given: Sequence[int], shares: Sequence[Share], step: int) -> Iterator[int]:
-    for at, (count, share) in enumerate(zip(given, shares, strict=True)):
-        if share.least <= count + step <= share.most:
-            yield at
 
 
 def layer_owners(
     split: Sequence[float], layers: int, offloaded: int | None = None
 ) -> tuple[int, ...]:
-    """Return the device of each layer on devices, and of the output as the last.
+    """Return the device of each layer on devices; the last item is that of the output.
 
     Args:
         split: The shares of `--tensor-split`, not all 0.
-        layers: Of the model.
-        offloaded: How many are on devices, with the output; unset: all.
+        layers: The number of layers of the model.
+        offloaded: The number of layers on devices, including the output; by default all.
     """
     count = layers + 1 if offloaded is None else min(layers + 1, offloaded)
     bounds = [total / sum(split) for total in accumulate(split)]
@@ -90,13 +83,13 @@ def layer_owners(
 
 
 def layer_counts(split: Sequence[float], layers: int) -> tuple[int, ...]:
-    """Return how many layers each share gets, without the output."""
+    """Return the number of layers of each share, without the output."""
     owners = layer_owners(split, layers)[:-1]
     return tuple(owners.count(at) for at in range(len(split)))
 
 
 def split_for(layers: Sequence[int]) -> tuple[int, ...]:
-    """Return the `--tensor-split` with these layers; the output goes to the last."""
+    """Return the `--tensor-split` with these layers; the last device gets the output."""
     return (*layers[:-1], layers[-1] + 1)
 
 
@@ -108,7 +101,7 @@ def output_in_layers(gguf: Gguf) -> float:
 
 
 def layers_held(room_bytes: int, inputs: MemoryInputs, *, has_output: bool) -> int:
-    """Return how many layers, with their KV cache, fit beside the compute buffers."""
+    """Return how many layers with their KV cache fit beside the compute buffers."""
     gguf = inputs.gguf
     layout = context_layout(gguf, inputs.chosen, inputs.engine)
     output = (gguf.output_bytes or gguf.embedding_bytes) if has_output else 0
@@ -124,11 +117,11 @@ _MIB: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """A worker, its layers, and what limits them.
+    """A worker and its layers.
 
     Attributes:
-        more_layers: What it computes besides them, in layers.
-        layers_max: How many its memory holds.
+        more_layers: Its work besides its layers, in layers.
+        layers_max: The number of layers that its memory holds.
     """
 
     worker: WorkerAddress
@@ -138,13 +131,18 @@ class ShardPlan:
 
 
 def shard_plans(plan: Plan, addresses: Sequence[WorkerAddress]) -> tuple[ShardPlan, ...]:
-    """Return the shards of a plan, in the order of its workers; none where that is not known."""
-    split = _numbers(str(plan.memory_inputs.chosen.get(SPLIT, "")))
+    """Return the shards of a plan, in the order of its workers; none if they are unknown."""
+    try:
+        split = [float(part) for part in str(plan.memory_inputs.chosen.get(SPLIT)).split(",")]
+    except ValueError:
+        return ()
     owners = [name for worker in plan.workers for name in [worker.name] * len(worker.devices)]
     if not owners or len(split) != len(owners) or not sum(split):
         return ()
     layers = plan.gguf.layers
-    found = [owners[at] for at in layer_owners(split, layers, _count_offloaded_layers(plan))]
+    requested, most = str(plan.memory_inputs.chosen.get("gpu-layers")), layers + 1
+    offloaded = min(most, int(requested)) if requested.isdecimal() else most
+    found = [owners[at] for at in layer_owners(split, layers, offloaded)]
     output = found[-1] if found else None
     by_name = {address.name: address for address in addresses}
     return tuple(
@@ -171,50 +169,39 @@ def _shard(
 
 
 def worker_split(workers: Sequence[RpcWorker], layers: Mapping[str, int]) -> str:
-    """Return the `--tensor-split` for these layers; a worker's devices share by their memory."""
-    counts = [count for worker in workers for count in _by_device(worker, layers[worker.name])]
+    """Return the `--tensor-split` for these layers, divided over devices by their memory."""
+    counts: list[int] = []
+    for worker in workers:
+        total = layers[worker.name]
+        sizes = [max(1, device.total_mib) for device in worker.devices]
+        shares = [Share(total * size / sum(sizes), 0, total) for size in sizes]
+        counts += apportion(total, shares)
     return ",".join(map(str, split_for(counts)))
 
 
-def _by_device(worker: RpcWorker, layers: int) -> Iterator[int]:
-    sizes = [max(1, device.total_mib) for device in worker.devices]
-    quotas = (layers * size / sum(sizes) for size in sizes)
-    yield from apportion(layers, [Share(quota, 0, layers) for quota in quotas])
-
-
-def _count_offloaded_layers(plan: Plan) -> int:
-    """The number of layers on workers; the output counts as one."""
-    requested, most = str(plan.memory_inputs.chosen.get("gpu-layers")), plan.gguf.layers + 1
-    return min(most, int(requested)) if requested.isdecimal() else most
-
-
-def _numbers(split: str) -> list[float]:
-    try:
-        return [float(part) for part in split.split(",")]
-    except ValueError:
-        return []
-
-
 class LayerShares:
-    """The files in a directory, which is made when something is written."""
+    """The files in a directory, which the first write makes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def layers(self, model: str, workers: Collection[str], layers: int) -> dict[str, int] | None:
-        """Return the layers by worker of a model that has this many; None if not usable."""
-        return self._usable("layers", model, workers, layers)
+        """Return a model's layers by worker; None unless they are `layers` layers of `workers`."""
+        return self._read("layers", model, workers, layers)
 
     def before(self, model: str, workers: Collection[str], layers: int) -> dict[str, int] | None:
-        """Return likewise those before they were moved last."""
-        return self._usable("before", model, workers, layers)
+        """Return the layers before the last move, as `layers` does."""
+        return self._read("before", model, workers, layers)
 
-    def _usable(
+    def _read(
         self, member: str, model: str, workers: Collection[str], layers: int
     ) -> dict[str, int] | None:
-        found = _counts(files.get(self._root, file_name(model)), member)
-        is_usable = found.keys() == set(workers) and sum(found.values()) == layers
-        return found if is_usable else None
+        found = (files.get(self._root, file_name(model)) or {}).get(member)
+        if not isinstance(found, dict) or found.keys() != set(workers):
+            return None
+        if not all(type(count) is int and count > 0 for count in found.values()):
+            return None
+        return found if sum(found.values()) == layers else None
 
     def write(self, model: str, layers: Mapping[str, int], before: Mapping[str, int]) -> Path:
         """Replace a model's file; raises AccessDenied."""
@@ -224,12 +211,3 @@ class LayerShares:
         except OSError as error:
             raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
         return path
-
-
-def _counts(found: Mapping[str, Any] | None, member: str) -> dict[str, int]:
-    """Return layers by worker; empty where a file says something else."""
-    layers = found.get(member) if found else None
-    if not isinstance(layers, dict):
-        return {}
-    counts = {name: count for name, count in layers.items() if type(count) is int and count > 0}
-    return counts if len(counts) == len(layers) else {}

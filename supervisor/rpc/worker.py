@@ -1,8 +1,8 @@
-"""One `ggml-rpc-server` on this machine: its program, its launch, its restarts and why it ended.
+"""One `ggml-rpc-server` on this machine: its program, its launch, its restarts and its exit causes.
 
-One worker on this machine, started again whenever it ends. It is asked what it offers until it
-answers once, or an engine has connected, which keeps our question out. From then on it is ready as
-long as its process lives: a question would keep the engine out that uses it.
+The worker is started again whenever it ends. It is probed until it has answered once, or until an
+engine has connected, which keeps our probe out. From then on it counts as ready as long as its
+process lives: a probe would keep out the engine that uses it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from supervisor.system.paths import Directories, make_ours, make_private
 _OTHER_PORT: Final = (
     "name another port, or 0 for any; `ip address` lists the addresses of this machine"
 )
-# Source: tools/rpc/rpc-server.cpp and ggml-rpc.cpp, build 10434. The exit code says nothing: a
-# worker that cannot listen ends with 0.
+# Source: tools/rpc/rpc-server.cpp and ggml-rpc.cpp, build 10434. The exit code is no help: a worker
+# that cannot listen ends with 0.
 _PATTERNS: Final = (
     LogPattern(
         "device_unknown",
@@ -64,12 +64,16 @@ _PATTERNS: Final = (
 
 
 def exit_reason(end: Exit, lines: Sequence[str]) -> FailureCause:
-    """Find the reason in the last lines of output, oldest first."""
+    """Find the cause in the last lines of output, oldest first."""
     for line in lines:
         for pattern in _PATTERNS:
             if texts := pattern.read(line):
                 return FailureCause(pattern.code, *texts, pattern.permanent)
-    return FailureCause("exited", _exit_text(end), "look at its log", permanent=False)
+    if end.signal is None:
+        sentence = f"it ended with code {end.code}"
+    else:
+        sentence = f"it was ended by {signal_name(end.signal)}"
+    return FailureCause("exited", sentence, "look at its log", permanent=False)
 
 
 def not_listening(address: WorkerAddress, error: OSError) -> FailureCause:
@@ -90,13 +94,7 @@ def never_listened_cause(limit_s: float) -> FailureCause:
     )
 
 
-def _exit_text(end: Exit) -> str:
-    if end.signal is None:
-        return f"it ended with code {end.code}"
-    return f"it was ended by {signal_name(end.signal)}"
-
-
-# Today's name first. Source: llama.cpp, tools/rpc/CMakeLists.txt, and its history.
+# The present name first. Source: llama.cpp, tools/rpc/CMakeLists.txt, and its history.
 _NAMES: Final = ("ggml-rpc-server", "rpc-server", "llama-rpc-server")
 _LIMIT_S: Final = 20.0
 _OPTION: Final = re.compile(r"--[a-z]+")
@@ -114,7 +112,7 @@ class WorkerProgram:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a worker is started with; None and False leave the program's own default."""
+    """Options of a worker; None and False leave the program's own default."""
 
     host: str
     port: int
@@ -124,20 +122,12 @@ class WorkerOptions:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCommand:
-    """A command line, and a clause for each option that this build does not have."""
-
-    argv: tuple[str, ...]
-    dropped: tuple[str, ...]
-
-
 def find(engine: Engine) -> WorkerProgram:
     """Find the program beside an engine, and read its help.
 
     Raises:
-        EngineMissing: The engine came without it.
-        EngineBroken: It does not run.
+        EngineMissing: The engine came without the program.
+        EngineBroken: The program does not run.
     """
     found = [path for name in _NAMES if (path := engine.path.with_name(name)).is_file()]
     if not found:
@@ -150,18 +140,17 @@ def find(engine: Engine) -> WorkerProgram:
     return WorkerProgram(found[0], engine.library_dirs, frozenset(_OPTION.findall(text)))
 
 
-def command(program: WorkerProgram, options: WorkerOptions) -> WorkerCommand:
-    """Render a command line for the build at hand."""
+def command(
+    program: WorkerProgram, options: WorkerOptions
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return a command line, and a clause for each option that this build does not have."""
     wanted = dict(_command_options(options))
     known = {name: value for name, value in wanted.items() if name in program.options}
     words = (word for name, value in known.items() for word in (name, value) if word is not None)
-    return WorkerCommand(
-        argv=(str(program.path), *words),
-        dropped=tuple(
-            f"this build's {program.path.name} has no {name}"
-            for name in wanted
-            if name not in known
-        ),
+    dropped = (name for name in wanted if name not in known)
+    return (
+        (str(program.path), *words),
+        tuple(f"this build's {program.path.name} has no {name}" for name in dropped),
     )
 
 
@@ -204,27 +193,22 @@ def _help(path: Path, library_dirs: tuple[Path, ...]) -> str:
 _NAME: Final = "worker~{}"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLaunch:
-    """A launch, and a clause for each option that the build at hand does not have."""
-
-    launch: Launch
-    dropped: tuple[str, ...]
-
-
 def worker_launch(
     engine: Engine, name: str, options: WorkerOptions, directories: Directories
-) -> WorkerLaunch:
-    """Make the launch of a worker; runs the program's help.
+) -> tuple[Launch, tuple[str, ...]]:
+    """Make the launch of a worker, and a clause for each option that the build does not have.
+
+    Runs the program's help.
 
     Raises:
-        EngineMissing, EngineBroken: The program is missing, or does not run.
+        EngineMissing, EngineBroken: The program is missing or does not run.
         AccessDenied: A directory cannot be used.
     """
     program = find(engine)
-    made = command(program, options)
+    argv, dropped = command(program, options)
     label = _NAME.format(name)
-    tag = ProcessTag(directories.runtime, label, Path(made.argv[0]))
+    tag = ProcessTag(directories.runtime, label, Path(argv[0]))
+    tensors = make_private(make_ours(directories.cache) / "workers")
     env = clean_environment(
         os.environ,
         program=program.path,
@@ -233,19 +217,15 @@ def worker_launch(
         marker=tag.text,
     )
     launch = Launch(
-        argv=made.argv,
-        # Where --cache keeps tensors, in a directory `rpc`. Source: tools/rpc/rpc-server.cpp.
-        env={**env, "LLAMA_CACHE": str(_tensors(directories))},
+        argv=argv,
+        # With --cache, tensors are in the directory `rpc` there. Source: tools/rpc/rpc-server.cpp.
+        env={**env, "LLAMA_CACHE": str(tensors)},
         cwd=program.path.parent,
         endpoint=Endpoint(host=options.host, port=options.port),
         api_key="",
         log_path=make_private(directories.log) / f"{label}.log",
     )
-    return WorkerLaunch(launch, made.dropped)
-
-
-def _tensors(directories: Directories) -> Path:
-    return make_private(make_ours(directories.cache) / "workers")
+    return launch, dropped
 
 
 WorkerState = Literal["starting", "ready", "backoff", "failed"]
@@ -261,11 +241,11 @@ _ACCEPTED: Final = "Accepted client connection"
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """One worker of this machine at one moment.
+    """The state of a worker.
 
     Attributes:
-        devices: Those that it offered last; none if an engine was connected before it was asked.
-        cause: Why it last ended; None while it is ready.
+        devices: Those at its last answer; none if an engine connected before the first probe.
+        cause: The cause of its last end; None while it is ready.
     """
 
     address: WorkerAddress
@@ -282,8 +262,9 @@ class Worker:
 
     Args:
         make_launch: Returns the launch of a run, in a thread; may raise CorralError.
-        probe: Asks it for its devices, in a thread; raises WorkerUnreachable.
-        on_end: Called when its process has ended; an engine may have used it before it answered us.
+        probe: Reads its devices, in a thread; raises WorkerUnreachable.
+        on_end: Called when its process has ended, even if it never answered a probe: an engine may
+            have used it.
     """
 
     def __init__(
@@ -316,23 +297,23 @@ class Worker:
 
     @property
     def _has_accepted(self) -> bool:
-        """Whether it has accepted a connection: ours, or that of an engine."""
+        """Whether it has accepted a connection, ours or an engine's."""
         run = self._run
         return bool(run and run.pid and _ACCEPTED in run.last_lines(_LINES_TO_JUDGE))
 
     @property
     def is_used(self) -> bool:
-        """Whether an engine is connected, by the last line that it wrote."""
+        """Whether an engine is connected, according to the last line of its output."""
         last = self._run.last_lines(1) if self._run and self._run.pid else ()
         return last == (_ACCEPTED,)
 
-    async def settled(self) -> WorkerSnapshot:
+    async def wait_settled(self) -> WorkerSnapshot:
         """Wait until it is ready, or its first start has failed."""
         await self._settled.wait()
         return self.snapshot()
 
     async def serve(self) -> None:
-        """Run it until cancelled, then kill it; return where a restart is useless."""
+        """Run it until cancelled, then kill it; return if a restart is useless."""
         while True:
             end, cause = await self._run_once()
             if not self._note_end(end, cause):
@@ -355,7 +336,7 @@ class Worker:
         return await self._watch(run)
 
     async def _watch(self, run: ProcessRun) -> tuple[Exit | None, FailureCause]:
-        """Wait for the end of a run, which must answer in time."""
+        """Wait for the end of a run; end it if it does not answer in time."""
         async with asyncio.TaskGroup() as group:
             process = group.create_task(run_to_exit(lambda: run))
             ready = group.create_task(self._wait_ready(run))
@@ -373,24 +354,21 @@ class Worker:
         return end, exit_reason(end, run.last_lines(_LINES_TO_JUDGE))
 
     async def _wait_ready(self, run: ProcessRun) -> bool:
-        """Ask it until it answers; return whether it does within the limit."""
+        """Probe it until it answers; return whether it does within the limit."""
         pause_s = _FIRST_PROBE_S
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_LIMIT_S):
                 while True:
                     await asyncio.sleep(pause_s)
-                    devices = await self._ask()
-                    # An engine that is connected already keeps our question out.
+                    devices: tuple[Device, ...] = ()
+                    with suppress(CorralError):
+                        devices = await asyncio.to_thread(self._probe)
+                    # An engine that is connected already keeps our probe out.
                     if run.pid is not None and (devices or self._has_accepted):
                         self._note_ready(run.pid, devices)
                         return True
                     pause_s = min(2 * pause_s, _LAST_PROBE_S)
         return False
-
-    async def _ask(self) -> tuple[Device, ...]:
-        with suppress(CorralError):
-            return await asyncio.to_thread(self._probe)
-        return ()
 
     def _note_ready(self, pid: int, devices: tuple[Device, ...]) -> None:
         self._ready_at_s = time.monotonic()
@@ -401,8 +379,8 @@ class Worker:
         self._settled.set()
 
     def _note_end(self, end: Exit | None, cause: FailureCause) -> bool:
-        """Note why it ended; return whether to start it again."""
-        # As if a request had ended it: engines wait for a worker, so it is never given up for that.
+        """Note its end; return whether to start it again."""
+        # Counted as if a request had ended it, so that it is never given up: engines wait for it.
         self._tracker.record(by_request=True)
         up_s = time.monotonic() - self._ready_at_s if self._ready_at_s else 0.0
         self._emit(

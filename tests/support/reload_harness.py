@@ -200,7 +200,7 @@ class ReloadHarness:
         self.triggers = ReloadTriggers(reload)
 
     def _planner(self, loaded: Loaded) -> FakePlanner:
-        return FakePlanner(loaded.settings, self._runtime, self.adapted.of, self.programs)
+        return FakePlanner(loaded.settings, self._runtime, self.adapted.values_of, self.programs)
 
     def _read(self) -> Loaded:
         return Loaded(self.settings, Path("corral.toml"), {})

@@ -151,7 +151,7 @@ async def test_what_failed_changes_nothing_and_is_tried_later_and_later(
         adaptive.harness.programs[8] = BROKEN
     assert await adaptive.adapt(slots(8))
     assert adaptive.running == [1]
-    assert adaptive.harness.adapted.of("chat") == {}
+    assert adaptive.harness.adapted.values_of("chat") == {}
     assert adaptive.harness.traffic.admitted == {"chat.0"}
     adaptive.now_s = 59
     assert not await adaptive.adapt(slots(8))
@@ -214,7 +214,7 @@ async def test_a_model_that_is_stopped_while_it_is_changed_stays_down(adaptive: 
         harness.fleet.command("stop")
     assert changing.result()
     await harness.fleet.all_down()
-    assert harness.adapted.of("chat") == {}
+    assert harness.adapted.values_of("chat") == {}
     assert adaptive.emitted("model.adapt_failed") == []
     assert all(one.instance.snapshot().pid is None for one in harness.fleet.all_replicas())
 
@@ -222,11 +222,11 @@ async def test_a_model_that_is_stopped_while_it_is_changed_stays_down(adaptive: 
 async def test_values_end_with_the_run_of_an_instance(adaptive: Adaptive) -> None:
     harness = adaptive.harness
     await adaptive.adapt(slots(8))
-    assert harness.adapted.of("chat")
+    assert harness.adapted.values_of("chat")
     harness.fleet.command("stop")
     await harness.fleet.all_down()
     await adaptive.adapt()
-    assert harness.adapted.of("chat") == {}
+    assert harness.adapted.values_of("chat") == {}
     harness.fleet.command("start")
     await harness.fleet.models["chat"].at(0).instance.wait(frozenset({State.READY}))
     assert adaptive.running == [1]

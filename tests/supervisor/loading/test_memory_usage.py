@@ -48,7 +48,8 @@ def taken_bytes(directory: Path, seen_bytes: int) -> int:
     fleet.replica("chat.0").fingerprint = FINGERPRINT
     observed = ObservedMemory()
     observed.note(FINGERPRINT, seen_bytes)
-    return MemoryUsage(fleet, observed=observed).required([fleet.models["chat"]])["chat"][HOST]
+    usage = MemoryUsage(fleet, observed=observed)
+    return usage.required_bytes([fleet.models["chat"]])["chat"][HOST]
 
 
 def test_an_observation_above_the_estimate_replaces_it(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_the_capacity_is_looked_up_once_for_all_models(
     )
     engines = iter([engine()])
     monkeypatch.setattr(Planned, "engine", lambda _: next(engines))
-    assert list(MemoryUsage(fleet).required(fleet.models.values())) == names
+    assert list(MemoryUsage(fleet).required_bytes(fleet.models.values())) == names
 
 
 def test_adding_models_to_a_fleet_is_linear(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_worker_serves_one_model_at_a_time(tmp_path: Path) -> None:
     )
     usage = MemoryUsage(fleet)
     assert usage.capacity()["worker a"] == 1
-    required = usage.required(fleet.models.values())
+    required = usage.required_bytes(fleet.models.values())
     assert [required[name].get("worker a", 0) for name in fleet.models] == [1, 1, 0]
 
 
@@ -143,13 +144,13 @@ async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -
     free_mib = 20 * 1024
     fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
     usage, (chat, huge) = MemoryUsage(fleet), fleet.models.values()
-    needs = usage.required([chat])["chat"]["Vulkan0"]
-    await usage.look([chat])
+    needs = usage.required_bytes([chat])["chat"]["Vulkan0"]
+    await usage.refresh_devices([chat])
     assert usage.capacity()["Vulkan0"] == usage.free()["Vulkan0"] == 20 * GIB
-    assert usage.required([chat])["chat"]["Vulkan0"] == needs
+    assert usage.required_bytes([chat])["chat"]["Vulkan0"] == needs
     free_mib = 4 * 1024
     fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
-    await usage.look([chat])
+    await usage.refresh_devices([chat])
     # All of what is left, so that idle models go; what never fits must not have them unloaded.
-    assert usage.required([chat])["chat"]["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
-    assert usage.required([huge])["huge"]["Vulkan0"] > 24 * GIB
+    assert usage.required_bytes([chat])["chat"]["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
+    assert usage.required_bytes([huge])["huge"]["Vulkan0"] > 24 * GIB

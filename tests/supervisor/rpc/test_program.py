@@ -19,19 +19,19 @@ def test_the_program_ships_beside_the_engine(engine: Engine) -> None:
 
 
 def test_an_option_of_another_build_is_dropped_with_the_reason(engine: Engine) -> None:
-    made = command(find(engine), ALL)
-    assert made.argv[1:] == (
+    argv, dropped = command(find(engine), ALL)
+    assert argv[1:] == (
         *("--host", "127.0.0.1", "--port", "50052", "--threads", "2"),
         *("--device", "CPU", "--cache"),
     )
-    assert made.dropped == ("this build's ggml-rpc-server has no --mem",)
+    assert dropped == ("this build's ggml-rpc-server has no --mem",)
 
 
 def test_a_build_with_all_options_gets_them() -> None:
     names = {"--host", "--port", "--threads", "--device", "--cache", "--mem"}
-    made = command(WorkerProgram(Path("/x/rpc-server"), (), frozenset(names)), ALL)
-    assert made.argv[-3:] == ("--cache", "--mem", "512")
-    assert made.dropped == ()
+    argv, dropped = command(WorkerProgram(Path("/x/rpc-server"), (), frozenset(names)), ALL)
+    assert argv[-3:] == ("--cache", "--mem", "512")
+    assert dropped == ()
 
 
 def test_an_engine_without_the_program_says_where_there_is_one(

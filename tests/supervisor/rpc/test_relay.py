@@ -13,7 +13,8 @@ import uvloop
 from support.corral_cli import PATIENCE_S
 
 from supervisor.rpc import relay as relay_module
-from supervisor.rpc.relay import Address, Relay, _WorkerSide
+from supervisor.rpc.address import WorkerAddress
+from supervisor.rpc.relay import Relay, _WorkerSide
 
 COMPUTE = bytes([10]) + (4).to_bytes(8, "little") + b"node"
 SET_TENSOR = bytes([6])
@@ -28,7 +29,7 @@ def ignore(_latency_us: int) -> None:
 
 
 @asynccontextmanager
-async def worker(serve: Serve) -> AsyncIterator[Address]:
+async def worker(serve: Serve) -> AsyncIterator[WorkerAddress]:
     """Serve until the block ends; every connection must have been closed by then."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -42,7 +43,7 @@ async def worker(serve: Serve) -> AsyncIterator[Address]:
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
-        yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        yield WorkerAddress("a", "127.0.0.1", server.sockets[0].getsockname()[1])
     finally:
         server.close()
         if tasks:
@@ -134,7 +135,7 @@ def test_a_pass_is_timed_from_before_it_is_passed_on(monkeypatch: pytest.MonkeyP
     engine = relay_module.EngineSide(connect, found.append, set())
     engine.begin(Worker())
     engine.data_received(COMPUTE + GET_TENSOR)
-    engine.answered()
+    engine.note_response()
     assert found == [5000]
 
 
@@ -186,7 +187,7 @@ async def test_a_worker_that_is_gone_closes_the_connection() -> None:
 async def test_a_worker_that_does_not_listen_closes_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    relay = Relay(Address("127.0.0.1", port), ignore)
+    relay = Relay(WorkerAddress("a", "127.0.0.1", port), ignore)
     async with asyncio.timeout(PATIENCE_S), relay.serve():
         reader, writer = await asyncio.open_connection(relay.address.host, relay.address.port)
         await assert_closed(reader)
@@ -216,7 +217,7 @@ async def test_at_its_end_every_connection_is_closed() -> None:
 
 
 def test_it_listens_on_loopback_and_can_be_closed_unused() -> None:
-    relay = Relay(Address("127.0.0.1", 1), ignore)
+    relay = Relay(WorkerAddress("a", "127.0.0.1", 1), ignore)
     assert relay.address.host == "127.0.0.1"
     assert relay.address.port > 0
     relay.close()

@@ -17,8 +17,9 @@ from support.slow_worker import worker
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.probe import environment
+from supervisor.rpc.address import WorkerAddress
 from supervisor.rpc.balance import ShardMetrics
-from supervisor.rpc.relay import Address, Relay
+from supervisor.rpc.relay import Relay
 from supervisor.rpc.shards import layer_counts, split_for
 
 LIMIT_S = 60
@@ -49,7 +50,7 @@ async def process(engine: Engine, *argv: object) -> AsyncIterator[asyncio.subpro
 
 @asynccontextmanager
 async def head(
-    engine: Engine, model: Path, workers: Sequence[Address], split: Sequence[int]
+    engine: Engine, model: Path, workers: Sequence[WorkerAddress], split: Sequence[int]
 ) -> AsyncIterator[int]:
     """Yield the port of an engine that serves a model over these workers."""
     port, rpc = free_port(), ",".join(f"{one.host}:{one.port}" for one in workers)
@@ -92,7 +93,7 @@ async def test_every_pass_of_each_shard_is_measured(engine: Engine, tmp_path: Pa
         addresses = []
         for one in shards:
             _, rpc_port = stack.enter_context(worker(engine))
-            relay = Relay(Address("127.0.0.1", rpc_port), one.record)
+            relay = Relay(WorkerAddress("a", "127.0.0.1", rpc_port), one.record)
             await stack.enter_async_context(relay.serve())
             addresses.append(relay.address)
         port = await stack.enter_async_context(head(engine, model, addresses, split))

@@ -38,7 +38,7 @@ class Served:
         options = WorkerOptions("127.0.0.1", self.address.port, threads=1, device=device)
         self.worker = Worker(
             self.address,
-            lambda: worker_launch(engine, "a", options, Directories(*[home] * 5)).launch,
+            lambda: worker_launch(engine, "a", options, Directories(*[home] * 5))[0],
             ask or functools.partial(probe, engine, self.address, 0.5),
             PATIENT,
             EventStream(lambda event: self.events.append((event.name, event.fields))).emit,
@@ -66,7 +66,7 @@ class Served:
 async def test_a_worker_serves_and_ends_with_its_supervisor(engine: Engine, tmp_path: Path) -> None:
     served = Served(engine, tmp_path)
     async with served.up() as worker:
-        found = await worker.settled()
+        found = await worker.wait_settled()
         assert found.state == "ready"
         assert found.pid
         assert sum(one.total_mib for one in found.devices) > 0
@@ -81,7 +81,7 @@ async def test_a_killed_worker_comes_back_at_the_same_address(
 ) -> None:
     served = Served(engine, tmp_path)
     async with served.up() as worker:
-        first = (await worker.settled()).pid
+        first = (await worker.wait_settled()).pid
         assert first
         os.kill(first, signal.SIGKILL)
         await served.until(lambda: len(served.emitted("worker.ready")) == 2)
@@ -130,7 +130,7 @@ async def test_a_client_that_leaves_before_its_answer_does_not_kill_it(
 ) -> None:
     served = Served(engine, tmp_path)
     async with served.up() as worker:
-        pid = (await worker.settled()).pid
+        pid = (await worker.wait_settled()).pid
         hello = bytes([14]) + (24).to_bytes(8, "little") + bytes(24)
         where = ("127.0.0.1", served.address.port)
         for _ in range(3):
@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_before_its_answer_does_not_kill_it(
 async def test_a_device_that_is_not_there_fails_for_good(engine: Engine, tmp_path: Path) -> None:
     served = Served(engine, tmp_path, device="nope")
     async with served.up() as worker:
-        found = await worker.settled()
+        found = await worker.wait_settled()
     assert found.state == "failed"
     assert found.cause
     assert found.cause.sentence == "there is no device nope here"
@@ -158,7 +158,7 @@ async def test_a_taken_port_is_tried_again(engine: Engine, tmp_path: Path) -> No
     served = Served(engine, tmp_path)
     with socket.create_server(("127.0.0.1", served.address.port)):
         async with served.up() as worker:
-            found = await worker.settled()
+            found = await worker.wait_settled()
             assert found.state in {"backoff", "starting"}
             assert found.cause
             assert f"cannot listen on {served.address}" in found.cause.sentence
