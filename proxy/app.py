@@ -98,7 +98,6 @@ class App:
 
     Attributes:
         handle_ollama: Handler of the address with Ollama's API, if there is one.
-        sessions: Sessions of the dashboard, if there is one.
         handle_engine_ui: Handler of the address with llama.cpp's web UI, if there is one.
         token_limits: Token limits of the API keys; each request's tokens are charged to them.
     """

@@ -80,14 +80,12 @@ _ANTHROPIC_TYPES: Final = MappingProxyType(
 
 
 def openai_type(status: int) -> str:
-    """Return the `type` that OpenAI's client libraries expect for a status."""
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"
 
 
 def anthropic_type(status: int) -> str:
-    """Return the `type` that Anthropic's client libraries expect for a status."""
     default = "invalid_request_error" if status < 500 else "api_error"
     return _ANTHROPIC_TYPES.get(status, default)
 
@@ -99,8 +97,6 @@ class ProxyError(Exception):
         code: Stable name in snake case for programs.
         param: The request's member that it is about, if programs look for that.
         retry_after_s: Whole seconds after which a retry can succeed, at least 1; None if unknown.
-        extra_headers: Header fields of every response with this error.
-        ends_connection: Whether the connection is closed after the response.
     """
 
     status: ClassVar[int] = 500

@@ -73,7 +73,6 @@ class Server:
 
     @property
     def listen(self) -> str:
-        """The address of its settings."""
         return self._settings.listen
 
     @property
@@ -113,7 +112,9 @@ class Server:
         listen = functools.partial(
             asyncio.get_running_loop().create_server,
             self._accept(functools.partial(self._make_connection, manager)),
-            backlog=self._backlog,
+            # The loop accepts the whole queue in one step, before it can reject any connection, so
+            # the queue must fit into the remaining file descriptors.
+            backlog=min(_BACKLOG_MAX, max(16, self._app.connections.limit // 2)),
         )
         if sockets:
             self._listeners += [await listen(sock=sock) for sock in sockets]
@@ -176,15 +177,6 @@ class Server:
             await manager.shutdown(_SHUTDOWN_TIMEOUT_S)
         self._app.close()
 
-    @property
-    def _backlog(self) -> int:
-        """The length of the kernel's accept queue.
-
-        The loop accepts the whole queue in one step, before it can reject any connection, so the
-        queue must fit into the remaining file descriptors.
-        """
-        return min(_BACKLOG_MAX, max(16, self._app.connections.limit // 2))
-
     def _accept(self, make: Callable[[], Connection]) -> Callable[[], asyncio.Protocol]:
         if self._app.tls is None:
             return make
@@ -237,7 +229,6 @@ class Server:
 
 
 def _explain(error: OSError) -> tuple[str, str]:
-    """Return the reason of a failed listen, and a hint."""
     if error.errno == errno.EADDRINUSE:
         return "the port is in use", "stop what uses it, or set another listen under [proxy]"
     if error.errno in {errno.EACCES, errno.EPERM}:

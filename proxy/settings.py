@@ -1,12 +1,12 @@
 """The settings of the proxy: `[proxy]` with its tables, and `[jobs]`.
 
-    [proxy]                    where the proxy listens, and the limits it keeps
+    [proxy]                    the proxy's addresses and limits
     [proxy.limits]             members of requests; each limit is far above realistic requests
     [proxy.batch]              how batch requests gather
     [proxy.ollama]             which addresses have Ollama's API
     [proxy.stored_responses]   responses that later requests name as `previous_response_id`
     [proxy.tls]                the certificate of the listening address
-    [proxy.tracing]            where traces of requests are sent
+    [proxy.tracing]            the collector of traces
     [jobs]                     the limits of files and batches
 
 Requests beyond `[proxy.limits]` crash llama-server or block its single computing thread, and with
@@ -360,7 +360,7 @@ Policy = Literal["affinity", "least-busy", "round-robin"]
 
 
 class ProxySettings(SettingsTable):
-    """`[proxy]`: where clients connect, and what they may send."""
+    """`[proxy]`: the address for clients, and limits on their requests."""
 
     listen: Address = Field(
         "127.0.0.1:8080", description="HOST:PORT that clients connect to; port 0 takes any free one"
@@ -550,7 +550,6 @@ class ProxySettings(SettingsTable):
 
     @property
     def host(self) -> str:
-        """The address to listen on, without the brackets of IPv6."""
         return host_of(self.listen)
 
     @property

@@ -185,7 +185,7 @@ def has_full_disk(directory: Path) -> bool:
         return True
 
 
-def of_sqlite(error: sqlite3.Error, *, is_disk_full: bool) -> ProxyError | None:
+def sqlite_failure(error: sqlite3.Error, *, is_disk_full: bool) -> ProxyError | None:
     """Return the error for clients, None for a fault of ours."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     # On a full disk, opening the database fails with an I/O error.
@@ -205,7 +205,7 @@ def _no_space(*, is_at_limit: bool) -> StorageFull:
     return StorageFull("the disk that holds files and batches is full; free some of its space")
 
 
-def of_system(error: OSError) -> ProxyError:
+def system_failure(error: OSError) -> ProxyError:
     if error.errno in _FULL:
         return _no_space(is_at_limit=False)
     return StorageFailed(f"the database of jobs cannot be used: {error.strerror}")
@@ -220,7 +220,6 @@ class Database:
     """The database; the first call opens it and creates it if needed.
 
     Args:
-        max_bytes: Largest size of the database.
         on_failure: Called with the reason when it can no longer be written, and with None when it
             can be written again.
 
@@ -269,11 +268,9 @@ class Database:
         return result
 
     async def read_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Repeat `read` until the database can be used."""
         return await _retry_until_done(lambda: self.read(work))
 
     async def write_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Repeat `write` until the database can be written."""
         return await _retry_until_done(lambda: self.write(work))
 
     def close(self) -> None:
@@ -298,14 +295,14 @@ class Database:
             return run_in_transaction(connection, work)
         except sqlite3.Error as error:
             is_disk_full = has_full_disk(self.path.parent)
-            failure = of_sqlite(error, is_disk_full=is_disk_full)
+            failure = sqlite_failure(error, is_disk_full=is_disk_full)
             if failure is None:
                 raise
             if isinstance(failure, StorageFailed):
                 self._close()  # the next call opens it again
             raise failure from error
         except OSError as error:
-            raise of_system(error) from error
+            raise system_failure(error) from error
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -317,7 +314,6 @@ class Database:
 def _run_and_detect_changes(
     connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Result]
 ) -> tuple[Result, bool]:
-    """Return the result of `work`, and whether it wrote anything."""
     before = connection.total_changes
     result = work(connection)
     return result, connection.total_changes != before

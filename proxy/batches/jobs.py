@@ -20,7 +20,8 @@ from proxy.batches import rows
 from proxy.batches.api_objects import batch_object, limit_of, page_object
 from proxy.batches.database import Database
 from proxy.batches.files_api import FilesEndpoint, check_ttl_s
-from proxy.batches.line_runner import Access, JobReporter, Requests, Tools, owner_of
+from proxy.batches.line_runner import Access, JobReporter, Tools, owner_of
+from proxy.batches.own_requests import OwnRequests
 from proxy.batches.records import COMPLETION_WINDOW, Batch, NewBatch
 from proxy.batches.runner import Places, Runner, places_of
 from proxy.errors import BadRequest, NotFound, quote
@@ -174,7 +175,7 @@ class Jobs:
     def __init__(
         self,
         storage: JobStorage,
-        requests: Requests,
+        requests: OwnRequests,
         loader: ModelLoader,
         keys: ApiKeys,
         bodies: Bodies,

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -27,7 +27,7 @@ from proxy.batches import lines as lines_module
 from proxy.batches import rows
 from proxy.batches.database import Database
 from proxy.batches.lines import RequestLine
-from proxy.batches.own_requests import OwnAnswer
+from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.batches.records import (
     ACTIVE,
     ENDED,
@@ -105,7 +105,6 @@ class JobReporter:
         self._waits.pop(batch.id, None)
 
     def note_wait(self, batch: Batch, reason: str) -> None:
-        """Note that a line of a batch cannot be computed now."""
         self._waits[batch.id] = reason
 
     def wait_reason(self, batch: Batch) -> str | None:
@@ -164,11 +163,7 @@ class Retry:
 def retry_of(answer: OwnAnswer, failures: int, waits: int, max_attempts: int) -> Retry | None:
     """Return the retry that follows an answer, None if the answer is the result.
 
-    Args:
-        answer: The answer.
-        failures: Counted attempts before this one.
-        waits: Uncounted attempts before this one.
-        max_attempts: Most counted attempts.
+    `failures` and `waits` are the counted and uncounted attempts before this one.
     """
     if answer.is_limited:
         wait_s = min(answer.retry_after_s or _FIRST_S, _MAX_S)
@@ -185,26 +180,12 @@ def _pause_s(before: int, hint_s: int | None) -> float:
     return min(max(doubled_s, hint_s or 0.0), _MAX_S)
 
 
-class Requests(Protocol):
-    """Sends requests: `proxy.batches.own_requests.OwnRequests`, or a fake in tests."""
-
-    async def answer(
-        self,
-        path: str,
-        members: Mapping[str, Any],
-        *,
-        client: str,
-        names: ModelNames,
-        request_id: str,
-    ) -> OwnAnswer: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Tools:
     """The surroundings of a job; `now` returns Unix time in whole seconds."""
 
     database: Database
-    requests: Requests
+    requests: OwnRequests
     access: Access
     settings: JobSettings
     reporter: JobReporter
@@ -222,17 +203,9 @@ class KeyGone(Exception):
 async def run_line(
     batch: Batch, line: StoredLine, request: RequestLine, tools: Tools, pause: Pause
 ) -> None:
-    """Compute a line and store its result, unless cancelled.
+    """Compute a line and store its result, unless cancelled; raises KeyGone.
 
-    Args:
-        batch: Its batch.
-        line: The stored line.
-        request: The parsed line.
-        tools: The job's surroundings.
-        pause: Waits a number of seconds while lines of other keys are computed.
-
-    Raises:
-        KeyGone: Its owner's key is gone.
+    `pause` waits a number of seconds while lines of other keys are computed.
     """
     request_id = new_id("req_")
     answer = await _final_answer(batch, request, request_id, tools, pause)

@@ -25,12 +25,7 @@ from proxy.settings import JobSettings, ProxySettings
 
 
 class LineSplitter:
-    """Splits a file into lines, which keep their end of line; the last line may have none.
-
-    Attributes:
-        count: Number of lines so far.
-        size_bytes: Bytes of the file so far.
-    """
+    """Splits a file into lines, which keep their end of line; the last line may have none."""
 
     def __init__(self, settings: JobSettings) -> None:
         self._settings = settings
@@ -181,7 +176,6 @@ def expired_result(number: int, custom_id: str) -> LineResult:
 
 
 def message_of(body: bytes) -> str:
-    """Return the message of an error response."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -213,11 +207,7 @@ CheckModel = Callable[[str | None], object]
 
 
 class Validation:
-    """The validation of a file's lines; blank lines do not count.
-
-    Attributes:
-        total: Number of requests so far.
-    """
+    """The validation of a file's lines; blank lines do not count."""
 
     def __init__(self, endpoint: str, settings: ProxySettings, check_model: CheckModel) -> None:
         self._endpoint = endpoint
@@ -229,7 +219,6 @@ class Validation:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many errors were found as are reported."""
         return len(self._problems) >= _PROBLEMS_MAX
 
     def add_all(self, lines: Iterable[StoredLine]) -> None:

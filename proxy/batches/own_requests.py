@@ -75,7 +75,6 @@ class HeldResponse:
         self._body.clear()
 
     def put(self, _chunk: bytes) -> bool:
-        """Leave the chunk to `write`."""
         return False
 
     async def write(self, chunk: bytes) -> None:
@@ -88,7 +87,6 @@ class HeldResponse:
         self.record.count(self.body)
 
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Take an instance's error response."""
         await self.begin(status, headers)
         await self.finish(body)
 
@@ -159,7 +157,6 @@ class OwnRequests:
         begin during a drain.
 
         Args:
-            path: The endpoint.
             members: The body; `stream` and `stream_options` are removed.
             client: Name of an API key, or an address.
             names: The models that the client may use.
@@ -217,7 +214,6 @@ class OwnRequests:
 
 
 def refusal(path: str, error: ProxyError) -> OwnAnswer:
-    """Return an error as an endpoint's answer."""
     body = orjson.dumps(error_body(path, error))
     return OwnAnswer(error.status, body, error.retry_after_s, isinstance(error, KeyLimited))
 

@@ -46,7 +46,6 @@ def add_lines(connection: sqlite3.Connection, key: int, first: int, lines: Itera
 
 
 def finish_file(connection: sqlite3.Connection, key: int, size_bytes: int, expires_at: int) -> None:
-    """Make a file visible to clients."""
     connection.execute(
         "UPDATE files SET state = 'ready', size_bytes = ?, expires_at = ? WHERE key = ?",
         (size_bytes, expires_at, key),
@@ -80,7 +79,6 @@ def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> Sto
 
 
 def _reader(connection: sqlite3.Connection, key: int) -> str | None:
-    """Return the id of a batch that has not ended and reads a file."""
     row = connection.execute(
         "SELECT id FROM batches WHERE input_file = ? "
         "AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
@@ -173,9 +171,7 @@ def expire_files(connection: sqlite3.Connection, now: int) -> None:
 def sweep_files(connection: sqlite3.Connection, uploading: Collection[str]) -> bool:
     """Remove some rows of files that clients cannot see; return whether more may be left.
 
-    Args:
-        connection: The database.
-        uploading: Ids of files that are being written.
+    `uploading` has the ids of files that are being written.
     """
     gone = connection.execute("SELECT * FROM files WHERE state != 'ready' ORDER BY key").fetchall()
     file = next((StoredFile(**row) for row in gone if row["id"] not in uploading), None)
@@ -384,7 +380,6 @@ def end_batch(
 def _add_file(
     connection: sqlite3.Connection, batch: Batch, is_error: int, now: int, expires_at: int
 ) -> str | None:
-    """Add a result file of a batch and return its id; None if it would be empty."""
     size_bytes = connection.execute(
         "SELECT SUM(LENGTH(data)) FROM results WHERE batch = ? AND (outcome != 'completed') = ?",
         (batch.key, is_error),

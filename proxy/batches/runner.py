@@ -68,7 +68,6 @@ class Places:
             raise
 
     def release(self, place: Place) -> None:
-        """Release a place, if it is taken."""
         if place.granted.is_set():
             place.granted.clear()
             self._count(place, -1)
@@ -82,14 +81,16 @@ class Places:
         self._held_bytes += change * place.size_bytes
 
     def _grant(self) -> None:
-        while place := min(filter(self._has_room, self._waiting), key=self._turn, default=None):
+        def places_of_owner(place: Place) -> int:
+            return self._taken_by[place.model, place.owner]
+
+        # Among equals, `min` takes the first in the queue.
+        while place := min(
+            filter(self._has_room, self._waiting), key=places_of_owner, default=None
+        ):
             self._waiting.remove(place)
             self._count(place, 1)
             place.granted.set()
-
-    def _turn(self, place: Place) -> int:
-        """Return the places of an owner; among equals, `min` takes the first in the queue."""
-        return self._taken_by[place.model, place.owner]
 
     def _has_room(self, place: Place) -> bool:
         is_small = self._held_bytes + place.size_bytes <= _MEMORY_MAX_BYTES
@@ -128,7 +129,6 @@ class Job:
             await self._end()
 
     def cancel(self) -> None:
-        """End the batch without computing its remaining lines."""
         self._is_cancelled = True
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time())
@@ -154,9 +154,15 @@ class Job:
             self._is_cancelled = True
             return
         validation = Validation(self._batch.endpoint, self._settings, names.resolve)
-        at: int | None = 0
-        while at is not None and not validation.is_full:
-            at = await self._validate_some(validation, at)
+        after = 0
+        while not validation.is_full:
+            lines = await self._tools.database.read_until_done(
+                functools.partial(rows.lines_of, key=self._batch.input_file, after=after)
+            )
+            await asyncio.to_thread(validation.add_all, lines)
+            if not lines:
+                break
+            after = lines[-1].number
         errors, total, now = validation.errors(), validation.total, self._tools.now()
         batch_id = self._batch.id
         self._note(
@@ -169,14 +175,6 @@ class Job:
             )
         )
 
-    async def _validate_some(self, validation: Validation, after: int) -> int | None:
-        """Validate some lines behind a number; return the last one's number, or None at the end."""
-        lines = await self._tools.database.read_until_done(
-            lambda connection: rows.lines_of(connection, self._batch.input_file, after)
-        )
-        await asyncio.to_thread(validation.add_all, lines)
-        return lines[-1].number if lines else None
-
     async def _compute(self) -> None:
         after = 0
         async with asyncio.TaskGroup() as group:
@@ -187,7 +185,6 @@ class Job:
                     await self._begin(line, group)
 
     async def _begin(self, line: StoredLine, group: asyncio.TaskGroup) -> None:
-        """Compute a line as soon as its model has a place for it."""
         request = read_valid_line(line.data)
         place = Place(self._model(request), self._batch.owner, len(line.data))
         async with self._order:
@@ -240,7 +237,6 @@ class Job:
         )
 
     async def _complete(self) -> End:
-        """Store a result for each line without one, because the batch has expired."""
         after = 0
         while lines := await self._pending(after, _EXPIRED_AT_ONCE):
             after = lines[-1].number
@@ -276,11 +272,9 @@ class Runner:
         self._sweep_soon = asyncio.Event()
 
     def wake(self) -> None:
-        """Note that a batch was created."""
         self._wake.set()
 
     def cancel(self, batch_id: str) -> None:
-        """Note that a batch is being cancelled."""
         if job := self._jobs.get(batch_id):
             job.cancel()
         else:

@@ -22,7 +22,6 @@ class ForgottenConversations:
     Attributes:
         turn_hashes: Hashes of all their turns, as far as known.
         slots: Idle slots that held them, as (instance, slot id).
-        numbers: Numbers of the conversations that were known.
     """
 
     turn_hashes: frozenset[int]
@@ -70,7 +69,6 @@ class LatestConversations:
             self._count(owner, -1)
 
     def forget(self, ended: int) -> None:
-        """Forget the conversations of a set of processes."""
         for conversation, run in tuple(self._latest.items()):
             if run.bit & ended:
                 del self._latest[conversation]
@@ -112,7 +110,6 @@ class Conversation:
 
     @property
     def owner(self) -> str:
-        """Name of the owning instance."""
         return self.run.name
 
 
@@ -155,7 +152,6 @@ class Conversations:
         return latest
 
     def forget(self, ended: int) -> None:
-        """Stop counting the conversations of a set of processes."""
         for latest in self._latest.values():
             latest.forget(ended)
 

@@ -20,7 +20,6 @@ class ConversationFingerprint:
     Attributes:
         turn_hashes: Hashes that identify its next turn, oldest first; empty if another instance has
             the conversation or it is unknown.
-        blocks: Block hashes of its last prompt.
     """
 
     turn_hashes: tuple[int, ...] = ()
@@ -41,7 +40,6 @@ class RestoredSlot:
 
     Attributes:
         task: Number of its last task, -1 for none; while it is unchanged, so is the content.
-        tokens: Tokens in the slot.
     """
 
     id_slot: int

@@ -51,7 +51,6 @@ class EvictedConversations:
     """Conversations that one cache evicted and that have not returned yet.
 
     Attributes:
-        size_bytes: Their total size.
         absent_share: Share of recently returned conversations that were gone; None before any has
             returned.
     """
@@ -72,7 +71,6 @@ class EvictedConversations:
             self.remove(next(iter(self._sizes_bytes)))
 
     def remove(self, conversation: object) -> None:
-        """Remove a conversation, if it is known."""
         self.size_bytes -= self._sizes_bytes.pop(conversation, 0.0)
 
     def note_return(self, conversation: object, expected_share: float, *, is_absent: bool) -> None:
@@ -138,7 +136,6 @@ class PromptMatcher:
 
 
 def continues(blocks: Sequence[int], before: Sequence[int]) -> bool:
-    """Return whether a prompt begins with all of an earlier one."""
     return len(before) <= len(blocks) and (not before or blocks[len(before) - 1] == before[-1])
 
 
@@ -205,12 +202,10 @@ class HostCache:
 
     @property
     def copied_tokens(self) -> list[int]:
-        """The tokens of each copy, the oldest first."""
         return [copy.tokens for copy in self._copies]
 
     @property
     def conversations(self) -> int:
-        """Number of conversations with a copy."""
         return len(self._latest)
 
     @property
@@ -251,7 +246,6 @@ class HostCache:
     # What happens.
 
     def note_copies(self, idle: Iterable[Held]) -> None:
-        """Note that a task begins in another slot, while these are idle."""
         for held in idle:
             if held.conversation is not None and held.tokens != self.holds(held.conversation):
                 self._add(held.conversation, held)
@@ -261,10 +255,7 @@ class HostCache:
     ) -> None:
         """Note that a task without a named slot gets this one.
 
-        Args:
-            slot: Content of the slot before.
-            conversation: The task's conversation, None if unknown.
-            blocks: Blocks of the task's prompt.
+        `slot` is its content before; `conversation` is None if unknown.
         """
         self.note_copies((slot,))
         matcher = PromptMatcher(conversation, blocks)
@@ -283,10 +274,14 @@ class HostCache:
     def note_found(self, conversation: object, cached_tokens: int) -> None:
         """Note how many tokens of a task's prompt the engine found in its cache."""
         if move := self._moves.pop(conversation, None):
-            self._correct(move, cached_tokens)
+            # Our belief whether the copy was moved is uncertain near the limit of a quarter.
+            was_moved = cached_tokens > move.least_tokens
+            if was_moved and not move.is_believed and move.copy in self._copies:
+                self._remove(move.copy)
+            elif move.is_believed and not was_moved:
+                self._put_back(move.copy)
             if move.copy.conversation == conversation and move.is_believed:
-                was_hit = cached_tokens > move.least_tokens
-                self._hit_share = average(self._hit_share, float(was_hit))
+                self._hit_share = average(self._hit_share, float(was_moved))
         copy = self._latest.get(conversation)
         # The client changed the prompt, for instance left out the answer's reasoning: this turn's
         # copy will not contain the old one.
@@ -314,14 +309,6 @@ class HostCache:
             elif fit.kept_share > best.kept_share and fit.tokens > best.tokens:
                 best, best_copy = fit, copy
         return (best_copy, best) if best_copy else (near_copy, near)
-
-    def _correct(self, move: _Move, cached_tokens: int) -> None:
-        """Correct whether a copy was moved, which is uncertain near the limit of a quarter."""
-        was_moved = cached_tokens > move.least_tokens
-        if was_moved and not move.is_believed and move.copy in self._copies:
-            self._remove(move.copy)
-        elif move.is_believed and not was_moved:
-            self._put_back(move.copy)
 
     def _put_back(self, copy: _Copy) -> None:
         if again := self._latest.get(copy.conversation):

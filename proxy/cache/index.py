@@ -38,13 +38,11 @@ class CacheHint:
     """The beliefs about the caches for one prompt at one moment.
 
     Attributes:
-        owner: The instance that has the conversation, or None.
         cached: (tokens of the prompt, set of instances that hold as many), most tokens first; an
             instance is in one set at most. A file counts for all instances that can restore it,
             less the tokens that could be computed in the time of reading it.
         held: The same, without files.
         saved: The same, of files alone.
-        conversation: None for a new one.
     """
 
     owner: str | None = None
@@ -54,14 +52,12 @@ class CacheHint:
     conversation: Conversation | None = None
 
     def cached_tokens(self, instances: int) -> int:
-        """Return the most tokens of the prompt that any of these instances has cached."""
         return most_tokens(self.cached, instances)
 
     def held_tokens(self, instances: int) -> int:
         return most_tokens(self.held, instances)
 
     def saved_tokens(self, instances: int) -> int:
-        """Return the most tokens that a file is worth to any of these instances."""
         return most_tokens(self.saved, instances)
 
 
@@ -72,7 +68,7 @@ def most_tokens(levels: Levels, instances: int) -> int:
     return next((tokens for tokens, holders in levels if holders & instances), 0)
 
 
-def at_most(levels: Levels, some: int, tokens_max: int) -> list[tuple[int, int]]:
+def limit_levels(levels: Levels, some: int, tokens_max: int) -> list[tuple[int, int]]:
     """Return the levels after limiting the instances in `some` to `tokens_max` tokens."""
     found = []
     for tokens, holders in levels:
@@ -84,7 +80,7 @@ def at_most(levels: Levels, some: int, tokens_max: int) -> list[tuple[int, int]]
     )
 
 
-def best_of(levels: Levels, other: Levels) -> list[tuple[int, int]]:
+def merge_levels(levels: Levels, other: Levels) -> list[tuple[int, int]]:
     """Return for each instance the larger of its tokens in two levels."""
     found, seen = [], 0
     for tokens, holders in sorted((*levels, *other), reverse=True):
@@ -104,8 +100,6 @@ class PrefixIndex:
     Attributes:
         digests: Prefixes of this machine's instances, for other machines.
         remote: Prefixes that other machines report.
-        recent: The latest prompt of each conversation.
-        files: Slot files on disk.
     """
 
     def __init__(
@@ -141,7 +135,6 @@ class PrefixIndex:
         return self._runs[name].bit
 
     def forget(self, name: str) -> None:
-        """Forget an instance that does not come back."""
         self._runs.end(name)
         self.digests.forget(name)
 
@@ -149,11 +142,9 @@ class PrefixIndex:
         return self._runs[name].slot_map
 
     def run(self, name: str) -> Run | None:
-        """Return the latest process of an instance."""
         return self._runs.get(name)
 
     def runs_with_files(self) -> Collection[Run]:
-        """Return the processes that can restore slot files."""
         return self._runs.with_files.values()
 
     def note_end(self, name: str, *, has_failed: bool) -> None:
@@ -175,8 +166,8 @@ class PrefixIndex:
         owner = conversation.owner if conversation else None
         hint = CacheHint(owner, cached, cached, conversation=conversation)
         if self._runs.with_files:
-            hint = self._with_files(hint, prompt, session)
-        return self._with_remote(hint, prompt) if self.remote else hint
+            hint = self._add_files(hint, prompt, session)
+        return self._add_remote(hint, prompt) if self.remote else hint
 
     def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
         """Return the blocks of a prompt in an instance's idle slots, host cache or files."""
@@ -207,7 +198,6 @@ class PrefixIndex:
         )
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
-        """Return the number of a model's latest conversations that each instance owns."""
         counts = self._conversations.latest(model).counts
         return {run.name: count for run, count in counts.items() if self._runs.is_latest(run)}
 
@@ -218,7 +208,6 @@ class PrefixIndex:
     def fingerprints(
         self, name: str, listed: Sequence[SlotState], now_s: float
     ) -> dict[int, ConversationFingerprint]:
-        """Return the conversations in an instance's idle slots, given its current /slots."""
         if (run := self._runs.get(name)) is None:
             return {}
         held = run.slot_map.idle_conversations(listed, now_s)
@@ -230,7 +219,6 @@ class PrefixIndex:
         return _fingerprint(run, content) if run else ConversationFingerprint()
 
     def owner(self, fingerprint: ConversationFingerprint) -> str | None:
-        """Return the instance that owns a conversation now."""
         conversation = self._conversations.find(fingerprint.turn_hashes)
         return conversation.owner if conversation else None
 
@@ -289,14 +277,12 @@ class PrefixIndex:
         return ForgottenConversations(frozenset(hashes), tuple(slots), numbers)
 
     def _add_prefix(self, run: Run, blocks: Sequence[int]) -> None:
-        """Note that a process holds a prompt, either computed or restored."""
         if run.resumable_prompts:
             self._ends.add(blocks, run.bit, run.resumable_prompts)
         else:
             self._prompts.add(blocks, run.bit)
 
     def _forget(self, ended: int) -> None:
-        """Forget a set of ended processes."""
         self._prompts.remove(ended)
         self._ends.remove(ended)
         self._conversations.forget(ended)
@@ -323,23 +309,19 @@ class PrefixIndex:
         self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
         return conversation
 
-    def _with_files(self, hint: CacheHint, prompt: Prompt, session: int | None) -> CacheHint:
+    def _add_files(self, hint: CacheHint, prompt: Prompt, session: int | None) -> CacheHint:
         """Remove instances whose slots and host cache have lost the prompt; add files."""
-        lost = self._instances_without(hint.conversation)
-        held = at_most(hint.held, lost, prompt.shared_tokens) if lost else hint.held
+        lost = 0
+        if hint.conversation:
+            runs = self._runs.with_files.values()
+            lost = sum(run.bit for run in runs if not run.holds(hint.conversation))
+        held = limit_levels(hint.held, lost, prompt.shared_tokens) if lost else hint.held
         owner = hint.owner
         if owner and lost & self._runs[owner].bit:
             owner = None
         saved = self._saved_prefixes(prompt, session) if len(self.files) else []
-        cached = best_of(held, saved) if saved else held
+        cached = merge_levels(held, saved) if saved else held
         return replace(hint, owner=owner, cached=cached, held=held, saved=saved)
-
-    def _instances_without(self, conversation: Conversation | None) -> int:
-        """Return the instances that can restore files but do not hold a conversation."""
-        if conversation is None:
-            return 0
-        runs = self._runs.with_files.values()
-        return sum(run.bit for run in runs if not run.holds(conversation))
 
     def _saved_prefixes(self, prompt: Prompt, session: int | None) -> list[tuple[int, int]]:
         by_key: dict[str, int] = {}
@@ -355,7 +337,7 @@ class PrefixIndex:
             reverse=True,
         )
 
-    def _with_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
+    def _add_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
         """Add the reports of other machines; their owner counts only if its turn is later."""
         remote, more = self.remote.find(prompt, self._clock()), 0
         cached: dict[int, int] = {}

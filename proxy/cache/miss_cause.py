@@ -36,7 +36,6 @@ class Difference:
     """The first difference of a prompt from an earlier one.
 
     Attributes:
-        part: The first part that differs.
         message: Index of its message in the request, None if it belongs to none.
         shared_bytes: Equal bytes from the start, exact to one block (a lower bound).
         known_bytes: Size of the prompt's parts that the earlier prompt had anywhere, and of a
@@ -83,7 +82,6 @@ def shared_bytes(before: Hashes, now: Hashes, part: int) -> int:
 
 
 def _cause(earlier: Outline, later: Outline, part: int) -> tuple[Cause, int]:
-    """Return the cause and the number of messages left out."""
     roles = {earlier.role(part), later.role(part)}
     if "tools" in roles:
         return Cause.TOOLS_CHANGED, 0
@@ -169,7 +167,6 @@ class Earlier(NamedTuple):
     """An earlier prompt of the client.
 
     Attributes:
-        request: Id of its request.
         prompt_tokens: Prompt tokens, counted by the engine.
         is_same_conversation: Whether the new prompt continues it; otherwise it is only the client's
             latest prompt with the same beginning.
@@ -188,13 +185,9 @@ class CacheFacts(NamedTuple):
 
     Attributes:
         tokens: Prompt tokens, counted by the engine.
-        found_tokens: Prompt tokens found in the cache.
         expected_tokens: Tokens that the router expected in the instance's cache.
         is_continued: Whether the prompt has an assistant's message, so it is no first turn.
-        is_known: Whether the router knew the conversation.
         is_awaited: Whether the request waited for the instance with the earlier prompt.
-        is_cache_off: Whether the request turned the cache off.
-        tier: Place of the cached tokens, None if unknown.
         restore_ms: Duration of restoring a slot file, for `Tier.DISK`.
     """
 
@@ -244,13 +237,15 @@ def _compare_prompts(facts: CacheFacts, earlier: Earlier, plain: CacheFinding) -
         if not earlier.is_same_conversation:
             return _without_earlier(facts, plain)
         return _judge_loss(facts, plain._replace(reusable=reusable), reusable)
-    if not earlier.is_same_conversation and not _is_of_client(found):
+    # Two conversations that differ only in parts which a client's conversations share.
+    is_common = found.cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
+    is_of_client = is_common and found.shared_bytes >= _SHARED_MIN_BYTES
+    if not earlier.is_same_conversation and not is_of_client:
         return _without_earlier(facts, plain)
     return _judge_change(facts, plain, found)
 
 
 def _without_earlier(facts: CacheFacts, plain: CacheFinding) -> CacheFinding:
-    """Judge the first request of a conversation by the tokens that the router expected."""
     first = plain if facts.is_known else plain._replace(cause=Cause.FIRST_REQUEST)
     if facts.expected_tokens >= 2 * max(facts.found_tokens, _MISS_MIN_TOKENS):
         reusable = min(facts.expected_tokens, facts.tokens - 1)
@@ -289,7 +284,6 @@ def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> 
 
 
 def _judge_loss(facts: CacheFacts, told: CacheFinding, shared: int | None) -> CacheFinding:
-    """Judge a prompt whose cache was lost, or could not be used."""
     told = told._replace(shared=shared)
     if not _is_miss(told.reusable, facts):
         return told._replace(cause=told.cause if told.cause in PLAIN else Cause.ALL_FOUND)
@@ -310,12 +304,6 @@ def _cause_of_loss(facts: CacheFacts, *, is_extension: bool) -> Cause:
 def _is_miss(reusable: int, facts: CacheFacts) -> bool:
     least = max(_MISS_MIN_TOKENS, _MISS_MIN_SHARE * facts.tokens)
     return reusable - facts.found_tokens > least
-
-
-def _is_of_client(found: Difference) -> bool:
-    """Return whether two conversations differ only in parts that a client's conversations share."""
-    is_common = found.cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
-    return is_common and found.shared_bytes >= _SHARED_MIN_BYTES
 
 
 def _is_same_place(estimate: int, facts: CacheFacts) -> bool:
@@ -343,9 +331,6 @@ class RecentPrompt:
     """A prompt and its answer.
 
     Attributes:
-        client: See `client_hash`.
-        run: The process that computed it.
-        ended_at_s: Monotonic time.
         prompt_tokens: Tokens without the answer, counted by the engine.
         hashes: Hashes of the prompt; the outline includes the answer.
     """
@@ -360,7 +345,6 @@ class RecentPrompt:
 
     @property
     def size(self) -> int:
-        """Number of hashes, at least 1."""
         return len(self.hashes.blocks) + 2 * len(self.hashes.outline.hashes) + 1
 
 
@@ -393,9 +377,9 @@ class RecentPrompts:
         """
         if conversation and (known := self._prompts.get(conversation)):
             return known, True
-        if recent := self._by_landmarks(client, prompt.outline):
+        if recent := self._find_by_landmarks(client, prompt.outline):
             return recent, True
-        return self._with_same_beginning(client, prompt), False
+        return self._find_same_beginning(client, prompt), False
 
     def add(
         self,
@@ -430,7 +414,6 @@ class RecentPrompts:
         return next(found, None)
 
     def find_conversation(self, number: int) -> Conversation | None:
-        """Return the conversation with a number."""
         return next(
             (conversation for conversation in self._prompts if conversation.number == number), None
         )
@@ -466,7 +449,7 @@ class RecentPrompts:
             if self._landmarks.get(landmark) is conversation:
                 del self._landmarks[landmark]
 
-    def _by_landmarks(self, client: int, outline: Outline) -> RecentPrompt | None:
+    def _find_by_landmarks(self, client: int, outline: Outline) -> RecentPrompt | None:
         """Return the prompt with the most known messages before the last; at least half of them."""
         keys = _landmarks(client, outline, _LOOKED_AT_MAX)
         found = dict.fromkeys(filter(None, map(self._landmarks.get, keys)))
@@ -479,7 +462,7 @@ class RecentPrompts:
         share, best = max(shares, key=itemgetter(0), default=(0.0, None))
         return best if share >= _KNOWN_MIN_SHARE else None
 
-    def _with_same_beginning(self, client: int, prompt: Prompt) -> RecentPrompt | None:
+    def _find_same_beginning(self, client: int, prompt: Prompt) -> RecentPrompt | None:
         """Return the client's prompt with the longest shared beginning; the latest of equals."""
         best, most = None, _SHARED_MIN_BLOCKS - 1
         known = self._clients.get(client)
@@ -504,14 +487,14 @@ def recent_prompt(
     client: int,
 ) -> RecentPrompt:
     """Return a prompt's record; `answer` has hash and size of each part of the answer."""
-    outline = _with_answer(prompt.outline, answer)
+    outline = _add_answer(prompt.outline, answer)
     ended_at_s, tokens = figures
     hashes = Hashes(outline, array("Q", prompt.blocks))
     landmarks = tuple(_landmarks(client, outline, _LANDMARKS))
     return RecentPrompt(request_id, client, run, ended_at_s, tokens, hashes, landmarks)
 
 
-def _with_answer(outline: Outline, answer: Iterable[tuple[int, int]]) -> Outline:
+def _add_answer(outline: Outline, answer: Iterable[tuple[int, int]]) -> Outline:
     hashes, sizes_bytes = array("Q", outline.hashes), array("L", outline.sizes_bytes)
     messages, labels = array("l", outline.messages), outline.labels
     number = messages[-1] + 1 if messages else 0

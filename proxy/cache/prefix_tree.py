@@ -72,7 +72,7 @@ class PrefixTree:
             path.append(edge)
             at += shared
         if at < len(blocks):
-            self._go_on(path, array("Q", blocks[at:]), holder)
+            self._append(path, array("Q", blocks[at:]), holder)
         for edge in reversed(path):
             self._order.move_to_end(edge)
         while self._size > self._blocks_max:
@@ -81,14 +81,12 @@ class PrefixTree:
             self._remove(next(iter(self._order)))
 
     def remove(self, holders: int) -> None:
-        """Remove holders from all edges."""
         for edge in tuple(self._order):
             edge.holders &= ~holders
             if not edge.holders:  # nor has any that goes on from it
                 self._remove(edge)
 
-    def _go_on(self, path: list[_Edge], blocks: array[int], holder: int) -> None:
-        """Append unknown blocks behind the known path."""
+    def _append(self, path: list[_Edge], blocks: array[int], holder: int) -> None:
         self._size += len(blocks)
         if path and path[-1].holders == holder and not path[-1].has_fork:
             path[-1].blocks.extend(blocks)

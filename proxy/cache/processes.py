@@ -21,13 +21,9 @@ class Run:
     """One process of an instance.
 
     Attributes:
-        name: Name of the instance.
         identity: Values that differ between processes of the same instance.
         bit: A number with one bit set: this run as a set.
-        resumable_prompts: See `Upstream`.
-        cache_key: See `Upstream`.
         hit_ratio: Recent share of expected cached tokens that the engine found; 0 to 1.
-        has_ended: Whether its process is known to have exited.
         has_failed: Whether it ended without being stopped.
         host_cache: None if it has none or its slots are not tracked.
     """
@@ -48,7 +44,6 @@ class Run:
         return round(self.hit_ratio * RATIO_STEPS)
 
     def holds(self, conversation: object) -> bool:
-        """Return whether a conversation is in a slot or in the host cache, as far as known."""
         return self.slot_map.holds(conversation) or self.slot_map.is_copied(conversation)
 
 
@@ -71,7 +66,6 @@ class Runs(dict[str, Run]):
         self._used = 0  # bits
 
     def is_latest(self, run: Run) -> bool:
-        """Return whether a run is still the latest process of its instance."""
         return self.get(run.name) is run
 
     def register(self, upstream: Upstream) -> Run | None:
@@ -106,7 +100,6 @@ class Runs(dict[str, Run]):
         return run
 
     def end(self, name: str) -> None:
-        """Note that the process of an instance is gone, if there was one."""
         if run := self.pop(name, None):
             self._end(run)
 

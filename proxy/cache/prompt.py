@@ -64,7 +64,6 @@ class Outline(NamedTuple):
 
     Attributes:
         hashes: Hash of each part alone.
-        sizes_bytes: Size of each part.
         messages: Index of each part's message in the request; -1 for none, such as tools, and the
             system prompt of some APIs.
         labels: The first byte of each part's role; empty for prompts without roles.
@@ -95,7 +94,6 @@ NO_OUTLINE: Final = Outline((), (), (), b"")
 
 
 def shared_blocks(blocks: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many blocks two prompts share from the start."""
     most = min(len(blocks), len(other))
     return bisect_left(range(most), 1, key=lambda at: blocks[at] != other[at])
 
@@ -165,7 +163,6 @@ class Prompt:
             without roles, of the first part.
         first_own: Index of the first of the `turn_hashes` that includes that message; earlier ones
             are of parts that conversations share.
-        outline: Its parts without their text.
     """
 
     blocks: tuple[int, ...]
@@ -199,7 +196,6 @@ class Prompt:
         return self.tokens_until(self.first_own - 1) if self.first_own else 0
 
     def tokens_until(self, turn: int) -> int:
-        """Return the estimated tokens up to the end of a turn hash's part."""
         sizes_bytes = self.outline.sizes_bytes
         after = len(sizes_bytes) - len(self.turn_hashes) + turn + 1
         return max(1, self.tokens - sum(sizes_bytes[after:]) // _TOKEN_BYTES)
@@ -237,12 +233,10 @@ def session_hash(model: str, client: str, session: str) -> int:
 
 
 def part_hashes(parts: Iterable[Part]) -> tuple[int, ...]:
-    """Hash each part alone."""
     return tuple(map(xxh3_64_intdigest, parts))
 
 
 def answer_hashes(reply: Mapping[str, Any] | None) -> list[tuple[int, int]]:
-    """Return hash and size of each part of an assistant's message."""
     parts = list(answer_parts(reply)) if reply else []
     return list(zip(part_hashes(parts), map(len, parts), strict=True))
 
@@ -273,7 +267,6 @@ def _prompt(
 
 
 def _beginning(parts: Sequence[Part]) -> bytes:
-    """Return the start of the prompt that is hashed in blocks."""
     text = bytearray()
     for part in parts:
         text += part[: _CUT_BYTES - len(text)]

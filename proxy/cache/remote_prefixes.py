@@ -184,7 +184,6 @@ class RemoteHint:
     """Tokens of one prompt that other machines are believed to hold.
 
     Attributes:
-        tokens: Tokens of the prompt, by instance.
         owner: The instance that has most of the conversation, or None.
         turn: Index of the owner's latest turn in the prompt's turn hashes.
     """

@@ -246,10 +246,10 @@ class ReturnRates:
         if waiting is None:
             return max(_LEAST, self._shares[0])
         share = self._shares[_group(waiting.turns)]
-        late = 1 - self._elapsed(waiting, now_s)
+        late = 1 - self._elapsed_share(waiting, now_s)
         return max(_LEAST, share * late / (1 - share * (1 - late)))
 
-    def _elapsed(self, waiting: _Waiting, now_s: float) -> float:
+    def _elapsed_share(self, waiting: _Waiting, now_s: float) -> float:
         """Return the share of returning conversations that would have returned by now.
 
         Uses a log-logistic distribution: some return ten times later than usual.
@@ -260,7 +260,7 @@ class ReturnRates:
     def _count(self, now_s: float) -> None:
         gone = [tally.gone for tally in self._tallies]
         for conversation in self._waiting.values():
-            gone[_group(conversation.turns)] += self._elapsed(conversation, now_s)
+            gone[_group(conversation.turns)] += self._elapsed_share(conversation, now_s)
         returned = [tally.returned for tally in self._tallies]
         prior = _share(sum(returned), sum(gone), _PRIOR)
         self._shares = [_share(*both, prior) for both in zip(returned, gone, strict=True)]
@@ -309,14 +309,10 @@ class SlotFileMeasures:
     def note_turn(
         self, conversation: int, began_at_s: float, ended_at_s: float, tokens: int, found: int
     ) -> None:
-        """Note that a turn has ended.
+        """Note that a turn has ended; times are monotonic.
 
-        Args:
-            conversation: Its number.
-            began_at_s: Monotonic, like `ended_at_s`.
-            ended_at_s: When the response was complete.
-            tokens: Tokens of the conversation now.
-            found: How many of these were in a slot or in the host cache; 0 if restored from a file.
+        `tokens` are those of the conversation now; `found` is how many of them were in a slot or in
+        the host cache, 0 if restored from a file.
         """
         before = self._returns.note_turn(conversation, began_at_s, ended_at_s, tokens)
         if before:
@@ -333,7 +329,6 @@ class SlotFileMeasures:
 
     @property
     def use(self) -> float:
-        """Share of restored tokens that engines find."""
         return max(_LEAST_USE, self._use)
 
     @property
@@ -363,10 +358,8 @@ class SaveCase:
         restore_s: The same when the slot is restored.
         return_p: Probability that the conversation returns and continues from its file.
         loss_p: Probability that neither a slot nor the host cache holds it then.
-        streams: Number of streams that decode on the engine.
         gap_s: Time between two tokens of such a stream.
         decoded: Tokens that the stream decoded since the last save.
-        is_taken_next: Whether a request is about to begin in the slot.
     """
 
     tokens: int

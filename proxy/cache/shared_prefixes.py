@@ -238,7 +238,6 @@ def _is_plain(tool: object) -> bool:
 
 
 def _blocks_before(prompt: Prompt, message: int) -> tuple[int, ...]:
-    """Return the blocks of the prompt before a message."""
     outline = prompt.outline
     parts = zip(outline.messages, outline.sizes_bytes, strict=False)
     return prompt.blocks[: sum(size for number, size in parts if number < message) // BLOCK_BYTES]

@@ -35,9 +35,7 @@ class SavedPrompt:
 
     Attributes:
         tokens: Tokens of the prompt that the file should hold, at least 1.
-        blocks: Blocks of the prompt in the file.
         cost_tokens: Tokens that could be computed in the time of reading the file.
-        is_own: Whether the file belongs to the prompt's conversation.
     """
 
     file: SlotFile
@@ -48,7 +46,6 @@ class SavedPrompt:
 
     @property
     def is_quick(self) -> bool:
-        """Whether reading it takes no longer than computing 32 tokens."""
         return self.cost_tokens <= _FEW_TOKENS
 
     @property
@@ -65,7 +62,7 @@ class SlotFileIndex:
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._used = 0
-        self._of_none = 0  # of no conversation
+        self._without_conversation = 0  # of no conversation
         self._by_turn: dict[tuple[str, int], str] = {}
         self._byte_tokens: dict[str, float] = {}
         self._removed: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -83,7 +80,7 @@ class SlotFileIndex:
         bit = ~self._used & (self._used + 1)
         self._used |= bit
         if not file.fingerprint.turn_hashes:
-            self._of_none |= bit
+            self._without_conversation |= bit
         self._files[file.name], self._bits[file.name], self._names[bit] = file, bit, file.name
         for turn_hash in _resumable(file):
             self._by_turn[file.cache_key, turn_hash] = file.name
@@ -109,7 +106,7 @@ class SlotFileIndex:
         if gone:
             self._prompts.remove(gone)
             self._used &= ~gone
-            self._of_none &= ~gone
+            self._without_conversation &= ~gone
 
     def set_restore_cost(self, cache_key: str, byte_tokens: float) -> None:
         """Set the number of prompt tokens computed in the time of reading one byte."""
@@ -131,7 +128,6 @@ class SlotFileIndex:
         return best
 
     def tokens(self, cache_key: str, turn_hashes: Iterable[int]) -> int:
-        """Return the token count of a conversation's largest file, 0 without one."""
         names = (self._by_turn.get((cache_key, turn_hash)) for turn_hash in turn_hashes)
         return max((self._files[name].tokens for name in names if name), default=0)
 
@@ -168,8 +164,8 @@ class SlotFileIndex:
         return SavedPrompt(file, tokens, blocks, round(cost), is_own)
 
     def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
-        of_none = _bits(holders & self._of_none, _COMPARED_MAX)
-        of_conversations = _bits(holders & ~self._of_none, _COMPARED_MAX)
+        of_none = _bits(holders & self._without_conversation, _COMPARED_MAX)
+        of_conversations = _bits(holders & ~self._without_conversation, _COMPARED_MAX)
         found = (self._files[self._names[bit]] for bit in (*of_none, *of_conversations))
         fitting = (file for file in found if file.cache_key == cache_key)
         return min(fitting, key=lambda file: file.size_bytes, default=None)

@@ -135,7 +135,6 @@ class SlotOwners:
         return False
 
     def note_placed(self, holder: object) -> None:
-        """Note that a request has its slot or will get none."""
         self._sent.pop(holder, None)
 
     def note_release(self, holder: object) -> None:
@@ -164,15 +163,12 @@ class SlotOwners:
             self._named[id_slot] = group
 
     def has_only(self, owner: CacheOwner) -> bool:
-        """Return whether all slots are known to hold only this owner's tokens."""
         return self._only == _group(owner)
 
     def are_in_engine(self, owner: CacheOwner) -> bool:
-        """Return whether requests of other owners are in the engine."""
         return any(other != _group(owner) for other in self._in_engine.values())
 
     def clear(self, owner: CacheOwner) -> None:
-        """Note that all slots were cleared for requests of one owner."""
         self._only = _group(owner)
 
 
@@ -212,8 +208,6 @@ class TrackedSlot:
 
     Attributes:
         conversation: None if it will not be continued.
-        tokens: Tokens of the conversation.
-        blocks: Blocks of its last answered prompt.
         task: For a restored slot that was not used since: number of its last task; while it is
             unchanged, so is the content. None otherwise.
         is_saved: Whether a file has all of the content.
@@ -222,7 +216,6 @@ class TrackedSlot:
             the slot since.
         is_aimed: Whether the engine will take this slot even if its request does not name it.
         before: Content before a request of another conversation got the slot; None once it is sent.
-        holder: The lease that uses it, or None.
         started_tick: When a request was last sent to it, in the map's own count; 0 for never.
         freed_tick: When it was last freed, in the same count; 0 for never.
     """
@@ -256,17 +249,14 @@ class TrackedSlot:
         self.content = EMPTY
 
     def give(self, holder: object) -> None:
-        """Give the slot to a request of another conversation."""
         self.before, self.is_aimed = self.content, False
         self.empty()
         self.holder = holder
 
     def empty_before(self) -> None:
-        """Note that its content before this request is lost."""
         self.before = EMPTY
 
     def fill(self, conversation: object | None, tokens: int, blocks: tuple[int, ...]) -> None:
-        """Note that it was filled from a file."""
         self.content = SlotContent(conversation, tokens, blocks, None, is_saved=True)
         self.is_aimed = True
 
@@ -303,11 +293,7 @@ class Search(NamedTuple):
 
 
 class SlotMap:
-    """The slots of one process; keeps the model of its `host_cache` up to date and searches it.
-
-    Attributes:
-        owners: Owners of the tokens in the slots.
-    """
+    """The slots of one process; keeps the model of its `host_cache` up to date and searches it."""
 
     def __init__(self, slots: int, host_cache: HostCache | None = None) -> None:
         self.owners = SlotOwners()
@@ -318,26 +304,21 @@ class SlotMap:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the conversations in the slots, as far as known."""
         return sum(tracked.tokens for tracked in self._slots if tracked.conversation is not None)
 
     @property
     def conversations(self) -> int:
-        """Number of slots that hold a conversation, as far as known."""
         return sum(tracked.conversation is not None for tracked in self._slots)
 
     def slot_of(self, conversation: object) -> int | None:
-        """Return the id of the idle slot that holds a conversation, as far as known."""
         idle = (slot for slot in self._slots if slot.holder is None)
         return next((slot.id_slot for slot in idle if slot.conversation is conversation), None)
 
     def content_of(self, conversation: object) -> SlotContent | None:
-        """Return the content of the slot that has a conversation, idle or not."""
         held = (slot.content for slot in self._slots if slot.conversation is conversation)
         return next(held, None)
 
     def holds(self, conversation: object) -> bool:
-        """Return whether a slot holds a conversation, idle or not, as far as known."""
         return any(slot.conversation is conversation for slot in self._slots)
 
     @property
@@ -374,7 +355,6 @@ class SlotMap:
                     tracked.started_tick = tracked.freed_tick = next(self._turn)
 
     def is_in_use(self, conversation: object | None) -> bool:
-        """Return whether a request uses the slot that holds a conversation."""
         used = (slot.conversation for slot in self._slots if slot.holder is not None)
         return conversation is not None and any(other is conversation for other in used)
 
@@ -411,7 +391,6 @@ class SlotMap:
     def rebind(
         self, tracked: TrackedSlot, conversation: object, now_s: float
     ) -> TrackedSlot | None:
-        """Give a request another slot, because its slot does not hold its conversation."""
         return self.reserve(tracked.take_back(), conversation, now_s)
 
     def reserve_lru(self, tracked: TrackedSlot) -> TrackedSlot:
@@ -443,7 +422,6 @@ class SlotMap:
         return [slot.id_slot for slot in others]
 
     def is_copied(self, conversation: object | None) -> bool:
-        """Return whether the host cache holds a conversation, as far as known."""
         host_cache = self._host_cache
         return bool(host_cache and host_cache.is_trusted and host_cache.holds(conversation))
 
@@ -464,7 +442,6 @@ class SlotMap:
         return shared_blocks(held.blocks, blocks)
 
     def held_blocks(self, tracked: TrackedSlot, blocks: Sequence[int]) -> int:
-        """Return the blocks of a prompt that a slot holds."""
         return shared_blocks(_content_before_use(tracked).blocks, blocks)
 
     def held_blocks_max(self, blocks: Sequence[int]) -> int:
@@ -482,12 +459,10 @@ class SlotMap:
         return self.found_blocks(tracked, conversation, blocks) - own >= _WORTH_BLOCKS
 
     def note_return(self, conversation: object | None) -> None:
-        """Note a request of a conversation that is in no idle slot."""
         if self._host_cache and conversation and not self.is_in_use(conversation):
             self._host_cache.note_return(conversation)
 
     def note_found(self, conversation: object, cached_tokens: int) -> None:
-        """Note how many cached tokens of a conversation's prompt the engine found."""
         if self._host_cache:
             self._host_cache.note_found(conversation, cached_tokens)
 
@@ -547,7 +522,6 @@ class SlotMap:
     def idle_conversations(
         self, listed: Sequence[SlotState], now_s: float
     ) -> dict[int, TrackedSlot]:
-        """Return the idle slots that are known to hold a conversation, by slot id."""
         self.sync(listed, None, now_s)
         idle = (slot for slot in self._slots if slot.holder is None and slot.is_confirmed)
         return {slot.id_slot: slot for slot in idle if slot.conversation is not None}
@@ -611,7 +585,6 @@ class SlotMap:
 
 
 def _is_known(tracked: TrackedSlot, seen: SlotState | None) -> bool:
-    """Return whether a slot still matches the engine's slot of the same id."""
     if seen is None or not tracked.is_numbered:
         return False
     is_sent = tracked.holder is not None and tracked.started_tick > tracked.freed_tick

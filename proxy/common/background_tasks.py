@@ -114,7 +114,6 @@ class Failures:
         self._emit = emit
 
     def begin(self, task: str) -> None:
-        """Count the failures of a task from 0."""
         self._add(task, 0)
 
     def note(self, task: str, error: BaseException, message: str = "") -> None:
@@ -178,7 +177,7 @@ async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def _place(error: BaseException) -> str:
-    """Return where an exception was raised; for a group, its first exception."""
+    """Return the file and line that raised an exception; for a group, its first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)

@@ -155,12 +155,10 @@ def is_event_stream(fields: _Fields) -> bool:
 
 
 def is_json(fields: _Fields) -> bool:
-    """Return whether the content type is JSON or missing."""
     return _media_type(fields) in {"", "application/json"}
 
 
 def _media_type(fields: _Fields) -> str:
-    """Return the content type without parameters; empty without one."""
     return fields.get("Content-Type", "").partition(";")[0].strip().lower()
 
 

@@ -72,7 +72,6 @@ class LeastSquares:
 
     @property
     def paced_coefficients(self) -> tuple[float, ...]:
-        """The coefficients times `pace`."""
         pace = self.pace
         return tuple(pace * coefficient for coefficient in self.coefficients)
 

@@ -28,7 +28,9 @@ _BETWEEN_KEYS: Final = re.compile(r"[=,\[\]{}\n]")
 def parse_toml(content: bytes) -> dict[str, Any]:
     """Parse TOML; raise ValueError if it is invalid, not UTF-8, or deeper than DEPTH_MAX levels."""
     text = content.decode("utf-8")
-    if _longest_key(text) > DEPTH_MAX:
+    pieces = _BETWEEN_KEYS.split(_NO_KEYS.sub("", text))
+    # The parts of the longest dotted key, or slightly more.
+    if 1 + max(piece.count(".") for piece in pieces) > DEPTH_MAX:
         raise ValueError(f"a key has more than {DEPTH_MAX} parts")
     try:
         table = tomllib.loads(text)
@@ -53,12 +55,6 @@ def _inner_values(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, list | tuple) else []
-
-
-def _longest_key(text: str) -> int:
-    """Return the number of parts of the longest dotted key, or slightly more."""
-    pieces = _BETWEEN_KEYS.split(_NO_KEYS.sub("", text))
-    return 1 + max(piece.count(".") for piece in pieces)
 
 
 def _depth_error() -> ValueError:

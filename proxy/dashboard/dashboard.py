@@ -92,7 +92,6 @@ class StaticFile:
 
 
 def page_files() -> Mapping[str, StaticFile]:
-    """Return the files of the page by their paths in its folder."""
     folder = resources.files(__package__).joinpath(_PAGE)
     return {path: file for path, entry in _walk_files(folder, "") if (file := _file(path, entry))}
 
@@ -116,7 +115,6 @@ def _walk_files(folder: Traversable, prefix: str) -> Iterator[tuple[str, Travers
 
 
 def _file(path: str, entry: Traversable) -> StaticFile | None:
-    """Read a file; None if its type is not served."""
     if (content_type := _TYPES.get(Path(path).suffix)) is None:
         return None
     body = entry.read_bytes()
@@ -247,7 +245,6 @@ class ControlEndpoints:
         return json_response({"sources": self._host.log_sources()})
 
     async def log(self, request: web.BaseRequest) -> web.Response:
-        """Answer with the last lines of a log; raises NotFound."""
         check_admin(request)
         source = request[PATH_ID]
         lines = await self._host.log_tail(source, lines_of(request, _LINES))
@@ -384,7 +381,6 @@ class Dashboard:
         await persist("dashboard", self._sample)
 
     async def _sample(self) -> NoReturn:
-        """Sample figures once a second."""
         while True:
             self._live.sample()
             await asyncio.sleep(INTERVAL_S)

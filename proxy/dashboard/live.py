@@ -67,7 +67,6 @@ class EventHistory:
             self.last_seq += 1
 
     def after(self, seq: int) -> list[dict[str, Any]]:
-        """Return the kept events with a larger number."""
         first = self.last_seq - len(self._events) + 1
         numbered = enumerate(self._events, first)
         return [_event_members(number, event) for number, event in numbered if number > seq]
@@ -158,11 +157,9 @@ class LiveState:
 
     @property
     def now_s(self) -> float:
-        """Time since the start of the daemon."""
         return self._clock() - self._started_at_s
 
     def sample(self) -> None:
-        """Sample the figures of one more second."""
         queues = self._sources.router.queues().values()
         queued = sum(queue.interactive + queue.batch for queue in queues)
         totals = with_running(self._ended_totals(), self._sources.router.instances())
@@ -304,14 +301,15 @@ class LiveEndpoint:
     async def _send(
         self, request: web.BaseRequest, response: web.StreamResponse, log: LogLines | None
     ) -> None:
-        """Send changes until the session ends."""
         state, first = self._live.snapshot()
         await response.write(_event("snapshot", first))
         seq, now_s = 0, self._live.now_s
         sent_at_s = checked_at_s = now_s
         while True:
             before, state = state, self._live.state()
-            text = self._changes(before, state) + self._events(seq) + _lines(log)
+            patch = self._live.patch(before, state) if before is not state else {}
+            changes = _event("patch", patch) if patch else b""
+            text = changes + self._events(seq) + _lines(log)
             seq, now_s = self._live.events.last_seq, self._live.now_s
             if text or now_s - sent_at_s >= _PING_S:
                 sent_at_s = now_s
@@ -322,10 +320,6 @@ class LiveEndpoint:
                     return
             await asyncio.sleep(TICK_S)
 
-    def _changes(self, before: dict[str, Any], after: dict[str, Any]) -> bytes:
-        patch = self._live.patch(before, after) if before is not after else {}
-        return _event("patch", patch) if patch else b""
-
     def _events(self, seq: int) -> bytes:
         if self._live.events.last_seq == seq:
             return b""
@@ -333,7 +327,6 @@ class LiveEndpoint:
 
     @asynccontextmanager
     async def _log(self, request: web.BaseRequest) -> AsyncIterator[LogLines | None]:
-        """Read the log that the request names during the block."""
         if (source := request.query.get("logs")) is None:
             yield None
             return

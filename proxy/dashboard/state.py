@@ -105,7 +105,6 @@ class Rates:
         self._before_at_s = at_s
 
     def latest(self) -> dict[str, Any]:
-        """Return the known members of the latest sample."""
         if not self.samples:
             return {}
         members = {name: getattr(self.samples[-1], name) for name in Sample.__slots__}
@@ -125,10 +124,7 @@ class Rates:
 def slots_of(leases: Sequence[LeaseStats], count: int, started_at_s: float) -> dict[str, Any]:
     """Return slots by number; a lease whose slot is unknown is shown in the first free slot.
 
-    Args:
-        leases: Leases of the slots in use.
-        count: Number of all slots.
-        started_at_s: Origin of the times.
+    `count` is the number of all slots, `started_at_s` the origin of times.
     """
     placed = by_slot(leases, count)
     return {str(number): _slot(lease, started_at_s) for number, lease in placed.items()}
@@ -167,7 +163,6 @@ class Observed:
 
     Attributes:
         now_s: Monotonic time, like `started_at_s`.
-        served: All instances that get requests, including those of nodes.
         caches: By model: prompt tokens expected in the cache, expected tokens found, all found
             tokens, those from disk, and computed tokens.
     """
@@ -189,7 +184,6 @@ class Observed:
         return round(monotonic_s - self.started_at_s, 1)
 
     def time_in_s(self, seconds: float | None) -> float | None:
-        """Return the time that is this far ahead, None for None."""
         return None if seconds is None else self.at_s(self.now_s + seconds)
 
 
@@ -221,13 +215,11 @@ def _model(info: ModelInfo, observed: Observed) -> dict[str, Any]:
         is_local=info.is_local,
         actions=list(_ACTIONS[info.state]) if host else [],
         unload_at_s=observed.time_in_s(host.unload_in_s) if host else None,
-        waiting=_waiting_members(host) if host else None,
+        waiting={"place": host.place, "leaving": list(host.leaving)}
+        if host and host.place is not None
+        else None,
         queue=_queue(queue, observed) if queue else {"length": 0},
     )
-
-
-def _waiting_members(host: HostModel) -> dict[str, Any] | None:
-    return None if host.place is None else {"place": host.place, "leaving": list(host.leaving)}
 
 
 def _queue(queue: QueueStats, observed: Observed) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class EngineUiAccess(Access):
     """Requires a key for everything except the files; has no sessions."""
 
     def is_open(self, request: web.BaseRequest) -> bool:
-        return super().is_open(request) or _is_file(request.path)
+        is_file = request.path in _EXACT or request.path.startswith(_PREFIXES)
+        return is_file or super().is_open(request)
 
     def key_of(self, request: web.BaseRequest) -> Key | None:
         if request.path.startswith(PREFIX):
@@ -118,7 +119,3 @@ async def _relay_response(request: web.BaseRequest, found: UpstreamResponse) -> 
             await response.write(chunk)
         await response.write_eof()
     return response
-
-
-def _is_file(path: str) -> bool:
-    return path in _EXACT or path.startswith(_PREFIXES)

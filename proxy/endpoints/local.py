@@ -69,10 +69,8 @@ def health(
 def model_list(model_infos: Sequence[ModelInfo], *, for_codex: bool = False) -> dict[str, object]:
     """Return `/v1/models`: every configured model, loaded or not.
 
-    Args:
-        model_infos: The models.
-        for_codex: Whether Codex asks. It rejects a list without `models`, and entries that lack any
-            of its two dozen members; without entries it uses its built-in list.
+    Codex rejects a list without `models`, and entries that lack any of its two dozen members;
+    without entries it uses its built-in list.
     """
     return {
         "object": "list",
@@ -229,7 +227,6 @@ class LocalEndpoints:
         return json_response(engine_slot(self._listed(request), request[PATH_ID]))
 
     def _listed(self, request: web.BaseRequest) -> list[dict[str, object]]:
-        """Return `/slots`, limited to the model and instance in the query, if any."""
         listed = engine_list(
             self._router.instances(), self._models_of_query(request), time.monotonic()
         )
@@ -270,7 +267,6 @@ class LocalEndpoints:
         return client_models(self._loader, request)
 
     def _models_of_query(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
-        """Return the model in the query, or else all models that the client may see."""
         model_infos = self._model_infos(request)
         name = request.query.get("model")
         return [ModelNames(model_infos).resolve(name).model_info] if name else model_infos

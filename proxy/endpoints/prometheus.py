@@ -163,11 +163,9 @@ class Metrics:
         self._others: list[Callable[[], Iterable[Metric]]] = []
 
     def add(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Add the metrics of another part."""
         self._others.append(collect)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Count an event and forward it."""
         self._counters.observe(name, fields)
         self._emit(name, **fields)
 
@@ -176,7 +174,6 @@ class Metrics:
         return self._counters.counts[name]
 
     def histograms(self, name: str) -> Collection[Histogram]:
-        """Return the histograms of all models and instances."""
         return self._counters.histograms[name].values()
 
     def counting(self, record: AccessRecord) -> Counting:

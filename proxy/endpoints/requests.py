@@ -36,14 +36,12 @@ class RequestStats:
     """The current figures of a request in flight.
 
     Attributes:
-        client: Name of its API key, or its address.
         phase: Its phase; for several slots, that of the furthest.
         position: Position in the queue, from 1; None if it is not queued.
         slot: The engine's `id_slot`; None if the engine chose, or before it has one.
         prompt_tokens: Prompt tokens, estimated until the engine reports them; None before it has a
             slot.
         prompt_tokens_done: Prompt tokens computed or found in the cache (`cached_tokens`).
-        tokens_per_second: Generated tokens per second since the first token.
     """
 
     id: str
@@ -69,14 +67,10 @@ def snapshot(
     positions: Mapping[tuple[str, str], int],
     now_s: float,
 ) -> list[RequestStats]:
-    """Return the figures of requests, oldest first.
+    """Return the figures of requests, oldest first; `now_s` is monotonic.
 
-    Args:
-        requests: Requests in flight.
-        instances: All instances of the router.
-        positions: Positions in the models' queues from 1, by client and request id, because clients
-            choose the ids.
-        now_s: Monotonic time.
+    `positions` in the models' queues count from 1, by client and request id, because clients choose
+    the ids.
     """
     leases: dict[tuple[str, str], list[LeaseStats]] = defaultdict(list)
     names_of_instances: dict[tuple[str, str], str] = {}
@@ -185,11 +179,8 @@ _IN_FLIGHT, _FINISHED = "in_flight", "finished"
 class RequestsEndpoint:
     """The endpoints of requests.
 
-    Args:
-        requests: The requests in flight.
-        history: The past requests; None if none are kept.
-        conversations: Forgets conversations.
-        shares_caches: Whether the prompts of a key may be found in another key's caches.
+    Without a `history` there are no past requests. `shares_caches` says whether the prompts of a
+    key may be found in another key's caches.
     """
 
     def __init__(
@@ -265,7 +256,6 @@ class RequestsEndpoint:
         raise NotFound(f"no request that has ended has the id {request_id}")
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:
-        """Cancel a request; raises NotFound."""
         self._requests.cancel(request[PATH_ID], visible_client(request))
         return json_response({"id": request[PATH_ID], "cancelled": True})
 

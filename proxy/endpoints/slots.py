@@ -34,11 +34,8 @@ class Slot:
         id: The engine's `id_slot` in its instance.
         is_confirmed: Whether its request is known to have this slot. If not, the engine chose, and
             `id` is the first that no other request has. True for idle slots.
-        is_ending: Whether its request has ended while the engine still computes.
-        prompt_tokens: Prompt tokens, estimated until the engine reports them.
         prompt_tokens_done: Prompt tokens in the cache so far, including `cached_tokens` from
             before.
-        age_s: Time since the instance got the request.
         pass_tokens: Its tokens in the latest pass: reported prompt tokens, or 1 for a decoding
             slot. Drafted tokens are unknown.
     """
@@ -64,8 +61,6 @@ class SlotTotals:
 
     Attributes:
         batch_type: The phases of the slots in use; `decode` if none is in use.
-        utilization: Share of slots in use, 0 to 1.
-        aggregate_tokens_per_second: Generated tokens per second of all slots.
     """
 
     num_slots: int
@@ -86,15 +81,7 @@ def overview(
     now_s: float,
     passes: Mapping[str, Passes],
 ) -> dict[str, object]:
-    """Return `/corral/v1/slots` for these models.
-
-    Args:
-        instances: All instances of the router.
-        queues: Queues by model.
-        model_infos: The models to show.
-        now_s: Time on the clock of the leases.
-        passes: Passes counted by engines, by instance.
-    """
+    """Return `/corral/v1/slots` for these models; `now_s` is on the clock of the leases."""
     shown = _ordered_instances(instances, model_infos)
     slots = all_slots(shown, now_s)
     models = (model_info.id for model_info in model_infos)
@@ -141,7 +128,6 @@ def engine_slot(listed: Sequence[Mapping[str, object]], number: str) -> Mapping[
 
 
 def has_idle(listed: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether a slot in `/slots` is idle."""
     return any(not slot["is_processing"] for slot in listed)
 
 

@@ -96,20 +96,14 @@ class CacheFinding(NamedTuple):
     Its fields are members of the JSON API.
 
     Attributes:
-        tokens: Tokens of the prompt.
-        found: Tokens found in the cache.
         reusable: Tokens that the caches would have had if nothing had been changed or lost.
         shared: Tokens equal to the earlier prompt from the start; None without one, or if all are
             equal.
         token: The first token that differs, from 1; None if none does.
         is_about: Whether positions are estimated from the sizes of texts.
         message: Index of the message that differs, from 0.
-        role: Role of the part that differs.
-        dropped: Number of messages that the client left out.
         repeated: Number of successive requests of the client with the same cause.
         earlier: Id of the earlier request that it is compared with.
-        earlier_instance: Instance that computed the earlier request.
-        age_s: Time since the earlier request ended.
         is_continued: See `CacheFacts`, as for `is_awaited`, `tier` and `restore_ms`.
         no_file: Why the lost tokens were in no slot file either; None if unknown.
         own: Tokens that earlier requests of the same API key can have left in caches, if fewer than

@@ -1,4 +1,4 @@
-"""Explains one request: its error, where its time went, and why its prompt was not cached. Pure.
+"""Explains one request: its error, the use of its time, and why its prompt was not cached. Pure.
 
 Everything is computed from the fields of `request.finished` (`proxy.observe.record`), whether the
 request just ended or comes from the history. Error messages are not stored, because they may quote
@@ -365,10 +365,7 @@ class Explanation:
 
     Attributes:
         status: HTTP status; None while the request is being answered.
-        code: Error code.
         findings: The error first, then by descending cost.
-        phases_ms: Milliseconds of each known phase.
-        expected_cached_tokens: Cached tokens that the router expected.
         cache: See `CacheFinding.as_fields`; None if the engine reported nothing.
     """
 
@@ -487,7 +484,6 @@ def _short_answer_finding(fields: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _waits_of(cache: CacheFinding) -> frozenset[Cause]:
-    """Return the waits that have the same cause as the cache miss."""
     if cache.cause in WITH_LOAD:
         return frozenset({Cause.LOADING})
     is_for_owner = cache.cause is Cause.OTHER_INSTANCE and cache.is_awaited

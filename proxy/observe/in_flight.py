@@ -123,7 +123,6 @@ class InFlight(Generic[R]):
             request.abort(error)
 
     async def wait_empty(self) -> None:
-        """Wait without limit until no request is in flight."""
         await self._landed.wait()
 
 

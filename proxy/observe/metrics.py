@@ -202,7 +202,6 @@ def _outcome(status: int) -> str:
 
 
 def waited_ms(fields: Mapping[str, Any]) -> float:
-    """Return how long a request waited for a slot, a model load included."""
     waited: float = fields["queued_ms"] + fields["evict_ms"] + fields["load_ms"]
     return waited
 
@@ -236,7 +235,6 @@ class Scraped:
     """One read of one engine.
 
     Attributes:
-        at_s: Time of the last read.
         exposed_at_s: Time of the last read for `/metrics`.
         families: Empty if the read failed.
         values: Unlabelled metrics of the last successful read, by name without `llamacpp:`.
@@ -262,14 +260,6 @@ class Passes:
     decode_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Exposed:
-    """The last reading that `/metrics` exposed."""
-
-    reading: Scraped
-    averages: Mapping[str, float]
-
-
 class Scrape:
     """Reads each engine at most once in two seconds."""
 
@@ -279,7 +269,8 @@ class Scrape:
         self._settings = settings
         self._clock = clock
         self._readings: dict[str, Scraped] = {}
-        self._exposed: dict[str, _Exposed] = {}
+        # The last reading that `/metrics` exposed, and its averages.
+        self._exposed: dict[str, tuple[Scraped, Mapping[str, float]]] = {}
 
     async def read(
         self, upstreams: Sequence[Upstream], age_max_s: float = _AGE_MIN_S
@@ -304,7 +295,6 @@ class Scrape:
 
     @property
     def values(self) -> dict[str, Mapping[str, float]]:
-        """The latest unlabelled metrics, by instance."""
         return {name: reading.values for name, reading in self._readings.items()}
 
     async def expose(self, upstreams: Sequence[Upstream]) -> list[Scraped]:
@@ -314,13 +304,13 @@ class Scrape:
 
     def _averaged(self, reading: Scraped) -> Scraped:
         name = reading.upstream.name
-        before = self._exposed.get(name)
-        if before is None or before.reading.upstream != reading.upstream:
-            before = _Exposed(Scraped(reading.upstream, reading.at_s), {})
-        if before.reading.exposed_at_s != reading.exposed_at_s:
-            found = averages(before.reading.values, reading.values)
-            before = self._exposed[name] = _Exposed(reading, found)
-        families = tuple(_with_average(family, before.averages) for family in reading.families)
+        before, found = self._exposed.get(name, (None, {}))
+        if before is None or before.upstream != reading.upstream:
+            before, found = Scraped(reading.upstream, reading.at_s), {}
+        if before.exposed_at_s != reading.exposed_at_s:
+            found = averages(before.values, reading.values)
+            self._exposed[name] = (reading, found)
+        families = tuple(_with_average(family, found) for family in reading.families)
         return replace(reading, families=families)
 
     def _due(
@@ -342,20 +332,17 @@ class Scrape:
         try:
             text = await self._fetch(upstream)
         except asyncio.CancelledError:
-            self._set_unread(upstream)
+            # This caller did not wait for the engine, so the next caller must read it.
+            latest = self._readings.get(upstream.name)
+            if latest and latest.upstream == upstream:
+                never_s = float("-inf")
+                self._readings[upstream.name] = replace(latest, at_s=never_s, exposed_at_s=never_s)
             raise
         latest = self._readings.get(upstream.name)
         if latest and latest.upstream == upstream:
             values = plain_values(text) or latest.values
             families = tuple(relabelled_metrics(text, upstream))
             self._readings[upstream.name] = replace(latest, families=families, values=values)
-
-    def _set_unread(self, upstream: Upstream) -> None:
-        """Have the next caller read an engine again, because this caller did not wait for it."""
-        latest = self._readings.get(upstream.name)
-        if latest and latest.upstream == upstream:
-            never_s = float("-inf")
-            self._readings[upstream.name] = replace(latest, at_s=never_s, exposed_at_s=never_s)
 
     async def _fetch(self, upstream: Upstream) -> str:
         request = get_request("/metrics")
@@ -407,7 +394,6 @@ def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
 
 
 def _with_average(family: Metric, found: Mapping[str, float]) -> Metric:
-    """Return a family with our average in place of the engine's, if there is one."""
     value = found.get(family.name.removeprefix(PREFIX))
     if value is None:
         return family

@@ -176,7 +176,6 @@ class Phase:
 
 
 def method_of(method: str) -> str:
-    """Return a method as an attribute; an unknown one is `_OTHER`."""
     return method if method in _METHODS else "_OTHER"
 
 

@@ -20,7 +20,6 @@ class HistoryQuery:
 
     Attributes:
         request_id: Chosen by clients, so several requests may have the same id.
-        client: Name of an API key, or an address.
         is_failed: Whether to return only requests that ended in an error or a cancel.
         since: Earliest end, as Unix time.
     """
@@ -45,13 +44,7 @@ class RequestHistory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ForgottenConversation:
-    """Counts of a conversation's deleted caches.
-
-    Attributes:
-        files: Deleted slot files.
-        slots: Emptied slots.
-        in_use: Whether a request in flight still belongs to it.
-    """
+    """Counts of a conversation's deleted caches; `in_use`: a request in flight belongs to it."""
 
     files: int
     slots: int
@@ -68,14 +61,9 @@ _TRUTHS: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "
 
 
 def past_query(query: Mapping[str, str], own_client: str | None) -> HistoryQuery:
-    """Parse `limit`, `model`, `client`, `failed` and `since` (Unix time).
+    """Parse `limit`, `model`, `client`, `failed` and `since` (Unix time); raise BadRequest.
 
-    Args:
-        query: The URL's query.
-        own_client: The only client whose requests may be shown; None for all clients.
-
-    Raises:
-        BadRequest: A value is invalid.
+    `own_client` is the only client whose requests may be shown; None for all clients.
     """
     failed = query.get("failed", "false").lower()
     if failed not in _TRUTHS:

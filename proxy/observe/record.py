@@ -19,6 +19,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.errors import ProxyError, RequestCancelled
+from proxy.observe.cache_finding import CacheFinding
 from proxy.observe.timeline import Timeline
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
@@ -64,28 +65,12 @@ def shorten_for_log(text: str) -> str:
     return escaped + ("…" if shown != text else "")
 
 
-class CacheFigures(Protocol):
-    """The cache finding of a prompt, without text."""
-
-    @property
-    def cause(self) -> str: ...
-
-    @property
-    def tier(self) -> str | None: ...
-
-    def as_fields(self) -> dict[str, Any]: ...
-
-
 class AccessRecord:
     """The record of one request, filled in as the request proceeds.
 
     Attributes:
         client: Name of its API key, or its address; None for endpoints that no instance answers.
         path: Path of the endpoint, None likewise.
-        kind: Kind of the endpoint, once known.
-        is_stream: Whether the client asked for a stream, once known.
-        priority: Priority of the request, once known.
-        instance: The last instance, once known.
         slot: The last `id_slot`; None if the engine chose.
         fallback_for: The model that the client named, if another model got the request.
         conversation: Number of its conversation in this process; None if the prompt identifies
@@ -94,12 +79,8 @@ class AccessRecord:
         status: The client's status, that of the error that broke the response off, or 499 if the
             client disconnected; None before that.
         code: Code of the error that the client got or that broke its response off.
-        bytes_out: Bytes of the body sent to the client.
-        timings: Reported by the instance.
         continued: How often another engine continued the answer after the one before had ended.
         cache: The cache finding; None if the instance reports nothing.
-        timeline: Times of its phases.
-        trace: The trace that it belongs to, if any.
         hides_others: Whether its client may not see other clients' cached tokens.
     """
 
@@ -121,7 +102,7 @@ class AccessRecord:
         self.bytes_out = 0
         self.continued = 0
         self.timings: Timings | None = None
-        self.cache: CacheFigures | None = None
+        self.cache: CacheFinding | None = None
         self.timeline = timeline
         self.trace: RequestTrace | None = None
         self.hides_others = False
@@ -135,19 +116,13 @@ class AccessRecord:
         expected_cached: int = 0,
         conversation: int | None = None,
     ) -> None:
-        """Note that an instance got the request.
-
-        Args:
-            expected_cached: Prompt tokens expected in its cache.
-            conversation: Number of the conversation, if known.
-        """
+        """Note that an instance got the request, with `expected_cached` prompt tokens cached."""
         self.instance = instance
         self.conversation = conversation
         self._attempts += 1
         self._expected_cached = expected_cached
 
     def part(self) -> AccessRecord:
-        """Return a record for one of several upstream requests of this request."""
         part = AccessRecord(self.request_id, self.timeline)
         part.model = self.model
         return part
@@ -167,14 +142,12 @@ class AccessRecord:
         return discarded
 
     def count(self, chunk: bytes) -> None:
-        """Count a chunk that was sent to the client."""
         if chunk and not self.bytes_out:
             # Whole tenths, rounded down like the times of the timeline.
             self._first_byte_ms = int((time.monotonic() - self.timeline.began_at_s) * 10_000) / 10
         self.bytes_out += len(chunk)
 
     def fail(self, error: ProxyError) -> None:
-        """Note the error that the client gets or that broke its response off."""
         self.status, self.code = error.status, error.code
 
     def figures(self) -> dict[str, Any]:

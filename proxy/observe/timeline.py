@@ -89,7 +89,6 @@ class Timeline:
             self._enter("other", time.monotonic())
 
     def end_wait(self) -> None:
-        """Note that the wait ended without a slot."""
         if not self._leases:
             self._enter("other", time.monotonic())
 

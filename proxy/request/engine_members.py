@@ -48,7 +48,6 @@ def with_chosen_tools(kind: EndpointKind, members: dict[str, Any]) -> dict[str, 
 def _choose_tools(
     kind: EndpointKind, choice: Mapping[str, Any]
 ) -> tuple[str, frozenset[str]] | None:
-    """Return an engine's mode and the names of the tools that may be called."""
     match kind, choice:
         case EndpointKind.CHAT, {"type": "function", "function": {"name": str(name)}}:
             return "required", frozenset({name})
@@ -105,7 +104,6 @@ def _response_format(members: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _input(items: object) -> list[Any] | None:
-    """Return the changed items, or None if nothing changes."""
     if not isinstance(items, list):
         return None
     kept = [_item(item) for item in items if not _is_silent(item)]
@@ -131,7 +129,6 @@ def _is_silent(item: object) -> bool:
 
 
 def _tools(tools: object) -> list[Any] | None:
-    """Return the tools that are functions; None if all are."""
     if not isinstance(tools, list):
         return None
     functions = [

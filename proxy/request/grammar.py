@@ -70,7 +70,7 @@ def most_stacks(rules: Rules) -> int:
     for _ in range(_ROUNDS_MAX):
         before, most = dict(known), 0
         for name in order:
-            known[name], here = _of_alternatives(rules[name], known)
+            known[name], here = _expand_alternatives(rules[name], known)
             most = max(most, here)
         if most >= STACKS_MAX or known == before:
             return most
@@ -93,7 +93,6 @@ def _parse_grammar(grammar: str) -> Rules:
 
 
 def _add(levels: list[list[list[Part]]], found: re.Match[str]) -> None:
-    """Add one token to the innermost open alternatives."""
     alternatives = levels[-1]
     match found["operator"] or "":
         case "(":
@@ -147,7 +146,7 @@ def _references(alternatives: list[list[Part]]) -> Iterator[str | int]:
             yield part.name
 
 
-def _of_alternatives(
+def _expand_alternatives(
     alternatives: list[list[Part]], known: Mapping[str | int, _Expansions]
 ) -> tuple[_Expansions, int]:
     """Return the expansions of alternatives, and the most from any position inside them."""
@@ -155,16 +154,16 @@ def _of_alternatives(
     for sequence in alternatives:
         ahead, through = 0, 1
         for part in reversed(sequence):
-            (own, none), inner = _of_part(part, known)
+            (own, none), inner = _expand_part(part, known)
             ahead, through = min(own + none * ahead, STACKS_MAX), min(none * through, STACKS_MAX)
             most = max(most, inner, ahead)
         first, empty = min(first + ahead, STACKS_MAX), min(empty + through, STACKS_MAX)
     return (first, empty), max(most, first)
 
 
-def _of_part(part: Part, known: Mapping[str | int, _Expansions]) -> tuple[_Expansions, int]:
+def _expand_part(part: Part, known: Mapping[str | int, _Expansions]) -> tuple[_Expansions, int]:
     if part.alternatives:
-        (first, empty), most = _of_alternatives(part.alternatives, known)
+        (first, empty), most = _expand_alternatives(part.alternatives, known)
     else:
         (first, empty), most = known.get(part.name, _CHARACTER), 0
     if part.least == part.most == 1:
@@ -215,7 +214,6 @@ class Patterns:
         self._limits.enforce(member, unit, self._chars, "pattern_bytes")
 
     def check(self, member: str, text: str) -> None:
-        """Count an expression and check its shape."""
         self.count(member, text)
         _check_shape(self._limits, member, _PATTERN, text)
 

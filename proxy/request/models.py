@@ -37,9 +37,7 @@ class ModelInfo:
         context_length: Tokens that one request may use; None if not yet known.
         slots: Slots of all instances; 0 if not yet known.
         reason: Why it failed, now or before the current load, or None.
-        remote_variants: Variants that only other machines have.
         variant_of: For variants in a list of models: the base model.
-        is_local: Whether this machine has it, not only others.
         local_only: The model without other machines, if they make a difference.
         is_catch_all: Whether all unknown names mean this model.
         meta: Members `meta` of llama-server's `/v1/models`, as far as known.
@@ -105,7 +103,6 @@ class ResolvedModel:
 
     Attributes:
         remote_variant: Name of a variant that another machine applies; empty for none.
-        adapter: Name of a LoRA adapter of this machine; empty for none.
     """
 
     model_info: ModelInfo
@@ -118,11 +115,8 @@ class ModelNames:
     """All names of a set of models: ids and aliases, alone and with a variant behind.
 
     `chat:high` is the variant `high` of the model `chat`; a model of exactly that name has
-    priority. The states of the models are those at construction.
-
-    Args:
-        model_infos: The models.
-        default: The name for requests without one, if it is one of these.
+    priority. `default` is the name for requests without one, if it is one of these. The states of
+    the models are those at construction.
     """
 
     def __init__(self, model_infos: Iterable[ModelInfo], default: str | None = None) -> None:
@@ -270,8 +264,6 @@ class GpuUse:
 
     Attributes:
         layers: Layers on GPUs of the instance with the most; the output counts as one.
-        memory_bytes: Estimated memory of all its instances.
-        devices: Names of the GPUs.
     """
 
     layers: int = 0
@@ -300,7 +292,6 @@ class PrefillResult:
     cached_tokens: int
 
     def with_cached(self, most: int) -> PrefillResult:
-        """Return the result with at most this many tokens counted as cached."""
         hidden = max(0, self.cached_tokens - most)
         return PrefillResult(self.instance, self.tokens + hidden, self.cached_tokens - hidden)
 
@@ -329,8 +320,6 @@ class ModelDetails:
 
     Attributes:
         architecture: GGUF's name of it, such as `llama`.
-        chat_template: Jinja; empty for none.
-        capabilities: In Ollama's terms.
     """
 
     architecture: str = ""
@@ -343,8 +332,6 @@ class Residence:
     """Memory and remaining time of a loaded model.
 
     Attributes:
-        memory_bytes: Estimated memory, in main memory and on GPUs.
-        gpu_bytes: The part of it on GPUs.
         unload_in_s: Time until it is unloaded if no request comes; None for never.
     """
 
@@ -437,7 +424,6 @@ def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
 
 
 def visible_models(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:
-    """Return the models that a key can use; no others exist for it."""
     if key is None or key.models is None:
         return model_infos
     return [found for model in model_infos if (found := model.limit_to(key.models))]

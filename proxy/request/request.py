@@ -88,17 +88,12 @@ class ProxyRequest:
     """A request for a model.
 
     Attributes:
-        path: Decoded path.
         query: Raw query, without the question mark.
         headers: Header fields that an instance may see.
-        body: The bytes to forward.
         json: The members of a JSON object, or the texts of a form.
         client: Name of an API key, or an address; for fairness and limits.
-        session: The client's id of the conversation.
         is_from_proxy: Whether another llama-corral forwarded it; then no node gets it.
         is_background: Whether no client waits for it; then it does not prevent eviction.
-        form: The form, None for a JSON body.
-        slots: Number of slots that it uses on one instance.
         remote_variant: Name of a variant that a node applies; empty for none.
         is_autoload: Whether it may load its model; False with the query parameter `autoload=false`.
         is_let_in: Whether it belongs to a request that was queued before, so that the queue's limit
@@ -150,7 +145,6 @@ class ProxyRequest:
 
 
 def client_of(request: web.BaseRequest) -> str:
-    """Return the name of the API key, or the address."""
     key = request[KEY]
     return key.name if key else request.remote or ""
 
@@ -160,7 +154,6 @@ class Translation:
     """The translation of one of our endpoints into an instance's endpoint.
 
     Attributes:
-        path: Path of llama-server.
         members: Translates our members into its members; raises BadRequest.
         size_bytes: Returns how long a body may become; long ones are read in a thread.
     """
@@ -269,7 +262,7 @@ async def _content(
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
         form = await read_form(content_type, body)
-        return await share.run(len(body), lambda: _of_form(form, named, names, share.settings))
+        return await share.run(len(body), lambda: _form_content(form, named, names, share.settings))
     await check_complexity(body, share)
 
     def read() -> Content:
@@ -288,7 +281,9 @@ async def _content(
     return content
 
 
-def _of_form(form: Form, named: str | None, names: ModelNames, settings: ProxySettings) -> Content:
+def _form_content(
+    form: Form, named: str | None, names: ModelNames, settings: ProxySettings
+) -> Content:
     members = form.texts()
     form = form.without(MEMBER)
     check(EndpointKind.TRANSCRIPTION, members, settings.limits)
@@ -306,13 +301,7 @@ def json_content(
 ) -> Content:
     """Read a JSON body that passed `check_complexity`; raises like `read_request`.
 
-    Args:
-        body: The body.
-        kind: Kind of the endpoint.
-        named: The model if the body names none.
-        names: The models that the client may use.
-        settings: The settings, with the limits.
-        owner: Owner of the caches that it uses.
+    `named` is the model if the body names none.
     """
     members = members_of(body)
     pick = names.resolve(named_model(members) or named)
@@ -373,7 +362,6 @@ def _headers(request: web.BaseRequest, form: Form | None) -> CIMultiDict[str]:
 
 
 def _priority(request: web.BaseRequest, members: Mapping[str, Any]) -> Priority:
-    """Return the priority from our header or OpenAI's `service_tier`."""
     header = request.headers.get(PRIORITY, "").strip().lower()
     return "batch" if header == "batch" or members.get("service_tier") == "flex" else "interactive"
 
@@ -396,7 +384,6 @@ def encode_members(members: Mapping[str, Any]) -> bytes:
 
 
 def named_model(members: Mapping[str, Any]) -> str | None:
-    """Return the model that a body names; raises BadRequest."""
     name = members.get("model")
     if name is None or isinstance(name, str):
         return name

@@ -33,7 +33,6 @@ class Turn:
 
     Attributes:
         input: JSON of the request's items, without those of earlier turns.
-        response: JSON of the response.
         holders: Number of stored responses and later turns that need it.
     """
 
@@ -48,7 +47,6 @@ class Turn:
 
     @property
     def items(self) -> Items:
-        """The items of the request and the response."""
         output: list[Any] = orjson.loads(self.response)["output"]
         given: list[Any] = orjson.loads(self.input)
         return given + output
@@ -113,7 +111,6 @@ class ResponseStore:
         return self._find_unexpired(self._responses.get((owner, response_id)))
 
     def item(self, owner: str, item_id: str) -> Mapping[str, Any] | None:
-        """Return an item of a request or response of the owner."""
         stored = self._find_unexpired(self._by_item.get((owner, item_id)))
         items = stored.turn.items if stored else ()
         return next((item for item in items if _id_of(item) == item_id), None)
@@ -156,16 +153,13 @@ class ResponseStore:
 
     def trim(self) -> None:
         """Delete responses that are too old or exceed the limits."""
+        settings = self.settings
         while self._responses:
             (owner, response_id), oldest = next(iter(self._responses.items()))
-            if not self._is_full and self._find_unexpired(oldest):
+            is_full = len(self) > settings.max_count or self.held_bytes > settings.max_bytes
+            if not is_full and self._find_unexpired(oldest):
                 return
             self.delete(owner, response_id)
-
-    @property
-    def _is_full(self) -> bool:
-        settings = self.settings
-        return len(self) > settings.max_count or self.held_bytes > settings.max_bytes
 
     def _find_unexpired(self, stored: StoredResponse | None) -> StoredResponse | None:
         if stored is None or self._clock() - stored.stored_at_s > self.settings.keep_s:
@@ -197,16 +191,8 @@ _MARKS: Final = (b'"previous_response_id"', b'"item_reference"')
 class StoredTurn:
     """One request of the Responses API, completed from the store and stored with its response.
 
-    Nothing is stored if the settings, or the request's `store`, turn it off.
-
-    Args:
-        store: The store of all responses.
-        owner: Name of the client's API key, or empty.
-        max_bytes: The longest conversation that a request may continue.
-
-    Attributes:
-        previous_response_id: The id that the request names, or None.
-        is_stored: Whether the response will be stored.
+    Nothing is stored if the settings, or the request's `store`, turn it off. `owner` is the name of
+    the client's API key, or empty; `max_bytes` bounds the conversation that a request may continue.
     """
 
     def __init__(self, store: ResponseStore, owner: str, max_bytes: int) -> None:

@@ -74,7 +74,6 @@ def names_of(adapters: Adapters) -> str:
 
 
 def _complete_scales(given: object, adapters: Adapters) -> object:
-    """Return scales for all adapters; the engine refuses an invalid list."""
     scales = [0.0] * len(adapters)
     for adapter in given if isinstance(given, list) else ():
         place = _place(adapter, adapters)
@@ -86,7 +85,6 @@ def _complete_scales(given: object, adapters: Adapters) -> object:
 
 
 def _place(wanted: object, adapters: Adapters) -> int | None:
-    """Return the index of an adapter that a request names by `name` or `id`."""
     if not isinstance(wanted, dict):
         return None
     if isinstance(name := wanted.get("name"), str):

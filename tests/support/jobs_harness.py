@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from support.proxy_harness import FakeLoader
 
@@ -14,7 +14,7 @@ from proxy.auth.api_keys import ApiKeys
 from proxy.batches import rows
 from proxy.batches.database import Database
 from proxy.batches.line_runner import Access, JobReporter, Tools
-from proxy.batches.own_requests import OwnAnswer
+from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.batches.records import Batch, NewBatch, StoredFile
 from proxy.batches.runner import Job, Places
 from proxy.observe.record import discard
@@ -96,7 +96,7 @@ class JobsHarness:
         self.database = Database(self.path, max_bytes, self.reporter.note_pause)
         self.tools = Tools(
             database=self.database,
-            requests=self.requests,
+            requests=cast("OwnRequests", self.requests),
             access=Access(self.keys, self.loader),
             settings=self.settings,
             reporter=self.reporter,

@@ -127,5 +127,5 @@ def test_a_request_gives_no_scales_to_an_adapter_of_all_requests() -> None:
         return json_content(body, EndpointKind.CHAT, None, names, ProxySettings(), ANYONE)
 
     assert "lora" not in read_fixed().members
-    with pytest.raises(BadRequest, match=r"leave out lora, or .* \[models.chat.loras\]"):
+    with pytest.raises(BadRequest, match=r"leave out lora, or .* under loras of this model"):
         read_fixed(lora=scales(0))
