@@ -207,6 +207,8 @@ def _run_command(
         os.environ.update(request["env"])
         sys.stdin, sys.stdout, sys.stderr = (_stream(number) for number in range(3))
         sys.argv = ["corral", *request["words"]]
+        # click derives the name of the completion variable from the package, if there is one.
+        sys.modules["__main__"].__package__ = ""
         subprocess.Popen = cast("Any", _Popen)  # type: ignore[misc]  # for the rest of this process
         code = _exit_code(request["module"])
     except BaseException:  # noqa: BLE001 (as the interpreter would, at the end of a process)
