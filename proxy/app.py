@@ -201,7 +201,7 @@ def build_app(  # noqa: PLR0913, PLR0917 (optional arguments serve single endpoi
     ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses)).add_routes(routes)
     routes.add(
         BATCH_TOKENIZE,
-        post=functools.partial(forwarded.served_by, BatchTokenize(own_requests).serve),
+        post=functools.partial(forwarded.answer_with, BatchTokenize(own_requests).serve),
     )
     board = None
     if dashboard and settings.dashboard:

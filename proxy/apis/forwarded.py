@@ -180,14 +180,14 @@ class ForwardedEndpoints:
         routes.add(llama_server.PROPS, get=self.props)
         routes.add(llama_server.LORA_ADAPTERS, get=self.lora_adapters)
         for path in ENDPOINTS["POST"]:
-            routes.add(path, post=functools.partial(self.served_by, self.serve))
-        routes.add(BATCH_COMPLETIONS, post=functools.partial(self.served_by, self._batches.serve))
+            routes.add(path, post=functools.partial(self.answer_with, self.serve))
+        routes.add(BATCH_COMPLETIONS, post=functools.partial(self.answer_with, self._batches.serve))
         generate = functools.partial(
             self._batches.serve,
             read_batch=generate_module.read_batch,
             make_writer=lambda _, response: PlainWriter(response),
         )
-        routes.add("/batch/generate", post=functools.partial(self.served_by, generate))
+        routes.add("/batch/generate", post=functools.partial(self.answer_with, generate))
         for path, response in TRANSLATED.items():
             routes.add(path, post=functools.partial(self._serve_translated, response))
 
@@ -228,14 +228,14 @@ class ForwardedEndpoints:
         answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])
         return await self.serve_answer(request, answer, self.serve)
 
-    async def served_by(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
+    async def answer_with(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
         return await self.serve_answer(
             request, ClientResponse(request, request[ACCESS_RECORD]), serve
         )
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
         serve = functools.partial(self.serve, translation=_CHAT)
-        return await self.served_by(serve, request)
+        return await self.answer_with(serve, request)
 
     async def _serve_translated(
         self, response: type[TranslatedResponse], request: web.BaseRequest

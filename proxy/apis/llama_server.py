@@ -237,7 +237,7 @@ _FAILED_CODE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownState:
     """The state of a model as clients see it.
 
     Attributes:
@@ -252,13 +252,15 @@ class Shown:
     model_info: ModelInfo | None = field(default=None, compare=False)
 
 
-def shown_state(model_info: ModelInfo) -> Shown:
+def shown_state(model_info: ModelInfo) -> ShownState:
     if model_info.state == "failed":
-        return Shown("unloaded", is_failed=True)
-    return Shown(model_info.state, progress=model_info.load_progress, model_info=model_info)
+        return ShownState("unloaded", is_failed=True)
+    return ShownState(model_info.state, progress=model_info.load_progress, model_info=model_info)
 
 
-def events_between(before: Mapping[str, Shown], after: Mapping[str, Shown]) -> Iterator[Event]:
+def events_between(
+    before: Mapping[str, ShownState], after: Mapping[str, ShownState]
+) -> Iterator[Event]:
     """Yield the events that bring a client from `before` to `after`; both are by model."""
     for model in before.keys() - after.keys():
         yield {"model": model, "event": "model_remove"}
@@ -273,7 +275,7 @@ def event_text(event: Event) -> bytes:
     return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
-def _data(now: Shown) -> dict[str, object]:
+def _data(now: ShownState) -> dict[str, object]:
     data: dict[str, object] = {"status": now.status}
     if now.status == "unloaded":
         data["exit_code"] = _FAILED_CODE if now.is_failed else 0
@@ -363,7 +365,7 @@ class ModelControlEndpoints:
 
     async def _send_events(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         with self._control.changes() as changed:
-            before = self._shown(request)
+            before = self._shown_states(request)
             await response.prepare(request)
             while True:
                 with suppress(TimeoutError):
@@ -371,7 +373,7 @@ class ModelControlEndpoints:
                         await changed.wait()
                 is_changed = changed.is_set()
                 changed.clear()
-                after = self._shown(request)
+                after = self._shown_states(request)
                 text = b"".join(map(event_text, events_between(before, after)))
                 before = after
                 if text or not is_changed:
@@ -395,5 +397,5 @@ class ModelControlEndpoints:
             raise BadRequest(f"{model} is a model of another machine; load and unload it there")
         return found.local_only or found
 
-    def _shown(self, request: web.BaseRequest) -> dict[str, Shown]:
+    def _shown_states(self, request: web.BaseRequest) -> dict[str, ShownState]:
         return {model.id: shown_state(model) for model in client_models(self._loader, request)}

@@ -74,7 +74,7 @@ def with_tag(name: str) -> str:
     return name if ":" in name else name + _LATEST
 
 
-def untagged(name: str | None, names: ModelNames) -> str | None:
+def without_tag(name: str | None, names: ModelNames) -> str | None:
     """Return the configured name of a model for a client's name.
 
     A client may write the hub's host before the name of a model that it pulled from there.
@@ -196,7 +196,7 @@ class ModelFiles:
         """
         members = await self._read(request)
         name, names = required_name(members), self._names(request)
-        if names.get(untagged(name, names) or ""):
+        if names.get(without_tag(name, names) or ""):
             progress = _pull_present_model()
         else:
             self._check(request)
@@ -213,7 +213,7 @@ class ModelFiles:
         name = required_name(await self._read(request))
         self._check(request)
         names = self._names(request)
-        short = untagged(name, names) or ""
+        short = without_tag(name, names) or ""
         found = names.resolve(short)
         # The id of a model of the hub has no slash.
         if found.model_info.id not in {short, short.replace("/", "--")}:
@@ -325,7 +325,7 @@ class ModelLists:
         with self._bodies.share(client_of(request)) as share:
             name = required_name(await members_in(request, share))
         names = ModelNames(with_variants(client_models(self._loader, request)))
-        found = names.resolve(untagged(name, names)).model_info
+        found = names.resolve(without_tag(name, names)).model_info
         details = await self._details([found])
         return json_response(show(found, details.get(_base_model_id(found), _NO_DETAILS)))
 
@@ -472,7 +472,7 @@ class OllamaEndpoints:
 
 def _parse(members: dict[str, Any], translate: Translate, names: ModelNames) -> _Asked:
     given = given_name(members)
-    name = untagged(given, names)
+    name = without_tag(given, names)
     model_info = names.resolve(name).model_info
     request = translate(members)
     model = name or model_info.id

@@ -44,7 +44,7 @@ class ResponsesEndpoint:
             routes.add(path + "/{id}", get=self.show, delete=self.delete)
 
     async def create(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._forwarded.served_by(self._serve, request)
+        return await self._forwarded.answer_with(self._serve, request)
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         if request.query.get("stream") == "true":

@@ -89,7 +89,8 @@ def _messages(messages: Sequence[Any]) -> Iterator[Any]:
 def _message(role: str, blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     content = [part for block in blocks if (part := _part(block))]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
-    thoughts = [thought for block in blocks if (thought := _thinking_text(block))]
+    thinking = (block.get("thinking") for block in blocks if block.get("type") == "thinking")
+    thoughts = [thought for thought in thinking if isinstance(thought, str) and thought]
     message: dict[str, Any] = {"role": role, "content": content or ""}
     if calls:
         message["tool_calls"] = calls
@@ -100,13 +101,6 @@ def _message(role: str, blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[st
     for block in blocks:
         if block.get("type") == "tool_result":
             yield _result(block)
-
-
-def _thinking_text(block: Mapping[str, Any]) -> str:
-    match block:
-        case {"type": "thinking", "thinking": str(thought)}:
-            return thought
-    return ""
 
 
 def _part(block: Mapping[str, Any]) -> dict[str, Any] | None:

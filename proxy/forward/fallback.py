@@ -8,6 +8,7 @@ does not fall back: the proxy that has the client decides.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -69,7 +70,10 @@ class Fallback:
         """
         self._check(error)
         for name in fallbacks(request, self._names):
-            other = await self._for_model(request, name)
+            other = await self._share.run(
+                len(request.body),
+                functools.partial(for_model, request, name, self._names, self._share.settings),
+            )
             self._answer.requested_model = request.model
             try:
                 await self._forward.handle(other, self._answer.writer(), turn)
@@ -83,12 +87,6 @@ class Fallback:
         """Raise an error after which no other model may answer."""
         if self._answer.is_committed or not is_unserved(error):
             raise error
-
-    async def _for_model(self, request: ProxyRequest, name: str) -> ProxyRequest:
-        settings = self._share.settings
-        return await self._share.run(
-            len(request.body), lambda: for_model(request, name, self._names, settings)
-        )
 
 
 def is_unserved(error: ProxyError) -> bool:

@@ -160,18 +160,14 @@ def plain_plan(request: ProxyRequest) -> UpstreamRequestPlan:
 def _is_assembled(request: ProxyRequest) -> bool:
     members = request.json
     is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream"))
-    is_apart = request.kind is not EndpointKind.LLAMA_COMPLETION or is_single(members)
-    is_equal = is_apart and not any(members[name] for name in _unassemblable_members(request))
+    is_equal = True
+    unequal = _UNEQUAL.intersection(members)
+    if request.kind is EndpointKind.LLAMA_COMPLETION:
+        is_equal = is_single(members)
+        if members.get("return_tokens") is True:
+            unequal -= {"return_tokens"}
+    is_equal = is_equal and not any(members[name] for name in unequal)
     return is_whole and is_equal and not request.form
-
-
-def _unassemblable_members(request: ProxyRequest) -> frozenset[str]:
-    """Return the members that would make an assembled response differ if they are truthy."""
-    found = _UNEQUAL.intersection(request.json)
-    if found and request.kind is EndpointKind.LLAMA_COMPLETION:
-        has_tokens = request.json.get("return_tokens") is True
-        return found - {"return_tokens"} if has_tokens else found
-    return found
 
 
 def _is_same_with_progress(request: ProxyRequest) -> bool:
@@ -381,8 +377,10 @@ class ResponseRelay:
             events = splitter.feed(chunk)
             is_done = is_done or has_done(events)
             for piece in objects_of(events):
-                if "error" in piece:
-                    await self._relay_error_event(piece)
+                if "error" in piece:  # the client requested a whole response
+                    body = orjson.dumps(piece)
+                    status = status_of(parse_error(body) or {})
+                    await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)
                     return True
                 self._add(assembler, piece)
             self._progress.is_awaiting_upstream = True
@@ -424,12 +422,6 @@ class ResponseRelay:
                 break
             self._progress.is_awaiting_upstream = True
         await self._send_error(self._response.status, for_client(self._response.headers), body)
-
-    async def _relay_error_event(self, piece: Mapping[str, Any]) -> None:
-        """Send an error event of a stream to a client that requested a whole response."""
-        body = orjson.dumps(piece)
-        status = status_of(parse_error(body) or {})
-        await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         if self._lease.upstream.node and DRAINING in self._response.headers:

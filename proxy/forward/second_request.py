@@ -226,7 +226,9 @@ def continuations(
         case [] | [*_, {"role": "assistant"}]:
             return
     limits = {
-        name: members[name] - unfinished.tokens for name in _LIMITS if _is_limit(members.get(name))
+        name: limit - unfinished.tokens
+        for name in _LIMITS
+        if isinstance(limit := members.get(name), int) and limit is not True and limit > 0
     }
     if any(rest <= 0 for rest in limits.values()):
         return
@@ -241,10 +243,6 @@ def _is_repeatable(members: Mapping[str, Any]) -> bool:
     seed, temperature = members.get("seed"), members.get("temperature")
     is_seeded = isinstance(seed, int) and not isinstance(seed, bool) and seed not in _NO_SEEDS
     return is_seeded or (temperature == 0 and temperature is not False)
-
-
-def _is_limit(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class ContinuedResponse(PassedResponse[ResponseWriter]):

@@ -121,7 +121,7 @@ def shorten_error(status: int, beginning: bytes) -> bytes | None:
 
 
 def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -> bytes:
-    error = parse_error(body) or _unexplained(status, body)
+    error = parse_error(body) or _unknown_error(status, body)
     if path.startswith("/v1/messages"):
         kept = {name: value for name, value in error.items() if name not in {"code", "param"}}
         named = {**kept, **_anthropic_message(error), "type": anthropic_type(status)}
@@ -161,7 +161,7 @@ def _anthropic_message(error: Mapping[str, Any]) -> Mapping[str, str]:
     return {}
 
 
-def _unexplained(status: int, body: bytes) -> dict[str, Any]:
+def _unknown_error(status: int, body: bytes) -> dict[str, Any]:
     """Return an error in llama-server's own format, for a body that is empty or not in it.
 
     cpp-httplib rejects requests that it cannot read with an empty body; other servers send
