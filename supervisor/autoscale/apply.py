@@ -143,7 +143,6 @@ class ChangeApplier:
 
 
 def merge_changes(adapted: SettingsByFlag, changes: Iterable[Change]) -> SettingsByFlag:
-    """Return the adapted values after these changes."""
     after = dict(adapted)
     for change in changes:
         after.pop(change.key, None)

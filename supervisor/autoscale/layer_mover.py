@@ -105,7 +105,6 @@ class LayerMover:
         return Move(tuple(now.items()), after, "the last move is undone")
 
     async def serve(self) -> None:
-        """Move layers automatically, if enabled, until cancelled."""
         while True:
             await asyncio.sleep(_SAMPLE_S)
             if self._fleet.planner.balance.automatic:

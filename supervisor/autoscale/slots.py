@@ -32,7 +32,6 @@ class AdaptedValues:
         return self._by_model.get(model, {})
 
     def set(self, model: str, values: SettingsByFlag) -> None:
-        """Replace the adapted values of a model."""
         self._by_model.pop(model, None)
         if values:
             self._by_model[model] = dict(values)

@@ -45,11 +45,9 @@ class MeasurementStore:
             return ThreadMeasurement()  # not measured, or written by another version
 
     def add(self, threads: int, speeds: ThreadSpeeds) -> None:
-        """Store the speeds with a thread count."""
         self._write(ThreadMeasurement({**self.read().speeds, threads: speeds}))
 
     def forget(self) -> None:
-        """Delete all measurements."""
         self._write(ThreadMeasurement())
 
     def _write(self, measured: ThreadMeasurement) -> None:

@@ -219,7 +219,6 @@ class Instance:
     # Serving.
 
     async def serve(self) -> None:
-        """Serve until cancelled, then kill the process."""
         try:
             async with asyncio.TaskGroup() as group:
                 await self._serve_in(group)

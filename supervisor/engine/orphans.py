@@ -133,7 +133,6 @@ def private_runtime(directories: Directories, kind: str = _PARENT) -> Iterator[P
 
 
 def is_in_use(directories: Directories) -> bool:
-    """Return whether a process measures an engine now."""
     parent = directories.runtime / _PARENT
     if not parent.is_dir():
         return False

@@ -141,7 +141,6 @@ class LearnedPrompts:
         return {model: count for model, count in found.items() if count}
 
     def forget(self, model: str | None = None) -> int:
-        """Delete the prompts of a model, or of all; return their number."""
         count = 0
         for directory in self._directories():
             if model is None or directory == self._directory(model):

@@ -237,7 +237,6 @@ class Launches:
 
 
 def adapters_of(found: Sequence[Lora]) -> tuple[Adapter, ...]:
-    """Return the adapters in the form of the proxy."""
     return tuple(Adapter(lora.name, lora.scale) for lora in found)
 
 

@@ -110,7 +110,6 @@ class LaunchPlanner:
         return other
 
     def adapting(self, model: str, to: FlagSettings) -> LaunchPlanner:
-        """Return a planner with other adapted values of one model."""
         other = copy.copy(self)
         other.adapted = lambda name: to if name == model else self.adapted(name)
         return other
@@ -129,7 +128,6 @@ class LaunchPlanner:
         return other
 
     def with_layers(self, model: str, layers: Mapping[str, int]) -> LaunchPlanner:
-        """Return a planner with these layers for the workers of one model."""
         other = copy.copy(self)
         other._layers = {**self._layers, model: layers}  # noqa: SLF001 (a copy of this one)
         return other

@@ -406,7 +406,6 @@ class ReloadTriggers:
         return self._begin(lambda: self._reload.add(models))
 
     def schedule(self) -> None:
-        """Reload as soon as no other reload is running."""
         self._is_scheduled = True
         self._woken.set()
 

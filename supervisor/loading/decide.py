@@ -32,7 +32,6 @@ class IdleLimit:
 
     @property
     def reason(self) -> str:
-        """The reason of unloading a model at this limit."""
         if self.is_from_request:
             return f"the keep_alive of its latest request was {self.seconds:g} s"
         return "no request came within ttl_s"

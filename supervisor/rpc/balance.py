@@ -246,7 +246,6 @@ class LoadBalancer:
         return self._metrics.get(name)
 
     def reset(self) -> None:
-        """Forget all measurements."""
         measured = [*self._metrics.values()]
         self.register_shards(
             [(shard.shard_name, shard.layer_count) for shard in measured],

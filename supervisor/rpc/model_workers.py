@@ -25,8 +25,6 @@ _CPU: Final = "CPU"
 
 
 class ModelWorkers:
-    """The addresses of the workers of models, and which of them compute now."""
-
     def __init__(self, settings: Settings, known: KnownWorkers) -> None:
         self._settings = settings
         self._known = known

@@ -51,7 +51,6 @@ class WorkerPool:
         return self._running[name][0] if name in self._running else None
 
     async def serve(self) -> None:
-        """Run all workers until cancelled; then kill them."""
         async with asyncio.TaskGroup() as self._group:
             settings, self._settings = self._settings, {}
             self.apply(settings, self._policy, 0)

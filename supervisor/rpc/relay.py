@@ -42,7 +42,6 @@ class ComputeTimer:
         self._sent_at_s: deque[float] = deque(maxlen=_PENDING_MAX)
 
     def note_command(self, at_s: float) -> None:
-        """Note that a compute command was sent."""
         self._sent_at_s.append(at_s)
 
     def note_response(self, at_s: float) -> tuple[int, float] | None:
@@ -181,7 +180,6 @@ class EngineSide(_Side):
             self._timer.note_command(at_s)
 
     def begin(self, worker: _Side) -> None:
-        """Begin to relay: the worker has accepted."""
         self.other = worker
         worker.write(b"".join(self._early))
         self._early.clear()

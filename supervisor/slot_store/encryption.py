@@ -60,8 +60,6 @@ _MISSING: Final = "corral slots new-key makes it; or unset slots_key_file under 
 
 @dataclass(frozen=True, slots=True)
 class SlotKey:
-    """A key of 256 bits."""
-
     secret: bytes = field(repr=False)
 
     @property

@@ -51,7 +51,6 @@ class NameIndex:
                 del self._names[key]
 
     def find(self, keys: Iterable[_Key]) -> list[str]:
-        """Return the names with any of the keys."""
         return sorted({name for key in keys for name in self._names.get(key, ())})
 
 
@@ -233,7 +232,6 @@ class Catalogue:
     def files_of_conversation(
         self, cache_key: str, fingerprint: ConversationFingerprint
     ) -> list[CataloguedFile]:
-        """Return the files with a turn of a conversation."""
         names = self._by_turn.find((cache_key, turn_hash) for turn_hash in fingerprint.turn_hashes)
         return [self._files[name] for name in names]
 
@@ -279,7 +277,6 @@ def _turns(file: SlotFile) -> list[tuple[str, int]]:
 
 
 def _end(file: SlotFile) -> list[tuple[str, int]]:
-    """Return the last block of a conversation's prompt."""
     its = file.fingerprint
     return [(file.cache_key, block) for block in its.blocks[-1:] if its.turn_hashes]
 

@@ -47,8 +47,7 @@ _OWN_CACHES: Final = "--no-kv-unified"
 _TWO_KINDS: Final = "--swa-full"
 
 
-class ManifestInvalid(ValueError):
-    """The manifest is unreadable, altered, or of another format."""
+class ManifestInvalid(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)

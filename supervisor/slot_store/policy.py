@@ -22,8 +22,6 @@ _SIMILARITY: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """Limits of the slot files."""
-
     size_bytes: int
     model_share: float = 0.75  # the most of size_bytes for one model
     # The manifest of a file takes some 10 kB of memory.

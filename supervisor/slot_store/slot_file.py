@@ -53,8 +53,7 @@ _NO_TOKEN: Final = -1
 _U32: Final = struct.Struct("<I")
 
 
-class NotASlotFile(ValueError):
-    """The file is not a slot file of a known format."""
+class NotASlotFile(ValueError): ...
 
 
 class InvalidSlotFile(Exception):
@@ -158,7 +157,6 @@ def check_header(file: BinaryIO, expected: SlotFileInfo) -> SlotFileHeader:
 
 
 def _head(file: BinaryIO) -> tuple[int, int]:
-    """Read the version of the state, and the number of words."""
     magic, version, count = _HEAD.unpack(_read_exactly(file, _HEAD.size))
     if magic != MAGIC:
         raise NotASlotFile("it does not start like a slot file")
@@ -175,7 +173,6 @@ def _words(content: bytes) -> tuple[int, ...]:
 
 
 def _media(rest: BinaryIO, tokens: tuple[int, ...]) -> Iterator[Medium]:
-    """Read the media, which follow the tokens."""
     begin = _words(_read_exactly(rest, 4 * _number(rest, _WORDS_MAX)))
     for at in begin:
         if not 0 <= at < len(tokens) or tokens[at] != _NO_TOKEN:

@@ -259,8 +259,6 @@ Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, ConversationFingerpr
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
-    """The replica whose slots are saved or restored."""
-
     instance: str
     model: str
     replica: int  # from 0

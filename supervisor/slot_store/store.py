@@ -84,7 +84,6 @@ class RestoreOutcomes:
         self._write({**entries, digest: asdict(outcome)})
 
     def forget(self, model: str | None = None) -> None:
-        """Delete the outcomes of a model, or all."""
         kept = {
             digest: outcome
             for digest, outcome in self._read().items()
@@ -93,7 +92,6 @@ class RestoreOutcomes:
         self._write(kept)
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """Return the entries by digest, oldest first."""
         found = files.get(self._directory, _NAME) or {}
         return found if all(isinstance(outcome, dict) for outcome in found.values()) else {}
 
@@ -175,7 +173,6 @@ def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
 
 
 def set_time(path: Path, when: datetime) -> None:
-    """Set the time of a manifest to that of the latest use."""
     time_ns = 1000 * round(1e6 * when.timestamp())
     os.utime(path, ns=(time_ns, time_ns))
 

@@ -28,8 +28,6 @@ _TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tri
 
 @dataclass(frozen=True, slots=True)
 class SlotPersistence:
-    """Where and whether slots are saved."""
-
     store: SlotStore
     is_on: bool
     budget: DiskBudget
