@@ -235,7 +235,9 @@ def build_app(  # noqa: PLR0913, PLR0917 (optional arguments serve single endpoi
         capture,
         batch_queue.stats,
         _announcement(settings, process, metrics.emit),
-        _tls(settings, metrics.emit),
+        RenewedContext(tls.files, functools.partial(server_context, tls), metrics.emit)
+        if (tls := settings.tls)
+        else None,
         sessions=board.sessions if board else None,
         handle_engine_ui=handle_engine_ui(settings, router, keys, routes, guard),
         token_limits=admission.tokens,
@@ -255,12 +257,6 @@ def build_app(  # noqa: PLR0913, PLR0917 (optional arguments serve single endpoi
 def _call_all(calls: Iterable[Callable[[], object]]) -> None:
     for call in calls:
         call()
-
-
-def _tls(settings: ProxySettings, emit: Emit) -> RenewedContext | None:
-    if (tls := settings.tls) is None:
-        return None
-    return RenewedContext(tls.files, functools.partial(server_context, tls), emit)
 
 
 def _announcement(

@@ -224,7 +224,7 @@ class OllamaSettings(SettingsTable):
     )
     listen: Address | None = Field(
         None,
-        description="HOST:PORT of a second address, which has Ollama's API besides all others; "
+        description="HOST:PORT of a second address, with Ollama's API and all others; "
         "Ollama's own is 127.0.0.1:11434",
     )
     manage_models: bool = Field(
@@ -473,8 +473,8 @@ class ProxySettings(SettingsTable):
     fallback: dict[Text, Fallbacks] = Field(
         default_factory=dict,
         max_length=1024,
-        description="by model that only nodes have: models, aliases or variants, of which the "
-        "first that can answers its chats while no node serves it",
+        description="by model that only nodes have: models, aliases or variants that answer its "
+        "chats while no node serves it; the first that can answers",
     )
     load_for_others: Literal["never", "idle"] = Field(
         "never",
@@ -520,8 +520,8 @@ class ProxySettings(SettingsTable):
     )
     engine_ui: Address | None = Field(
         None,
-        description="HOST:PORT of a second address, which has llama.cpp's own web UI besides all "
-        "others; unset: it is not served",
+        description="HOST:PORT of a second address, with llama.cpp's own web UI and all APIs; "
+        "unset: it is not served",
     )
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()

@@ -17,7 +17,7 @@ from proxy.observe.cache_finding import NoFile
 
 @dataclass(frozen=True, slots=True)
 class ForgottenConversations:
-    """What was forgotten of conversations, for callers that delete their caches.
+    """Facts about forgotten conversations, for callers that delete their caches.
 
     Attributes:
         turn_hashes: Hashes of all their turns, as far as known.

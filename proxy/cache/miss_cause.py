@@ -64,13 +64,15 @@ def difference(before: Hashes, now: Hashes) -> Difference | None:
     if cause is Cause.TOOLS_CHANGED:  # even if it has none any more
         role, message = "tools", -1
     replaced = cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
+    known, sizes = set(earlier.hashes), zip(later.hashes, later.sizes_bytes, strict=True)
+    known_bytes = sum(size for part_hash, size in sizes if part_hash in known)
     return Difference(
         cause,
         part,
         role,
         message if message >= 0 else None,
         shared_bytes(before, now, part),
-        _known_bytes(earlier, later) + (later.sizes_bytes[part] if replaced else 0),
+        known_bytes + (later.sizes_bytes[part] if replaced else 0),
         dropped,
     )
 
@@ -100,12 +102,6 @@ def _count_dropped(earlier: Outline, later: Outline, part: int) -> int:
         if place > at and earlier.role(part) != "system":
             return max(1, earlier.messages[place] - earlier.messages[part])
     return 0
-
-
-def _known_bytes(earlier: Outline, later: Outline) -> int:
-    known = set(earlier.hashes)
-    pairs = zip(later.hashes, later.sizes_bytes, strict=True)
-    return sum(size for block_hash, size in pairs if block_hash in known)
 
 
 # An engine always recomputes the last token, and a template ends differently before an answer than
@@ -259,7 +255,9 @@ def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> 
     """Judge a prompt that the client changed: the tokens that it cost, and other losses."""
     total_bytes = max(1, facts.hashes.outline.size_bytes)
     estimate = round(found.shared_bytes * facts.tokens / total_bytes)
-    is_exact = facts.kind is CacheKind.ANY and _is_same_place(estimate, facts)
+    distance_max = max(_SAME_PLACE_TOKENS, _SAME_PLACE_SHARE * estimate)
+    is_same_place = facts.found_tokens > 0 and abs(estimate - facts.found_tokens) <= distance_max
+    is_exact = facts.kind is CacheKind.ANY and is_same_place
     if facts.place is CachePlace.SLOT and facts.kind is CacheKind.ANY and found.role == "tools":
         is_exact = True  # a template may put tools elsewhere than at the start
     shared = facts.found_tokens if is_exact else max(estimate, facts.found_tokens)
@@ -304,11 +302,6 @@ def _cause_of_loss(facts: CacheFacts, *, is_extension: bool) -> Cause:
 def _is_miss(reusable: int, facts: CacheFacts) -> bool:
     least = max(_MISS_MIN_TOKENS, _MISS_MIN_SHARE * facts.tokens)
     return reusable - facts.found_tokens > least
-
-
-def _is_same_place(estimate: int, facts: CacheFacts) -> bool:
-    least = max(_SAME_PLACE_TOKENS, _SAME_PLACE_SHARE * estimate)
-    return facts.found_tokens > 0 and abs(estimate - facts.found_tokens) <= least
 
 
 # Hashes in all: 8 bytes each, 2 MB.

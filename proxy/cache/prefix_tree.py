@@ -83,7 +83,7 @@ class PrefixTree:
     def remove(self, holders: int) -> None:
         for edge in tuple(self._order):
             edge.holders &= ~holders
-            if not edge.holders:  # nor has any that goes on from it
+            if not edge.holders:  # and so no edge behind it has holders
                 self._remove(edge)
 
     def _append(self, path: list[_Edge], blocks: array[int], holder: int) -> None:

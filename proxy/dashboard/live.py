@@ -193,6 +193,10 @@ class LiveState:
 
     def _observe(self, now_s: float) -> Observed:
         host, sources = self._host, self._sources
+        disk_tokens = (
+            (model, tiers[Tier.DISK].tokens)
+            for model, tiers in sources.router.cache_use.models.items()
+        )
         phase = "stopping" if sources.server_state.is_draining else "serving"
         return Observed(
             now_s,
@@ -208,7 +212,7 @@ class LiveState:
             self._rates.latest(),
             caches_of(
                 {name: self._by_model(counter) for name, counter in _CACHES.items()}
-                | {"disk_tokens": self._from_disk()}
+                | {"disk_tokens": disk_tokens}
             ),
         )
 
@@ -224,10 +228,6 @@ class LiveState:
             first_tokens,
             first_tokens_s,
         )
-
-    def _from_disk(self) -> Iterator[tuple[str, float]]:
-        for model, tiers in self._sources.router.cache_use.models.items():
-            yield model, tiers[Tier.DISK].tokens
 
     def _by_model(self, counter: str) -> Iterator[tuple[str, float]]:
         sums: dict[str, float] = defaultdict(float)
