@@ -277,10 +277,6 @@ class BatchCompletions:
         """Answer a request.
 
         Args:
-            request: The request, whose body is not read yet.
-            response: The response to the client.
-            share: The client's share of memory for bodies.
-            names: The models that the client may use.
             read_batch: Reads the members of the body; its second argument is the limit of prompts.
             make_writer: Returns the writer for a header `Accept`.
 

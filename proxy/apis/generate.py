@@ -106,11 +106,7 @@ _REFUSED: Final = ("n", "n_cmpl", "response_fields")
 
 
 def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any]:
-    """Return the request for one prompt.
-
-    Raises:
-        BadRequest: It has no prompt, or a member with an invalid value.
-    """
+    """Return the request for one prompt; raises BadRequest."""
     prompt = members.get("prompt")
     if not isinstance(prompt, str):
         raise BadRequest("a prompt must be a string")
@@ -120,12 +116,7 @@ def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, A
 
 
 def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
-    """Return the requests for several prompts.
-
-    Raises:
-        BadRequest: As `completion_of` does.
-        LimitExceeded: There are too many prompts.
-    """
+    """Return the requests for several prompts; raises BadRequest, LimitExceeded."""
     prompts = prompts_of(members, max_prompts)
     return PromptBatch(prompts, _completion(members, is_stream=False))
 
@@ -292,13 +283,7 @@ class BatchTokenize:
     async def serve(
         self, request: web.BaseRequest, response: ClientResponse, share: Share, names: ModelNames
     ) -> None:
-        """Answer a request; if one text fails, its error is the response.
-
-        Raises:
-            BadRequest: It has no texts.
-            LimitExceeded: It has too many texts.
-            ProxyError: As `read_body` and `ModelNames.resolve` do.
-        """
+        """Answer a request; if one text fails, its error is the response."""
         bodies = await _read(request, share, names)
         send = functools.partial(
             self._own.answer,

@@ -98,11 +98,9 @@ def is_page(request: web.BaseRequest) -> bool:
 
 
 def check_same_origin(request: web.BaseRequest) -> None:
-    """Check that the dashboard's page itself sent a request.
+    """Check that the dashboard's page itself sent a request; raises Forbidden.
 
-    Raises:
-        Forbidden: Another page sent it.
-        UnsupportedMediaType: It changes something, and its body is not JSON.
+    Raises UnsupportedMediaType for a change whose body is not JSON.
     """
     if not is_same_origin(request):
         raise Forbidden(
@@ -113,12 +111,7 @@ def check_same_origin(request: web.BaseRequest) -> None:
 
 
 def check_admin(request: web.BaseRequest) -> Key:
-    """Return the admin's key of the request or of its session.
-
-    Raises:
-        SessionRequired: It has neither.
-        Forbidden: Its key is not an admin's.
-    """
+    """Return the admin's key of a request or its session. Raises SessionRequired, Forbidden."""
     key = request[KEY]
     if key is None:
         raise SessionRequired

@@ -255,13 +255,8 @@ class Inflater:
 async def read_body(request: web.BaseRequest, share: Share) -> bytes:
     """Return the decompressed body.
 
-    Raises:
-        BadRequest: It is malformed.
-        BodyExpands: It grows too much when decompressed.
-        BodyMemoryFull: All bodies together would take too much memory.
-        BodyTooLarge: It has more bytes than the limit.
-        RequestTimeout: It did not arrive in time.
-        UnknownCoding: Its Content-Encoding is not supported.
+    Raises BadRequest if it is malformed, BodyExpands, BodyMemoryFull, BodyTooLarge, RequestTimeout
+    or UnknownCoding.
     """
     content, limit_s = request.content, share.settings.body_timeout_s
     try:
@@ -289,12 +284,7 @@ async def read_body(request: web.BaseRequest, share: Share) -> bytes:
 
 
 async def check_complexity(body: bytes, share: Share) -> None:
-    """Check a JSON body before it is parsed.
-
-    Raises:
-        BodyMemoryFull: All bodies together would take too much memory.
-        BodyTooComplex: It has too many values, or is nested too deeply.
-    """
+    """Check a JSON body before it is parsed. Raises BodyMemoryFull, BodyTooComplex."""
     most, deepest = share.settings.max_body_values, share.settings.max_body_depth
     share.add_values(await share.run(len(body), lambda: count_values(body, most, deepest)))
 
@@ -303,10 +293,7 @@ def members_of(body: bytes) -> dict[str, Any]:
     """Parse a body that `check_complexity` accepted.
 
     Of a repeated member the last counts. Engines do the same, so they read the members that are
-    checked here. Source: nlohmann's json in builds 10434 and 11434.
-
-    Raises:
-        BadRequest: It is not a JSON object.
+    checked here. Source: nlohmann's json in builds 10434 and 11434. Raises BadRequest.
     """
     try:
         members = orjson.loads(body)

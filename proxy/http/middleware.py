@@ -95,11 +95,7 @@ class Routes:
     ) -> None:
         """Route a path; if several paths with `{id}` match a request, the first one added counts.
 
-        Args:
-            path: `{id}` in it stands for any text, slashes included.
-            get: Answers GET and HEAD.
-            post: Answers POST.
-            delete: Answers DELETE.
+        `{id}` in the path stands for any text, slashes included; `get` also answers HEAD.
         """
         given = {"GET": get, "HEAD": get, "POST": post, "DELETE": delete}
         handlers = {method: handler for method, handler in given.items() if handler}
@@ -110,12 +106,7 @@ class Routes:
             self._exact.setdefault(path, {}).update(handlers)
 
     def find(self, request: web.BaseRequest) -> Handler:
-        """Return the handler of a request.
-
-        Raises:
-            NotFound: No route has its path.
-            MethodNotAllowed: The routes of its path have other methods.
-        """
+        """Return the handler of a request. Raises NotFound, MethodNotAllowed."""
         path = request.rel_url.path_safe  # decoded, except %2F and %25
         handlers = self._exact.get(path) or self._find_with_id(request, path)
         if handler := handlers.get(request.method):
@@ -137,11 +128,7 @@ class Routes:
 
 
 def check(settings: ProxySettings) -> None:
-    """Check hosts, origins, keys, certificates and traces without building a proxy.
-
-    Raises:
-        ConfigError: One of them is invalid.
-    """
+    """Check hosts, origins, keys, certificates and traces in settings. Raises ConfigError."""
     OriginPolicy(settings)
     if settings.api_keys_file is not None:
         read_keys(settings.api_keys_file)
