@@ -249,11 +249,11 @@ class Machines:
 
     def _up(self) -> set[str]:
         nodes = self._front.status()["nodes"]
-        return {one["name"].partition("@")[2] for one in nodes if one["state"] == "up"}
+        return {node["name"].partition("@")[2] for node in nodes if node["state"] == "up"}
 
     def _busy(self, host: str) -> int:
         nodes = self._front.status()["nodes"]
-        return sum(one["slots_busy"] for one in nodes if one["name"].endswith(host))
+        return sum(node["slots_busy"] for node in nodes if node["name"].endswith(host))
 
     def _records(self, *hosts: str) -> None:
         self._names.set(*hosts)

@@ -94,8 +94,8 @@ def _clients(url: str) -> Iterator[None]:
         threading.Thread(target=_chat, args=(url, number, ended), daemon=True)
         for number in range(_CLIENTS)
     ]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
@@ -154,8 +154,8 @@ def _picture_views(
     page.get_by_role("table", name="Finished").get_by_role("link").first.click()
     page.locator("dialog .waiting").wait_for(state="detached")
     page.screenshot(path=folder / f"explanation-{scheme}-{size}.png")
-    for one in dashboard.complaints:
-        print(f"{scheme}, {size}: {one}")
+    for complaint in dashboard.complaints:
+        print(f"{scheme}, {size}: {complaint}")
     context.close()
 
 

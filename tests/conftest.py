@@ -51,7 +51,7 @@ def device_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     devices = list_devices(engine)
     if not software_device.is_one(devices):
         pytest.skip(software_device.HOW_TO_INSTALL)
-    return replace(engine, devices=tuple(replace(one, free_mib=None) for one in devices))
+    return replace(engine, devices=tuple(replace(device, free_mib=None) for device in devices))
 
 
 @pytest.fixture(scope="session")

@@ -124,12 +124,12 @@ def bench_w2(model: Path, seeds: int, repeats: int) -> Result:
     """Three times as many conversations as slots, pauses between turns, a small host cache."""
     del seeds
     least_busy, sticky, without, ours = (
-        one.with_flags(SMALL_CACHE) for one in (LEAST_BUSY, STICKY, WITHOUT_FILES, AFFINITY)
+        case.with_flags(SMALL_CACHE) for case in (LEAST_BUSY, STICKY, WITHOUT_FILES, AFFINITY)
     )
     results = _interleaved([least_busy, sticky, without, ours], model, W2, repeats)
     _show(W2, results)
-    new = statistics.mean(one.prefilled / one.new for one in results[ours])
-    tokens = _ratios(results, sticky, ours, lambda one: one.prefilled)
+    new = statistics.mean(result.prefilled / result.new for result in results[ours])
+    tokens = _ratios(results, sticky, ours, lambda result: result.prefilled)
     first = _ratios(results, sticky, ours, _first_token_s)
     goals = {
         f"W2: at most 1.25 times the tokens that are new ({new:.2f})": new <= 1.25,
@@ -260,9 +260,9 @@ def _result(workload: Workload, results: Results, goals: Mapping[str, bool]) -> 
     """Return the figures; times are multiples of the last deployment's, run by run."""
     *_, ours = results
     values: Mapping[tuple[str, str], Callable[[WorkloadResult], float]] = {
-        ("prompt tokens computed", "tokens"): lambda one: one.prefilled,
-        ("of these new", "tokens"): lambda one: one.new,
-        ("prompt from the cache", "%"): lambda one: 100 * one.cached_share,
+        ("prompt tokens computed", "tokens"): lambda entry: entry.prefilled,
+        ("of these new", "tokens"): lambda entry: entry.new,
+        ("prompt from the cache", "%"): lambda entry: 100 * entry.cached_share,
         ("first token, mean", "s"): _first_token_s,
         ("first token, 95th percentile", "s"): _first_token_p95_s,
         ("all of it", "s"): _wall_s,
@@ -272,7 +272,7 @@ def _result(workload: Workload, results: Results, goals: Mapping[str, bool]) -> 
             Figure(
                 f"{workload.name}: {name}",
                 unit,
-                {one.name: [value(run) for run in runs] for one, runs in results.items()},
+                {result.name: [value(run) for run in runs] for result, runs in results.items()},
                 base="" if unit == "%" else ours.name,
             )
             for (name, unit), value in values.items()
@@ -301,9 +301,12 @@ def _show(workload: Workload, results: Results) -> None:
 
 
 def _ratios(
-    results: Results, one: Deployment, other: Deployment, figure: Callable[[WorkloadResult], float]
+    results: Results,
+    deployment: Deployment,
+    other: Deployment,
+    figure: Callable[[WorkloadResult], float],
 ) -> list[float]:
-    pairs = zip(results[one], results[other], strict=True)
+    pairs = zip(results[deployment], results[other], strict=True)
     return [figure(result) / figure(base) for result, base in pairs]
 
 
@@ -316,7 +319,7 @@ def _first_token_s(result: WorkloadResult) -> float:
 
 
 def _first_token_p95_s(result: WorkloadResult) -> float:
-    return statistics.quantiles((one.first_token_s for one in result.answers), n=20)[-1]
+    return statistics.quantiles((answer.first_token_s for answer in result.answers), n=20)[-1]
 
 
 def _mean_prefilled(results: Sequence[WorkloadResult]) -> float:

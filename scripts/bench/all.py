@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="at most 8 minutes instead of 40")
     parser.add_argument("--output", type=Path, default=PAGE, help="default: docs/benchmarks.md")
     options = parser.parse_args()
-    chosen = [one for one in PARTS if Path(one.script).name in (options.parts or names)]
+    chosen = [part for part in PARTS if Path(part.script).name in (options.parts or names)]
     deadline_s = time.monotonic() + (QUICK_S if options.quick else FULL_S)
     about, outcomes = _about(is_quick=options.quick), list[PartOutcome]()
     options.output.parent.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def main() -> int:
         _report(outcomes[-1])
         options.output.write_text(page(about, outcomes), "utf-8")
     print(options.output)
-    return 1 if any(one.problem for one in outcomes) else 0
+    return 1 if any(outcome.problem for outcome in outcomes) else 0
 
 
 def outcome(part: Part, left_s: float, *, is_quick: bool) -> PartOutcome:
@@ -114,7 +114,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _stop_all_below(directory: str) -> None:
     """End daemons and engines that a script left behind, such as one that was stopped."""
-    left = [one for one in psutil.process_iter() if _names(one, directory)]
+    left = [process for process in psutil.process_iter() if _names(process, directory)]
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -155,7 +155,7 @@ def _about(*, is_quick: bool) -> About:
         "cores": f"{found.physical_cores} physical, {found.logical_cores} logical",
         "memory": f"{found.memory_bytes / 2**30:.1f} GiB",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        "load before": ", ".join(f"{one:.2f}" for one in os.getloadavg()),
+        "load before": ", ".join(f"{entry:.2f}" for entry in os.getloadavg()),
         "run": "quick: few rounds, no figure to rely on" if is_quick else "full",
     }
     return About(datetime.now(tz=UTC), rows)
@@ -175,7 +175,7 @@ def _engine() -> str:
         engine = load(None, cache_dir=directories().cache)
     except CorralError as error:
         return str(error)
-    devices = ", ".join(one.description for one in engine.devices) or "no device"
+    devices = ", ".join(device.description for device in engine.devices) or "no device"
     return f"llama-server {engine.build or engine.version}, {devices}"
 
 

@@ -77,7 +77,7 @@ class Round:
         body = {"prompts": self._prompts(self._count), "max_tokens": TOKENS, "ignore_eos": True}
         began_at_s = time.monotonic()
         answer = await self._post("/v1/batch/completions", body)
-        if any("error" in one for one in answer["results"]):
+        if any("error" in result for result in answer["results"]):
             raise RuntimeError("a prompt failed")
         return float(answer["stats"]["total_tokens"]) / (time.monotonic() - began_at_s)
 
@@ -188,7 +188,7 @@ def _result(speeds: dict[str, list[float]], firsts: dict[str, list[float]]) -> R
 
 
 def _ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    return [one / other for one, other in zip(values, base, strict=True)]
+    return [value / other for value, other in zip(values, base, strict=True)]
 
 
 def _spread(ratios: Sequence[float]) -> str:
@@ -198,7 +198,7 @@ def _spread(ratios: Sequence[float]) -> str:
 def _print(found: Result) -> None:
     for figure in found.figures:
         for variant, values in figure.values.items():
-            shown = ", ".join(f"{one:.3g}" for one in values)
+            shown = ", ".join(f"{value:.3g}" for value in values)
             print(f"{figure.name}, {variant}: {shown} {figure.unit}")
     for goal, is_met in found.goals.items():
         print(f"{'met' if is_met else 'missed'}: {goal}")

@@ -229,8 +229,8 @@ async def _repeat(
             findings.cached += cached
             if said != canary.references[turn]:
                 findings.differences.append(f"{said!r} instead of {canary.references[turn]!r}")
-            others = [one.secret for one in canaries if one is not canary]
-            findings.leaks += [f"{said!r} holds {one}" for one in others if one in said]
+            others = [other.secret for other in canaries if other is not canary]
+            findings.leaks += [f"{said!r} holds {other}" for other in others if other in said]
 
 
 async def _answer_at_last(

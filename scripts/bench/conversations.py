@@ -224,7 +224,9 @@ class Clients:
                 conversation = self._rng.choice(ready)
                 self._conversations.remove(conversation)
                 return conversation
-            await asyncio.sleep(min(one.ready_at_s for one in self._conversations) - now_s)
+            await asyncio.sleep(
+                min(conversation.ready_at_s for conversation in self._conversations) - now_s
+            )
         return None
 
     async def _turn(self, http: aiohttp.ClientSession, conversation: Conversation) -> None:

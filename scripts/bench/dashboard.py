@@ -52,7 +52,7 @@ def main() -> int:
         finally:
             corral.end()
     for figure in found.figures:
-        shown = {name: round(statistics.median(one), 2) for name, one in figure.values.items()}
+        shown = {name: round(statistics.median(value), 2) for name, value in figure.values.items()}
         print(f"{figure.name} ({figure.unit}): {shown}")
     for goal, is_met in found.goals.items():
         print(f"{'met' if is_met else 'MISSED'}: {goal}")

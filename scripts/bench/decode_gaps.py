@@ -80,9 +80,11 @@ def main() -> int:
     found = result(rounds)
     for goal, is_met in found.goals.items():
         print(f"{'ok' if is_met else 'missed'}: {goal}")
-    for one in found.figures:
-        ratios = [_ratio(one.values[PURE][at], one.values[USUAL][at]) for at in range(len(rounds))]
-        print(f"{one.name}: {_spread(ratios)} of without")
+    for figure in found.figures:
+        ratios = [
+            _ratio(figure.values[PURE][at], figure.values[USUAL][at]) for at in range(len(rounds))
+        ]
+        print(f"{figure.name}: {_spread(ratios)} of without")
     return 1 if found.missed else 0
 
 
@@ -182,7 +184,7 @@ def result(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Result:
         Figure(
             name,
             "" if name.startswith("tokens") else "ms",
-            {variant: [one[variant][name] for one in rounds] for variant in (USUAL, PURE)},
+            {variant: [values[variant][name] for values in rounds] for variant in (USUAL, PURE)},
             base=USUAL,
         )
         for name in rounds[0][USUAL]

@@ -124,8 +124,8 @@ async def figures(url: str) -> Mapping[str, float]:
             for _ in range(4)
         ]
         return {
-            "decode": max(one["predicted_per_second"] for one in alone),
-            "prefill": max(one["prompt_per_second"] for one in long),
+            "decode": max(run["predicted_per_second"] for run in alone),
+            "prefill": max(run["prompt_per_second"] for run in long),
             "4 clients": await together(http, 4),
             "8 clients": await together(http, 8),
         }
@@ -137,7 +137,7 @@ def result(rounds: Rounds, goals: Goals) -> Result:
             Figure(
                 figure,
                 "tokens/s",
-                {name: [one[name][figure] for one in rounds] for name in (PLAIN, *goals)},
+                {name: [values[name][figure] for values in rounds] for name in (PLAIN, *goals)},
                 base=PLAIN,
             )
             for figure in FIGURES
@@ -160,14 +160,14 @@ def show(rounds: Rounds, goals: Goals) -> None:
     for name in (PLAIN, *goals):
         cells = []
         for figure in FIGURES:
-            median = statistics.median(one[name][figure] for one in rounds)
+            median = statistics.median(values[name][figure] for values in rounds)
             ratio = f", {spread(ratios(rounds, name, figure))}" if name != PLAIN else ""
             cells.append(f"{median:.0f}{ratio}")
         print(("{:16}" + " {:>28}" * len(FIGURES)).format(name, *cells))
 
 
 def ratios(rounds: Rounds, name: str, figure: str) -> list[float]:
-    return [one[name][figure] / one[PLAIN][figure] for one in rounds]
+    return [values[name][figure] / values[PLAIN][figure] for values in rounds]
 
 
 def spread(values: Sequence[float]) -> str:

@@ -127,7 +127,7 @@ async def _settle(corral: CorralCli, clients: int) -> None:
 
 def _has_slots(corral: CorralCli, clients: int) -> bool:
     (model,) = corral.status()["models"]
-    ready = [one for one in model["instances"] if one["state"] == "ready"]
+    ready = [instance for instance in model["instances"] if instance["state"] == "ready"]
     is_alone = len(model["instances"]) == len(ready) == 1
     return is_alone and model["slots"] >= clients and ready[0]["slots"] >= clients
 
@@ -139,14 +139,15 @@ async def _client(http: aiohttp.ClientSession, number: int, is_over: asyncio.Eve
 
 def result(rounds: Rounds) -> Result:
     ratios = {
-        count: [one[count][CORRAL] / one[count][PLAIN] for one in rounds] for count in rounds[0]
+        count: [values[count][CORRAL] / values[count][PLAIN] for values in rounds]
+        for count in rounds[0]
     }
     return Result(
         [
             Figure(
                 f"total at {count} clients",
                 "tokens/s",
-                {name: [one[count][name] for one in rounds] for name in (PLAIN, CORRAL)},
+                {name: [values[count][name] for values in rounds] for name in (PLAIN, CORRAL)},
                 base=PLAIN,
             )
             for count in rounds[0]

@@ -131,7 +131,7 @@ def measure(device: Device, model: Path, repeats: int) -> Result:
             Figure(
                 title,
                 "tokens/s",
-                {name: [one[name][title] for one in rounds] for name in VARIANTS},
+                {name: [values[name][title] for values in rounds] for name in VARIANTS},
                 base=DEFAULT,
             )
             for title in rounds[0][DEFAULT]
@@ -183,7 +183,7 @@ def check(device: Device, directory: Path, not_measured: Mapping[str, str]) -> R
 
 
 def _device_bytes(memory: Mapping[str, Any]) -> list[float]:
-    return [one["at_start"] for one in memory["devices"].values()]
+    return [device["at_start"] for device in memory["devices"].values()]
 
 
 async def _text(url: str) -> str:

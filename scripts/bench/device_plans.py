@@ -55,7 +55,7 @@ def check(directory: Path) -> Result:
     with _daemon(model, out_of_memory=True) as corral:
         status, _ = ask(corral, "less")
         planned[LESS], logged[LESS] = planned_mib(corral, "less"), logged_mib(corral, "less.0")
-        steps = [(one["key"], one["after"]) for one in corral.events("model.reduced")]
+        steps = [(event["key"], event["after"]) for event in corral.events("model.reduced")]
         goals[f"{LESS} is served with half of its context"] = (status, steps) == (
             200,
             [("ctx-size", 4096)],

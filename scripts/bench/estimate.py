@@ -158,7 +158,7 @@ class Client:
 
 
 def _tokens(messages: Sequence[Message]) -> float:
-    return sum(TOKENS_PER_WORD * len(one["content"].split()) for one in messages)
+    return sum(TOKENS_PER_WORD * len(message["content"].split()) for message in messages)
 
 
 def main() -> int:
@@ -174,7 +174,7 @@ def main() -> int:
         samples = asyncio.run(_measure(corral, options.seed, 4 if options.quick else 1))
     if options.samples:
         options.samples.write_text(
-            "".join(json.dumps(vars(one)) + "\n" for one in samples), "utf-8"
+            "".join(json.dumps(vars(sample)) + "\n" for sample in samples), "utf-8"
         )
     found = _result(samples)
     for name, some in _phases(samples).items():
@@ -208,7 +208,7 @@ async def _measure(corral: CorralCli, seed: int, divisor: int) -> list[Sample]:
         for phase in (LEARNING, *PHASES):
             count = phase.requests if phase is LEARNING else phase.requests // divisor
             await _run(phase, http, rng, samples, corral, count)
-            _print_row(phase.name, [one for one in samples if one.phase == phase.name])
+            _print_row(phase.name, [sample for sample in samples if sample.phase == phase.name])
     return samples
 
 
@@ -259,14 +259,14 @@ async def _run_unloaded(
     for _ in range(count // phase.clients):
         await asyncio.to_thread(corral.ok, "unload", phase.model)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one.send(phase)) for one in clients]
+            tasks = [group.create_task(client.send(phase)) for client in clients]
         samples += [task.result() for task in tasks]
 
 
 def _result(samples: Sequence[Sample]) -> Result:
-    counted = [one for one in samples if one.phase != LEARNING.name]
-    errors = {name: [one.error for one in some] for name, some in _phases(samples).items()}
-    middle = statistics.median(one.error for one in counted)
+    counted = [sample for sample in samples if sample.phase != LEARNING.name]
+    errors = {name: [entry.error for entry in some] for name, some in _phases(samples).items()}
+    middle = statistics.median(sample.error for sample in counted)
     goal = f"the median error of {len(counted)} requests is under {ERROR_MAX:.0%}: {middle:.1%}"
     return Result(
         [
@@ -278,20 +278,23 @@ def _result(samples: Sequence[Sample]) -> Result:
 
 
 def _phases(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    counted = [one for one in samples if one.phase != LEARNING.name]
+    counted = [sample for sample in samples if sample.phase != LEARNING.name]
     return {
-        LEARNING.name: [one for one in samples if one.phase == LEARNING.name],
-        **{phase.name: [one for one in samples if one.phase == phase.name] for phase in PHASES},
-        "cached": [one for one in counted if one.is_cached],
-        "new": [one for one in counted if not one.is_cached],
+        LEARNING.name: [sample for sample in samples if sample.phase == LEARNING.name],
+        **{
+            phase.name: [sample for sample in samples if sample.phase == phase.name]
+            for phase in PHASES
+        },
+        "cached": [sample for sample in counted if sample.is_cached],
+        "new": [sample for sample in counted if not sample.is_cached],
         "all": counted,
     }
 
 
 def _print_row(name: str, samples: Sequence[Sample]) -> None:
-    errors = sorted(one.error for one in samples)
-    real_s = statistics.median(one.real_s for one in samples)
-    unknown = sum(one.estimated_s is None for one in samples)
+    errors = sorted(sample.error for sample in samples)
+    real_s = statistics.median(sample.real_s for sample in samples)
+    unknown = sum(sample.estimated_s is None for sample in samples)
     p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
     middle = statistics.median(errors)
     row = f"{name:16}{len(samples):9}{real_s:11.2f} s{middle:14.1%}{p90:8.1%}{unknown:9}"

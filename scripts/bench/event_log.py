@@ -25,30 +25,32 @@ class EventLog:
     def loads(self) -> Counter[str]:
         """Return how often each model began to load."""
         changes = self.of("instance.state_changed")
-        return Counter(one["model"] for one in changes if one["after"] == "starting")
+        return Counter(change["model"] for change in changes if change["after"] == "starting")
 
     def load_s(self) -> dict[str, float]:
         """Return the longest load of each model."""
         began_at: dict[str, datetime] = {}
         duration_s: dict[str, float] = defaultdict(float)
-        for one in self.of("instance.state_changed"):
-            at, model = datetime.fromisoformat(one["timestamp"]), one["model"]
-            if one["after"] == "starting":
+        for event in self.of("instance.state_changed"):
+            at, model = datetime.fromisoformat(event["timestamp"]), event["model"]
+            if event["after"] == "starting":
                 began_at[model] = at
-            elif one["after"] == "ready":
+            elif event["after"] == "ready":
                 duration_s[model] = max(duration_s[model], (at - began_at[model]).total_seconds())
         return duration_s
 
     def queued_s(self, model: str = "") -> list[float]:
         """Return the queueing time of each request of a model, or of all."""
         finished = self.of("request.finished")
-        return [waited_ms(one) / 1000 for one in finished if model in {"", one["model"]}]
+        return [
+            waited_ms(request) / 1000 for request in finished if model in {"", request["model"]}
+        ]
 
     def answer_s(self) -> dict[str, float]:
         """Return the duration of each request without its queueing time, by request id."""
         return {
-            one["request"]: (one["duration_ms"] - waited_ms(one)) / 1000
-            for one in self.of("request.finished")
+            event["request"]: (event["duration_ms"] - waited_ms(event)) / 1000
+            for event in self.of("request.finished")
         }
 
 

@@ -66,8 +66,8 @@ def _add_tensors(writer: Any, layers: int) -> None:
     writer.add_tensor("output.weight", outer, raw_dtype=kind)
     writer.add_tensor("output_norm.weight", norm)
     for layer in range(layers):
-        for name, one in weights.items():
-            writer.add_tensor(f"blk.{layer}.{name}.weight", one, raw_dtype=kind)
+        for name, weight in weights.items():
+            writer.add_tensor(f"blk.{layer}.{name}.weight", weight, raw_dtype=kind)
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", norm)
 

@@ -99,8 +99,8 @@ class _Simulation:
         leaving = min(idle or self.slots_s, key=lambda name: (self.done_s[name], name))
         del self.slots_s[leaving]
         self._load(model, max(now_s, self.done_s[leaving]))
-        sharing = [one for one in self.waiting if self.left[one[1]][0][0] == model]
-        self.waiting = [one for one in self.waiting if one not in sharing]
+        sharing = [waiter for waiter in self.waiting if self.left[waiter[1]][0][0] == model]
+        self.waiting = [waiter for waiter in self.waiting if waiter not in sharing]
         for _, client in sharing:
             self._answer(client, now_s)
 

@@ -107,7 +107,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        setups = [one for one in SETUPS if one == ONE or one.name in (options.setups or NAMES)]
+        setups = [
+            setup for setup in SETUPS if setup == ONE or setup.name in (options.setups or NAMES)
+        ]
         model = _model(Path(directory), is_tiny=options.tiny)
         results = _interleaved(setups, model, options.seeds)
     _show(results)
@@ -218,9 +220,9 @@ def _show(results: Results) -> None:
 def _result(results: Results) -> Result:
     values = {setup.name: [run.prefilled for run in runs] for setup, runs in results.items()}
     ratios = {
-        one: statistics.mean(_ratios(results, one, ONE))
-        for one in (FRONT, RESTARTED, TWO)
-        if one in results
+        case: statistics.mean(_ratios(results, case, ONE))
+        for case in (FRONT, RESTARTED, TWO)
+        if case in results
     }
     return Result(
         [Figure("W1 over machines: prompt tokens computed", "tokens", values, base=ONE.name)],
@@ -232,13 +234,13 @@ def _result(results: Results) -> Result:
     )
 
 
-def _ratios(results: Results, one: Setup, other: Setup) -> list[float]:
-    pairs = zip(results[one], results[other], strict=True)
+def _ratios(results: Results, setup: Setup, other: Setup) -> list[float]:
+    pairs = zip(results[setup], results[other], strict=True)
     return [run.prefilled / base.prefilled for run, base in pairs]
 
 
-def _spread(results: Results, one: Setup, base: Setup) -> str:
-    ratios = _ratios(results, one, base) if base in results else []
+def _spread(results: Results, setup: Setup, base: Setup) -> str:
+    ratios = _ratios(results, setup, base) if base in results else []
     if not ratios:
         return ""
     return f"{statistics.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

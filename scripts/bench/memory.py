@@ -70,25 +70,26 @@ def judge(engine: Engine, path: Path, *, is_verbose: bool) -> int:
         found.append(one)
         if is_verbose:
             print(row(one))
-    errors = [abs(one.error) for one in found]
-    worst = max(found, key=lambda one: abs(one.error))
+    errors = [abs(entry.error) for entry in found]
+    worst = max(found, key=lambda entry: abs(entry.error))
     print(f"{path.name}, {len(found)} cases: median {statistics.median(errors):.2%}")
     print(f"worst:   {row(worst)}")
     for part in PARTS:
-        print(f"{part:8} {spread([one.part_error(part) for one in found])}")
+        print(f"{part:8} {spread([entry.part_error(part) for entry in found])}")
     is_within = statistics.median(errors) < MEDIAN_MAX and max(errors) < WORST_MAX
     if not is_within:
         print(f"above the limit of {MEDIAN_MAX:.0%} (median) or {WORST_MAX:.0%} (worst)")
     return 0 if is_within else 1
 
 
-def row(one: Comparison) -> str:
+def row(comparison: Comparison) -> str:
     """Return a line: the error, and logged/estimated MiB of each part."""
     sizes = "  ".join(
-        f"{part} {one.logged[part] / MIB:.2f}/{one.estimated[part] / MIB:.2f}" for part in PARTS
+        f"{part} {comparison.logged[part] / MIB:.2f}/{comparison.estimated[part] / MIB:.2f}"
+        for part in PARTS
     )
-    flags = " ".join(f"{key}={value}" for key, value in one.flags.items())
-    return f"{one.error:+.2%}  {sizes}  {flags}"
+    flags = " ".join(f"{key}={value}" for key, value in comparison.flags.items())
+    return f"{comparison.error:+.2%}  {sizes}  {flags}"
 
 
 def spread(errors: Sequence[float]) -> str:

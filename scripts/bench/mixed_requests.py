@@ -128,9 +128,9 @@ def _problem(request: ModelRequest, text: str) -> str | None:
     ]
     if data_lines[-1:] != ["[DONE]"]:
         return f"ends with {data_lines[-1:]}"
-    chunks = [json.loads(one) for one in data_lines[:-1]]
+    chunks = [json.loads(line) for line in data_lines[:-1]]
     return None if _is_finished(chunks) else "[DONE], but no finish_reason"
 
 
 def _is_finished(chunks: Sequence[Mapping[str, Any]]) -> bool:
-    return any(one.get("finish_reason") for chunk in chunks for one in chunk.get("choices", ()))
+    return any(entry.get("finish_reason") for chunk in chunks for entry in chunk.get("choices", ()))

@@ -103,7 +103,7 @@ class Front:
     def cpu_s(self) -> float:
         """CPU seconds of its processes."""
         times = [process.cpu_times() for process in self._processes()]
-        return sum(one.user + one.system for one in times)
+        return sum(time.user + time.system for time in times)
 
     def rss_mb(self) -> float:
         return sum(process.memory_info().rss for process in self._processes()) / 1e6

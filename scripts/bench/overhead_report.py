@@ -140,7 +140,7 @@ def result_of(runs: Sequence[Run], targets: Sequence[Target]) -> Result:
         for title, figure in _COLUMNS.items()
     ]
     missing = {name: "not installed" for name in _OTHERS if name not in names}
-    return Result(figures, {one.text: one.is_met for one in targets}, missing)
+    return Result(figures, {target.text: target.is_met for target in targets}, missing)
 
 
 def _known(values: list[float]) -> list[float]:

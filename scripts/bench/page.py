@@ -114,7 +114,9 @@ def _goals(goals: Mapping[str, bool]) -> list[str]:
 
 
 def _gpu(outcomes: Iterable[PartOutcome]) -> str:
-    missing = [one for outcome in outcomes for one in _not_measured(outcome) if one[0] == "GPU"]
+    missing = [
+        entry for outcome in outcomes for entry in _not_measured(outcome) if entry[0] == "GPU"
+    ]
     text = "## GPU\n\n**No GPU figure exists:** this page was made on a machine without a GPU.\n"
     return text if missing else ""
 

@@ -17,7 +17,7 @@ async def together(http: aiohttp.ClientSession, clients: int, tokens: int = TOKE
 
     async def client(number: int) -> int:
         answers = [await answer(http, f"Story {number}.{turn}", tokens) for turn in range(2)]
-        return sum(one["predicted_n"] for one in answers)
+        return sum(answer["predicted_n"] for answer in answers)
 
     began_at_s = time.monotonic()
     async with asyncio.TaskGroup() as group:

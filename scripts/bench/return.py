@@ -109,7 +109,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 def swapped(corral: CorralCli) -> None:
     """Evict the model by a request for another; the next turn reloads it."""
     asyncio.run(_chat(corral.url, OTHER, [_message("user", "Hello.")]))
-    (model,) = (one for one in corral.data("status")["models"] if one["name"] == CHAT)
+    (model,) = (model for model in corral.data("status")["models"] if model["name"] == CHAT)
     if model["state"] != "unloaded":
         raise RuntimeError(f"{CHAT} is {model['state']} beside {OTHER}")
 

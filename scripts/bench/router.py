@@ -110,14 +110,14 @@ async def _mixed(url: str, lists: Sequence[Sequence[ModelRequest]]) -> Values:
     began_at_s = loop.time()
     answers: list[Answer] = [*chain.from_iterable(await send_all(url, lists))]
     took_s = loop.time() - began_at_s
-    for problem in {one.problem[:160] for one in answers if one.problem}:
+    for problem in {answer.problem[:160] for answer in answers if answer.problem}:
         print(f"problem: {problem}", file=sys.stderr)
-    durations_s = [one.duration_s for one in answers]
+    durations_s = [answer.duration_s for answer in answers]
     return {
         ("mixed requests: all of them", "s"): took_s,
         ("mixed requests: answer, median", "s"): statistics.median(durations_s),
         ("mixed requests: longest answer", "s"): max(durations_s),
-        ("mixed requests: failed or cut", ""): sum(bool(one.problem) for one in answers),
+        ("mixed requests: failed or cut", ""): sum(bool(answer.problem) for answer in answers),
     }
 
 
@@ -151,14 +151,14 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 def result(rounds: Sequence[Mapping[str, Values]]) -> Result:
     names = [name for name in (ROUTER, CORRAL) if name in rounds[0]]
-    failed = sum(one[CORRAL]["mixed requests: failed or cut", ""] for one in rounds)
+    failed = sum(values[CORRAL]["mixed requests: failed or cut", ""] for values in rounds)
     missing = {} if ROUTER in names else {ROUTER: "this build has no --models-preset"}
     return Result(
         [
             Figure(
                 title,
                 unit,
-                {name: [one[name][title, unit] for one in rounds] for name in names},
+                {name: [values[name][title, unit] for values in rounds] for name in names},
                 base=ROUTER if unit == "s" and ROUTER in names else "",
             )
             for title, unit in rounds[0][CORRAL]

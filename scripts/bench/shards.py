@@ -89,7 +89,9 @@ def _round(model: Path, slow: str) -> Round:
         found = _balance(corral)
         corral.ok("balance", "m", "--apply")
         after = asyncio.run(_rate(corral.url))
-        per_layer = {one["shard_name"]: one["avg_latency_per_layer_us"] for one in found["shards"]}
+        per_layer = {
+            shard["shard_name"]: shard["avg_latency_per_layer_us"] for shard in found["shards"]
+        }
         (other,) = (name for name in WORKERS if name != slow)
         return Round(before, after, found["estimated_speedup"], per_layer[slow] / per_layer[other])
 
@@ -106,7 +108,7 @@ async def _rate(url: str) -> float:
     async with session(url) as http:
         await answer(http, "first", 8)  # the first passes of a process are slower
         answers = [await answer(http, f"Story {number}", TOKENS) for number in range(ANSWERS)]
-    return float(statistics.median(one["predicted_per_second"] for one in answers))
+    return float(statistics.median(answer["predicted_per_second"] for answer in answers))
 
 
 def _settings(model: Path, ports: Mapping[str, int]) -> str:
@@ -133,25 +135,28 @@ def _worker(engine: Engine, *, is_slow: bool) -> Iterator[int]:
 
 
 def result(rounds: Sequence[Round]) -> Result:
-    ratios = [one.gained / one.estimated for one in rounds]
+    ratios = [values.gained / values.estimated for values in rounds]
     median = statistics.median(ratios)
-    seen = statistics.median(one.seen for one in rounds)
-    gained = statistics.median(one.gained for one in rounds)
+    seen = statistics.median(values.seen for values in rounds)
+    gained = statistics.median(values.gained for values in rounds)
     spread = f"{median:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return Result(
         [
             Figure(
                 "one stream over two workers",
                 "tokens/s",
-                {BEFORE: [one.before for one in rounds], AFTER: [one.after for one in rounds]},
+                {
+                    BEFORE: [values.before for values in rounds],
+                    AFTER: [values.after for values in rounds],
+                },
                 base=BEFORE,
             ),
             Figure(
                 "speed-up",
                 "",
                 {
-                    "estimated": [one.estimated for one in rounds],
-                    "measured": [one.gained for one in rounds],
+                    "estimated": [values.estimated for values in rounds],
+                    "measured": [values.gained for values in rounds],
                 },
                 base="estimated",
             ),

@@ -139,8 +139,8 @@ def main() -> int:
                     ]
                     for seed in seeds
                 ]
-                figures = (_ratios(pairs, one) for one in (_wall_s, _first_s, _p95_s))
-                shown = "  ".join(f"{one:19}" for one in figures)
+                figures = (_ratios(pairs, case) for case in (_wall_s, _first_s, _p95_s))
+                shown = "  ".join(f"{figure:19}" for figure in figures)
                 print(f"{slowdown:8g}  {pass_share:4g}  {clients:7}  {shown}".rstrip())
     return 0
 

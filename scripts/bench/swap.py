@@ -131,7 +131,7 @@ def _mixed(paths: Mapping[str, Path], limits: Limits, options: argparse.Namespac
         found = read_event_log(corral)
     answers, answer_s = [*chain.from_iterable(clients)], found.answer_s()
     requests = [
-        [(one.request.model, answer_s.get(one.request_id, 0)) for one in of] for of in clients
+        [(entry.request.model, answer_s.get(entry.request_id, 0)) for entry in of] for of in clients
     ]
     memory = Memory(models_max=2, load_s=found.load_s(), slots=SLOTS)
     needed = load_order.count(requests, memory, limits.eviction_wait_s)
@@ -164,7 +164,7 @@ def _show(answers: Sequence[Answer], found: EventLog) -> None:
     loads, load_s = found.loads(), found.load_s()
     for name in sorted({answer.request.model for answer in answers}):
         of = [answer for answer in answers if answer.request.model == name]
-        failed, cut = sum(bool(one.problem) for one in of), sum(one.is_cut for one in of)
+        failed, cut = sum(bool(entry.problem) for entry in of), sum(entry.is_cut for entry in of)
         queued_s = found.queued_s(name) or [0.0]
         counts = f"{name:10} {len(of):9} {failed:9} {cut:9} {loads[name]:9}"
         middle_s, longest_s = statistics.median(queued_s), max(queued_s)
@@ -181,7 +181,7 @@ def _steady(paths: Mapping[str, Path], limits: Limits, calls: int) -> Result:
         found = read_event_log(corral)
     print(f"\n{STEADY_CLIENTS} clients without a pause, {calls} calls, memory for one of the two")
     _show([*steady, *called], found)
-    longest_s, answer_s = max(found.queued_s(GEMMA)), max(one.duration_s for one in steady)
+    longest_s, answer_s = max(found.queued_s(GEMMA)), max(entry.duration_s for entry in steady)
     print(f"\nlongest wait: {longest_s:.1f} s of {TIMEOUT_S} s")
     print(
         f"of which eviction_wait_s {limits.eviction_wait_s:g} s, "
@@ -204,13 +204,13 @@ def _figures(answers: Sequence[Answer], found: EventLog, part: str) -> list[Figu
     loads, load_s = found.loads(), found.load_s()
     queued_s = {name: found.queued_s(name) or [0.0] for name in names}
     values: Mapping[tuple[str, str], Mapping[str, float]] = {
-        ("requests", ""): Counter(one.request.model for one in answers),
+        ("requests", ""): Counter(answer.request.model for answer in answers),
         ("loads", ""): {name: loads[name] for name in names},
         ("longest load", "s"): {name: load_s[name] for name in names},
         ("wait, median", "s"): {name: statistics.median(queued_s[name]) for name in names},
         ("longest wait", "s"): {name: max(queued_s[name]) for name in names},
     }
-    return [one_round(f"{part}: {name}", unit, one) for (name, unit), one in values.items()]
+    return [one_round(f"{part}: {name}", unit, value) for (name, unit), value in values.items()]
 
 
 class _Steady:

@@ -85,9 +85,9 @@ def main() -> int:
     if "gaps" in parts:
         found.append(tiers_gaps.measure(model, 1 if options.quick else options.repeats))
     both = Result(
-        [figure for one in found for figure in one.figures],
-        {goal: is_met for one in found for goal, is_met in one.goals.items()},
-        notes=[note for one in found for note in one.notes],
+        [figure for entry in found for figure in entry.figures],
+        {goal: is_met for entry in found for goal, is_met in entry.goals.items()},
+        notes=[note for entry in found for note in entry.notes],
     )
     both.write(options.json)
     for goal, is_met in both.goals.items():
@@ -170,9 +170,9 @@ def _report(title: str, url: str) -> None:
 
 def result(returned: Sequence[Conversation], cold: Sequence[Conversation]) -> Result:
     """Judge the second turns of conversations, beside first turns of others."""
-    share = statistics.mean(one.share for one in returned)
-    first_s = [one.turns[1].first_token_s for one in returned]
-    cold_s = [one.turns[0].first_token_s for one in cold]
+    share = statistics.mean(conversation.share for conversation in returned)
+    first_s = [conversation.turns[1].first_token_s for conversation in returned]
+    cold_s = [entry.turns[0].first_token_s for entry in cold]
     ratio = statistics.mean(first_s) / statistics.mean(cold_s)
     median = statistics.median(first_s) / statistics.median(cold_s)
     return Result(
@@ -181,7 +181,7 @@ def result(returned: Sequence[Conversation], cold: Sequence[Conversation]) -> Re
             Figure(
                 "tokens of a conversation from the tiers",
                 "%",
-                {"returned": [100 * one.share for one in returned]},
+                {"returned": [100 * conversation.share for conversation in returned]},
             ),
         ],
         {

@@ -80,7 +80,7 @@ def measure(model: Path, repeats: int) -> Result:
             with serving(deployment, model) as corral:
                 seen[deployment.name] = asyncio.run(_observe(corral.url, number))
         rounds.append(seen)
-        shown = {name: (one.saves, figures(one)) for name, one in seen.items()}
+        shown = {name: (entry.saves, figures(entry)) for name, entry in seen.items()}
         print(f"pair {number + 1} of {repeats}: {shown}", file=sys.stderr)
     return result(rounds)
 
@@ -166,12 +166,12 @@ def figures(seen: Seen) -> Mapping[str, float]:
 
 def _between(gaps: Sequence[Gap], prompts: Sequence[Gap]) -> list[Gap]:
     """Return the gaps in which no prompt was waiting or computed."""
-    ordered = sorted(prompts, key=lambda one: one.ended_at_s)
-    ends_s = [one.ended_at_s for one in ordered]
+    ordered = sorted(prompts, key=lambda prompt: prompt.ended_at_s)
+    ends_s = [entry.ended_at_s for entry in ordered]
 
     def is_free(gap: Gap) -> bool:
         later = ordered[bisect_left(ends_s, gap.began_at_s) :]
-        return all(one.began_at_s > gap.ended_at_s for one in later)
+        return all(entry.began_at_s > gap.ended_at_s for entry in later)
 
     return [gap for gap in gaps if is_free(gap)]
 
@@ -182,23 +182,23 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 def result(rounds: Sequence[Mapping[str, Seen]]) -> Result:
     """Judge the pairs by the median of their ratios."""
-    values = [{name: figures(seen) for name, seen in one.items()} for one in rounds]
+    values = [{name: figures(seen) for name, seen in values.items()} for values in rounds]
     names = (WITH.name, WITHOUT.name)
     goals: dict[str, bool] = {}
     for title in ("gap, p99", "gap between prompts, p99"):
-        ratios = [one[WITH.name][title] / one[WITHOUT.name][title] for one in values]
+        ratios = [value[WITH.name][title] / value[WITHOUT.name][title] for value in values]
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         goals[f"{title}: {spread} of that without, at most {GOAL}"] = (
             statistics.median(ratios) <= GOAL
         )
-    saves = [one[WITH.name].saves for one in rounds]
+    saves = [values[WITH.name].saves for values in rounds]
     goals[f"gaps: slots were saved meanwhile ({saves})"] = min(saves) > 0
     return Result(
         [
             Figure(
                 title,
                 "ms",
-                {name: [one[name][title] for one in values] for name in names},
+                {name: [value[name][title] for value in values] for name in names},
                 base=WITHOUT.name,
             )
             for title in values[0][WITH.name]

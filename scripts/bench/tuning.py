@@ -71,9 +71,19 @@ def grid(candidates: Sequence[Variant]) -> list[Variant]:
     """Every combination of one option, or none, of each axis."""
     bad = too_many_threads()
     by_axis = [
-        [BASE, *(one for one in candidates if one.axes == {axis} and one != bad)] for axis in AXES
+        [
+            BASE,
+            *(
+                candidate
+                for candidate in candidates
+                if candidate.axes == {axis} and candidate != bad
+            ),
+        ]
+        for axis in AXES
     ]
-    groups = ([one for one in group if one != BASE] for group in itertools.product(*by_axis))
+    groups = (
+        [member for member in group if member != BASE] for group in itertools.product(*by_axis)
+    )
     return [found for group in groups if group and (found := combine_variants(group))]
 
 
@@ -96,7 +106,7 @@ async def measured(
     print(f"grid: {len(everything)} combinations, about {rounds.cost_s:.1f} s each", flush=True)
     best, *_ = await rounds.halve(everything, rounds.at(0.9), 4)
     first = rounds.number + 1
-    last = [one for one in dict.fromkeys([best, *winners]) if one != BASE]
+    last = [key for key in dict.fromkeys([best, *winners]) if key != BASE]
     for _ in range(FINAL_ROUNDS):
         await rounds.run(last, rounds.at(1))
     return trials, range(first, rounds.number + 1), best

@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("clients", nargs="*", metavar="CLIENT")
     parser.add_argument("--keep", action="store_true", help="print what each client printed")
     options = parser.parse_args()
-    chosen = [one for one in CLIENTS if not options.clients or one.name in options.clients]
+    chosen = [client for client in CLIENTS if not options.clients or client.name in options.clients]
     rows: list[tuple[str, str, str]] = []
     has_failed = False
     for client in chosen:
@@ -196,7 +196,7 @@ class _Run:
     def _prompt_tokens(self) -> int:
         finished = self.corral.events("request.finished")
         keys = ("prompt_tokens", "cached_tokens")
-        return max(sum(int(one.get(key) or 0) for key in keys) for one in finished)
+        return max(sum(int(request.get(key) or 0) for key in keys) for request in finished)
 
 
 def _outcome(check: str, said: str, is_met: bool) -> Outcome:  # noqa: FBT001 (a value)

@@ -34,7 +34,9 @@ class Comparison:
 def read_outcomes(junit: Path) -> dict[str, Outcome]:
     """Read a JUnit file as pytest writes it; a test that was never run is missing."""
     cases = ET.parse(junit).iter("testcase")  # noqa: S314 (pytest wrote it here)
-    return {f"{one.get('classname', '')}::{one.get('name', '')}": _outcome(one) for one in cases}
+    return {
+        f"{case.get('classname', '')}::{case.get('name', '')}": _outcome(case) for case in cases
+    }
 
 
 def _outcome(case: ET.Element) -> Outcome:

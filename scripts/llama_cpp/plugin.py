@@ -45,8 +45,8 @@ def pytest_collection() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if junit := os.environ.get(ONLY):
         outcomes = read_outcomes(Path(junit))
-        left_out = [one for one in items if outcomes.get(_name(one)) != "passed"]
-        items[:] = [one for one in items if one not in left_out]
+        left_out = [item for item in items if outcomes.get(_name(item)) != "passed"]
+        items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
 
 

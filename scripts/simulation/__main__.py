@@ -54,14 +54,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="up to 100 nodes, 3000 conversations")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     options = parser.parse_args()
-    nodes = [int(one) for one in options.nodes.split(",")]
+    nodes = [int(part) for part in options.nodes.split(",")]
     if options.quick:
-        nodes, options.conversations = [one for one in nodes if one <= 100], 3000
-    rows = [cases(one, options.conversations, options.seed) for one in nodes]
+        nodes, options.conversations = [node for node in nodes if node <= 100], 3000
+    rows = [cases(node, options.conversations, options.seed) for node in nodes]
     found = run_all([case for row in rows for case in row])
     print_table([row_of(row, found) for row in rows])
     if options.json:
-        options.json.write_text(json.dumps([_members(one, found[one]) for one in found], indent=1))
+        options.json.write_text(
+            json.dumps([_members(entry, found[entry]) for entry in found], indent=1)
+        )
     problems = [problem for row in rows for problem in problems_of(row, found)]
     for problem in problems:
         print(f"missed: {problem}")
@@ -80,7 +82,7 @@ def cases(nodes: int, conversations_max: int, seed: int) -> tuple[Case, Case, Ca
 
 
 def run_all(all_cases: Sequence[Case]) -> Found:
-    ordered = sorted(all_cases, key=lambda one: -one.conversations)
+    ordered = sorted(all_cases, key=lambda case: -case.conversations)
     with ProcessPoolExecutor(os.cpu_count(), max_tasks_per_child=1) as pool:
         return dict(zip(ordered, pool.map(simulate, ordered), strict=True))
 
@@ -107,7 +109,7 @@ def row_of(row: Sequence[Case], found: Found) -> list[str]:
 
 
 def problems_of(row: Sequence[Case], found: Found) -> list[str]:
-    unanswered = sum(found[one].facts["failed"] + found[one].facts["lost"] for one in row)
+    unanswered = sum(found[entry].facts["failed"] + found[entry].facts["lost"] for entry in row)
     median_us = found[row[0]].costs["decision p50"]
     met = {
         f"every request gets a response ({unanswered:.0f} did not)": unanswered == 0,

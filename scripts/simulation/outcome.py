@@ -48,8 +48,8 @@ def _facts(run: Run) -> dict[str, float]:
         "prefilled": facts.prefilled,
         "of ideal": facts.prefilled / facts.ideal,
         "nodes": fairness(list(facts.work.values()), run.case.nodes),
-        "clients": fairness([statistics.fmean(one) for one in facts.slowdown.values()]),
-        "waited": sum(one > 0 for one in waits) / len(waits),
+        "clients": fairness([statistics.fmean(entry) for entry in facts.slowdown.values()]),
+        "waited": sum(wait > 0 for wait in waits) / len(waits),
         "wait p99": waits[int(0.99 * (len(waits) - 1))],
         "repeated": facts.repeated,
         "retried": facts.retried,
@@ -71,7 +71,7 @@ def _costs(run: Run) -> dict[str, float]:
 
 def fairness(shares: Sequence[float], count: int | None = None) -> float:
     """Return Jain's index: 1 where all have the same, 1/n where one of n has all."""
-    squares = sum(one * one for one in shares)
+    squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / ((count or len(shares)) * squares) if squares else 1.0
 
 

@@ -114,7 +114,7 @@ class Run:
 
     async def _lose(self) -> None:
         """Lose the node that has most to do."""
-        name = max(self._engines, key=lambda one: (self.router.count_in_flight(one), one))
+        name = max(self._engines, key=lambda engine: (self.router.count_in_flight(engine), engine))
         self._lost = self._engines[name]
         self._back.clear()
         self._lost.lose()

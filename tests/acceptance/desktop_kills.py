@@ -95,8 +95,8 @@ def _use(writer: int, span_s: float, *, chats: bool) -> None:
 
 def _choose(corral: CorralCli, victim: str, host: int) -> tuple[list[psutil.Process] | None, int]:
     """The processes that must end (None: all), and the one to kill; the host before others run."""
-    there = [one for one in processes_of(corral.root) if one.pid != host]
-    found = [one for one in there if _is_running(one) and _is_victim(one, victim, host)]
+    there = [process for process in processes_of(corral.root) if process.pid != host]
+    found = [entry for entry in there if _is_running(entry) and _is_victim(entry, victim, host)]
     return (there, found[0].pid) if found else (None, host)
 
 
@@ -118,7 +118,7 @@ def _wait_gone(corral: CorralCli, doomed: list[psutil.Process] | None) -> float:
 def _is_left(corral: CorralCli, doomed: list[psutil.Process] | None) -> bool:
     if doomed is None:
         return bool(processes_of(corral.root))
-    return any(_is_running(one) for one in doomed)
+    return any(_is_running(entry) for entry in doomed)
 
 
 def _is_running(process: psutil.Process) -> bool:
@@ -132,7 +132,7 @@ def _report(took_s: dict[str, list[float]]) -> int:
     late = 0
     print(f"{'killed':10} {'times':>6} {'median s':>9} {'longest s':>10} {'left after 2 s':>15}")
     for victim, times in took_s.items():
-        late += (left := sum(one > _LIMIT_S for one in times))
+        late += (left := sum(time > _LIMIT_S for time in times))
         median = sorted(times)[len(times) // 2]
         print(f"{victim:10} {len(times):6} {median:9.2f} {max(times):10.2f} {left:15}")
     return int(late > 0)

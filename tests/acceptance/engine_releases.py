@@ -68,17 +68,17 @@ def pack(build: int, path: Path, wheels: Path) -> Path:
     (wheel,) = wheels.glob(f"*-0.{build}.0-*.whl")
     with zipfile.ZipFile(wheel) as source, tarfile.open(path, "w:gz", compresslevel=1) as target:
         seen: dict[int, str] = {}
-        files = [one for one in source.infolist() if "/bin/" in one.filename]
-        for one in sorted(files, key=lambda one: -len(one.filename)):
-            name = one.filename.rpartition("/")[2]
+        files = [member for member in source.infolist() if "/bin/" in member.filename]
+        for file in sorted(files, key=lambda file: -len(file.filename)):
+            name = file.filename.rpartition("/")[2]
             member = tarfile.TarInfo(f"llama-b{build}/{name}")
-            if same := seen.get(one.CRC):
+            if same := seen.get(file.CRC):
                 member.type, member.linkname = tarfile.SYMTYPE, same
                 target.addfile(member)
                 continue
-            seen[one.CRC] = name
-            member.size, member.mode = one.file_size, 0o755
-            target.addfile(member, io.BytesIO(source.read(one)))
+            seen[file.CRC] = name
+            member.size, member.mode = file.file_size, 0o755
+            target.addfile(member, io.BytesIO(source.read(file)))
     return path
 
 
@@ -121,8 +121,12 @@ def timed(corral: CorralCli, *words: str) -> float:
 def took_up(corral: CorralCli, build: int, problems: list[str]) -> float:
     """Reload; return how long it took until this build served."""
     took_s = timed(corral, "reload")
-    found = [one["engine"] for one in corral.instances().values() if one["state"] == "ready"]
-    if not all(one and f"/b{build}-vulkan/" in one for one in found):
+    found = [
+        instance["engine"]
+        for instance in corral.instances().values()
+        if instance["state"] == "ready"
+    ]
+    if not all(entry and f"/b{build}-vulkan/" in entry for entry in found):
         problems.append(f"after a reload b{build} does not serve, but {found}")
     return took_s
 

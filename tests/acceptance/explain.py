@@ -265,8 +265,8 @@ def main() -> int:
         try:
             _configure(corral, Path(directory))
             client = Client(corral)
-            plays = [one for one in _CAUSES if not asked or one.__name__ in asked]
-            rights = [_play(client, one) for one in plays]
+            plays = [cause for cause in _CAUSES if not asked or cause.__name__ in asked]
+            rights = [_play(client, play) for play in plays]
         finally:
             corral.end()
     print(f"{sum(rights)} of {len(rights)} named right")

@@ -114,7 +114,7 @@ class Engine:
         text = self._log.read_bytes()[self._read :].decode(errors="replace")
         self._read += len(text.encode())
         parts = _STATE.split(text)
-        return [int(one) for one in _COPY.findall(parts[-1])] if len(parts) > 1 else None
+        return [int(match) for match in _COPY.findall(parts[-1])] if len(parts) > 1 else None
 
 
 class Check:
@@ -140,7 +140,7 @@ class Check:
             del chat.tokens[len(chat.tokens) // 2 :]  # an edit
         kept = len(chat.tokens)
         chat.tokens += self._text(self._chance.randint(5, 60))
-        slot = next((one for one, held in self._slots.items() if held.conversation is chat), None)
+        slot = next((slot for slot, held in self._slots.items() if held.conversation is chat), None)
         where, held = self._believe(chat, slot)
         self._send(chat, slot, (where, min(held, kept)))
 
@@ -184,7 +184,7 @@ class Check:
 
     def _refresh(self) -> None:
         for slot in tuple(self._order):
-            others = (held for one, held in self._slots.items() if one != slot)
+            others = (held for id_slot, held in self._slots.items() if id_slot != slot)
             self._cache.note_copies(others)
             self._engine.post(prompt=[[]], n_predict=0, id_slot=slot)
         self._compare()

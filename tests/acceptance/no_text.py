@@ -56,7 +56,7 @@ def main() -> int:
             watch = threading.Thread(target=_watch, args=(corral, events), daemon=True)
             watch.start()
             statuses = [_send(corral.url, key, path, body, {}) for path, body in _bodies(word)]
-            statuses += [_send(corral.url, key, *one) for one in _headers(word)]
+            statuses += [_send(corral.url, key, *header) for header in _headers(word)]
             found = dict(_surfaces(corral, key, events))
         finally:
             corral("stop")
@@ -65,7 +65,9 @@ def main() -> int:
 
 
 def _print(found: Mapping[str, bytes], words: tuple[str, ...], statuses: list[int]) -> int:
-    counts = ", ".join(f"{statuses.count(one)} with {one}" for one in sorted(set(statuses)))
+    counts = ", ".join(
+        f"{statuses.count(status)} with {status}" for status in sorted(set(statuses))
+    )
     print(f"{len(statuses)} requests: {counts}")
     is_found = False
     for name, content in found.items():
@@ -160,7 +162,7 @@ def _watch(corral: CorralCli, events: list[str]) -> None:
 def _surfaces(corral: CorralCli, key: str, events: list[str]) -> Iterator[tuple[str, bytes]]:
     history = corral.data("requests", "--last", "1000")
     yield "corral requests --last", json.dumps(history).encode()
-    shown = "".join(corral.ok("requests", "show", one["id"]) for one in history)
+    shown = "".join(corral.ok("requests", "show", entry["id"]) for entry in history)
     yield "corral requests show", shown.encode()
     yield "corral status", corral.ok("status", "--json").encode()
     yield "corral usage", corral.ok("usage", "--json").encode()

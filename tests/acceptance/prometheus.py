@@ -111,7 +111,7 @@ def _scrape(binaries: Binaries, home: Path, url: str, seconds: float) -> list[st
         }
         server = stack.enter_context(running(binaries, home, free_port(), targets))
         _send_requests(url, seconds)
-        errors = [f"{one['scrapePool']}: {one['lastError']}" for one in server.targets()]
+        errors = [f"{target['scrapePool']}: {target['lastError']}" for target in server.targets()]
         faults = [error for error in errors if not error.endswith(": ")]
         for job in targets:
             missing = list(_missing(server, job))
@@ -141,20 +141,20 @@ def _send_requests(url: str, seconds: float) -> None:
 
 def _missing(server: Prometheus, job: str) -> Iterator[str]:
     labels, metadata = server.labels(job), server.metadata(job)
-    for one in documented_metrics():
-        name = one.name if job == "text" else one.family
-        if metadata.get(name) != (one.type, one.help):
+    for documented_metric in documented_metrics():
+        name = documented_metric.name if job == "text" else documented_metric.family
+        if metadata.get(name) != (documented_metric.type, documented_metric.help):
             yield f"{job}: metadata of {name} is {metadata.get(name)}"
-        yield from _wrong_series(job, one, labels)
+        yield from _wrong_series(job, documented_metric, labels)
 
 
 def _wrong_series(
-    job: str, one: Documented, labels: Mapping[str, AbstractSet[str]]
+    job: str, documented: Documented, labels: Mapping[str, AbstractSet[str]]
 ) -> Iterator[str]:
-    for series in one.series:
+    for series in documented.series:
         if series not in labels:
             yield f"{job}: no series {series}"
-        elif found := (labels[series] - _OWN_LABELS) ^ one.labels:
+        elif found := (labels[series] - _OWN_LABELS) ^ documented.labels:
             yield f"{job}: {series} differs in its labels: {', '.join(sorted(found))}"
 
 

@@ -109,14 +109,14 @@ class Prometheus:
     def labels(self, job: str) -> Mapping[str, AbstractSet[str]]:
         """The labels of each series, by its name."""
         found: dict[str, set[str]] = {}
-        for one in self._get("series", **{"match[]": f'{{job="{job}"}}'}):
-            found.setdefault(one["__name__"], set()).update(one)
+        for series in self._get("series", **{"match[]": f'{{job="{job}"}}'}):
+            found.setdefault(series["__name__"], set()).update(series)
         return found
 
     def metadata(self, job: str) -> Mapping[str, tuple[str, str]]:
         """Type and help by the name of the family."""
         found = self._get("targets/metadata", match_target=f'{{job="{job}"}}', limit="1000")
-        return {one["metric"]: (one["type"], one["help"]) for one in found}
+        return {entry["metric"]: (entry["type"], entry["help"]) for entry in found}
 
     def _get(self, path: str, **query: str) -> Any:
         response = httpx.get(f"{self._url}/api/v1/{path}", params=query, timeout=30)

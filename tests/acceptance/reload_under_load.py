@@ -70,7 +70,7 @@ class Findings:
     @property
     def is_fine(self) -> bool:
         counts = self.counts.values()
-        return not self.problems and not any(one.failed or one.truncated for one in counts)
+        return not self.problems and not any(count.failed or count.truncated for count in counts)
 
 
 def main() -> int:
@@ -209,15 +209,19 @@ def flaw(chunks: Sequence[str]) -> str | None:
 def result(findings: Findings) -> Result:
     counts = findings.counts
     failed, truncated = (
-        {name: len(getattr(one, kind)) for name, one in counts.items()}
+        {name: len(getattr(count, kind)) for name, count in counts.items()}
         for kind in ("failed", "truncated")
     )
     return Result(
         [
-            one_round("complete answers", "", {name: one.whole for name, one in counts.items()}),
+            one_round(
+                "complete answers", "", {name: count.whole for name, count in counts.items()}
+            ),
             one_round("failed requests", "", failed),
             one_round("truncated answers", "", truncated),
-            one_round("longest answer", "s", {name: one.slowest_s for name, one in counts.items()}),
+            one_round(
+                "longest answer", "s", {name: count.slowest_s for name, count in counts.items()}
+            ),
             Figure("reload", "s", {CHANGED: findings.reloads_s}),
         ],
         goals={

@@ -150,7 +150,11 @@ def disturb(corral: CorralCli, path: Path, options: argparse.Namespace) -> int:
     for at_s, is_kill in [*plan, (total_s, False)]:
         time.sleep(max(0.0, began_at_s + at_s - time.monotonic()))
         if is_kill:
-            pids = [one["pid"] for one in corral.instances().values() if one["state"] == "ready"]
+            pids = [
+                instance["pid"]
+                for instance in corral.instances().values()
+                if instance["state"] == "ready"
+            ]
             if pids and (pid := random.choice(pids)):  # noqa: S311 (no secret)
                 os.kill(pid, signal.SIGKILL)
                 killed += 1

@@ -253,7 +253,9 @@ class Check:
 
     def counted(self) -> Figures:
         """What all engines counted, once they are idle."""
-        return _sum(_engine_counters(one["pid"]) for one in self.corral.instances().values())
+        return _sum(
+            _engine_counters(instance["pid"]) for instance in self.corral.instances().values()
+        )
 
     def compare(self, part: str, before: Figures) -> None:
         """Wait until what was recorded since `before` is what the engines counted."""
@@ -291,7 +293,7 @@ async def _run(corral: CorralCli, root: Path, count: int, seed: int) -> int:
     nothing = (0, 0, 0)
     await check.send(count // 2)
     check.compare("before the kill", nothing)
-    engines = [one["pid"] for one in corral.instances().values()]
+    engines = [instance["pid"] for instance in corral.instances().values()]
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(check.send(count // 4))
         await asyncio.sleep(check.chance.uniform(4, 6))
@@ -306,7 +308,7 @@ async def _run(corral: CorralCli, root: Path, count: int, seed: int) -> int:
     check.show("at the kill: recorded", kept)
     lost = _minus(counted, kept)
     check.show(f"lost with about {in_flight} in flight", lost)
-    check.differs |= not all(0 <= one <= _AT_ONCE * _LARGEST for one in lost)
+    check.differs |= not all(0 <= entry <= _AT_ONCE * _LARGEST for entry in lost)
     corral.serve()
     await check.send(count - count // 2 - count // 4 + sending.result())
     check.compare("after the kill", kept)
@@ -356,8 +358,8 @@ def _sum(figures: Iterable[Figures]) -> Figures:
     return _figures(map(sum, zip(*figures, strict=True)))
 
 
-def _minus(one: Figures, other: Figures) -> Figures:
-    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+def _minus(figures: Figures, other: Figures) -> Figures:
+    return figures[0] - other[0], figures[1] - other[1], figures[2] - other[2]
 
 
 def _figures(values: Any) -> Figures:

@@ -18,9 +18,13 @@ def test_our_metrics_agree_with_the_engines(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         client.completions.create(model="smollm2", prompt="The sea is", max_tokens=5)
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
-        samples = [one for family in parse(response.read().decode()) for one in family.samples]
+        samples = [
+            sample for family in parse(response.read().decode()) for sample in family.samples
+        ]
     found = {
-        one.name: one.value for one in samples if one.labels.get("model_instance") == "smollm2.0"
+        sample.name: sample.value
+        for sample in samples
+        if sample.labels.get("model_instance") == "smollm2.0"
     }
     assert found["corral_requests_finished_total"] >= 1
     assert found["corral_engine_scrape_success"] == 1
@@ -30,13 +34,15 @@ def test_our_metrics_agree_with_the_engines(url: str) -> None:
 
 def test_the_documented_metrics_are_those_that_are_exposed(url: str) -> None:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
-        families = {one.name: one for one in parse(response.read().decode())}
-    documented = {one.family: one for one in documented_metrics()}
+        families = {entry.name: entry for entry in parse(response.read().decode())}
+    documented = {
+        documented_metric.family: documented_metric for documented_metric in documented_metrics()
+    }
     assert documented.keys() == families.keys()
     for name, family in families.items():
         page = documented[name]
         assert (page.type, page.help) == (family.type, family.documentation)
-        labels = {label for one in family.samples for label in one.labels} - {"le"}
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         assert labels == page.labels or not family.samples, name
 
 
@@ -63,7 +69,9 @@ def test_props_of_a_model_are_those_of_its_engine(url: str) -> None:
 
 def test_the_overview_has_the_passes_that_the_engine_counted(url: str) -> None:
     """seed 001: MicroBatch.len, on average; BatchType::Decode where nothing runs."""
-    instances = {one["instance"]: one for one in get(f"{url}/corral/v1/slots")["instances"]}
+    instances = {
+        instance["instance"]: instance for instance in get(f"{url}/corral/v1/slots")["instances"]
+    }
     found = instances["smollm2.0"]
     assert found["passes"] >= 1
     assert found["prompt_tokens_per_pass"] > 0

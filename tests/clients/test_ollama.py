@@ -90,8 +90,8 @@ def test_a_tool_is_called_and_its_result_answered(client: ollama.Client) -> None
     (call,) = whole.message.tool_calls or ()
     assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
     parts = list(client.chat("smollm2", HABIT, tools=[WEATHER], stream=True, options=options))
-    streamed = [one for part in parts for one in part.message.tool_calls or ()]
-    assert [one.function for one in streamed] == [call.function]
+    streamed = [tool_call for part in parts for tool_call in part.message.tool_calls or ()]
+    assert [entry.function for entry in streamed] == [call.function]
     result = {"role": "tool", "tool_name": "get_weather", "content": "It rains."}
     answer = client.chat("smollm2", [*HABIT, whole.message, result], options=options)
     assert answer.message.content
@@ -161,7 +161,7 @@ def test_texts_become_vectors(client: ollama.Client) -> None:
 
 
 def test_models_are_listed_and_shown(client: ollama.Client) -> None:
-    listed = {one.model: one for one in client.list().models}
+    listed = {model.model: model for model in client.list().models}
     assert set(listed) == {
         f"{name}:latest" for name in ("smollm2", "embedder", "resting", "seeing")
     }
@@ -187,7 +187,7 @@ def test_models_are_listed_and_shown(client: ollama.Client) -> None:
 def test_loaded_models_are_listed_until_they_are_unloaded(client: ollama.Client) -> None:
     loaded = client.generate("resting", keep_alive="10m")
     assert (loaded.done_reason, loaded.response) == ("load", "")
-    running = {one.model: one for one in client.ps().models}
+    running = {model.model: model for model in client.ps().models}
     resting, smollm2 = running["resting:latest"], running["smollm2:latest"]
     assert resting.expires_at
     assert smollm2.expires_at
@@ -196,7 +196,7 @@ def test_loaded_models_are_listed_until_they_are_unloaded(client: ollama.Client)
     assert resting.size
     unloaded = client.chat("resting", [], keep_alive=0)
     assert unloaded.done_reason == "unload"
-    while "resting:latest" in {one.model for one in client.ps().models}:
+    while "resting:latest" in {model.model for model in client.ps().models}:
         pass
 
 

@@ -137,7 +137,7 @@ def test_a_text_is_completed_at_once_or_streamed(client: openai.OpenAI) -> None:
 def test_texts_are_embedded(client: openai.OpenAI) -> None:
     # The client asks for base64 and turns it into numbers.
     answer = client.embeddings.create(model="embedder", input=["abc", "def"])
-    assert [len(one.embedding) for one in answer.data] == [64, 64]
+    assert [len(entry.embedding) for entry in answer.data] == [64, 64]
     assert answer.data[0].embedding != answer.data[1].embedding
 
 

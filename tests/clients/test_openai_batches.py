@@ -58,17 +58,17 @@ def test_a_batch_of_each_endpoint_is_computed(client: openai.OpenAI, endpoint: E
     found = [
         json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()
     ]
-    assert [one["custom_id"] for one in found] == ["r0", "r1"]
-    assert {one["response"]["status_code"] for one in found} == {200}
+    assert [entry["custom_id"] for entry in found] == ["r0", "r1"]
+    assert {entry["response"]["status_code"] for entry in found} == {200}
     name = {"/v1/embeddings": "data", "/v1/responses": "output"}.get(endpoint, "choices")
-    assert all(one["response"]["body"][name] for one in found)
+    assert all(entry["response"]["body"][name] for entry in found)
 
 
 def test_errors_name_the_lines(client: openai.OpenAI) -> None:
     batch = ended(client, begin(client, "/v1/completions", {"model": "none"}, {"prompt": "a"}))
     assert batch.status == "failed"
     assert batch.errors
-    assert [(one.line, one.code) for one in batch.errors.data or ()] == [
+    assert [(entry.line, entry.code) for entry in batch.errors.data or ()] == [
         (1, "model_not_found"),
         (2, "invalid_request"),
     ]
@@ -88,7 +88,7 @@ def test_files_are_listed_and_deleted(client: openai.OpenAI, tmp_path: Path) -> 
         3,
         file.created_at + 3600,
     )
-    assert file.id in {one.id for one in client.files.list(limit=1)}  # over its pages
+    assert file.id in {entry.id for entry in client.files.list(limit=1)}  # over its pages
     assert client.files.retrieve(file.id) == file
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):

@@ -86,13 +86,13 @@ async def cached_tokens(url: str) -> list[int]:
     async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
         asking = [group.create_task(ask(http, client)) for client in range(8, 12)]
     usages = [task.result()["usage"] for task in asking]
-    return [int(one["prompt_tokens_details"]["cached_tokens"]) for one in usages]
+    return [int(usage["prompt_tokens_details"]["cached_tokens"]) for usage in usages]
 
 
 def adapted(corral: CorralCli) -> list[tuple[object, object]]:
     events = corral.events("model.adapted")
     # Other tests load the machine, which may change the threads.
-    return [(one["before"], one["after"]) for one in events if one["key"] == "parallel"]
+    return [(event["before"], event["after"]) for event in events if event["key"] == "parallel"]
 
 
 def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
@@ -117,9 +117,9 @@ def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
     text = corral.ok("status")
     assert "chat: parallel = 8 now: requests queued for 0.5 s with 4 slots" in text
     assert corral.status()["models"][0]["ctx_size"] == 8 * 2048
-    for one in answers:
-        (choice,) = one["choices"]
-        assert one["usage"]["completion_tokens"] == TOKENS
+    for answer in answers:
+        (choice,) = answer["choices"]
+        assert answer["usage"]["completion_tokens"] == TOKENS
         assert choice["message"]["content"] in SAID
 
     corral.configure(SETTINGS.format(path=alphabet, quiet_s=2))

@@ -62,7 +62,9 @@ def say(corral: CorralCli) -> str:
 
 
 def layers(corral: CorralCli) -> list[int]:
-    return [one["layer_count"] for balance in corral.client.balances() for one in balance["shards"]]
+    return [
+        shard["layer_count"] for balance in corral.client.balances() for shard in balance["shards"]
+    ]
 
 
 def figures_of(metrics: str) -> dict[str, float]:

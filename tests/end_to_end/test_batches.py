@@ -64,10 +64,10 @@ def test_a_file_is_computed_and_written_beside_it(
     broken.write_text('{"url": "/v1/completions"}\nno\n')
     invalid = corral("batch", "run", str(broken))
     assert (invalid.returncode, "line 2: " in invalid.stderr) == (1, True)
-    assert [one["status"] for one in corral.data("batch", "list")] == [
+    assert [batch["status"] for batch in corral.data("batch", "list")] == [
         *("failed", "completed", "completed")
     ]
-    (shown,) = [one for one in corral.data("batch", "list") if one["status"] == "failed"]
+    (shown,) = [batch for batch in corral.data("batch", "list") if batch["status"] == "failed"]
     assert "line 1: the line has no custom_id" in corral("batch", "show", shown["id"]).stderr
     assert corral("batch", "show", "../v1/models").returncode == 1
 

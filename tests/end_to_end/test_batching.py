@@ -32,12 +32,12 @@ def test_a_reload_turns_pure_decode_on(corral: CorralCli, tiny_model: Path) -> N
     assert (usual["num_slots"], usual["prefer_pure_decode"]) == (3, False)
     corral.configure(settings + "prefer_pure_decode = true\n")
     corral.ok("reload")
-    until(lambda: [one["prefer_pure_decode"] for one in instances(corral)] == [True])
+    until(lambda: [instance["prefer_pure_decode"] for instance in instances(corral)] == [True])
     (pure,) = instances(corral)
     assert (pure["num_slots"], pure["batch_type"]) == (3, "decode")
     with urllib.request.urlopen(f"{corral.url}/slots", timeout=60) as response:
         assert [slot["n_ctx"] for slot in json.load(response)] == [512] * 3
-    lines = {one["flag"]: one for one in corral.data("plan", "chat")["lines"]}
+    lines = {line["flag"]: line for line in corral.data("plan", "chat")["lines"]}
     assert {lines[flag]["origin"] for flag in ("--parallel", "--ctx-size")} == {"batching"}
 
 

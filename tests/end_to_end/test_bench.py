@@ -48,11 +48,11 @@ def pids(corral: CorralCli) -> set[int]:
 
 def test_a_result_has_all_raw_values(configured: CorralCli) -> None:
     data = configured.data("bench", "tiny", *ONCE, "--workload", "generation", "--seed", "4")
-    assert [one["name"] for one in data["variants"]] == ["plain", "base"]
+    assert [variant["name"] for variant in data["variants"]] == ["plain", "base"]
     assert (data["seed"], data["rounds"], data["is_interrupted"]) == (4, 1, False)
-    names = {one["name"] for one in data["figures"]}
+    names = {figure["name"] for figure in data["figures"]}
     assert {"generation.decode_rate", "ready_s", "peak_memory"} <= names
-    assert all(names >= set(one["rounds"][0]) for one in data["variants"])
+    assert all(names >= set(variant["rounds"][0]) for variant in data["variants"])
 
 
 def test_a_report_says_how_to_repeat_it(configured: CorralCli) -> None:
@@ -112,7 +112,7 @@ def test_an_interrupt_keeps_what_was_measured(configured: CorralCli) -> None:
     envelope = json.loads(stdout)
     assert process.returncode == envelope["exit_code"] == 130
     assert envelope["data"]["variants"][0]["rounds"][0]["generation.decode_rate"] > 0
-    assert any(one.startswith("stopped after") for one in envelope["notes"])
+    assert any(note.startswith("stopped after") for note in envelope["notes"])
     assert pids(configured) == set()
 
 

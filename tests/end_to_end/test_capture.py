@@ -60,11 +60,11 @@ def test_a_capture_ends_with_its_last_request(corral: CorralCli, tiny_model: Pat
 def _replay(corral: CorralCli, file: Path) -> None:
     """The greedy answer is compared with the captured one, the sampled one with a first play."""
     found = corral.data("replay", str(file), "--set", "batch-size=64")
-    assert [one["compared"] for one in found["requests"]] == [True, True]
-    assert [one["difference"] for one in found["requests"]] == [None, None]
+    assert [request["compared"] for request in found["requests"]] == [True, True]
+    assert [request["difference"] for request in found["requests"]] == [None, None]
     assert found["replay"]["decode_rate"] > 0
     assert found["present"]["generated_tokens"] == found["replay"]["generated_tokens"] == 8
     assert found["replay"]["cached_tokens"] > 0
     against = corral.data("replay", str(file), "--daemon")
-    assert [one["compared"] for one in against["requests"]] == [True, False]
+    assert [request["compared"] for request in against["requests"]] == [True, False]
     assert corral("replay", str(file), "--set", "nonsense=1").returncode == 78

@@ -62,7 +62,9 @@ def test_settings_are_shown_checked_written_and_taken_back(
     (backup,) = map(Path, written["backups"])
     assert backup.read_text() == OWN
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
-    assert [one["name"] for one in corral.data("connect") if one["connected"]] == ["claude"]
+    assert [connect["name"] for connect in corral.data("connect") if connect["connected"]] == [
+        "claude"
+    ]
     for model in ("vectors", "nobody"):
         unknown = corral("connect", "claude", "--model", model, "--write")
         assert unknown.returncode == 4
@@ -83,11 +85,11 @@ def test_a_request_of_each_api_is_sent_first(
     corral.configure(SETTINGS.format(tiny=tiny_model))
     corral.ok("start", "tiny")
     written = corral.data("connect", client, "--write")
-    files = [Path(one) for one in written["files"]]
-    assert all(one.is_file() for one in files)
-    assert all(stat.S_IMODE(one.stat().st_mode) == 0o600 for one in files)
+    files = [Path(file) for file in written["files"]]
+    assert all(file.is_file() for file in files)
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
     corral.ok("connect", client, "--undo")
-    assert not any(one.exists() for one in files)
+    assert not any(file.exists() for file in files)
 
 
 def test_a_key_is_read_by_the_client_and_written_nowhere(
@@ -106,8 +108,8 @@ def test_a_key_is_read_by_the_client_and_written_nowhere(
     corral.ok("connect", "codex", "--write")
     config = (home / ".codex" / "config.toml").read_text()
     assert 'env_key = "CORRAL_API_KEY"' in config
-    files = [one for one in corral.root.rglob("*") if one.is_file() and one != keys]
-    assert not [one for one in files if b"corral-me-1234" in one.read_bytes()]
+    files = [path for path in corral.root.rglob("*") if path.is_file() and path != keys]
+    assert not [file for file in files if b"corral-me-1234" in file.read_bytes()]
 
 
 def test_https_is_connected_with_a_note_on_the_ca(

@@ -89,11 +89,11 @@ def test_silent_connections_do_not_block_a_client_with_a_key(
     corral.configure(SETTINGS.format(path=tiny_model))
     headers = {"Authorization": f"Bearer {corral.data('key', 'add', 'me')['key']}"}
     daemon = corral.serve(limit="-n 1024")
-    engines = {one.pid for one in corral.engines()}
+    engines = {engine.pid for engine in corral.engines()}
     took_s = asyncio.run(ask_amid(corral.url, headers, first))
     assert max(took_s) < PATIENCE_S
     assert daemon.poll() is None
-    assert {one.pid for one in corral.engines()} == engines
+    assert {engine.pid for engine in corral.engines()} == engines
     assert psutil.Process(daemon.pid).memory_info().rss < 200 * 1024**2
 
 

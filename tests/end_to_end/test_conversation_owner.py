@@ -40,7 +40,7 @@ class Conversation:
 
     def _take(self, answer: dict[str, Any]) -> None:
         if "content" in answer:
-            said, usage = "".join(one["text"] for one in answer["content"]), answer["usage"]
+            said, usage = "".join(part["text"] for part in answer["content"]), answer["usage"]
             self.cached = usage["cache_read_input_tokens"]
             self.tokens = self.cached + usage["input_tokens"] + usage["output_tokens"]
         else:

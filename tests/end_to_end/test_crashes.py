@@ -85,12 +85,12 @@ def post(url: str, body: dict[str, Any] | bytes) -> tuple[int, str]:
 
 def pids(corral: CorralCli) -> dict[str, int | None]:
     """Return the process of each instance."""
-    return {one: facts["pid"] for one, facts in corral.instances().items()}
+    return {instance: facts["pid"] for instance, facts in corral.instances().items()}
 
 
 def settled(corral: CorralCli) -> bool:
     """Return whether all instances serve."""
-    return {one["state"] for one in corral.instances().values()} == {"ready"}
+    return {instance["state"] for instance in corral.instances().values()} == {"ready"}
 
 
 def test_by_default_no_crashing_request_reaches_an_engine(
@@ -121,7 +121,9 @@ def test_a_crashing_request_is_rejected_the_third_time(
             assert post(url, POISONS[name]) == (502, "upstream_crashed")
             until(lambda: settled(corral))
             after = pids(corral)
-            assert [one for one in after if after[one] != before[one]] == [*after.keys() - {serves}]
+            assert [entry for entry in after if after[entry] != before[entry]] == [
+                *after.keys() - {serves}
+            ]
         assert post(url, POISONS[name]) == (422, "crashes_engine")
         assert post(url, {}) == (200, "")
         assert pids(corral) == after
@@ -191,5 +193,5 @@ def test_a_model_that_is_killed_often_serves_again(corral: CorralCli, tiny_model
         until(lambda: settled(corral))
         os.kill(corral.instances()["m.0"]["pid"] or 0, signal.SIGKILL)
         assert post(corral.url, {}) == (200, "")
-    assert "killed" in {one["reason"] for one in corral.events("instance.state_changed")}
+    assert "killed" in {event["reason"] for event in corral.events("instance.state_changed")}
     assert not corral.events("instance.failed")

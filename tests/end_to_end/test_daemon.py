@@ -93,7 +93,7 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
 def test_replicas_share_the_load(corral: CorralCli, slow_model: Path) -> None:
     configured(corral, slow_model, replicas=2).ok("start")
     streams = [begin_stream(corral, 20_000) for _ in range(2)]
-    assert [one["slots_busy"] for one in corral.instances().values()] == [1, 1]
+    assert [instance["slots_busy"] for instance in corral.instances().values()] == [1, 1]
     for stream in streams:
         stream.close()
     until(lambda: corral.slots_busy() == 0, within_s=60)

@@ -231,8 +231,8 @@ def test_strangers_are_refused(browser: Browser, daemon: CorralCli) -> None:
     assert post(daemon, session, **token, Origin="https://example.com") == 403
     assert post(daemon, session, **token, Host="example.com") == 403
     assert post(daemon, "") == 401
-    for one in (dashboard, old):
-        one.context.close()
+    for case in (dashboard, old):
+        case.context.close()
 
 
 def post(daemon: CorralCli, cookie: str, **headers: str) -> int:

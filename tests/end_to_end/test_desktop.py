@@ -29,8 +29,8 @@ def start(corral: CorralCli, tiny_model: Path) -> Iterator[Start]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.end()
+    for process in started:
+        process.end()
 
 
 def status_of(ready: Line, headers: dict[str, str]) -> int:
@@ -103,7 +103,7 @@ def test_keys_of_the_settings_are_valid_too(corral: CorralCli, start: Start) -> 
 def test_two_hosts_share_a_daemon_until_both_have_left(corral: CorralCli, start: Start) -> None:
     first, second = start("tiny"), start("tiny")  # at the same moment
     ready = [first.line(), second.line()]
-    assert sorted(one["attached"] for one in ready) == [False, True]
+    assert sorted(entry["attached"] for entry in ready) == [False, True]
     assert ready[0]["pid"] == ready[1]["pid"]
     first.until(state="ready")
     second.until(state="ready")

@@ -58,7 +58,7 @@ def listed_model(corral: CorralCli, model: str) -> dict[str, Any]:
     """Return what clients are told of a model."""
     with urllib.request.urlopen(f"{corral.url}/v1/models", timeout=PATIENCE_S) as response:
         models: list[dict[str, Any]] = json.load(response)["data"]
-    return next(one for one in models if one["id"] == model)
+    return next(entry for entry in models if entry["id"] == model)
 
 
 def test_a_model_that_fits_is_loaded_and_another_one_after_it_has_left(
@@ -84,7 +84,7 @@ def test_a_model_that_fits_is_loaded_and_another_one_after_it_has_left(
         device.set_free(TOTAL_MIB)
         assert asked.result(PATIENCE_S)[0] == 200
     assert corral.model_states() == {"a": "unloaded", "b": "loaded"}
-    assert "backoff" not in [one["after"] for one in corral.events("instance.state_changed")]
+    assert "backoff" not in [event["after"] for event in corral.events("instance.state_changed")]
     until(lambda: logged_mib(corral, "b.0") == pytest.approx(planned_mib(corral, "b"), rel=0.1))
 
 
@@ -138,7 +138,7 @@ def test_all_that_may_be_given_up_is_tried_one_after_another(
     write_profile(corral)
     configure(a='profile = "device"\n')
     corral.ok("start", "a")
-    assert [(one["key"], one["after"]) for one in corral.events("model.reduced")] == [
+    assert [(event["key"], event["after"]) for event in corral.events("model.reduced")] == [
         ("ctx-size", 4096),
         ("cache-type-k", "q8_0"),
         ("cache-type-v", "q8_0"),
@@ -228,6 +228,6 @@ def test_after_a_worker_is_full_at_a_load_less_is_tried(
     corral.serve(until_ready=False)  # on a busy machine the worker is waited for
     until(corral.is_running)
     assert ask(corral, "a")[0] == 200
-    ((given_up,),) = [one["reduced"] for one in corral.status()["models"]]
+    ((given_up,),) = [model["reduced"] for model in corral.status()["models"]]
     assert (given_up["key"], given_up["value"]) == ("ctx-size", 4096)
     assert given_up["reason"] == "with ctx-size = 8192, the memory of an RPC worker is full"

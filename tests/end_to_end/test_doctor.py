@@ -13,8 +13,8 @@ def levels(corral: CorralCli) -> dict[str, str]:
     """The worst level of each finding."""
     envelope = json.loads(corral("doctor", "--json").stdout)
     worst: dict[str, str] = {}
-    for one in envelope["data"]["findings"]:
-        worst[one["name"]] = max(worst.get(one["name"], ""), one["level"], key=_badness)
+    for finding in envelope["data"]["findings"]:
+        worst[finding["name"]] = max(worst.get(finding["name"], ""), finding["level"], key=_badness)
     assert envelope["exit_code"] == int("fail" in worst.values())
     return worst
 
@@ -139,4 +139,4 @@ def connections(corral: CorralCli) -> int:
     """Count the connections that the daemon has accepted on its control socket."""
     sockets = psutil.Process(corral.daemon_pid).net_connections("unix")
     control = str(corral.root / "run" / "control.sock")
-    return sum(str(one.laddr) == control for one in sockets) - 1  # one is the listener
+    return sum(str(socket.laddr) == control for socket in sockets) - 1  # one is the listener

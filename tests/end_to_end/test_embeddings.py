@@ -53,7 +53,7 @@ def ask(url: str, page: str, **body: Any) -> Any:
 
 def vectors(url: str, model: str, texts: Sequence[str]) -> list[list[float]]:
     found = ask(url, "/v1/embeddings", model=model, input=list(texts))["data"]
-    return [one["embedding"] for one in sorted(found, key=lambda one: one["index"])]
+    return [entry["embedding"] for entry in sorted(found, key=lambda entry: entry["index"])]
 
 
 def difference(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> float:
@@ -82,8 +82,8 @@ def test_a_vector_is_the_same_alone_in_a_list_and_beside_others(url: str) -> Non
 def test_a_rank_is_the_same_alone_and_in_a_list(url: str) -> None:
     def scores(documents: list[str]) -> list[float]:
         found = ask(url, "/v1/rerank", model="ranker", query="the user", documents=documents)
-        listed = sorted(found["results"], key=lambda one: one["index"])
-        return [one["relevance_score"] for one in listed]
+        listed = sorted(found["results"], key=lambda result: result["index"])
+        return [entry["relevance_score"] for entry in listed]
 
     texts = [text[:40] for text in TEXTS]
     assert difference([scores(texts)], [[scores([text])[0] for text in texts]]) < SAME

@@ -44,6 +44,6 @@ def test_a_changed_system_prompt_is_explained(corral: CorralCli, tiny_model: Pat
     assert corral.data("explain", told["request"])["cache"] == told["cache"]
     corral.ok("stop")
     assert corral.ok("explain").lower().startswith(told["sentence"].lower())
-    kept = [one.read_bytes() for one in corral.root.rglob("*") if one.is_file()]
-    assert not any(CANARY.encode() in one for one in kept)
+    kept = [path.read_bytes() for path in corral.root.rglob("*") if path.is_file()]
+    assert not any(CANARY.encode() in entry for entry in kept)
     assert "no request has the id nothing" in corral("explain", "nothing").stderr

@@ -129,4 +129,6 @@ async def test_failures_end_nothing(
             await event.wait()
         assert not running.done()
         daemon.shutdown("the test is over")
-    assert all(one.fields["task"] in FAILURES.counts for one in events if one.name == "task.failed")
+    assert all(
+        event.fields["task"] in FAILURES.counts for event in events if event.name == "task.failed"
+    )

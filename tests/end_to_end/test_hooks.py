@@ -33,9 +33,9 @@ def test_commands_run_on_load_failure_and_stop(corral: CorralCli, tiny_model: Pa
     corral.configure(SETTINGS.format(model=tiny_model, hooks=hooks))
     assert "no program" in corral("doctor").stdout
     assert "exited with code 0" in corral.ok("hooks", "test", "model_idle")
-    assert [one["event"] for one in told(corral)] == ["model_idle"]
+    assert [event["event"] for event in told(corral)] == ["model_idle"]
     corral.ok("start")
-    until(lambda: [one["event"] for one in told(corral)][1:] == ["model_idle"])
+    until(lambda: [event["event"] for event in told(corral)][1:] == ["model_idle"])
     (warning,) = corral.events("hook.failed")
     assert "there is no program" in warning["reason"]
 

@@ -50,16 +50,16 @@ def test_a_key_deletes_its_own_conversation_alone(
 ) -> None:
     keys = corral.root / "config" / "keys.toml"
     corral.configure(SETTINGS.format(keys=keys, model=tiny_model, share=share))
-    anna, ben, cora = (corral.data("key", "add", one)["key"] for one in ("anna", "ben", "cora"))
+    anna, ben, cora = (corral.data("key", "add", name)["key"] for name in ("anna", "ben", "cora"))
     corral.ok("start")
     annas, _ = ask(corral, anna, OPENING)
     _, bens_found = ask(corral, ben, OPENING)
     assert (bens_found > 100) == (share == "all")
     corral.ok("slots", "save")
-    saved = {one["name"] for one in corral.data("slots", "list")}
+    saved = {slot["name"] for slot in corral.data("slots", "list")}
     assert len(saved) == 2
     until(lambda: delete(corral, ben).status_code == 200)
-    left = {one["name"] for one in corral.data("slots", "list")}
+    left = {slot["name"] for slot in corral.data("slots", "list")}
     assert len(left) == 1
     assert left < saved
     assert delete(corral, cora).status_code == 404  # it never had a request of that id

@@ -95,7 +95,7 @@ def test_each_kind_is_served_and_swapped_and_conversations_are_kept(models: Corr
     hybrid, of_hybrid = turn(models, "hybrid", story())
     seen, with_picture = turn(models, "vision", story(RED))
     vectors = ask(models, "/v1/embeddings", model="vectors", input=["a", "b"])["data"]
-    assert [len(one["embedding"]) for one in vectors] == [64, 64]
+    assert [len(vector["embedding"]) for vector in vectors] == [64, 64]
     ranks = ask(models, "/v1/rerank", model="ranks", query="a", documents=["a", "b"])
     assert len(ranks["results"]) == 2
     states = models.model_states()

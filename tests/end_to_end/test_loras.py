@@ -101,7 +101,7 @@ def test_a_request_may_give_scales_and_models_of_its_own_are_listed(adapted: Cor
     assert half[0] != legal
     assert half[1] == 0
     with urllib.request.urlopen(f"{adapted.url}/v1/models", timeout=60) as listed:
-        entries = {one["id"]: one for one in json.load(listed)["data"]}
+        entries = {entry["id"]: entry for entry in json.load(listed)["data"]}
     assert list(entries) == ["chat", "chat+legal", "chat+poet", "fixed"]
     assert entries["chat+legal"]["variant_of"] == "chat"
     with pytest.raises(urllib.error.HTTPError) as refused:

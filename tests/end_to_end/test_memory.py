@@ -72,7 +72,9 @@ def test_a_draft_with_another_vocabulary_is_rejected_before_a_start(
 
 def test_a_draft_beside_the_model_is_found_and_used(corral: CorralCli, large: Path) -> None:
     corral.configure(f'[models.chat]\npath = "{large}"\ndraft = "auto"\n')
-    (left_out,) = [one for one in corral.data("plan", "chat")["omitted"] if "draft" in one["flag"]]
+    (left_out,) = [
+        line for line in corral.data("plan", "chat")["omitted"] if "draft" in line["flag"]
+    ]
     assert "has no GGUF of its vocabulary" in left_out["reason"]
     draft = tiny_gguf.make(large.with_name("small.gguf"))
     plan = corral.data("plan", "chat")

@@ -20,7 +20,7 @@ TINY = "org/tiny-GGUF"
 def hub(corral: CorralCli, tiny_model: Path) -> Iterator[FakeHub]:
     model = tiny_model.read_bytes()
     files = {"tiny-Q8_0.gguf": model, "tiny-Q4_K_M.gguf": model, "mmproj-F16.gguf": model[:999]}
-    for name in [one for one in corral.env if one.startswith("HF_")]:
+    for name in [name for name in corral.env if name.startswith("HF_")]:
         del corral.env[name]
     with FakeHub({TINY: files, REPO: {FILE: CONTENT}}).running() as one:
         corral.env |= {"HF_ENDPOINT": one.url, "HF_HOME": str(corral.root / "hf")}
@@ -35,7 +35,7 @@ def test_a_model_is_fetched_and_served(corral: CorralCli, hub: FakeHub) -> None:
     got = corral.data("model", "get", f"{TINY}:Q8_0", "--no-projector")
     assert got["received_bytes"] == got["size_bytes"]
     assert got["missing_bytes"] == 0
-    assert [one["kind"] for one in got["files"]] == ["model"]
+    assert [file["kind"] for file in got["files"]] == ["model"]
     corral.configure("")
     assert got["name"] == f"{TINY}:Q8_0"
     corral.ok("start", got["name"])
@@ -120,7 +120,7 @@ def test_a_url_is_fetched_into_the_models_directory(corral: CorralCli, hub: Fake
     got = corral.data("model", "get", url)
     path = Path(got["path"])
     assert path == corral.root / "data" / "models" / "tiny-Q8_0.gguf"
-    assert [one["sha256"] for one in got["files"]] == [hub.digest("", path.read_bytes())]
+    assert [file["sha256"] for file in got["files"]] == [hub.digest("", path.read_bytes())]
     assert corral.data("model", "get", url)["received_bytes"] == 0
     path.write_bytes(b"mine")
     assert corral("model", "get", url).returncode == 1

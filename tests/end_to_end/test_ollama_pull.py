@@ -42,7 +42,7 @@ def test_a_model_is_pulled_used_and_deleted_by_ollamas_client(
         list(client.pull(NAME, stream=True))
     steps = list(client.pull(NAME, stream=True))
     assert (steps[0].status, steps[-1].status) == ("pulling manifest", "success")
-    transfers = [one for one in steps if one.total]
+    transfers = [step for step in steps if step.total]
     assert transfers[-1].completed == transfers[-1].total
     message = {"role": "user", "content": "hello"}
     answer = client.chat(NAME, [message], options={"num_predict": 4})

@@ -90,7 +90,7 @@ def test_mixed_requests_for_more_models_than_fit_are_all_answered(
     lists = mixed_requests.make_requests("abc", seed=7, clients=8, count=48)
     answers = [*chain.from_iterable(asyncio.run(mixed_requests.send_all(corral.url, lists)))]
     assert [answer.problem for answer in answers] == [None] * 48
-    assert sum(one["run"] for one in corral.instances().values()) < len(answers) / 2
+    assert sum(instance["run"] for instance in corral.instances().values()) < len(answers) / 2
 
 
 def test_requests_that_wait_for_memory_are_shown_and_end_with_a_stop(

@@ -34,7 +34,7 @@ def test_a_daemon_serves_restarts_and_stops_without_linux(
         assert other.model_states() == {"tiny": "loaded"}
         (engine,) = other.engines()
         os.kill(engine.pid, signal.SIGKILL)
-        until(lambda: [one.pid for one in other.engines()] not in ([], [engine.pid]))
+        until(lambda: [engine.pid for engine in other.engines()] not in ([], [engine.pid]))
         other.ok("start")
         assert other.data("doctor")
         other.ok("stop")

@@ -38,8 +38,8 @@ def begin(corral: CorralCli, asked: str) -> Any:
 def tiers(corral: CorralCli) -> dict[str, str]:
     """Return where the first prompt of each instance was found."""
     found: dict[str, str] = {}
-    for one in corral.events("request.finished"):
-        found.setdefault(one["instance"], one["cache_tier"])
+    for event in corral.events("request.finished"):
+        found.setdefault(event["instance"], event["cache_tier"])
     return found
 
 
@@ -55,7 +55,7 @@ def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_others(
     until(lambda: corral.events("prefix.saved"))
     (saved,) = corral.events("prefix.saved")
     assert saved["cached"] > 0.9 * saved["tokens"]
-    until(lambda: saved["tokens"] in [one["tokens"] for one in corral.data("slots", "list")])
+    until(lambda: saved["tokens"] in [slot["tokens"] for slot in corral.data("slots", "list")])
     until(lambda: begin(corral, next(questions)) and len(tiers(corral)) == 2)
     assert "disk" in tiers(corral).values()
     corral.configure(SETTINGS.format(model=slow_model, replicas=3))

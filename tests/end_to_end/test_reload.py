@@ -37,9 +37,9 @@ def configure(corral: CorralCli, tiny_model: Path, slow_model: Path) -> Configur
 def ready_pid(corral: CorralCli, model: str) -> int:
     """The process of the one ready instance of a model."""
     (pid,) = [
-        one["pid"]
-        for name, one in corral.instances().items()
-        if name.startswith(f"{model}.") and one["state"] == "ready"
+        instance["pid"]
+        for name, instance in corral.instances().items()
+        if name.startswith(f"{model}.") and instance["state"] == "ready"
     ]
     assert pid
     return pid
@@ -78,7 +78,9 @@ def test_a_changed_flag_replaces_its_model_and_an_old_stream_completes(
     assert ask(corral, "slow")
     assert last_line(stream) == b"data: [DONE]"
     until(lambda: set(corral.instances()) == {"tiny.0", "slow.0~2"})
-    states = [(one["instance"], one["after"]) for one in corral.events("instance.state_changed")]
+    states = [
+        (event["instance"], event["after"]) for event in corral.events("instance.state_changed")
+    ]
     assert states.index(("slow.0~2", "ready")) < states.index(("slow.0", "draining"))
     assert [after for name, after in states if name == "slow.0"][-3:] == [
         *("draining", "stopping", "stopped")
@@ -119,7 +121,7 @@ def test_models_are_added_and_removed_and_a_stream_of_a_removed_one_completes(
         ask(corral, "slow")
     slow.resume()
     changes = corral.events("instance.state_changed")
-    assert "draining" in [one["after"] for one in changes if one["instance"] == "slow.0"]
+    assert "draining" in [change["after"] for change in changes if change["instance"] == "slow.0"]
     assert last_line(stream) == b"data: [DONE]"
     until(lambda: set(corral.instances()) == {"tiny.0"})
     assert len(corral.engines()) == 1
@@ -133,7 +135,7 @@ def test_a_changed_number_of_replicas_keeps_the_others_running(
     first = ready_pid(corral, "tiny")
     configure(tiny="replicas = 3", slow=None)
     assert corral.data("reload")["added"] == ["tiny.1", "tiny.2"]
-    assert {one["state"] for one in corral.instances().values()} == {"ready"}
+    assert {instance["state"] for instance in corral.instances().values()} == {"ready"}
     configure(tiny="replicas = 1", slow=None)
     assert corral.data("reload")["removed"] == ["tiny.1", "tiny.2"]
     until(lambda: set(corral.instances()) == {"tiny.0"})
@@ -237,7 +239,9 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(
     assert "would add: slow.0" in done.stdout
     assert "would replace: tiny.0" in done.stdout
     assert "proxy.listen stays 127.0.0.1:0 until the daemon is restarted" in done.stderr
-    assert {name: one["pid"] for name, one in corral.instances().items()} == {"tiny.0": before}
+    assert {name: instance["pid"] for name, instance in corral.instances().items()} == {
+        "tiny.0": before
+    }
     assert corral.events("settings.reloaded") == []
 
 

@@ -49,7 +49,7 @@ def send_everywhere(url: str, model: str, word: str) -> None:
 
 def texts(path: Path) -> dict[str, str]:
     with tarfile.open(path) as tar:
-        files = {one.name: tar.extractfile(one) for one in tar.getmembers()}
+        files = {member.name: tar.extractfile(member) for member in tar.getmembers()}
         return {
             name.partition("/")[2]: file.read().decode() for name, file in files.items() if file
         }

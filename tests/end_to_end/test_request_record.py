@@ -40,7 +40,7 @@ def converse(url: str, word: str, turns: int) -> list[str]:
     for turn in range(turns):
         messages.append({"role": "user", "content": f"{word} and {turn}"})
         messages.append({"role": "assistant", "content": ask(url, messages)})
-    return [one["content"] for one in messages if one["role"] == "assistant"]
+    return [message["content"] for message in messages if message["role"] == "assistant"]
 
 
 def recorded(corral: CorralCli) -> list[dict[str, Any]]:
@@ -61,12 +61,12 @@ def test_figures_are_recorded_and_no_text(corral: CorralCli, tiny_model: Path) -
     until(lambda: len(recorded(corral)) == 6)
     os.kill(corral.daemon_pid, signal.SIGKILL)
     found = recorded(corral)
-    first, second = ([one["prompt_tokens"] for one in found[at : at + 3]] for at in (0, 3))
+    first, second = ([entry["prompt_tokens"] for entry in found[at : at + 3]] for at in (0, 3))
     assert first == sorted(set(first))
     assert len(first) == len(second) == 3
-    assert len({one["conversation"] for one in found}) == 2
-    assert [one["after_own_s"] is None for one in found] == [True, False, False] * 2
-    assert {one["generated_tokens"] for one in found} == {8}
+    assert len({entry["conversation"] for entry in found}) == 2
+    assert [entry["after_own_s"] is None for entry in found] == [True, False, False] * 2
+    assert {entry["generated_tokens"] for entry in found} == {8}
     written = everything_below(corral.root).decode(errors="replace")
     assert not [word for word in (*words, *answers) if word in written]
     assert corral.data("record", "show")["models"] == {"chat": 6}

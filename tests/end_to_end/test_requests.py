@@ -41,14 +41,14 @@ def test_what_ended_is_shown_with_and_without_a_daemon_and_has_no_text(
     for number, body in enumerate(canaries(word)):
         asked(corral, body, word, f"r{number}")
     found = corral.data("requests", "--last", "50")
-    assert {one["id"]: one["status"] for one in found} == {
+    assert {entry["id"]: entry["status"] for entry in found} == {
         "r0": 200,
         "r1": 200,
         "r2": 400,
         "r3": 400,
     }
     assert "r0: 200 after" in corral.ok("requests", "show", "r0")
-    assert [one["id"] for one in corral.data("requests", "--failed", "-n", "1")] == ["r3"]
+    assert [request["id"] for request in corral.data("requests", "--failed", "-n", "1")] == ["r3"]
     metrics = urllib.request.urlopen(f"{corral.url}/metrics", timeout=60).read()
     shown = corral.ok("requests", "--since", "1h", "--json")
     corral.ok("stop")

@@ -145,7 +145,7 @@ def test_saved_slots_are_listed_and_deleted_without_a_daemon(
     assert str(kept["tokens"]) in corral.ok("slots", "list")
     assert corral("slots", "forget").returncode == 78
     assert corral.data("slots", "forget", "other") == []
-    assert [one["name"] for one in corral.data("slots", "forget", "chat")] == [kept["name"]]
+    assert [slot["name"] for slot in corral.data("slots", "forget", "chat")] == [kept["name"]]
     assert "no saved conversations" in corral.ok("slots", "list")
     assert not [path for path in (corral.root / "data" / "slots").rglob("*") if path.is_file()]
 

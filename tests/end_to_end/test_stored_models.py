@@ -55,8 +55,8 @@ def says(corral: CorralCli, model: str, content: object = "a b c") -> str:
 
 def test_found_models_are_served_by_name(corral: CorralCli, home: Path) -> None:
     corral.configure(f'serve_found = true\nmodels_dir = "{home}/own"\n')
-    listed = {one["name"]: one for one in corral.data("model", "list")["models"]}
-    assert {name: one["store"] for name, one in listed.items()} == {
+    listed = {model["name"]: model for model in corral.data("model", "list")["models"]}
+    assert {name: entry["store"] for name, entry in listed.items()} == {
         "vectors": "models_dir",
         "org/Eyes-GGUF:Q8_0": "huggingface",
         "someone_tiny": "llama.cpp",

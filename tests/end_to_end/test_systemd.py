@@ -64,8 +64,8 @@ def test_ready_comes_once_the_daemon_listens_and_before_the_model_is_loaded(
     systemd.until_has("READY")
     with urllib.request.urlopen(f"{corral.url}/v1/models", timeout=PATIENCE_S) as answer:
         assert answer.status == 200
-    seen = systemd.until(lambda one: one.get("STATUS") == "1 of 1 instances ready")
-    assert any("loading tiny.0" in one.get("STATUS", "") for one in seen)
+    seen = systemd.until(lambda message: message.get("STATUS") == "1 of 1 instances ready")
+    assert any("loading tiny.0" in entry.get("STATUS", "") for entry in seen)
     systemd.until_has("WATCHDOG")
 
 

@@ -61,7 +61,7 @@ class Screen:
     def requests(self) -> list[str]:
         """The listed ids of requests, as far as a narrow terminal shows them."""
         found = (re.search(r"\breq_\w{8}", line) for line in self.lines()[:-2])
-        return [one[0] for one in found if one]
+        return [entry[0] for entry in found if entry]
 
     def end(self) -> int:
         """Return the exit code, once the terminal is as it was before."""

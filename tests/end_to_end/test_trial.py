@@ -44,7 +44,7 @@ def test_a_trial_serves_whole_conversations_survives_its_crash_and_is_applied(
 ) -> None:
     configure("")
     corral.ok("start")
-    pids = {name: one["pid"] for name, one in corral.instances().items()}
+    pids = {name: instance["pid"] for name, instance in corral.instances().items()}
     assert corral.data("trial") == []
 
     configure(TRIAL)
@@ -60,7 +60,7 @@ def test_a_trial_serves_whole_conversations_survives_its_crash_and_is_applied(
     assert found["base"]["conversations"] == sides[False]
     assert found["base"]["requests"] + found["trial"]["requests"] == 32
     assert found["trial"]["tokens_per_second"] > 0
-    assert "--parallel" in {one["flag"] for one in found["differences"]}
+    assert "--parallel" in {difference["flag"] for difference in found["differences"]}
     shown = corral.ok("trial")
     assert "low-memory serves 50 % of new conversations; tiny.2 is ready" in shown
 
@@ -91,10 +91,12 @@ def test_a_trial_that_is_ended_leaves_the_others_alone(
 ) -> None:
     configure(TRIAL)
     corral.ok("start")
-    before = {name: one["pid"] for name, one in corral.instances().items()}
+    before = {name: instance["pid"] for name, instance in corral.instances().items()}
     corral.ok("trial", "tiny", "--end")
     until(lambda: set(corral.instances()) == {"tiny.0", "tiny.1"})
-    assert {name: one["pid"] for name, one in corral.instances().items()}.items() <= before.items()
+    assert {
+        name: instance["pid"] for name, instance in corral.instances().items()
+    }.items() <= before.items()
     directory = corral.root / "config"
     (backup,) = directory.glob("corral.toml.*.bak")
     assert "share = 0.5  # half" in backup.read_text()

@@ -53,7 +53,7 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     ask(corral.url, ben, messages=said)
     until(lambda: len(corral.data("usage", "--by", "key", "--key", "ben")) == 1)
     seen = httpx.get(f"{corral.url}/corral/v1/usage", headers=bearer(ben), params={"key": "anna"})
-    assert [one["key"] for one in seen.json()["usage"]] == ["ben"]
+    assert [entry["key"] for entry in seen.json()["usage"]] == ["ben"]
     metrics = httpx.get(f"{corral.url}/metrics", headers=bearer(ben)).text
     assert 'corral_client_requests_total{client="ben",model="chat"} 1' in metrics
     assert 'client="anna"' not in metrics
@@ -80,7 +80,7 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     assert "limited to 60 tokens a day" in refused["message"]
     ask(corral.url, anna, messages=said)
     corral.ok("stop")
-    assert [one["requests"] for one in corral.data("usage", "--key", "anna")] == [3]
+    assert [usage["requests"] for usage in corral.data("usage", "--key", "anna")] == [3]
     assert corral.ok("usage", "--by", "month", "--csv").startswith("month,requests,")
     assert corral("usage", "--since", "yesterday").returncode == 78
 

@@ -47,7 +47,7 @@ def answer(corral: CorralCli, name: str, prompt: str = "hello") -> str:
 
 
 def workers(corral: CorralCli) -> dict[str, Any]:
-    return {one["name"]: one for one in corral.status()["workers"]}
+    return {worker["name"]: worker for worker in corral.status()["workers"]}
 
 
 def words_of(corral: CorralCli, name: str) -> list[str]:
@@ -58,8 +58,8 @@ def words_of(corral: CorralCli, name: str) -> list[str]:
 
 def measured(corral: CorralCli) -> list[str]:
     """Return the workers that have computed passes for the engine, which reaches them by relays."""
-    shards = (shard for one in corral.client.balances() for shard in one["shards"])
-    return [one["shard_name"] for one in shards if one["total_forwards"]]
+    shards = (shard for balance in corral.client.balances() for shard in balance["shards"])
+    return [shard["shard_name"] for shard in shards if shard["total_forwards"]]
 
 
 def test_seed_000_a_model_split_over_two_workers_answers_as_one_alone(
@@ -69,19 +69,19 @@ def test_seed_000_a_model_split_over_two_workers_answers_as_one_alone(
     corral.configure(LOCAL + model("plain", tiny_model) + split)
     corral.ok("start")
     assert answer(corral, "split") == answer(corral, "plain")
-    until(lambda: [one["state"] for one in workers(corral).values()] == ["ready", "ready"])
+    until(lambda: [worker["state"] for worker in workers(corral).values()] == ["ready", "ready"])
     found = workers(corral)
-    assert [one["models"] for one in found.values()] == [["split"], ["split"]]
+    assert [entry["models"] for entry in found.values()] == [["split"], ["split"]]
     words = words_of(corral, "split.0")
     assert len(words[words.index("--rpc") + 1].split(",")) == 2
     assert measured(corral) == ["a", "b"]
     assert words[words.index("--tensor-split") + 1] == "1,1"
     plan = corral.data("plan", "split")
-    assert ",".join(one["address"] for one in found.values()) in plan["argv"]
+    assert ",".join(entry["address"] for entry in found.values()) in plan["argv"]
     taken = plan["memory"]["workers"]
-    assert all(one["total"] > 0 and one["here"] for one in taken.values())
+    assert all(entry["total"] > 0 and entry["here"] for entry in taken.values())
     assert "WORKER" in corral.ok("status")
-    pids = [one["pid"] for one in found.values()]
+    pids = [entry["pid"] for entry in found.values()]
     corral.ok("stop")
     assert not any(map(psutil.pid_exists, pids))
 
@@ -125,7 +125,7 @@ def test_a_reload_moves_a_model_to_workers_and_back(corral: CorralCli, tiny_mode
     corral.ok("reload")
     assert "--rpc" in words_of(corral, "m.0")
     assert answer(corral, "m") == expected
-    pids = [one["pid"] for one in workers(corral).values()]
+    pids = [worker["pid"] for worker in workers(corral).values()]
     corral.configure(plain)
     corral.ok("reload")
     assert "--rpc" not in words_of(corral, "m.0")
@@ -198,7 +198,9 @@ def test_workers_are_checked_by_the_doctor(corral: CorralCli, tiny_model: Path) 
         gone = "[workers.gone]\naddress = '127.0.0.1:9'\n"
         corral.configure(LOCAL + remote(worker.address, "c") + gone + model("m", tiny_model, '"c"'))
         findings = json.loads(corral("doctor", "--json").stdout)["data"]["findings"]
-    found = {one["name"]: one for one in findings if one["name"].startswith("worker ")}
+    found = {
+        finding["name"]: finding for finding in findings if finding["name"].startswith("worker ")
+    }
     assert found["worker a"]["level"] == "ok"
     assert "answers" in found["worker c"]["text"]
     assert found["worker gone"]["level"] == "fail"

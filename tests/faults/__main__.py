@@ -37,7 +37,7 @@ def main() -> int:
         if words.restarts:
             return _restarts(models, words.restarts)
         chosen = [fault for fault in EVERY if fault.quick or not words.quick]
-        wanted = [one for one in chosen if not words.only or one.number in words.only]
+        wanted = [entry for entry in chosen if not words.only or entry.number in words.only]
         return _faults(models, wanted, words.jobs)
 
 

@@ -61,7 +61,7 @@ def _out_of_memory(target: DaemonUnderTest) -> Seen:
     target.write_engine(f"ulimit -v {limit_kib}\n{_RUN}")
     target.serve(model, f'engine = "{engine}"', 'profile = "long"')
     steps = target.events("model.reduced")
-    given_up = [f"{one['key']} {one['before']} to {one['after']}" for one in steps]
+    given_up = [f"{step['key']} {step['before']} to {step['after']}" for step in steps]
     yield "given up: ctx-size 131072 to 65536", f"given up: {', '.join(given_up)}"
     yield "answered", target.ask("m")
     yield "0 failures count", f"{target.instance('m.0')['failures']} failures count"

@@ -116,7 +116,7 @@ def restart_often(target: DaemonUnderTest, count: int) -> Kept:
     began_at_s = time.monotonic()
     _restart(target, count)
     return Kept(
-        zombies=sum(one.status() == psutil.STATUS_ZOMBIE for one in daemon.children()),
+        zombies=sum(child.status() == psutil.STATUS_ZOMBIE for child in daemon.children()),
         files_before=files,
         files_after=_open_files(daemon),
         memory_grown_bytes=daemon.memory_info().rss - memory,

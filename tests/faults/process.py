@@ -51,7 +51,7 @@ def _(target: DaemonUnderTest) -> Seen:
     watch = f"[supervisor]\nliveness_interval_s = {interval_s}\nstop_timeout_s = 1"
     target.serve({"m": target.models.slow}, watch, "replicas = 2")
     mine = target.stream("m")
-    name = next(one for one in ("m.0", "m.1") if target.instance(one)["slots_busy"])
+    name = next(name for name in ("m.0", "m.1") if target.instance(name)["slots_busy"])
     other = target.stream("m")
     before = target.pid(name)
     psutil.Process(before).suspend()
@@ -78,7 +78,7 @@ def _(target: DaemonUnderTest) -> Seen:
     target.serve({"m": target.models.tiny}, f'engine = "{engine}"\n{watch}')
     before = target.pid("m.0")
     yield "ready again", target.ready_again("m.0", before)
-    said = [one["after"] for one in target.events("instance.state_changed")]
+    said = [event["after"] for event in target.events("instance.state_changed")]
     yield "unhealthy before", "unhealthy before" if "unhealthy" in said else ", ".join(said)
 
 

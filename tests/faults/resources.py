@@ -145,9 +145,9 @@ def _bad_slot_file(
         target.corral.ok("start")
         yield "answered", target.ask("m")
         quarantined = target.events("slots.quarantined")
-        moved = [one["file"] for one in quarantined]
+        moved = [file["file"] for file in quarantined]
         yield becomes, "moved aside" if moved == [file.stem] else "left alone"
-        by_engine = [one for one in quarantined if one["reason"].startswith("the engine")]
+        by_engine = [file for file in quarantined if file["reason"].startswith("the engine")]
         shown = bool(by_engine or target.events("slots.restored"))
         yield "not shown to the engine", "shown" if shown else "not shown to the engine"
         yield "no engine died", "no engine died" if not _faults(target) else "an engine died"
@@ -168,7 +168,7 @@ def _other_key(target: DaemonUnderTest) -> Seen:
     target.corral.ok("start")
     yield "answered", target.ask("m")
     yield "not restored", "restored" if target.events("slots.restored") else "not restored"
-    missing = [one["files"] for one in target.events("slots.key_missing")]
+    missing = [event["files"] for event in target.events("slots.key_missing")]
     yield "key missing for [1]", f"key missing for {missing}"
     target.corral.ok("stop")
     key.write_text("01" * 32)
@@ -179,7 +179,7 @@ def _other_key(target: DaemonUnderTest) -> Seen:
 
 
 def _faults(target: DaemonUnderTest) -> list[object]:
-    return [one for one in target.events("instance.exited") if one["fault"]]
+    return [event for event in target.events("instance.exited") if event["fault"]]
 
 
 def _flip(_: DaemonUnderTest, file: Path) -> None:
@@ -228,7 +228,9 @@ def _(target: DaemonUnderTest) -> Seen:
     before = target.pid("m.0")
     kill(before)
     yield "ready again", target.ready_again("m.0", before)
-    faults = [one for one in target.events("instance.state_changed") if one["after"] == "backoff"]
+    faults = [
+        event for event in target.events("instance.state_changed") if event["after"] == "backoff"
+    ]
     yield (
         "after a pause, for the cause killed",
         f"after a pause, for the cause {faults[0]['reason']}",

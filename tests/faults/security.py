@@ -142,4 +142,4 @@ def _(target: DaemonUnderTest) -> Seen:
 
 
 def _refusals(events: list[dict[str, object]]) -> int:
-    return sum("daemon.stopped" in str(one.get("reason")) for one in events)
+    return sum("daemon.stopped" in str(event.get("reason")) for event in events)

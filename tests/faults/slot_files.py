@@ -60,27 +60,29 @@ class Conversations:
     @property
     def files(self) -> list[Path]:
         manifests = self.slots.glob("kept/m/[0-9a-f]*.json")  # a file without one does not count
-        return sorted(one.with_suffix(".slot") for one in manifests)
+        return sorted(manifest.with_suffix(".slot") for manifest in manifests)
 
     def until_saved(self) -> None:
         """Wait until all is in files."""
         until(lambda: self._saved_tokens() == self._held)
 
     def _saved_tokens(self) -> dict[int, int]:
-        manifests = (json.loads(one.with_suffix(".json").read_bytes()) for one in self.files)
-        saved = [one["tokens"] for one in manifests]
+        manifests = (json.loads(file.with_suffix(".json").read_bytes()) for file in self.files)
+        saved = [manifest["tokens"] for manifest in manifests]
         near = {
             number: held
             for number, held in self._held.items()
-            for one in saved
-            if 0 <= held - one <= 2
+            for entry in saved
+            if 0 <= held - entry <= 2
         }
         return near if len(saved) == len(self._held) else {}
 
     def returned(self) -> str:
         """Have turns answered until one finds its conversation in no cache; return from what."""
         answers = (self.turn(self._order[0]) for _ in range(2 * _CONVERSATIONS))
-        return next((one for one in answers if one in {FROM_FILE, COLD}), "answered from caches")
+        return next(
+            (answer for answer in answers if answer in {FROM_FILE, COLD}), "answered from caches"
+        )
 
     def each(self) -> str:
         """Have a turn of each answered; return `answered` if they were."""
@@ -142,13 +144,13 @@ class Conversations:
     def left(self) -> str:
         """Return what stays in the spool directory."""
         until(lambda: not any(self.spool.glob("*.new")))  # what is written is stored behind
-        return f"{[one.name for one in self.spool.iterdir()] or 'nothing'} left"
+        return f"{[path.name for path in self.spool.iterdir()] or 'nothing'} left"
 
     def quarantined(self) -> list[str]:
-        return [one["reason"] for one in self.target.events("slots.quarantined")]
+        return [event["reason"] for event in self.target.events("slots.quarantined")]
 
     def warnings(self) -> list[str]:
-        return [one["reason"] for one in self.target.events("slots.save_failed")]
+        return [event["reason"] for event in self.target.events("slots.save_failed")]
 
 
 def _harmed(harm: Callable[[Path], None], reasons: list[str]) -> Callable[[DaemonUnderTest], Seen]:
@@ -158,7 +160,7 @@ def _harmed(harm: Callable[[Path], None], reasons: list[str]) -> Callable[[Daemo
         for path in talks.files:
             harm(path)
         yield COLD, talks.returned()
-        seen = [one for one in talks.quarantined() if one.startswith(tuple(reasons))]
+        seen = [file for file in talks.quarantined() if file.startswith(tuple(reasons))]
         yield f"{len(reasons)} warning", f"{len(seen)} warning"
         yield "no engine died", _deaths(target)
         talks.each()
@@ -168,7 +170,7 @@ def _harmed(harm: Callable[[Path], None], reasons: list[str]) -> Callable[[Daemo
 
 
 def _deaths(target: DaemonUnderTest) -> str:
-    died = [one for one in target.events("instance.exited") if one["fault"]]
+    died = [event for event in target.events("instance.exited") if event["fault"]]
     return "an engine died" if died else "no engine died"
 
 

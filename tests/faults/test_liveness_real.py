@@ -100,11 +100,11 @@ def test_a_stopped_replica_is_replaced_under_load(target: DaemonUnderTest) -> No
             assert target.ready_again("m.0", pid) == "ready again"
         finally:
             enough.set()
-        outcomes = [outcome for one in asking for outcome in one.result()]
-    assert {one.how for one in outcomes} <= {"whole", "error event"}
-    late = [one for one in outcomes if one.began_at_s > withdrawn_at_s]
+        outcomes = [outcome for request in asking for outcome in request.result()]
+    assert {outcome.how for outcome in outcomes} <= {"whole", "error event"}
+    late = [outcome for outcome in outcomes if outcome.began_at_s > withdrawn_at_s]
     assert late
-    assert {one.how for one in late} == {"whole"}
+    assert {entry.how for entry in late} == {"whole"}
     assert unhealthy(target) == ["m.0"]
     assert not psutil.pid_exists(pid)
 
@@ -118,7 +118,7 @@ def test_a_request_without_a_response_is_moved_to_another_instance(
     stopped.suspend()
     with ThreadPoolExecutor(2) as clients:
         asking = [clients.submit(ask, target.corral.url, max_tokens=4) for _ in range(2)]
-        assert [one.result().how for one in asking] == ["whole", "whole"]
+        assert [request.result().how for request in asking] == ["whole", "whole"]
     assert target.ready_again("m.0", pids["m.0"]) == "ready again"
     assert target.pid("m.1") == pids["m.1"]
 
@@ -185,4 +185,4 @@ def test_a_starting_daemon_kills_orphaned_engines(
     ) as stray:
         target.serve({"m": target.models.tiny})
         assert stray.wait(PATIENCE_S) == -signal.SIGKILL
-    assert [one["pid"] for one in target.events("engine.orphan_killed")] == [stray.pid]
+    assert [event["pid"] for event in target.events("engine.orphan_killed")] == [stray.pid]

@@ -146,9 +146,9 @@ def body(random: Random, path: str) -> dict[str, Any]:
     name = counted.removeprefix("/").removeprefix("v1/") if "chat" in counted else name
     whole = dict(_BODIES[name])
     needed = {"messages", "prompt", "input", "max_tokens", "n_predict", "max_output_tokens"}
-    chosen = {key: one for key, one in whole.items() if key in needed or random.random() < 0.4}
+    chosen = {key: entry for key, entry in whole.items() if key in needed or random.random() < 0.4}
     if needed & whole.keys():
-        chosen |= {key: one for key, one in _SAMPLING.items() if random.random() < 0.15}
+        chosen |= {key: entry for key, entry in _SAMPLING.items() if random.random() < 0.15}
     # Both at once are rejected, so mostly only one.
     if "grammar" in chosen:
         chosen.pop("json_schema", None)

@@ -17,7 +17,7 @@ def grammar(random: Random) -> Members:
     grammars: Sequence[Callable[[], str]] = (
         lambda: "root ::= " + "(" * count + '"a"' + ")" * count,
         lambda: "root ::= " + "(" * count + '"a"' + ")*" * count,
-        lambda: "root ::= " + " | ".join(f'"{one}"' for one in range(count)),
+        lambda: "root ::= " + " | ".join(f'"{number}"' for number in range(count)),
         lambda: (
             "root ::= r0\n"
             + "\n".join(f"r{i} ::= r{i + 1}" for i in range(count))

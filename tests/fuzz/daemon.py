@@ -128,7 +128,11 @@ class Daemon:
         while time.monotonic() < until_s and busy:
             with contextlib.suppress(CorralError):
                 models = self.client.status()["models"]
-                slots = {one["name"]: one["slots_busy"] for m in models for one in m["instances"]}
+                slots = {
+                    instance["name"]: instance["slots_busy"]
+                    for m in models
+                    for instance in m["instances"]
+                }
                 busy = ", ".join(f"{name}: {count}" for name, count in slots.items() if count)
             time.sleep(0.1)
         return busy

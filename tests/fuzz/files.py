@@ -53,7 +53,7 @@ def run(part: str, seed: int, limits: Limits, findings: Findings, home: Path) ->
             figures["commands as processes"] += 1
             found += ran(corral, case.words(home)[0])
         _tell(findings, part, number, case, found)
-        if child.is_used_up or any("MiB" in one["what"] for one in found):
+        if child.is_used_up or any("MiB" in entry["what"] for entry in found):
             figures["hangs or deaths"] += child.is_lost
             child.end()
             child = None
@@ -67,8 +67,8 @@ def _tell(
 ) -> None:
     words = "; ".join(" ".join(words) for words in case.commands)
     example = Example(Path(case.path).name, case.data, f"{case.made_by}; {words}")
-    for one in found:
-        findings.add(part, one["what"], f"input {number}: {one['detail']}", [example])
+    for entry in found:
+        findings.add(part, entry["what"], f"input {number}: {entry['detail']}", [example])
 
 
 class Child:

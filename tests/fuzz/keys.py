@@ -20,7 +20,7 @@ def text(seed: int, number: int) -> bytes:
     tables = {}
     for name in random.sample(("a", "b@c", "laptop", "x" * 64), random.randrange(1, 4)):
         secret = random.choice(({"key": f"corral-{name}-12345"}, {"sha256": f"{len(name):064x}"}))
-        some = {key: one for key, one in full.items() if random.random() < 0.4}
+        some = {key: entry for key, entry in full.items() if random.random() < 0.4}
         tables[f'keys."{name}"' if "@" in name else f"keys.{name}"] = {**secret, **some}
     return toml.changed(random, tables)
 

@@ -51,7 +51,7 @@ def encode(value: Any, random: Random | None = None) -> bytes:
             pairs.append(random.choice(pairs).partition(b":")[0] + b":" + encode(odd(random)))
         return b"{" + b",".join(pairs) + b"}"
     if isinstance(value, list | tuple):
-        return b"[" + b",".join(encode(one, random) for one in value) + b"]"
+        return b"[" + b",".join(encode(entry, random) for entry in value) + b"]"
     return json.dumps(value).encode()
 
 
@@ -91,11 +91,14 @@ def _changed_object(random: Random, value: dict[str, Any]) -> dict[str, Any]:
     key = random.choice(list(value))
     match random.randrange(12):
         case 0:
-            return {one: value[one] for one in value if one != key}
+            return {entry: value[entry] for entry in value if entry != key}
         case 1:
             return {**value, random.choice(TEXTS)[:100]: odd(random)}
         case 2:
-            return {(random.choice(TEXTS)[:40] if one == key else one): value[one] for one in value}
+            return {
+                (random.choice(TEXTS)[:40] if entry == key else entry): value[entry]
+                for entry in value
+            }
         case _:
             return {**value, key: changed(random, value[key])}
 

@@ -24,7 +24,7 @@ def text(seed: int, number: int) -> bytes:
         "load-mode": "mmap",
     }
     head = {"description": "d", "extends": random.choice(("base", "fuzzed", "low-memory", "none"))}
-    flags = {key: one for key, one in full.items() if random.random() < 0.4}
+    flags = {key: entry for key, entry in full.items() if random.random() < 0.4}
     return toml.changed(random, {"": head, "flags": flags})
 
 

@@ -122,7 +122,7 @@ class Reload:
 
     def _found(self, what: str, detail: str, _from_s: float) -> None:
         examples = [
-            dataclasses.replace(one, how="the last" if at == 0 else "before")
-            for at, one in enumerate(self._last)
+            dataclasses.replace(entry, how="the last" if at == 0 else "before")
+            for at, entry in enumerate(self._last)
         ]
         self.findings.add("reload", what, detail, examples)

@@ -67,7 +67,9 @@ def tables(random: Random) -> dict[str, dict[str, Any]]:
     if random.random() < 0.3:
         made["models.m"]["draft"] = random.choice(("auto", "tiny.gguf"))
     return {
-        name: one for name, one in made.items() if name in {"", "models.m"} or random.random() < 0.6
+        name: entry
+        for name, entry in made.items()
+        if name in {"", "models.m"} or random.random() < 0.6
     }
 
 
@@ -78,7 +80,9 @@ def _some(random: Random, table: type[BaseModel]) -> dict[str, Any]:
         default = field.default
         if random.random() < 0.25 and not isinstance(default, BaseModel | dict):
             found[name] = 1 if default is None or default is PydanticUndefined else default
-    return {name: one for name, one in found.items() if isinstance(one, str | int | float | tuple)}
+    return {
+        name: entry for name, entry in found.items() if isinstance(entry, str | int | float | tuple)
+    }
 
 
 def text(seed: int, number: int) -> bytes:

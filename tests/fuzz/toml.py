@@ -90,9 +90,9 @@ def _change(random: Random, tables: dict[str, dict[str, Any]]) -> None:
 def dump(tables: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Return the text of tables; the caller quotes keys that contain dots."""
     parts = []
-    for name, table in sorted(tables.items(), key=lambda one: one[0] != ""):
+    for name, table in sorted(tables.items(), key=lambda table: table[0] != ""):
         head = [f"[{_table_name(name)}]".encode()] if name else []
-        lines = [_text(key) + b" = " + value(one) for key, one in table.items()]
+        lines = [_text(key) + b" = " + value(entry) for key, entry in table.items()]
         parts.append(b"\n".join((*head, *lines, b"")))
     return b"\n".join(parts)
 
@@ -102,16 +102,16 @@ def _table_name(name: str) -> str:
     return name if is_plain and name.replace(".", "a").isprintable() else json.dumps(name)
 
 
-def value(one: Any) -> bytes:
-    if isinstance(one, Raw):
-        return one.data
-    if isinstance(one, dict):
-        return b"{" + b", ".join(_text(k) + b" = " + value(v) for k, v in one.items()) + b"}"
-    if isinstance(one, list | tuple):
-        return b"[" + b", ".join(map(value, one)) + b"]"
-    if isinstance(one, str):
-        return _text(one)
-    return str(one).lower().encode()
+def value(entry: Any) -> bytes:
+    if isinstance(entry, Raw):
+        return entry.data
+    if isinstance(entry, dict):
+        return b"{" + b", ".join(_text(k) + b" = " + value(v) for k, v in entry.items()) + b"}"
+    if isinstance(entry, list | tuple):
+        return b"[" + b", ".join(map(value, entry)) + b"]"
+    if isinstance(entry, str):
+        return _text(entry)
+    return str(entry).lower().encode()
 
 
 def _text(text: str) -> bytes:

@@ -87,7 +87,10 @@ def _inside(value: Any) -> Mapping[str, Sequence[Any]]:
             [{"role": "user", "content": value}],
             *([{"role": "user", "content": [part]}] for part in [*parts, {"type": value}]),
             [_USER, {**answer, "tool_calls": value}],
-            *([_USER, {**answer, "tool_calls": [{**_CALL, "function": one}]}] for one in called),
+            *(
+                [_USER, {**answer, "tool_calls": [{**_CALL, "function": entry}]}]
+                for entry in called
+            ),
             [_USER, {"role": "tool", "content": "x", "tool_call_id": value}],
             [_USER, {**answer, "reasoning_content": value}],
         ],
@@ -99,7 +102,7 @@ def _inside(value: Any) -> Mapping[str, Sequence[Any]]:
         ],
         "response_format": [
             {"type": value},
-            *({"type": "json_schema", "json_schema": one} for one in (value, {"schema": value})),
+            *({"type": "json_schema", "json_schema": case} for case in (value, {"schema": value})),
             {"type": "json_object", "schema": value},
         ],
         "json_schema": schemas,
@@ -138,7 +141,7 @@ _BEYOND: Final[Mapping[str, Sequence[Any]]] = {
         "root ::= root",
     ],
     "tool_choice": ["weird", {"type": "function", "function": {"name": "zz"}}],
-    "json_schema": [{"type": "string", "pattern": one} for one in ("(", "[a", "*", "^(?=a)$")],
+    "json_schema": [{"type": "string", "pattern": name} for name in ("(", "[a", "*", "^(?=a)$")],
     "n_predict": [-2, 2**31, 2**63],
     "seed": [2**63],
     "reasoning_format": ["deepseek"],

@@ -309,8 +309,8 @@ def events(stream: bytes) -> list[Any]:
 def without_names(part: Any) -> Any:
     """Return a part without what is made up anew for each answer."""
     if isinstance(part, list):
-        return [without_names(one) for one in part]
+        return [without_names(entry) for entry in part]
     if not isinstance(part, dict):
         return part
     gone = PASSING | {"item_id", "created_at", "time_ms", "id_slot", "return_progress"}
-    return {name: without_names(one) for name, one in part.items() if name not in gone}
+    return {name: without_names(entry) for name, entry in part.items() if name not in gone}

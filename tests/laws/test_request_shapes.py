@@ -183,12 +183,12 @@ def cut(part: Any, stops: list[str]) -> Any:
         case str():
             begun = [stop[:n] for stop in stops for n in range(1, len(stop))]
             whole = part.rstrip("\ufffd")
-            found = [one for one in begun if whole.endswith(one)]
+            found = [entry for entry in begun if whole.endswith(entry)]
             return whole.removesuffix(max(found, key=len, default=""))
         case list() | tuple():
-            return [cut(one, stops) for one in part]
+            return [cut(entry, stops) for entry in part]
         case dict():
-            return {name: cut(one, stops) for name, one in part.items()}
+            return {name: cut(entry, stops) for name, entry in part.items()}
     return part
 
 
@@ -216,9 +216,9 @@ def without_passing(part: Any) -> Any:
         case str():
             return MADE_UP.sub("", part)
         case list():
-            return [without_passing(one) for one in part]
+            return [without_passing(entry) for entry in part]
         case dict():
-            return {name: without_passing(one) for name, one in kept(part).items()}
+            return {name: without_passing(entry) for name, entry in kept(part).items()}
     return part
 
 

@@ -287,7 +287,7 @@ async def test_the_overview_adds_instances_totals_and_queues(proxy: ProxyHarness
         whole = await response.json()
     totals = whole["totals"]
     assert totals["num_slots"] == totals["num_idle_slots"] == len(whole["slots"]) == 2
-    assert [one["instance"] for one in whole["instances"]] == ["chat.1"]
+    assert [instance["instance"] for instance in whole["instances"]] == ["chat.1"]
     assert whole["queues"]["chat"]["interactive"] == 0
 
 

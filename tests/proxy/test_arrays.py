@@ -77,9 +77,9 @@ def same(said: object) -> object:
     """Return an answer without what varies, figures to 2 places: batches change the rest."""
     if isinstance(said, dict):
         left_out = _VARYING | _CACHED
-        return {name: same(one) for name, one in said.items() if name not in left_out}
+        return {name: same(answer) for name, answer in said.items() if name not in left_out}
     if isinstance(said, list):
-        return [same(one) for one in said]
+        return [same(answer) for answer in said]
     return round(said, 2) if isinstance(said, float) else said
 
 
@@ -122,9 +122,9 @@ async def test_an_array_of_prompts_is_answered_as_the_engine_answers_it(
 async def test_base64_is_gathered_too(proxy: ProxyHarness, sockets: Mapping[str, Path]) -> None:
     members = {"input": TEXTS, "encoding_format": "base64"}
     found = await both(proxy, sockets["vector"], "/v1/embeddings", {**GREEDY, **members})
-    lengths = [[len(one["embedding"]) for one in json.loads(said)["data"]] for _, said in found]
+    lengths = [[len(entry["embedding"]) for entry in json.loads(said)["data"]] for _, said in found]
     assert lengths[0] == lengths[1]
-    assert {one["encoding_format"] for one in json.loads(found[1][1])["data"]} == {"base64"}
+    assert {entry["encoding_format"] for entry in json.loads(found[1][1])["data"]} == {"base64"}
 
 
 @pytest.mark.parametrize(
@@ -142,23 +142,23 @@ async def test_a_stream_of_several_prompts_tells_what_the_engines_own_tells(
     theirs, ours = await both(proxy, sockets["text"], path, body)
     assert texts_of(ours[1]) == texts_of(theirs[1])
     assert ours[1].count(b"[DONE]") == theirs[1].count(b"[DONE]")
-    ids = {one["id"] for one in pieces_of(ours[1]) if "id" in one}
+    ids = {piece["id"] for piece in pieces_of(ours[1]) if "id" in piece}
     assert len(ids) <= 1
 
 
 def pieces_of(stream: bytes) -> list[dict[str, Any]]:
     said = (event.removeprefix(b"data: ") for event in stream.split(b"\n\n"))
-    found = [json.loads(one) for one in said if one.startswith(b"{")]
-    return [one for one in found if isinstance(one, dict)]
+    found = [json.loads(answer) for answer in said if answer.startswith(b"{")]
+    return [entry for entry in found if isinstance(entry, dict)]
 
 
 def texts_of(stream: bytes) -> dict[int, str]:
     """Return what each answer of a stream says, by its number."""
     texts: dict[int, str] = {}
     for piece in pieces_of(stream):
-        for one in piece.get("choices", [piece]):
-            said = one.get("text", one.get("content"))
-            texts[one["index"]] = texts.get(one["index"], "") + said
+        for entry in piece.get("choices", [piece]):
+            said = entry.get("text", entry.get("content"))
+            texts[entry["index"]] = texts.get(entry["index"], "") + said
     return texts
 
 
@@ -225,7 +225,7 @@ async def test_an_array_of_a_thousand_takes_one_place_in_line_and_is_not_refused
             most = max(most, proxy.router.demand("chat").waiting)
             await asyncio.sleep(0)
     answer = json.loads(asking.result())
-    assert [one["index"] for one in answer["data"]] == list(range(1000))
+    assert [entry["index"] for entry in answer["data"]] == list(range(1000))
     assert most == 1
     (event,) = proxy.events("request.finished")
     assert (event["status"], event["attempts"]) == (200, 1)

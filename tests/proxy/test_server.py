@@ -234,9 +234,9 @@ async def test_while_it_drains_new_connections_wait_and_open_ones_get_a_last_ans
         draining = group.create_task(proxy.server.drain(60))
         await asyncio.sleep(0)  # it has closed its socket
         async with connected(address, HEALTH) as waiting:
-            for one in (fresh, used):
-                one.writer.write(HEALTH)
-                answer = await one.read()
+            for case in (fresh, used):
+                case.writer.write(HEALTH)
+                answer = await case.read()
                 assert b" 200 " in answer
                 assert b"Connection: close" in answer
             await draining

@@ -72,12 +72,14 @@ async def test_the_faster_engine_gets_more_conversations(
         return names
 
     assert await conversations(4) == {"fast": 2, "slow": 2}
-    weights = {one.upstream.name: one.weight for one in proxy.router.instances()}
-    assert {one.reason for one in weights.values()} == {"measured"}
+    weights = {instance.upstream.name: instance.weight for instance in proxy.router.instances()}
+    assert {weight.reason for weight in weights.values()} == {"measured"}
     assert weights["fast"].value > 2 * weights["slow"].value
     later = await conversations(12)
     assert later["fast"] >= 8
     async with proxy.http.get("/corral/v1/slots") as response:
-        shown = {one["instance"]: one for one in (await response.json())["instances"]}
+        shown = {
+            instance["instance"]: instance for instance in (await response.json())["instances"]
+        }
     assert shown["slow"]["weight"] < 1 < shown["fast"]["weight"]
     assert shown["slow"]["weight_reason"] == "measured"

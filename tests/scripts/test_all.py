@@ -60,5 +60,5 @@ def test_no_part_begins_without_time(tmp_path: Path) -> None:
 
 
 def test_every_part_has_its_script() -> None:
-    for one in PARTS:
-        assert os.access(ROOT / one.script, os.X_OK), one.script
+    for part in PARTS:
+        assert os.access(ROOT / part.script, os.X_OK), part.script

@@ -54,10 +54,12 @@ def test_the_kustomization_names_every_file_but_the_examples() -> None:
 def test_kustomize_builds_it() -> None:
     command = ["kubectl", "kustomize", str(KUBERNETES)]
     built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    [pods] = [one for one in yaml.safe_load_all(built) if one["kind"] == "StatefulSet"]
+    [pods] = [entry for entry in yaml.safe_load_all(built) if entry["kind"] == "StatefulSet"]
     labels = pods["spec"]["template"]["metadata"]["labels"]
     assert pods["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    [budget] = [one for one in yaml.safe_load_all(built) if one["kind"] == "PodDisruptionBudget"]
+    [budget] = [
+        entry for entry in yaml.safe_load_all(built) if entry["kind"] == "PodDisruptionBudget"
+    ]
     assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
@@ -119,7 +121,10 @@ def test_the_disk_holds_the_saved_conversations() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_name_metrics_and_models_that_exist(path: Path) -> None:
     text = json.dumps(parsed(path))
-    documented = {one.name: one.labels for one in documented_metrics()}
+    documented = {
+        documented_metric.name: documented_metric.labels
+        for documented_metric in documented_metrics()
+    }
     for name, labels in re.findall(r"(corral_\w+)(?:\{([^}]*)\})?", text):
         assert set(re.findall(r"(\w+)=", labels)) <= documented[name]
     assert set(re.findall(r"model=(\w+)", text)) <= set(SETTINGS.models)

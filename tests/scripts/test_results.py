@@ -53,7 +53,7 @@ def test_fronts_that_are_not_installed_are_named() -> None:
     found = result_of(runs, [Target("added", 2.5, [3.0])])
     assert [*found.not_measured] == ["haproxy", "litellm"]
     assert found.missed == ["added: 3, at most 2.5"]
-    of_core = next(one for one in found.figures if one.name == "req/core-s at 32")
+    of_core = next(figure for figure in found.figures if figure.name == "req/core-s at 32")
     assert of_core.values == {"direct": [], "corral": [2.0], "nginx": [2.0]}
 
 

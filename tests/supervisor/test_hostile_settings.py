@@ -84,7 +84,7 @@ TEXTS: Final = {
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [one for one in os.environ if one.startswith("CORRAL_")]:
+    for name in [name for name in os.environ if name.startswith("CORRAL_")]:
         monkeypatch.delenv(name)
     for kind in ("CONFIG", "DATA", "LOG", "RUNTIME"):
         monkeypatch.setenv(f"CORRAL_{kind}_DIR", str(tmp_path / kind.lower()))
@@ -145,7 +145,7 @@ VALUES = st.one_of(
     st.integers().map(str),
     st.floats(allow_nan=False, allow_infinity=False).map(str),
     st.text(max_size=20).map(
-        lambda text: '"' + "".join(f"\\U{ord(one):08x}" for one in text) + '"'
+        lambda text: '"' + "".join(f"\\U{ord(entry):08x}" for entry in text) + '"'
     ),
 )
 # Halves of surrogate pairs are no TOML; that is tested above.

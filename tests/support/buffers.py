@@ -90,7 +90,7 @@ def _logged(
     engine: Engine, model: Path, flags: Mapping[str, FlagValue], device: str | None
 ) -> dict[str, float]:
     rendered = render({**flags, "threads": 1, "fit": "off", "warmup": False}, engine.flags)
-    words = [word for one in rendered.lines for word in (one.flag, one.value) if word]
+    words = [word for line in rendered.lines for word in (line.flag, line.value) if word]
     argv = [str(engine.path), "--model", str(model), "--port", "0", "--log-verbosity", "4"]
     environment = clean_environment(
         os.environ,

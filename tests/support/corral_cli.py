@@ -150,13 +150,13 @@ class CorralCli:
     def instances(self) -> Mapping[str, InstanceStatus]:
         """All instances by name."""
         models = self.status()["models"]
-        return {one["name"]: one for model in models for one in model["instances"]}
+        return {instance["name"]: instance for model in models for instance in model["instances"]}
 
     def model_states(self) -> dict[str, str]:
         return {model["name"]: model["state"] for model in self.status()["models"]}
 
     def slots_busy(self) -> int:
-        return sum(one["slots_busy"] for one in self.instances().values())
+        return sum(instance["slots_busy"] for instance in self.instances().values())
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Events of one name in the log of a daemon that `corral start` started."""

@@ -84,4 +84,4 @@ class Dashboard:
         """Return what axe finds, as rule and place; in the dark only colours differ."""
         options = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
         found = Axe().run(self.page, options=options).response["violations"]
-        return [f"{one['id']}: {node['target']}" for one in found for node in one["nodes"]]
+        return [f"{entry['id']}: {node['target']}" for entry in found for node in entry["nodes"]]

@@ -70,7 +70,7 @@ class FakeDns:
             response.answer.append(
                 dns.rrset.from_text_list(question.name, self._ttl_s, "IN", question.rdtype, records)
             )
-        elif asked.partition(" ")[2] not in {one.partition(" ")[2] for one in self.records}:
+        elif asked.partition(" ")[2] not in {record.partition(" ")[2] for record in self.records}:
             response.set_rcode(self.missing)
         return response.to_wire()
 

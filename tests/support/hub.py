@@ -23,7 +23,7 @@ _PIECE_BYTES = 16 * 1024
 
 # A repository for tests, with a file in which a shifted or doubled piece shows in the digest.
 REPO, FILE = "org/model-GGUF", "model-Q8_0.gguf"
-CONTENT = b"".join(hashlib.sha256(b"%d" % one).digest() for one in range(16 * 1024))
+CONTENT = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(16 * 1024))
 
 
 @dataclass
@@ -176,8 +176,8 @@ class _Hub(_Handler):
         words = asked["search"][0].lower().split()
         names = [repo for repo in self.hub.repositories if all(w in repo.lower() for w in words)]
         found = [self.hub.model(repo) for repo in names][: int(asked["limit"][0])]
-        for one in found:
-            del one["siblings"]
+        for entry in found:
+            del entry["siblings"]
         self._json(found)
 
     def _model(self, path: str) -> None:

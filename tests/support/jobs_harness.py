@@ -115,21 +115,27 @@ class JobsHarness:
 
     async def file(self, lines: Sequence[bytes], owner: str = "") -> StoredFile:
         key = await self.database.write(
-            lambda one: rows.begin_file(one, (f"file-{owner}", owner, "a.jsonl", self.now))
+            lambda connection: rows.begin_file(
+                connection, (f"file-{owner}", owner, "a.jsonl", self.now)
+            )
         )
-        await self.database.write(lambda one: rows.add_lines(one, key, 1, lines))
+        await self.database.write(lambda connection: rows.add_lines(connection, key, 1, lines))
         size_bytes = sum(map(len, lines))
         await self.database.write(
-            lambda one: rows.finish_file(one, key, size_bytes, self.now + 10**6)
+            lambda connection: rows.finish_file(connection, key, size_bytes, self.now + 10**6)
         )
-        found = await self.database.read(lambda one: rows.find_file(one, owner, f"file-{owner}"))
+        found = await self.database.read(
+            lambda connection: rows.find_file(connection, owner, f"file-{owner}")
+        )
         assert found
         return found
 
     async def batch(self, *lines: bytes, owner: str = "") -> Batch:
         file = await self.file(lines, owner)
         new = NewBatch(owner, CHAT, file.id, None, None)
-        return await self.database.write(lambda one: rows.create_batch(one, new, self.now, 9))
+        return await self.database.write(
+            lambda connection: rows.create_batch(connection, new, self.now, 9)
+        )
 
     def job(self, batch: Batch) -> Job:
         return Job(batch, self.places, self.tools, ProxySettings())
@@ -140,17 +146,21 @@ class JobsHarness:
         return await self.state(batch)
 
     async def state(self, batch: Batch) -> Batch:
-        return await self.database.read(lambda one: rows.batch_of_id(one, batch.id))
+        return await self.database.read(lambda connection: rows.batch_of_id(connection, batch.id))
 
     async def lines(self, file_id: str | None, owner: str = "") -> list[dict[str, Any]]:
         """The lines of a file of results."""
         if file_id is None:
             return []
-        file = await self.database.read(lambda one: rows.find_file(one, owner, file_id))
+        file = await self.database.read(
+            lambda connection: rows.find_file(connection, owner, file_id)
+        )
         assert file
         text = b"".join(
             line.data
-            for line in await self.database.read(lambda one: rows.file_content(one, file, 0))
+            for line in await self.database.read(
+                lambda connection: rows.file_content(connection, file, 0)
+            )
         )
         assert len(text) == file.size_bytes
         return [json.loads(line) for line in text.splitlines()]

@@ -162,8 +162,8 @@ class FakeControl:
             self.listening.remove(changed)
 
     def change(self) -> None:
-        for one in self.listening:
-            one.set()
+        for listener in self.listening:
+            listener.set()
 
 
 class FakeOllamaHost:
@@ -265,9 +265,9 @@ class FakeHistory:
     async def requests(self, query: HistoryQuery, /) -> Sequence[StoredRequest]:
         self.asked.append(query)
         return [
-            one
-            for one in self.stored
-            if query.request_id in {None, one["id"]} and query.client in {None, one["client"]}
+            entry
+            for entry in self.stored
+            if query.request_id in {None, entry["id"]} and query.client in {None, entry["client"]}
         ][: query.limit]
 
 

@@ -60,7 +60,7 @@ def text_events(*deltas: str, whole: str | None = None) -> list[bytes]:
     return [
         added(content=[], id="msg_1", role="assistant", type="message"),
         written(type="response.content_part.added", item_id="msg_1", part=part),
-        *[written(type=delta, item_id="msg_1", delta=one) for one in deltas],
+        *[written(type=delta, item_id="msg_1", delta=piece) for piece in deltas],
         *text_end(item),
     ]
 
@@ -78,7 +78,7 @@ def call_events(item: dict[str, Any], *deltas: str) -> list[bytes]:
     delta = "response.function_call_arguments.delta"
     return [
         added(arguments="", call_id=item["call_id"], name=item["name"], type="function_call"),
-        *[written(type=delta, item_id=item["call_id"], delta=one) for one in deltas],
+        *[written(type=delta, item_id=item["call_id"], delta=piece) for piece in deltas],
     ]
 
 

@@ -21,7 +21,11 @@ _LAYERS: Final = 2
 
 def make(path: Path, pooling: Literal["mean", "cls", "rank"], *, ctx: int = 512) -> Path:
     """Write a GGUF of architecture `bert` and return its path; with `rank` it ranks texts."""
-    tokens = [*_CONTROL, *(f"▁{one}" for one in string.ascii_lowercase), *string.ascii_lowercase]
+    tokens = [
+        *_CONTROL,
+        *(f"▁{letter}" for letter in string.ascii_lowercase),
+        *string.ascii_lowercase,
+    ]
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(ctx)
     writer.add_embedding_length(_EMBD)
@@ -35,7 +39,7 @@ def make(path: Path, pooling: Literal["mean", "cls", "rank"], *, ctx: int = 512)
     writer.add_tokenizer_model("bert")
     writer.add_token_list(tokens)
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
-    writer.add_token_types([control if one in _CONTROL else normal for one in tokens])
+    writer.add_token_types([control if token in _CONTROL else normal for token in tokens])
     writer.add_token_type_count(2)
     for name, number in (("unknown", 1), ("seperator", 3), ("cls", 2), ("bos", 2), ("eos", 3)):
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)

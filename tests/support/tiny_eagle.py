@@ -43,7 +43,7 @@ def make(path: Path, *, target: int = 64) -> Path:
 def _tensors(tokens: list[str], types: list[int], target: int) -> dict[str, Array]:
     random = np.random.default_rng(0)
     _, output = tiny_gguf.ends("cycle", tokens, types, target, random)
-    letters = [tokens.index(one) for one in "abcdefghijklmnopqrstuvwxyz"]
+    letters = [tokens.index(entry) for entry in "abcdefghijklmnopqrstuvwxyz"]
     # It reads the letter before the latest one, and says the second letter after it.
     output[letters] = output[letters[-1:] + letters[:-1]]
     fused = np.hstack([np.eye(target), np.zeros((target, 2 * target))]).astype(np.float16)
@@ -57,6 +57,6 @@ def _tensors(tokens: list[str], types: list[int], target: int) -> dict[str, Arra
     block = {name: np.zeros((target, width * target)) for name, width in silent.items()}
     block |= {name: np.zeros((_FF, target)) for name in ("ffn_gate", "ffn_up")}
     block["ffn_down"] = np.zeros((target, _FF))
-    found |= {f"blk.0.{name}.weight": one.astype(np.float16) for name, one in block.items()}
+    found |= {f"blk.0.{name}.weight": entry.astype(np.float16) for name, entry in block.items()}
     norms = ("attn_norm", "attn_norm_2", "ffn_norm")
     return found | {f"blk.0.{name}.weight": norm for name in norms}

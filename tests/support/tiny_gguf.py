@@ -109,7 +109,7 @@ def vocabulary(extra: int) -> tuple[list[str], list[int]]:
     words = [
         *_WORDS,
         *(f"▁{word}" for word in _WORDS),
-        *(f"▁{one}" for one in string.ascii_lowercase),
+        *(f"▁{letter}" for letter in string.ascii_lowercase),
     ]
     normal = [*letters, *words, *(f"▁extra{number}" for number in range(extra))]
     tokens = ["<unk>", *control, *(f"<0x{byte:02X}>" for byte in range(256)), *normal]

@@ -73,7 +73,7 @@ def _write(
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     tiny_gguf.add_tokenizer(writer, tokens, types, tiny_gguf.CHAT_TEMPLATE)
     found = _tensors(mode, tokens, types, drafts=drafts).items()
-    kept = ((name, one) for name, one in found if has_trunk or not name.startswith(_TRUNK))
+    kept = ((name, entry) for name, entry in found if has_trunk or not name.startswith(_TRUNK))
     tiny_gguf.write(writer, kept)
     return path
 

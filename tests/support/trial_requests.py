@@ -33,4 +33,4 @@ def finished(
 
 
 def values(conversations: Conversations) -> list[list[float]]:
-    return [[value for value, _ in one] for one in conversations]
+    return [[value for value, _ in conversation] for conversation in conversations]

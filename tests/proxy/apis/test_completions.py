@@ -61,7 +61,9 @@ async def test_prompts_too_few_for_a_batch_run_singly(proxy: ProxyHarness, socke
     """seed 003: ContinuousBatchResponse.single: batched, batch_size."""
     proxy.router.admit(engines.upstream(socket, 2))
     _, found = await post(proxy, prompts=PROMPTS[:2], max_tokens=1)
-    assert [(one["batched"], one["batch_size"]) for one in found["results"]] == [(False, 1)] * 2
+    assert [(result["batched"], result["batch_size"]) for result in found["results"]] == [
+        (False, 1)
+    ] * 2
 
 
 @pytest.mark.parametrize(("gpu_layers", "gpu_used"), [(0, False), (13, True)])
@@ -78,8 +80,8 @@ async def test_the_figures_of_a_batch(
     assert stats.pop("throughput_tps") == pytest.approx(15 / seconds, rel=0.01)
     assert stats == {"batch_size": 5, "gpu_used": gpu_used, "total_tokens": 15}
     events = proxy.events("request.finished")
-    assert [one["status"] for one in events] == [200] * 5
-    assert len({one["request"] for one in events}) == 5
+    assert [event["status"] for event in events] == [200] * 5
+    assert len({event["request"] for event in events}) == 5
 
 
 async def test_as_lines_each_result_comes_when_it_is_complete(
@@ -92,8 +94,8 @@ async def test_as_lines_each_result_comes_when_it_is_complete(
     ) as response:
         assert response.headers["Content-Type"] == "application/x-ndjson"
         *results, last = [json.loads(line) async for line in response.content]
-    assert sorted(one["index"] for one in results) == list(range(5))
-    assert {one["num_generated"] for one in results} == {3}
+    assert sorted(result["index"] for result in results) == list(range(5))
+    assert {result["num_generated"] for result in results} == {3}
     assert last["stats"]["total_tokens"] == 15
 
 
@@ -121,8 +123,8 @@ async def test_a_prompt_that_fails_says_so_in_its_place(proxy: ProxyHarness, soc
     proxy.router.admit(engines.upstream(socket, 2))
     status, found = await post(proxy, prompts=["a", "the " * 9000, "b"], max_tokens=3)
     assert status == 200
-    assert [one["num_generated"] for one in found["results"]] == [3, 0, 3]
-    assert [one.get("error") is None for one in found["results"]] == [True, False, True]
+    assert [result["num_generated"] for result in found["results"]] == [3, 0, 3]
+    assert [result.get("error") is None for result in found["results"]] == [True, False, True]
     assert "exceed" in found["results"][1]["error"]["message"]
     assert found["stats"]["total_tokens"] == 6
 
@@ -178,7 +180,7 @@ async def test_a_client_that_leaves_cancels_all(proxy: ProxyHarness, socket: Pat
     waiting.cancel()
     await until(lambda: not proxy.router.instances()[0].leases)  # the engine says so
     await until(lambda: len(proxy.events("request.finished")) == 3)  # one waited for a slot
-    assert {one["status"] for one in proxy.events("request.finished")} == {499}
+    assert {event["status"] for event in proxy.events("request.finished")} == {499}
     async with proxy.http.get("/corral/v1/batch") as response:
         assert (await response.json())["models"]["chat"]["waiting"] == 0
 
@@ -228,7 +230,7 @@ async def test_other_batch_requests_gather_too_and_streams_stay_streams(
     batch = {"X-Corral-Priority": "batch"}
     async with asyncio.TaskGroup() as group:
         said = [group.create_task(ask(headers)) for headers in (batch, batch, batch, batch, {})]
-    assert all(one.result().endswith(b"data: [DONE]\n\n") for one in said)
+    assert all(answer.result().endswith(b"data: [DONE]\n\n") for answer in said)
     async with proxy.http.get("/corral/v1/batch") as response:
         chat = (await response.json())["models"]["chat"]
     assert (chat["total_queued"], chat["total_batches"], chat["total_single"]) == (4, 1, 0)

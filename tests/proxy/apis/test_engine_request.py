@@ -119,7 +119,7 @@ def test_a_prompt_is_a_chat_a_completion_or_a_gap() -> None:
     of_chat = generate({"prompt": "a", "system": "s", "images": ["/9j/"]})
     assert of_chat
     assert (of_chat.path, of_chat.kind) == ("/v1/chat/completions", EndpointKind.CHAT)
-    assert [one["role"] for one in of_chat.members["messages"]] == ["system", "user"]
+    assert [message["role"] for message in of_chat.members["messages"]] == ["system", "user"]
     raw = generate({"prompt": "a", "raw": True, "stream": False})
     assert raw
     assert (raw.path, raw.kind) == ("/completion", EndpointKind.LLAMA_COMPLETION)

@@ -34,9 +34,9 @@ def lines_of(*chunks: bytes, shape: Any = as_message) -> list[dict[str, Any]]:
     lines = AnswerLines("chat:latest", shape, lambda: {"total_duration": 9})
     found = [json.loads(line) for chunk in chunks for line in lines.feed(chunk).splitlines()]
     assert lines.is_over
-    for one in found:
-        assert one.pop("created_at").endswith("Z")
-        assert one.pop("model") == "chat:latest"
+    for entry in found:
+        assert entry.pop("created_at").endswith("Z")
+        assert entry.pop("model") == "chat:latest"
     return found
 
 
@@ -65,7 +65,7 @@ def test_a_call_is_told_once_it_is_complete() -> None:
         piece(1, name="g", arguments='{"cut'),
     ]
     called, last = lines_of(*pieces, chat({}, "tool_calls"), DONE)
-    assert [one["function"] for one in called["message"]["tool_calls"]] == [
+    assert [tool_call["function"] for tool_call in called["message"]["tool_calls"]] == [
         {"index": 0, "name": "f", "arguments": {"a": 1}},
         {"index": 1, "name": "g", "arguments": {}},
     ]

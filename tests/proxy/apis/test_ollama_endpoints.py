@@ -47,7 +47,7 @@ async def test_a_piece_without_text_is_no_line(proxy: ProxyHarness) -> None:
     await proxy.open(ollama=ON)
     await proxy.fake(say_slowly)
     async with proxy.http.post("/api/chat", json=CHAT) as response:
-        texts = [one["message"]["content"] for one in await lines_of(response)]
+        texts = [line["message"]["content"] for line in await lines_of(response)]
     assert texts == ["b", "b", ""]
 
 
@@ -123,7 +123,7 @@ async def test_keys_are_those_of_all_apis(proxy: ProxyHarness, tmp_path: Path) -
     )
     headers = {"Authorization": "Bearer corral-me-1234"}
     _, listed = await status_of(proxy, "GET", f"{url}/tags", headers=headers)
-    assert [one["name"] for one in listed["models"]] == ["other:latest"]
+    assert [model["name"] for model in listed["models"]] == ["other:latest"]
     for path_ in ("chat", "show"):
         status, _ = await status_of(proxy, "POST", f"{url}/{path_}", json=CHAT, headers=headers)
         assert status == 404
@@ -158,7 +158,7 @@ async def test_a_fallback_answers_in_its_format(proxy: ProxyHarness) -> None:
     await proxy.fake(say_b)
     async with proxy.http.post("/api/chat", json={**CHAT, "model": "first"}) as response:
         assert response.headers["X-Corral-Fallback"] == "chat"
-        assert [one["done"] for one in await lines_of(response)] == [False, True]
+        assert [line["done"] for line in await lines_of(response)] == [False, True]
 
 
 async def test_a_client_that_waits_gets_lines_without_text(
@@ -243,7 +243,7 @@ async def test_a_download_tells_its_progress(proxy: ProxyHarness) -> None:
         first, half, all_, last = await lines_of(response)
     assert (first, last) == ({"status": "pulling manifest"}, {"status": "success"})
     assert half["digest"] == all_["digest"]
-    assert [(one["completed"], one["total"]) for one in (half, all_)] == [(40, 100), (100, 100)]
+    assert [(case["completed"], case["total"]) for case in (half, all_)] == [(40, 100), (100, 100)]
     sent = {"name": "new", "stream": False}
     assert await status_of(proxy, "POST", "/api/pull", json=sent) == (200, {"status": "success"})
 

@@ -63,7 +63,7 @@ async def test_a_text_is_generated(real: ProxyHarness) -> None:
         real, "/completion", prompt="abc", n_predict=6, temperature=0, return_tokens=True
     )
     assert found == {"token_ids": own["tokens"], "text": own["content"], "num_generated": 6}
-    (record,) = [one for one in real.events("request.finished") if one["kind"]][:1]
+    (record,) = [event for event in real.events("request.finished") if event["kind"]][:1]
     assert (record["model"], record["decoded_tokens"]) == ("chat", 6)
 
 
@@ -71,7 +71,7 @@ async def test_texts_are_generated_in_the_order_of_their_prompts(real: ProxyHarn
     """Seed 003: `POST /batch/generate`."""
     prompts = ["abc", "x", "lmn"]
     found = await post(real, "/batch/generate", prompts=prompts, max_tokens=4)
-    singly = [await post(real, "/generate", prompt=one, max_tokens=4) for one in prompts]
+    singly = [await post(real, "/generate", prompt=prompt, max_tokens=4) for prompt in prompts]
     assert found == {"results": singly}
     assert (await post(real, "/batch/generate", prompts=["x"], max_tokens=4))["results"] == [
         singly[1]
@@ -120,7 +120,7 @@ async def test_a_text_is_tokenized(real: ProxyHarness) -> None:
 async def test_texts_are_tokenized(real: ProxyHarness) -> None:
     """Seed 003: `POST /batch/tokenize`, BatchTokenizeRequest texts, BatchTokenizeResponse."""
     texts = ["the user", "", "on"]
-    singly = [await post(real, "/tokenize", text=one) for one in texts]
+    singly = [await post(real, "/tokenize", text=text) for text in texts]
     assert await post(real, "/batch/tokenize", texts=texts) == {"results": singly}
     assert singly[1] == {"token_ids": [], "num_tokens": 0}
 
@@ -159,7 +159,7 @@ async def test_the_models_are_listed(real: ProxyHarness) -> None:
     """Seed 003: `GET /models`."""
     async with real.http.get("/models") as response:
         answer = await response.json()
-    assert [one["id"] for one in answer["data"]] == ["chat"]
+    assert [entry["id"] for entry in answer["data"]] == ["chat"]
     assert "models" in answer
 
 
@@ -215,7 +215,7 @@ async def test_a_client_that_leaves_a_stream_frees_the_slot(real: ProxyHarness) 
         await response.content.readuntil(b"token_id")
         assert real.router.count_in_flight("chat.1") == 1
     await until(lambda: real.router.count_in_flight("chat.1") == 0)
-    await until(lambda: any(one["status"] == 499 for one in real.events("request.finished")))
+    await until(lambda: any(event["status"] == 499 for event in real.events("request.finished")))
 
 
 async def test_a_stream_that_breaks_ends_in_an_error_event(proxy: ProxyHarness) -> None:

@@ -105,7 +105,7 @@ async def test_prompts_of_a_batch_run_one_after_the_other_if_the_key_may_have_on
 ) -> None:
     await proxy.open(api_keys_file=keys_file(tmp_path, "max_in_flight = 1"))
     status, found = await post(proxy, BATCH, prompts=["a", "b", "c"], max_tokens=1)
-    assert (status, [one.get("error") for one in found["results"]]) == (200, [None] * 3)
+    assert (status, [result.get("error") for result in found["results"]]) == (200, [None] * 3)
     assert completes == ["a", "b", "c"]
 
 
@@ -128,7 +128,7 @@ async def test_a_prompt_that_is_prefilled_takes_tokens_of_the_key(
     assert (await post(proxy, path, messages=[text]))[0] == 200
     (taken,) = proxy.keep_alives.uses
     assert (taken.client, taken.tokens.total) == ("anna", 43)
-    assert [one["client"] for one in proxy.events("request.finished")] == ["anna"]
+    assert [event["client"] for event in proxy.events("request.finished")] == ["anna"]
     long = {"role": "user", "content": "word " * 90}
     status, found = await post(proxy, path, messages=[long])
     assert (status, found["error"]["code"]) == (400, "context_length_exceeded")

@@ -225,14 +225,14 @@ def test_every_key_is_compared_whichever_matches(
     monkeypatch.setattr(hmac, "compare_digest", note)
     key = find(given, keys)
     assert (key and key.name) == found
-    assert compared == [one.digest for one in keys]
+    assert compared == [key.digest for key in keys]
 
 
 def test_a_key_can_name_a_model_by_its_alias() -> None:
     (key,) = parse_keys(b'[keys.a]\nkey="12345678"\nmodels=["vendor/chat"]', Path("keys.toml"))
-    assert [one.id for one in visible_models([model_info("chat"), model_info("other")], key)] == [
-        "chat"
-    ]
+    assert [
+        model.id for model in visible_models([model_info("chat"), model_info("other")], key)
+    ] == ["chat"]
 
 
 def test_an_unreadable_keys_file_is_a_config_error(path: Path) -> None:

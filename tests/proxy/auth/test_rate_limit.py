@@ -21,8 +21,8 @@ def key(in_flight: int | None = None, per_minute: int | None = None, name: str =
     return Key(name, b"", in_flight, per_minute)
 
 
-def take(limits: RateLimiter, one: Key) -> None:
-    with limits.count(one):
+def take(limits: RateLimiter, key: Key) -> None:
+    with limits.count(key):
         pass
 
 

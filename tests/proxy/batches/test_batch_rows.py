@@ -16,17 +16,25 @@ async def after(jobs: JobsHarness, status: Status, change: str) -> Status:
     """The status after a change of a batch that has a status."""
     batch = await jobs.batch(request("a"))
     await jobs.database.write(
-        lambda one: one.execute("UPDATE batches SET status = ?", (status,)).rowcount
+        lambda connection: connection.execute("UPDATE batches SET status = ?", (status,)).rowcount
     )
     match change:
         case "begin":
-            found = await jobs.database.write(lambda one: rows.begin_batch(one, batch.id, 1, 1))
+            found = await jobs.database.write(
+                lambda connection: rows.begin_batch(connection, batch.id, 1, 1)
+            )
         case "fail":
-            found = await jobs.database.write(lambda one: rows.fail_batch(one, batch.id, "{}", 1))
+            found = await jobs.database.write(
+                lambda connection: rows.fail_batch(connection, batch.id, "{}", 1)
+            )
         case "finalize":
-            found = await jobs.database.write(lambda one: rows.finalize_batch(one, batch.id, 1))
+            found = await jobs.database.write(
+                lambda connection: rows.finalize_batch(connection, batch.id, 1)
+            )
         case _:
-            found = await jobs.database.write(lambda one: rows.cancel_batch(one, batch.id, 1))
+            found = await jobs.database.write(
+                lambda connection: rows.cancel_batch(connection, batch.id, 1)
+            )
     return found.status
 
 

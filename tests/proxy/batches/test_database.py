@@ -16,7 +16,7 @@ async def test_only_this_user_can_read_it(jobs: JobsHarness) -> None:
     jobs.path.parent.mkdir(mode=0o700)
     jobs.path.touch(0o644)
     await jobs.file([b"{}\n"])
-    found = {one.name: stat.S_IMODE(one.stat().st_mode) for one in jobs.path.parent.iterdir()}
+    found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in jobs.path.parent.iterdir()}
     assert found == {"jobs.sqlite": 0o600, "jobs.sqlite-wal": 0o600}
 
 
@@ -26,14 +26,16 @@ async def test_no_shared_memory_is_mapped_when_it_is_opened_again(jobs: JobsHarn
     await jobs.close()
     jobs.configure()
     await jobs.database.read(rows.used_bytes)
-    names = {one.name for one in jobs.path.parent.iterdir()}
+    names = {path.name for path in jobs.path.parent.iterdir()}
     assert names == {"jobs.sqlite", "jobs.sqlite-wal"}
 
 
 async def test_a_commit_waits_for_the_disk(jobs: JobsHarness) -> None:
     pragmas = ("journal_mode", "synchronous", "user_version")
     found = [
-        await jobs.database.read(lambda one: one.execute(f"PRAGMA {name}").fetchone()[0])  # noqa: B023
+        await jobs.database.read(
+            lambda connection: connection.execute(f"PRAGMA {name}").fetchone()[0]  # noqa: B023
+        )
         for name in pragmas
     ]
     assert found == ["wal", 2, database.VERSION]  # 2: FULL
@@ -72,7 +74,7 @@ async def test_its_size_is_bounded_and_deleted_files_free_space(tmp_path: Path) 
     with pytest.raises(StorageFull, match="total_bytes"):
         await jobs.file([b"x" * 100_000 + b"\n"] * 20)
     assert jobs.emitted[-1][0] == "batches.paused"
-    while await jobs.database.write(lambda one: rows.sweep_files(one, ())):
+    while await jobs.database.write(lambda connection: rows.sweep_files(connection, ())):
         pass
     assert jobs.emitted[-1][0] == "batches.resumed"
     await jobs.file([b"x" * 100_000 + b"\n"])

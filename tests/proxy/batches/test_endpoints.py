@@ -112,10 +112,10 @@ async def test_a_batch_is_computed_and_its_files_are_read(proxy: JobsProxy) -> N
     async with proxy.http.get(f"/v1/files/{file['id']}/content") as response:
         text = await response.text()
     assert len(text) == file["bytes"]
-    assert [json.loads(one)["custom_id"] for one in text.splitlines()] == ["a", "b"]
+    assert [json.loads(line)["custom_id"] for line in text.splitlines()] == ["a", "b"]
     assert fake.calls.qsize() == 2
     finished = [fields for name, fields in proxy.emitted if name == "request.finished"]
-    assert [one["status"] for one in finished] == [200, 200]
+    assert [request["status"] for request in finished] == [200, 200]
 
 
 async def test_an_instances_refusal_is_in_the_error_file(proxy: JobsProxy) -> None:
@@ -273,19 +273,19 @@ async def test_lists_are_paged(proxy: JobsProxy) -> None:
     await proxy.begin()
     ids = [(await proxy.upload(b"{}\n"))[1]["id"] for _ in range(3)]
     _, page = await proxy.call("GET", "/v1/files?limit=2&order=asc")
-    assert ([one["id"] for one in page["data"]], page["has_more"]) == (ids[:2], True)
+    assert ([entry["id"] for entry in page["data"]], page["has_more"]) == (ids[:2], True)
     _, page = await proxy.call("GET", f"/v1/files?limit=2&order=asc&after={ids[1]}")
-    assert ([one["id"] for one in page["data"]], page["has_more"]) == (ids[2:], False)
+    assert ([entry["id"] for entry in page["data"]], page["has_more"]) == (ids[2:], False)
     _, page = await proxy.call("GET", "/v1/files?purpose=batch")
-    assert [one["id"] for one in page["data"]] == ids[::-1]
+    assert [entry["id"] for entry in page["data"]] == ids[::-1]
     assert (await proxy.call("GET", "/v1/files?purpose=vision"))[1]["data"] == []
     for query in ("limit=0", "limit=x", "order=up"):
         assert (await proxy.call("GET", f"/v1/files?{query}"))[0] == 400
-    batches = [(await proxy.create(one))[1]["id"] for one in ids[:2]]
+    batches = [(await proxy.create(id_))[1]["id"] for id_ in ids[:2]]
     _, page = await proxy.call("GET", "/v1/batches?limit=1")
-    assert ([one["id"] for one in page["data"]], page["has_more"]) == (batches[1:], True)
+    assert ([entry["id"] for entry in page["data"]], page["has_more"]) == (batches[1:], True)
     _, page = await proxy.call("GET", f"/v1/batches?after={batches[1]}")
-    assert [one["id"] for one in page["data"]] == batches[:1]
+    assert [entry["id"] for entry in page["data"]] == batches[:1]
 
 
 @pytest.mark.parametrize(

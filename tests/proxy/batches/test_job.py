@@ -47,7 +47,7 @@ async def test_a_line_that_fails_is_in_the_error_file(jobs: JobsHarness) -> None
     jobs.requests.say = say
     batch = await jobs.run(await jobs.batch(request("a", n=0), request("b", n=1)))
     assert (batch.status, batch.completed, batch.failed) == ("completed", 1, 1)
-    assert [one["custom_id"] for one in await jobs.lines(batch.output_file_id)] == ["a"]
+    assert [line["custom_id"] for line in await jobs.lines(batch.output_file_id)] == ["a"]
     (line,) = await jobs.lines(batch.error_file_id)
     assert line["custom_id"] == "b"
     assert line["response"]["status_code"] == 400
@@ -133,7 +133,7 @@ async def always_ok(_: Mapping[str, Any]) -> OwnAnswer:
 async def test_a_result_that_is_stored_twice_counts_once(jobs: JobsHarness) -> None:
     batch = await jobs.run(await jobs.batch(request("a")))
     again = [LineResult(1, "failed", b"{}\n")]
-    await jobs.database.write(lambda one: rows.store_result(one, batch.key, again))
+    await jobs.database.write(lambda connection: rows.store_result(connection, batch.key, again))
     after = await jobs.state(batch)
     assert (after.completed, after.failed) == (1, 0)
 
@@ -152,7 +152,7 @@ async def begun(jobs: JobsHarness, batch: Batch) -> asyncio.Task[None]:
     while not (await jobs.state(batch)).completed or not jobs.requests.working:
         pass
     now = jobs.now
-    await jobs.database.write(lambda one: rows.cancel_batch(one, batch.id, now))
+    await jobs.database.write(lambda connection: rows.cancel_batch(connection, batch.id, now))
     job.cancel()
     return task
 
@@ -162,14 +162,14 @@ async def test_a_cancelled_batch_keeps_the_results_that_it_has(jobs: JobsHarness
     await (await begun(jobs, batch))
     after = await jobs.state(batch)
     assert (after.status, after.total, after.completed, after.failed) == ("cancelled", 3, 1, 0)
-    assert [one["custom_id"] for one in await jobs.lines(after.output_file_id)] == ["a"]
+    assert [line["custom_id"] for line in await jobs.lines(after.output_file_id)] == ["a"]
     assert jobs.requests.working == 0
 
 
 async def test_a_batch_that_was_being_cancelled_ends_after_a_restart(jobs: JobsHarness) -> None:
     batch = await jobs.batch(request("a"))
     now = jobs.now
-    await jobs.database.write(lambda one: rows.cancel_batch(one, batch.id, now))
+    await jobs.database.write(lambda connection: rows.cancel_batch(connection, batch.id, now))
     after = await jobs.run(await jobs.state(batch))
     assert (after.status, jobs.requests.asked) == ("cancelled", [])
 
@@ -177,8 +177,10 @@ async def test_a_batch_that_was_being_cancelled_ends_after_a_restart(jobs: JobsH
 async def test_lines_that_the_window_leaves_over_expire(jobs: JobsHarness) -> None:
     batch = await jobs.batch(request("a"), request("b"))
     result = [LineResult(1, "completed", b'{"custom_id":"a"}\n')]
-    await jobs.database.write(lambda one: rows.begin_batch(one, batch.id, 2, jobs.now))
-    await jobs.database.write(lambda one: rows.store_result(one, batch.key, result))
+    await jobs.database.write(
+        lambda connection: rows.begin_batch(connection, batch.id, 2, jobs.now)
+    )
+    await jobs.database.write(lambda connection: rows.store_result(connection, batch.key, result))
     jobs.now += 86_400
     after = await jobs.run(await jobs.state(batch))
     assert (after.status, after.completed, after.failed) == ("expired", 1, 1)
@@ -226,8 +228,12 @@ async def test_a_full_database_pauses_a_batch_and_loses_nothing(
         await until_paused(jobs, batch)
         paused = await jobs.state(batch)
         assert (paused.status, paused.completed) == ("in_progress", 0)
-        await jobs.database.write_until_done(lambda one: rows.abandon_file(one, filler))
-        while await jobs.database.write_until_done(lambda one: rows.sweep_files(one, ())):
+        await jobs.database.write_until_done(
+            lambda connection: rows.abandon_file(connection, filler)
+        )
+        while await jobs.database.write_until_done(
+            lambda connection: rows.sweep_files(connection, ())
+        ):
             pass
     after = ended.result()
     assert (after.status, after.completed, jobs.database.failure) == ("completed", 8, None)
@@ -240,7 +246,9 @@ async def test_a_full_database_pauses_a_batch_and_loses_nothing(
 
 async def fill(jobs: JobsHarness) -> int:
     """Fill the database; return the key of a file that takes the space."""
-    key = await jobs.database.write(lambda one: rows.begin_file(one, ("file-x", "", "x", 1)))
+    key = await jobs.database.write(
+        lambda connection: rows.begin_file(connection, ("file-x", "", "x", 1))
+    )
     first = 1
     for size_bytes in (100_000, 4_000, 10):
         with pytest.raises(StorageFull):
@@ -271,7 +279,7 @@ async def test_a_line_may_use_the_models_that_its_key_may_use_at_present(tmp_pat
     batch = await jobs.batch(request("a"), owner="me")
     after = await jobs.run(batch)
     assert (after.status, jobs.requests.clients) == ("completed", {"me"})
-    assert [one.id for one in jobs.requests.names[0].model_infos] == ["chat"]
+    assert [info.id for info in jobs.requests.names[0].model_infos] == ["chat"]
 
     path.write_text(KEYS.format(model="other"))
     assert jobs.tools.access.names("me") is not None

@@ -55,10 +55,10 @@ async def test_the_owner_with_the_fewest_places_comes_first() -> None:
     places.release(held[0])
     await asyncio.sleep(0)
     assert ben.done()
-    assert not any(one.done() for one in crowd)
+    assert not any(client.done() for client in crowd)
     places.release(held[1])
     await asyncio.sleep(0)
-    assert [one.done() for one in crowd] == [True, False, False]
+    assert [client.done() for client in crowd] == [True, False, False]
 
 
 async def test_a_place_is_given_back_once_and_can_be_taken_again() -> None:

@@ -32,7 +32,7 @@ async def ended(jobs: JobsHarness, batch: Batch) -> Batch:
 
 async def rows(jobs: JobsHarness, table: str) -> int:
     count = f"SELECT COUNT(*) FROM {table}"  # noqa: S608 (a name of ours)
-    return int(await jobs.database.read(lambda one: one.execute(count).fetchone()[0]))
+    return int(await jobs.database.read(lambda connection: connection.execute(count).fetchone()[0]))
 
 
 async def test_batches_go_on_when_a_daemon_starts(jobs: JobsHarness) -> None:
@@ -64,7 +64,9 @@ async def test_batches_share_the_places_of_a_model(jobs: JobsHarness) -> None:
 
     jobs.requests.say = say
     first = await jobs.batch(*[request(f"r{i}", of=1) for i in range(6)])
-    await jobs.database.write(lambda one: one.execute("UPDATE files SET id = 'other'"))
+    await jobs.database.write(
+        lambda connection: connection.execute("UPDATE files SET id = 'other'")
+    )
     second = await jobs.batch(*[request(f"r{i}", of=2) for i in range(6)])
     async with serving(jobs):
         await ended(jobs, first)
@@ -75,8 +77,10 @@ async def test_batches_share_the_places_of_a_model(jobs: JobsHarness) -> None:
 
 async def test_what_an_upload_left_behind_is_removed_at_the_next_start(jobs: JobsHarness) -> None:
     new = ("file-x", "", "x", jobs.now)
-    key = await jobs.database.write(lambda one: rows_module.begin_file(one, new))
-    await jobs.database.write(lambda one: rows_module.add_lines(one, key, 1, [b"{}\n"] * 1200))
+    key = await jobs.database.write(lambda connection: rows_module.begin_file(connection, new))
+    await jobs.database.write(
+        lambda connection: rows_module.add_lines(connection, key, 1, [b"{}\n"] * 1200)
+    )
     async with serving(jobs):
         while await rows(jobs, "files"):
             pass
@@ -85,9 +89,13 @@ async def test_what_an_upload_left_behind_is_removed_at_the_next_start(jobs: Job
 
 async def test_an_upload_that_goes_on_is_not_removed(jobs: JobsHarness) -> None:
     new = ("file-x", "", "x", jobs.now)
-    await jobs.database.write(lambda one: rows_module.begin_file(one, new))
-    assert not await jobs.database.write(lambda one: rows_module.sweep_files(one, {"file-x"}))
-    assert await jobs.database.write(lambda one: rows_module.sweep_files(one, {"file-y"}))
+    await jobs.database.write(lambda connection: rows_module.begin_file(connection, new))
+    assert not await jobs.database.write(
+        lambda connection: rows_module.sweep_files(connection, {"file-x"})
+    )
+    assert await jobs.database.write(
+        lambda connection: rows_module.sweep_files(connection, {"file-y"})
+    )
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -97,13 +105,15 @@ async def test_a_file_expires_unless_a_batch_reads_it(jobs: JobsHarness, *, is_r
     else:
         await jobs.file([request("a")])
     later = jobs.now + 10**6
-    await jobs.database.write(lambda one: rows_module.expire_files(one, later))
-    found = await jobs.database.read(lambda one: rows_module.find_file(one, "", "file-"))
+    await jobs.database.write(lambda connection: rows_module.expire_files(connection, later))
+    found = await jobs.database.read(
+        lambda connection: rows_module.find_file(connection, "", "file-")
+    )
     assert (found is not None) == is_read
 
 
 async def test_a_batch_without_files_is_forgotten_after_a_month(jobs: JobsHarness) -> None:
     await jobs.run(await jobs.batch(request("a")))
     for later, left in ((jobs.now + 29 * 86_400, 1), (jobs.now + 31 * 86_400, 0)):
-        await jobs.database.write(lambda one: rows_module.expire_files(one, later))  # noqa: B023
+        await jobs.database.write(lambda connection: rows_module.expire_files(connection, later))  # noqa: B023
         assert await rows(jobs, "batches") == left

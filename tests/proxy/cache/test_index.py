@@ -266,14 +266,14 @@ def test_it_stays_within_its_bounds_and_never_believes_too_much(
 ) -> None:
     prefix_index = belief("a", "b", prefix_index_max_blocks=prefix_index_max_blocks)
     given_to: dict[str, set[int]] = {"a": set(), "b": set()}
-    for name, one in schedule:
-        assign(prefix_index, upstream(name), one, None)
-        given_to[name] |= set(one.blocks)
+    for name, request in schedule:
+        assign(prefix_index, upstream(name), request, None)
+        given_to[name] |= set(request.blocks)
         assert len(prefix_index) <= prefix_index_max_blocks + max(1, prefix_index_max_blocks // 8)
         for who, blocks in given_to.items():
-            known = [block in blocks for block in one.blocks]
+            known = [block in blocks for block in request.blocks]
             most = known.index(False) if False in known else len(known)
-            assert cached_tokens(prefix_index, who, one) <= most * 16
+            assert cached_tokens(prefix_index, who, request) <= most * 16
 
 
 def test_a_forgotten_conversation_begins_anew_and_its_idle_slot_is_told() -> None:

@@ -38,7 +38,7 @@ class Blocks:
 
 def hashes(letters: str) -> list[int]:
     """Return hashes of which each includes all before it."""
-    return [int.from_bytes(one.encode(), "big") for one in accumulate(letters)]
+    return [int.from_bytes(letter.encode(), "big") for letter in accumulate(letters)]
 
 
 def held(tree: PrefixTree, blocks: list[int], holder: int) -> int:
@@ -55,11 +55,11 @@ def test_it_holds_what_a_list_of_blocks_would(
 ) -> None:
     tree, plain = PrefixTree(most, most), Blocks(most)
     for blocks, holder, chance in schedule:
-        for one in (tree, plain):
+        for case in (tree, plain):
             if chance:
-                one.add(blocks, holder)
+                case.add(blocks, holder)
             else:
-                one.remove(holder)
+                case.remove(holder)
         assert len(tree) == len(plain.holders)
         for asked, _, _ in schedule:
             for one_holder in HOLDERS:

@@ -32,10 +32,11 @@ def user(content: object) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def shared(one: Prompt, other: Prompt) -> int:
-    pairs = zip(one.blocks, other.blocks, strict=False)
+def shared(prompt: Prompt, other: Prompt) -> int:
+    pairs = zip(prompt.blocks, other.blocks, strict=False)
     return next(
-        (at for at, (a, b) in enumerate(pairs) if a != b), min(map(len, (one.blocks, other.blocks)))
+        (at for at, (a, b) in enumerate(pairs) if a != b),
+        min(map(len, (prompt.blocks, other.blocks))),
     )
 
 
@@ -153,8 +154,8 @@ def test_models_loras_tools_and_template_settings_are_kept_apart() -> None:
         chat(user(SYSTEM), tools=TOOLS),
         chat(user(SYSTEM), chat_template_kwargs={"enable_thinking": False}),
     ]
-    assert all(not set(plain.blocks) & set(one.blocks) for one in others)
-    assert all(not set(plain.turn_hashes) & set(one.turn_hashes) for one in others)
+    assert all(not set(plain.blocks) & set(other.blocks) for other in others)
+    assert all(not set(plain.turn_hashes) & set(other.turn_hashes) for other in others)
 
 
 def test_an_image_counts_as_many_tokens() -> None:

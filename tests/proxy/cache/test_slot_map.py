@@ -356,7 +356,8 @@ def test_a_request_in_another_slot_than_expected_is_found_where_both_hold_as_man
     assert latest is first  # which it was expected to replace
     page = [seen(2, 4, 20), seen(1, 7, 20), seen(0, 6, 20)]
     found = {
-        slot: one.conversation for slot, one in slot_map.idle_conversations(page, NOW_S).items()
+        slot: idle_conversation.conversation
+        for slot, idle_conversation in slot_map.idle_conversations(page, NOW_S).items()
     }
     assert found == {1: "d", 0: "c"}
     assert (latest.id_slot, second.conversation, third.id_slot) == (1, None, 0)

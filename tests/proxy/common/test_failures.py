@@ -123,4 +123,4 @@ def test_a_library_cannot_fill_the_log() -> None:
     record = logging.LogRecord("lib", logging.ERROR, "f.py", 1, "bad %s", ("x",), None)
     for _ in range(100):
         FailureHandler().emit(record)
-    assert [one["error"] for one in events] == ["bad x"]
+    assert [event["error"] for event in events] == ["bad x"]

@@ -62,7 +62,7 @@ async def test_a_request_appears_in_its_slot_and_leaves(proxy: ProxyHarness) -> 
         while not stream.state["requests"].get("a", {}).get("decoded_tokens"):
             await stream.next()
         slots = stream.state["instances"]["chat.1"]["slots"].values()
-        assert [one["request"] for one in slots if one["phase"] == "decode"] == ["a"]
+        assert [slot["request"] for slot in slots if slot["phase"] == "decode"] == ["a"]
         path = "/corral/v1/requests/a/cancel"
         async with proxy.http.post(path, json={}, headers=origin(proxy)) as response:
             assert response.status == 200

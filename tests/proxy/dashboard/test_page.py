@@ -18,8 +18,8 @@ async def test_the_page_is_served_and_revalidated(proxy: ProxyHarness) -> None:
         policy = headers["Content-Security-Policy"]
         assert "unsafe" not in policy
         assert all(
-            one in policy
-            for one in ("default-src 'none'", "frame-ancestors 'none'", "base-uri 'none'")
+            name in policy
+            for name in ("default-src 'none'", "frame-ancestors 'none'", "base-uri 'none'")
         )
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Cache-Control"] == "no-cache"

@@ -45,7 +45,7 @@ def test_history_is_bounded() -> None:
 def test_slots_have_their_numbers() -> None:
     unknown = replace(RUNNING, request_id="b", id_slot=None, phase="prefill", decoded=0)
     found = slots_of([RUNNING, unknown], 3, 0.5)
-    assert [found[one]["phase"] for one in ("0", "1", "2")] == ["prefill", "decode", "idle"]
+    assert [found[name]["phase"] for name in ("0", "1", "2")] == ["prefill", "decode", "idle"]
     assert found["1"]["request"] == "a"
     assert found["1"]["began_at_s"] == 0.5
     assert list(slots_of([RUNNING], 0, 0)) == ["1"]

@@ -48,7 +48,7 @@ async def test_a_token_signs_one_browser_in_and_out(proxy: ProxyHarness) -> None
     assert name == f"corral_session_{proxy.server.port}"
     assert token not in cookie
     assert page_token not in cookie
-    assert all(one in rest for one in ("HttpOnly", "SameSite=Strict", "Path=/corral"))
+    assert all(name in rest for name in ("HttpOnly", "SameSite=Strict", "Path=/corral"))
     assert (await sign_in(proxy, token=token))[1]["error"]["code"] == "invalid_token"
     async with proxy.http.get(URL) as response:
         assert (await response.json())["signed_in"] is True

@@ -24,7 +24,7 @@ def test_the_files_are_those_that_were_pinned() -> None:
 
 
 def test_all_that_the_page_refers_to_is_served() -> None:
-    served = {f"page/{path}": one for path, one in page_files().items()}
+    served = {f"page/{path}": page_file for path, page_file in page_files().items()}
     known = {*served, *(f"vendor/{path}" for path in library_files(VENDOR))}
     missing = [
         f"{path}: {found}"

@@ -41,9 +41,9 @@ async def read(proxy: ProxyHarness) -> list[Metric]:
 
 async def samples(proxy: ProxyHarness) -> Samples:
     return {
-        (one.name, *(value for _, value in sorted(one.labels.items()))): one.value
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in await read(proxy)
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -141,12 +141,12 @@ async def test_names_are_the_same_in_both_formats(proxy: ProxyHarness, accept: s
         assert response.headers["Content-Type"].startswith("application/openmetrics-text")
         text = await response.text()
     families = list(parse_openmetrics(text))  # type: ignore[no-untyped-call]  # theirs
-    assert [(one.name, one.type, one.documentation) for one in families] == [
-        (one.name, one.type, one.documentation) for one in plain
+    assert [(family.name, family.type, family.documentation) for family in families] == [
+        (entry.name, entry.type, entry.documentation) for entry in plain
     ]
     assert "llamacpp:prompt_tokens" in {family.name for family in families}
-    assert [{one.name for one in family.samples} for family in families] == [
-        {one.name for one in family.samples} for family in plain
+    assert [{sample.name for sample in family.samples} for family in families] == [
+        {sample.name for sample in family.samples} for family in plain
     ]
 
 
@@ -158,7 +158,12 @@ async def test_the_format_that_is_named_first_is_sent(proxy: ProxyHarness) -> No
 async def test_no_label_has_a_name_that_prometheus_gives(proxy: ProxyHarness) -> None:
     await proxy.fake(answer)
     await proxy.send()
-    labels = {name for one in await read(proxy) for sample in one.samples for name in sample.labels}
+    labels = {
+        name
+        for response in await read(proxy)
+        for sample in response.samples
+        for name in sample.labels
+    }
     assert "model_instance" in labels
     assert not labels & {"instance", "job"}
 

@@ -55,9 +55,9 @@ async def shows(
     """Wait until a request is shown so; return it."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            for one in await requests(proxy):
-                if one["id"] == request_id and is_so(one):
-                    return one
+            for request in await requests(proxy):
+                if request["id"] == request_id and is_so(request):
+                    return request
 
 
 async def asked(proxy: ProxyHarness, request_id: str = "a", **members: Any) -> tuple[int, bytes]:
@@ -83,7 +83,7 @@ async def test_the_latest_pass_of_an_engine_has_what_it_reported(proxy: ProxyHar
 
     await proxy.fake(compute_twice)
     waiting = asyncio.get_running_loop().create_task(asked(proxy))
-    await shows(proxy, lambda one: bool(one["prompt_tokens_done"] == 36))
+    await shows(proxy, lambda response: bool(response["prompt_tokens_done"] == 36))
     async with proxy.http.get("/corral/v1/slots") as response:
         (found,) = (await response.json())["instances"]
     assert found["latest_pass"] == {"n_prompt_tokens": 16, "n_decode_tokens": 0}
@@ -94,7 +94,7 @@ async def test_a_prefill_shows_its_progress_and_ends(proxy: ProxyHarness) -> Non
     await proxy.fake(computes)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(asked(proxy))
-        found = await shows(proxy, lambda one: one["prompt_tokens_done"] == 20)
+        found = await shows(proxy, lambda response: response["prompt_tokens_done"] == 20)
         assert (found["phase"], found["prompt_tokens"], found["cached_tokens"]) == (
             *("prefill", 40),
             10,
@@ -115,7 +115,7 @@ async def test_a_stream_ends_in_an_error_event(proxy: ProxyHarness) -> None:
     await proxy.fake(generates)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(asked(proxy, stream=True))
-        found = await shows(proxy, lambda one: one["phase"] == "decode")
+        found = await shows(proxy, lambda response: response["phase"] == "decode")
         assert found["decoded_tokens"] > 0
         assert await cancelled(proxy, "a") == 200
     status, content = task.result()
@@ -131,10 +131,10 @@ async def test_a_queued_request_has_a_place(proxy: ProxyHarness) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(asked(proxy, name)) for name in "abcd"]
         for name in "abcd":
-            await shows(proxy, lambda one: one["phase"] in {"decode", "queued"}, name)
-        queued = [one for one in await requests(proxy) if one["phase"] == "queued"]
-        assert sorted(one["position"] for one in queued) == [1, 2]
-        for name in (*(one["id"] for one in queued), "a", "b", "c", "d"):
+            await shows(proxy, lambda response: response["phase"] in {"decode", "queued"}, name)
+        queued = [request for request in await requests(proxy) if request["phase"] == "queued"]
+        assert sorted(request["position"] for request in queued) == [1, 2]
+        for name in (*(request["id"] for request in queued), "a", "b", "c", "d"):
             await cancelled(proxy, name)
     assert {task.result()[0] for task in tasks} == {499}
 
@@ -143,7 +143,7 @@ async def test_a_request_that_waits_for_its_model_is_loading(proxy: ProxyHarness
     proxy.loader.may_go_on.clear()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(asked(proxy))
-        await shows(proxy, lambda one: one["phase"] in {"queued", "loading"})
+        await shows(proxy, lambda response: response["phase"] in {"queued", "loading"})
         assert await cancelled(proxy, "a") == 200
     assert task.result()[0] == 499
 
@@ -242,7 +242,7 @@ async def test_one_in_flight_is_found_by_its_id(proxy: ProxyHarness) -> None:
     await proxy.fake(generates)
     async with asyncio.TaskGroup() as group:
         group.create_task(asked(proxy))
-        await shows(proxy, lambda one: one["phase"] == "decode")
+        await shows(proxy, lambda response: response["phase"] == "decode")
         async with proxy.http.get(f"{URL}/a") as response:
             assert (await response.json())["state"] == "in_flight"
         await cancelled(proxy, "a")

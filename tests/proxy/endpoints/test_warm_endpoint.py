@@ -49,7 +49,7 @@ async def test_a_prompt_is_prefilled_with_the_adapter_of_its_name(proxy: ProxyHa
     for name in ("chat", "chat+poet"):
         async with ask(proxy, name) as response:
             assert response.status == 200
-    scales = [[one["scale"] for one in body["lora"]] for _, body in proxy.reader.asked]
+    scales = [[entry["scale"] for entry in body["lora"]] for _, body in proxy.reader.asked]
     assert scales == [[0, 0], [0, 0.5]]
 
 

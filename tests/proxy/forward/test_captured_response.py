@@ -62,8 +62,8 @@ async def test_an_observer_gets_what_the_client_gets(proxy: ProxyHarness) -> Non
             async with proxy.ask(stream=is_stream) as response:
                 got.append(await response.read())
     await proxy.send()
-    assert [one.body for one in observer.seen] == got
-    whole, stream = (one.facts for one in observer.seen)
+    assert [entry.body for entry in observer.seen] == got
+    whole, stream = (entry.facts for entry in observer.seen)
     assert whole == [(200, "application/json"), ("chat.1", None)]
     assert stream[-1] == ("chat.1", None)
     assert (200, "text/event-stream") in stream

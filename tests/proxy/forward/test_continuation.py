@@ -66,8 +66,8 @@ async def broken(
 def saying(events: list[bytes]) -> Script:
     async def speak(call: Call) -> None:
         await call.begin_stream()
-        for one in events:
-            await call.chunk(one)
+        for event in events:
+            await call.chunk(event)
         await call.end()
 
     return speak
@@ -77,7 +77,7 @@ def texts(stream: bytes) -> tuple[list[dict[str, Any]], str]:
     lines = [line.removeprefix("data: ") for line in stream.decode().splitlines() if line]
     assert lines.pop() == "[DONE]"
     found = [json.loads(line) for line in lines]
-    deltas = [one["choices"][0]["delta"] for one in found if one["choices"]]
+    deltas = [entry["choices"][0]["delta"] for entry in found if entry["choices"]]
     return found, "".join(delta.get("content") or "" for delta in deltas)
 
 
@@ -90,8 +90,8 @@ async def test_the_client_gets_the_rest_in_the_same_stream(
     async with proxy.ask(stream=True, messages=MESSAGES, max_tokens=6) as response:
         found, text = texts(await response.read())
     assert text == "abcdefgh"
-    assert {one["id"] for one in found} == {"one"}
-    assert sum("role" in one["choices"][0]["delta"] for one in found if one["choices"]) == 1
+    assert {entry["id"] for entry in found} == {"one"}
+    assert sum("role" in entry["choices"][0]["delta"] for entry in found if entry["choices"]) == 1
     assert found[-1]["usage"] == {"completion_tokens": 4, "prompt_tokens": 7}
     asked = json.loads((await other.calls.get()).body)
     assert asked["messages"] == [*MESSAGES, {"role": "assistant", "content": "abcd"}]

@@ -105,13 +105,15 @@ async def test_a_stream_ends_with_the_explanation(
     told = last.pop("corral")
     assert told["cause"] == "first_request"
     assert told["cache"]["tokens"] == 702
-    assert not any("corral" in one for one in before)
+    assert not any("corral" in entry for entry in before)
     if path == "/v1/chat/completions":
         assert last == {"choices": [], **CHUNK}
         assert body.endswith(b"\n\ndata: [DONE]\n\n")
     else:
         sent = list(events(b"".join(STREAMS[path])))
-        assert [one.get("type") for one in (*before, last)] == [one.get("type") for one in sent]
+        assert [entry.get("type") for entry in (*before, last)] == [
+            request.get("type") for request in sent
+        ]
 
 
 @pytest.mark.parametrize("path", STREAMS)

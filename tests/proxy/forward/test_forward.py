@@ -59,7 +59,7 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(
             async with proxy.ask(**members) as response:
                 assert b"hi" in await response.read()
         gc.collect()
-        kept = [type(one) for one in gc.garbage if type(one).__module__.startswith("proxy.")]
+        kept = [type(entry) for entry in gc.garbage if type(entry).__module__.startswith("proxy.")]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

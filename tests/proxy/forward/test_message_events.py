@@ -69,7 +69,7 @@ REASONS = {"text": "end_turn", "thought": "max_tokens", "calls": "tool_use", "no
 
 
 def stream_of(pieces: list[dict[str, Any]]) -> bytes:
-    written = [b"data: " + json.dumps(one).encode() + b"\n\n" for one in pieces]
+    written = [b"data: " + json.dumps(piece).encode() + b"\n\n" for piece in pieces]
     return b"".join([*written, b"data: [DONE]\n\n"])
 
 

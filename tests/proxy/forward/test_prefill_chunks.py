@@ -136,7 +136,7 @@ async def test_without_a_stream_beside_it_a_prompt_is_sent_at_once(proxy: ProxyH
     engine = Engine()
     async with streaming(proxy, engine):
         pass
-    await until(lambda: not any(one.leases for one in proxy.router.instances()))
+    await until(lambda: not any(instance.leases for instance in proxy.router.instances()))
     await ask(proxy, **DIVIDED)
     assert not engine.chunks
 
@@ -198,7 +198,7 @@ async def test_a_client_that_leaves_ends_the_chunks_and_frees_the_slot(proxy: Pr
         await until(lambda: bool(engine.chunks))
         client.cancel()
         await engine.left.wait()
-        await until(lambda: [len(one.leases) for one in proxy.router.instances()] == [1])
+        await until(lambda: [len(instance.leases) for instance in proxy.router.instances()] == [1])
     assert len(engine.chunks) == 1
 
 
@@ -232,7 +232,7 @@ async def test_another_request_does_not_take_the_slot_between_two_chunks(
     engine = Engine()
     async with asyncio.TaskGroup() as group, streaming(proxy, engine):
         client = group.create_task(ask(proxy, **DIVIDED))
-        await until(lambda: any(one.is_paused for one in leases(proxy)))
+        await until(lambda: any(lease.is_paused for lease in leases(proxy)))
         assert await ask(proxy, logprobs=True, messages=[{"role": "user", "content": "new"}]) == 200
         assert engine.refreshed == [SLOT]
         assert await client == 200

@@ -58,9 +58,9 @@ def test_a_response_of_as_many_tokens_as_it_may_have_was_cut() -> None:
 def test_the_response_is_the_same_one_in_each_event() -> None:
     found = passed(*STREAMS["text"])
     responses = [event["response"] for event in found if "response" in event]
-    assert [(one["id"], one["created_at"], one["model"]) for one in responses] == [
-        ("resp_1", 5, "chat")
-    ] * 3
+    assert [
+        (response["id"], response["created_at"], response["model"]) for response in responses
+    ] == [("resp_1", 5, "chat")] * 3
     assert responses[-1]["max_output_tokens"] == 50
 
 
@@ -99,7 +99,7 @@ def test_progress_that_a_client_asked_for_passes() -> None:
     progress = {"total": 9, "cache": 0, "processed": 4}
     told = written(type="response.in_progress", response={"id": "resp_1"}, prompt_progress=progress)
     found = passed(*opened(), told, *STREAMS["text"][2:])
-    (event,) = [one for one in found if "prompt_progress" in one]
+    (event,) = [entry for entry in found if "prompt_progress" in entry]
     assert event["prompt_progress"] == progress
     assert event["response"] == found[0]["response"]
     check_stream(found)

@@ -177,7 +177,7 @@ async def test_a_large_body_of_little_bytes_is_read(proxy: ProxyHarness) -> None
 async def test_many_requests_at_once_are_all_answered_in_order(proxy: ProxyHarness) -> None:
     fake = await proxy.fake()
     bodies = [b'{"content":"%d %s"}' % (i, b"x" * 3000) for i in range(60)]
-    raw = b"".join(POST + b"Content-Length: %d\r\n\r\n%b" % (len(one), one) for one in bodies)
+    raw = b"".join(POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
     async with proxy.raw() as (reader, writer):
         writer.write(raw + GET + b"Connection: close\r\n\r\n")
         answer = await reader.read()

@@ -11,18 +11,18 @@ from proxy.http.connections import Connections, limit_of
 def filled(limit: int, busy: int = 0, idle: int = 0) -> Connections[int]:
     """`limit` connections: first busy ones, then idle ones, then new ones."""
     connections = Connections[int](limit)
-    for one in range(limit):
-        connections.add(one)
-    for one in range(busy + idle):
-        connections.begin(one)
-    for one in range(busy, busy + idle):
-        connections.end(one)
+    for number in range(limit):
+        connections.add(number)
+    for number in range(busy + idle):
+        connections.begin(number)
+    for number in range(busy, busy + idle):
+        connections.end(number)
     return connections
 
 
 def test_the_oldest_new_connection_is_closed_first() -> None:
     connections = filled(4, busy=1)
-    assert [connections.add(one) for one in (4, 5, 6)] == [1, 2, 3]
+    assert [connections.add(number) for number in (4, 5, 6)] == [1, 2, 3]
     assert len(connections) == 4
 
 
@@ -59,21 +59,21 @@ def test_a_removed_connection_does_not_count() -> None:
 @given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("abe r"), st.integers(0, 20))))
 def test_the_limit_is_never_exceeded(limit: int, steps: list[tuple[str, int]]) -> None:
     connections, busy = Connections[int](limit), set[int]()
-    for step, one in steps:
+    for step, expected in steps:
         match step:
-            case "a" if one not in busy:
-                connections.remove(one)
+            case "a" if expected not in busy:
+                connections.remove(expected)
                 try:
-                    assert connections.add(one) not in busy
+                    assert connections.add(expected) not in busy
                 except Unavailable:
                     assert len(busy) == limit
             case "b":
-                connections.begin(one)
+                connections.begin(expected)
             case "e":
-                connections.end(one)
+                connections.end(expected)
             case "r":
-                connections.remove(one)
-        busy = {one for one in range(21) if connections.is_busy(one)}
+                connections.remove(expected)
+        busy = {number for number in range(21) if connections.is_busy(number)}
         assert len(connections) <= limit
 
 

@@ -65,9 +65,9 @@ async def silent(proxy: ProxyHarness, crowd: contextlib.ExitStack) -> socket.soc
     return one
 
 
-async def shake(one: socket.socket, client: ssl.SSLContext) -> Tls:
+async def shake(connection: socket.socket, client: ssl.SSLContext) -> Tls:
     """Do a handshake by hand; its last flight waits to be sent."""
-    tls = Tls(one, ssl.MemoryBIO(), ssl.MemoryBIO())
+    tls = Tls(connection, ssl.MemoryBIO(), ssl.MemoryBIO())
     tls.object = client.wrap_bio(tls.incoming, tls.outgoing, server_hostname="127.0.0.1")
     while True:
         try:
@@ -169,6 +169,6 @@ async def test_handshakes_end_with_the_server(
     await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE_S):
         await proxy.server.close()
-        for one in opened:
+        for file in opened:
             with contextlib.suppress(ConnectionError):
-                assert await asyncio.get_running_loop().sock_recv(one, 1) == b""
+                assert await asyncio.get_running_loop().sock_recv(file, 1) == b""

@@ -18,7 +18,7 @@ def known(*hosts: str) -> Known:
 
 
 def hosts(found: Known) -> list[str]:
-    return [one.host for one in found.addresses]
+    return [address.host for address in found.addresses]
 
 
 def test_addresses_come_and_go_with_the_records() -> None:

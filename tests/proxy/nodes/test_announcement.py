@@ -25,7 +25,7 @@ async def found(port: int, *, is_there: bool) -> Answer:
     """Ask until a service is there, or is not."""
     for _ in range(TRIES):
         answer = await resolve(URL)
-        if is_there == (port in {one.port for one in answer.addresses}):
+        if is_there == (port in {address.port for address in answer.addresses}):
             return answer
     raise AssertionError(f"{port} is there: {not is_there}")
 
@@ -47,15 +47,17 @@ async def test_what_is_announced_is_found_and_its_end_is_heard() -> None:
 
 def test_two_processes_of_one_machine_have_names_of_their_own() -> None:
     names = [service_info("box.lan", ["192.0.2.1"], 1, process) for process in ("aa", "bb")]
-    assert [one.server for one in names] == ["box-aa.local.", "box-bb.local."]
+    assert [name.server for name in names] == ["box-aa.local.", "box-bb.local."]
     assert service_info("x" * 80, [], 1, "p" * 20).name.startswith("x" * 48 + "-pppppppp.")
 
 
 def test_one_address_is_announced_as_it_is() -> None:
     assert addresses_of("192.0.2.1") == ["192.0.2.1"]
     every = addresses_of("0.0.0.0")  # noqa: S104 (as above)
-    assert not [one for one in every if one.startswith("127.") or ":" in one]
-    assert not [one for one in addresses_of("::") if one.startswith(("127.", "fe80", "::1"))]
+    assert not [entry for entry in every if entry.startswith("127.") or ":" in entry]
+    assert not [
+        address for address in addresses_of("::") if address.startswith(("127.", "fe80", "::1"))
+    ]
 
 
 @pytest.mark.parametrize(

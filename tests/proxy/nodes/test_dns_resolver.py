@@ -24,7 +24,7 @@ async def ask(names: FakeDns, url: str = "dns+http://corral.test:8080") -> Answe
 
 
 def found(answer: Answer) -> list[tuple[str, int, str]]:
-    return sorted((one.host, one.port, one.hostname) for one in answer.addresses)
+    return sorted((address.host, address.port, address.hostname) for address in answer.addresses)
 
 
 async def test_a_name_has_addresses_of_both_kinds(names: FakeDns) -> None:

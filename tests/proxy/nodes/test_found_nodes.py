@@ -65,11 +65,11 @@ async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
 
 
 def states(front: NodesProxy) -> dict[str, str]:
-    return {one.name: one.state for one in front.nodes.stats()}
+    return {stat.name: stat.state for stat in front.nodes.stats()}
 
 
 def problem(front: NodesProxy, name: str = "pods") -> str | None:
-    return next(one.problem for one in front.nodes.stats() if one.name == name)
+    return next(stat.problem for stat in front.nodes.stats() if stat.name == name)
 
 
 class Held:
@@ -142,7 +142,9 @@ async def test_a_machine_whose_record_is_removed_finishes_its_requests(network: 
         held.may_go_on.set()
     assert asking.result()[:2] == (200, f"pods@{FIRST}/chat")
     await until(lambda: f"pods@{FIRST}" not in states(front))
-    assert {one.upstream.name for one in front.router.instances()} == {f"pods@{SECOND}/chat"}
+    assert {instance.upstream.name for instance in front.router.instances()} == {
+        f"pods@{SECOND}/chat"
+    }
 
 
 async def test_a_name_that_does_not_exist_any_more_has_no_machines(network: Network) -> None:

@@ -148,11 +148,11 @@ def test_a_nodes_variant_of_a_local_model_is_ignored() -> None:
 def test_a_nodes_variants_are_no_models_of_their_own() -> None:
     high = {"id": "far:high", "variant_of": "far"}
     found = read_remote_models(page({"id": "far"}, high, {"id": "lone:x", "variant_of": "lone"}))
-    assert [(one.id, one.variants) for one in found] == [("far", ("high",)), ("lone:x", ())]
+    assert [(entry.id, entry.variants) for entry in found] == [("far", ("high",)), ("lone:x", ())]
     for odd in (["far"], "other", 1, None):
         both = read_remote_models(page({"id": "far"}, {**high, "variant_of": odd}))
-        assert [one.id for one in both] == ["far", "far:high"]
-    assert [one.id for one in read_remote_models(page({"id": "far"}, high), ["far:high"])] == [
+        assert [entry.id for entry in both] == ["far", "far:high"]
+    assert [model.id for model in read_remote_models(page({"id": "far"}, high), ["far:high"])] == [
         "far:high"
     ]
 
@@ -166,7 +166,7 @@ def test_a_variant_that_only_a_node_has_keeps_its_name() -> None:
     assert names.resolve("far:high").remote_variant == "high"
     assert names.resolve("chat:low").remote_variant == "low"
     assert names.resolve("chat:high").variant
-    assert [one.id for one in with_variants(model_infos)] == [
+    assert [variant.id for variant in with_variants(model_infos)] == [
         *("chat", "chat:high", "chat:low"),
         *("far", "far:high"),
     ]
@@ -214,4 +214,4 @@ def test_adapters_of_nodes_are_variants_with_their_mark() -> None:
     assert names.resolve("chat+poet").remote_variant == "+poet"
     assert names.resolve("chat+legal").adapter == "legal"
     listed = ["chat", "chat+legal", "chat+poet", "far", "far+legal", "far:high"]
-    assert [one.id for one in with_variants(model_infos)] == listed
+    assert [variant.id for variant in with_variants(model_infos)] == listed

@@ -120,7 +120,7 @@ async def test_a_nodes_variant_is_applied_there_in_the_slots_of_its_model(place:
     node = await place.node(LOADED, high)
     near = await place.near(node)
     assert list(await near.models()) == ["chat", "chat:high"]
-    assert [one.upstream.slots for one in near.router.instances()] == [2]
+    assert [instance.upstream.slots for instance in near.router.instances()] == [2]
     assert (await near.ask("chat:high"))[0] == 200
     assert json.loads((await node.calls.get()).body)["model"] == "chat:high"
 

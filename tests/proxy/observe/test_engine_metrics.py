@@ -78,7 +78,7 @@ def test_totals_current_values_and_averages_are_exported() -> None:
         ("llamacpp:requests_deferred", "gauge"),
         ("llamacpp:accepted_per_pos_total", "counter"),
     }
-    assert all(one.labels["model_instance"] == "chat.1" for one in samples)
+    assert all(sample.labels["model_instance"] == "chat.1" for sample in samples)
     assert samples[-1].labels == {"position": "0", "model": "chat", "model_instance": "chat.1"}
 
 
@@ -91,7 +91,10 @@ def test_families_of_several_engines_are_merged() -> None:
     pages = [relabelled_metrics(PAGE, upstream(name)) for name in ("chat.1", "chat.2")]
     families = merge_families(family for page in pages for family in page)
     assert len({family.name for family in families}) == len(families) == 5
-    assert [one.labels["model_instance"] for one in families[0].samples] == ["chat.1", "chat.2"]
+    assert [sample.labels["model_instance"] for sample in families[0].samples] == [
+        "chat.1",
+        "chat.2",
+    ]
 
 
 async def test_an_engine_is_read_once_in_two_seconds(proxy: ProxyHarness) -> None:
@@ -226,7 +229,7 @@ async def test_another_reader_of_an_engine_changes_no_average(
             await scrape.read([own])  # for `corral status`
             for _ in range(2):  # of one reading
                 (reading,) = await scrape.expose([own])
-                values = {one.name: one.samples[0].value for one in reading.families}
+                values = {family.name: family.samples[0].value for family in reading.families}
                 assert all(values[f"llamacpp:{name}_tokens_seconds"] > 0 for name in names)
 
 

@@ -16,7 +16,7 @@ PHASES = {"queued_ms": 0.0, "load_ms": 0.0, "prefill_ms": 500.0, "decode_ms": 30
 
 def causes(cache: dict[str, Any] | None, **phases: float) -> list[Cause]:
     fields = {"request": "a", "model": "chat", "duration_ms": 1000.0, "cache": cache, **PHASES}
-    return [one.cause for one in explain({**fields, **phases}).findings]
+    return [finding.cause for finding in explain({**fields, **phases}).findings]
 
 
 def test_a_miss_costs_its_share_of_the_prefill() -> None:
@@ -105,13 +105,13 @@ def test_an_error_is_explained_by_its_code_before_the_times() -> None:
 
 def test_an_error_for_the_want_of_slots_tells_the_wait_too() -> None:
     fields = {"model": "chat", "status": 503, "code": "queue_timeout", "queued_ms": 900.0}
-    assert [one.cause for one in explain(fields).findings] == [Cause.ERROR, Cause.QUEUE]
+    assert [finding.cause for finding in explain(fields).findings] == [Cause.ERROR, Cause.QUEUE]
 
 
 def test_an_error_after_the_header_tells_what_its_instance_cost() -> None:
     fields = {"model": "chat", "instance": "chat.0", "status": 502, "code": "upstream_failed"}
     found = explain({**fields, "cache": {**CACHE, "cause": "slot_evicted"}, **PHASES}).findings
-    assert [one.cause for one in found] == [Cause.ERROR, Cause.SLOT_EVICTED]
+    assert [entry.cause for entry in found] == [Cause.ERROR, Cause.SLOT_EVICTED]
     assert found[0].sentence == "502 upstream_failed: chat.0 failed while it answered"
 
 

@@ -113,7 +113,7 @@ def adds_up(event: dict[str, Any]) -> bool:
 
 async def phases(proxy: ProxyHarness) -> dict[str, str]:
     async with proxy.http.get("/corral/v1/requests") as response:
-        return {one["id"]: one["phase"] for one in (await response.json())["requests"]}
+        return {request["id"]: request["phase"] for request in (await response.json())["requests"]}
 
 
 async def test_a_request_that_is_cancelled_before_it_has_a_slot_has_its_waits(

@@ -78,8 +78,8 @@ class Collector:
         return [
             span
             for body in self.bodies
-            for one in ExportTraceServiceRequest.FromString(body).resource_spans
-            for scope in one.scope_spans
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+            for scope in resource.scope_spans
             for span in scope.spans
         ]
 
@@ -114,7 +114,7 @@ async def test_a_request_is_one_trace_that_goes_on_from_the_clients(proxy: Proxy
     assert {child.name for child in children} >= {"prefill"}
     assert {child.parent_span_id for child in children} == {root.span_id}
     assert min(child.start_time_unix_nano for child in children) >= root.start_time_unix_nano
-    told = {one.key: one.value for one in root.attributes}
+    told = {attribute.key: attribute.value for attribute in root.attributes}
     assert told["gen_ai.usage.input_tokens"].int_value == 7
     assert told["gen_ai.usage.output_tokens"].int_value == 2
     call = fake.calls.get_nowait()

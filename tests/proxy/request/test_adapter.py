@@ -76,7 +76,7 @@ def test_a_model_of_that_very_name_goes_before_an_adapter() -> None:
 
 
 def test_adapters_are_listed_as_models() -> None:
-    listed = {one.id: one for one in with_variants([CHAT])}
+    listed = {variant.id: variant for variant in with_variants([CHAT])}
     assert list(listed) == ["chat", "chat+legal", "chat+poet", "chat:cold"]
     assert listed["chat+legal"].variant_of == "chat"
     assert listed["chat+legal"].aliases == ("vendor/chat+legal",)
@@ -110,7 +110,7 @@ def test_a_key_for_one_adapter_sees_nothing_else_of_the_model() -> None:
     legal = names.visible(frozenset({"chat+legal"}))
     assert legal.resolve("vendor/chat+legal").adapter == "legal"
     assert legal.resolve("chat+legal:cold").variant == COLD
-    assert [one.id for one in with_variants(legal.model_infos)] == ["chat+legal"]
+    assert [variant.id for variant in with_variants(legal.model_infos)] == ["chat+legal"]
     for name in ("chat", "chat:cold", "chat+poet", "other", "anything"):
         with pytest.raises(UnknownModel, match=r"available models: chat\+legal\)"):
             legal.resolve(name)

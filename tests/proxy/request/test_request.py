@@ -452,7 +452,7 @@ async def test_the_prompt_of_a_variant_is_that_of_its_members(
 
 async def test_variants_are_listed_and_found(various: ProxyHarness) -> None:
     async with various.http.get("/v1/models") as response:
-        assert [one["id"] for one in (await response.json())["data"]] == ["chat", "chat:fixed"]
+        assert [entry["id"] for entry in (await response.json())["data"]] == ["chat", "chat:fixed"]
     async with various.http.get("/v1/models/chat:fixed") as response:
         assert (await response.json())["context_length"] == 2048
 

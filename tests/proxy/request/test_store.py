@@ -53,7 +53,7 @@ def ask(store: ResponseStore, number: int, owner: str = "me", /, **members: Any)
 
 def texts(members: dict[str, Any]) -> list[str]:
     found = [item["content"] for item in members["input"]]
-    return [one if isinstance(one, str) else one[0]["text"] for one in found]
+    return [entry if isinstance(entry, str) else entry[0]["text"] for entry in found]
 
 
 def test_a_request_continues_the_conversation() -> None:

@@ -47,7 +47,9 @@ class Load:
         return self.send(ask("hello", client="ann"), holds_s)
 
     def in_use(self) -> dict[str, int]:
-        return {one.upstream.name: len(one.leases) for one in self.router.instances()}
+        return {
+            instance.upstream.name: len(instance.leases) for instance in self.router.instances()
+        }
 
     async def _hold(self, request: ProxyRequest, holds_s: float) -> None:
         async with self.router.lease(request) as lease:
@@ -66,8 +68,8 @@ def play(
         clock = asyncio.get_running_loop().time
         settings = ProxySettings(policy=policy, queue_max=500, queue_timeout_s=5000)
         router = Router(settings, clock=clock)
-        for one in upstreams or TWO_REPLICAS_AND_A_NODE:
-            router.admit(one)
+        for target in upstreams or TWO_REPLICAS_AND_A_NODE:
+            router.admit(target)
         async with asyncio.TaskGroup() as group:
             loads.append(load := Load(router, group))
             await story(load)

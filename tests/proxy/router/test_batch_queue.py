@@ -83,7 +83,7 @@ def test_each_model_gathers_by_itself() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(gathered_at(found, 1, "a"))
             group.create_task(gathered_at(found, 1, "b"))
-        assert {name: one.total_single for name, one in found.stats().items()} == {"a": 1, "b": 1}
+        assert {name: stat.total_single for name, stat in found.stats().items()} == {"a": 1, "b": 1}
 
     virtually(main())
 
@@ -134,12 +134,12 @@ def test_which_requests_gather(request_: Any, *, expected: bool) -> None:
 def test_the_figures_for_prometheus() -> None:
     """seed 003: BatchQueueStats in /metrics."""
     families = metrics_of({"chat": BatchQueueStats(71, 2, 1, 35.0, 250.0)})
-    samples = [one for family in families for one in family.samples]
-    assert {one.name: one.value for one in samples} == {
+    samples = [sample for family in families for sample in family.samples]
+    assert {sample.name: sample.value for sample in samples} == {
         "corral_batch_requests_queued_total": 71,
         "corral_batches_formed_total": 2,
         "corral_batch_requests_single_total": 1,
         "corral_batch_size_mean": 35.0,
         "corral_batch_wait_mean_seconds": 0.25,
     }
-    assert {tuple(one.labels.items()) for one in samples} == {(("model", "chat"),)}
+    assert {tuple(sample.labels.items()) for sample in samples} == {(("model", "chat"),)}

@@ -42,7 +42,7 @@ def routing(policy: Policy = "affinity", *, route_by_speed: bool = True) -> Rout
 
 
 def weights(router: Router) -> dict[str, Weight]:
-    return {one.upstream.name: one.weight for one in router.instances()}
+    return {instance.upstream.name: instance.weight for instance in router.instances()}
 
 
 async def test_each_policy_shares_by_the_speed_that_responses_report() -> None:
@@ -60,7 +60,7 @@ async def test_each_policy_shares_by_the_speed_that_responses_report() -> None:
 async def test_speed_may_be_left_aside() -> None:
     router = routing(route_by_speed=False)
     assert await served(router, 20) == {"fast": 10, "slow": 10}
-    assert {one.reason for one in weights(router).values()} == {"equal"}
+    assert {weight.reason for weight in weights(router).values()} == {"equal"}
 
 
 async def test_a_slow_instance_keeps_a_share_and_is_equal_once_it_has_recovered() -> None:
@@ -69,7 +69,7 @@ async def test_a_slow_instance_keeps_a_share_and_is_equal_once_it_has_recovered(
     DECODE_MS["slow"] = 1000.0
     try:
         assert (await served(router, 30))["slow"] >= 5
-        assert {one.reason for one in weights(router).values()} == {"equal"}
+        assert {weight.reason for weight in weights(router).values()} == {"equal"}
     finally:
         DECODE_MS["slow"] = 4000.0
 
@@ -110,7 +110,7 @@ async def test_a_conversation_leaves_a_slow_instance_for_a_faster_one() -> None:
 def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | None) -> None:
     request = ask("tell me of the sea " * 200)
     assert request.prompt
-    owner, other = (RoutingTarget(upstream(one), Rates()) for one in "ab")
+    owner, other = (RoutingTarget(upstream(entry), Rates()) for entry in "ab")
     owner.bit, other.bit = 1, 2
     owner.hold([Lease(request, owner, float)])
     weights = {"a": Weight(weight), "b": Weight(weight)}

@@ -44,7 +44,7 @@ async def test_tokens_count_for_the_tier_that_held_them() -> None:
             lease.restore_s = 0.5 if restored else 0.0
             assert found(router, lease, cached) is tier
     use = router.cache_use.models["chat"]
-    assert {tier: one.prompts for tier, one in use.items()} == {
+    assert {tier: entry.prompts for tier, entry in use.items()} == {
         Tier.SLOT: 2, Tier.HOST_CACHE: 1, Tier.DISK: 1, Tier.NONE: 1,
     }  # fmt: skip
     assert use[Tier.SLOT].tokens == 800

@@ -15,8 +15,8 @@ def place(client: str = "a", priority: Priority = "interactive", at_s: float = 0
 
 def line_of(*places: QueueEntry) -> FairQueue[QueueEntry]:
     line: FairQueue[QueueEntry] = FairQueue()
-    for one in places:
-        line.join(one)
+    for place in places:
+        line.join(place)
     return line
 
 
@@ -45,7 +45,7 @@ def test_ever_new_clients_do_not_put_off_who_waits_already() -> None:
     for number in range(5):
         line.join(place(f"new {number}"))
         serve(line)
-    assert "old" not in {one.client for one in line.order(0.0)}
+    assert "old" not in {entry.client for entry in line.order(0.0)}
 
 
 def test_a_batch_waits_for_the_interactive_but_for_one_turn_in_nine() -> None:
@@ -58,7 +58,7 @@ def test_a_batch_waits_for_the_interactive_but_for_one_turn_in_nine() -> None:
 def test_a_batch_that_waited_half_its_patience_goes_every_other_turn() -> None:
     batch = [place("batch", "batch") for _ in range(3)]
     line = line_of(*batch, *(place(f"{number}") for number in range(4)))
-    order = [one.priority[0] for one in line.order(5.0)]
+    order = [entry.priority[0] for entry in line.order(5.0)]
     assert "".join(order) == "ibibibi"
 
 

@@ -55,21 +55,21 @@ class RouterUnderTest:
     def silent(self) -> set[str]:
         instances = self.router.instances()
         return {
-            one.upstream.name
-            for one in instances
-            if self.router.activity(one.upstream.name).is_silent
+            instance.upstream.name
+            for instance in instances
+            if self.router.activity(instance.upstream.name).is_silent
         }
 
 
 def play(
     story: Story, gone: set[str], *names: str, slots: int = 1, asked: list[str] | None = None
 ) -> None:
-    async def responds(one: Upstream) -> bool:
+    async def responds(upstream: Upstream) -> bool:
         if asked is not None:
-            asked.append(one.name)
-        if one.name in gone:
+            asked.append(upstream.name)
+        if upstream.name in gone:
             await asyncio.sleep(1)
-        return one.name not in gone
+        return upstream.name not in gone
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time

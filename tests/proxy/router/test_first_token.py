@@ -26,7 +26,7 @@ def engine(
 
 def wait(tokens: int, answer: float = 10, **new: int) -> WaitingRequest:
     return WaitingRequest(
-        tokens, answer, None, {f"chat.{name[1:]}": one for name, one in new.items()}
+        tokens, answer, None, {f"chat.{name[1:]}": entry for name, entry in new.items()}
     )
 
 

@@ -69,16 +69,16 @@ asked = st.tuples(
 )
 
 
-def instance(number: int, one: Drawn) -> RoutingTarget:
-    node = Node("n", "chat", is_spare=one.is_spare) if one.is_node else None
-    trial_share = 0.5 if one.on_trial else 0.0
+def instance(number: int, entry: Drawn) -> RoutingTarget:
+    node = Node("n", "chat", is_spare=entry.is_spare) if entry.is_node else None
+    trial_share = 0.5 if entry.on_trial else 0.0
     made = RoutingTarget(
-        replace(upstream(f"{number}", one.slots), node=node, trial_share=trial_share),
-        Rates(prefill_tps=one.prefill_tps),
-        turn=one.turn,
+        replace(upstream(f"{number}", entry.slots), node=node, trial_share=trial_share),
+        Rates(prefill_tps=entry.prefill_tps),
+        turn=entry.turn,
         bit=1 << number,
     )
-    made.hold([Lease(PROMPT, made, float) for _ in range(min(one.in_use, one.slots))])
+    made.hold([Lease(PROMPT, made, float) for _ in range(min(entry.in_use, entry.slots))])
     return made
 
 
@@ -107,10 +107,10 @@ def _orders_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_choice_is_that_of_a_comparison(
     facts: list[Drawn], requests: list[tuple[object, ...]], policy: Policy, ends: list[int]
 ) -> None:
-    instances = [instance(number, one) for number, one in enumerate(facts)]
-    owners = together([(one.owned, 1 << at) for at, one in enumerate(facts)])
-    cached = together([(one.cached, 1 << at) for at, one in enumerate(facts)])
-    weights = {f"{at}": Weight(one.weight) for at, one in enumerate(facts)}
+    instances = [instance(number, fact) for number, fact in enumerate(facts)]
+    owners = together([(fact.owned, 1 << at) for at, fact in enumerate(facts)])
+    cached = together([(fact.cached, 1 << at) for at, fact in enumerate(facts)])
+    weights = {f"{at}": Weight(fact.weight) for at, fact in enumerate(facts)}
     times = LeaseTimes()
     times.decode_s = 1.0
     sets = InstanceSets(instances, weights)
@@ -120,7 +120,7 @@ def test_each_choice_is_that_of_a_comparison(
             one.set_turn(3.0 + at)
             one.set_rates(Rates(prefill_tps=500.0))
             sets.update([one])
-    trial_share = max(one.upstream.trial_share for one in instances)
+    trial_share = max(instance.upstream.trial_share for instance in instances)
     plain = Candidates(instances, owners, policy, weights, times, trial_share)
     many = ManyCandidates(sets, owners, policy, times, trial_share)
     for owner, waited_s, avoid, held, slots, is_from_proxy in requests:
@@ -135,7 +135,7 @@ def test_of_those_that_would_answer_at_once_the_next_in_turn_gets_a_conversation
 ):
     free = Drawn(1, 0, 2.0, 900.0, 1.0, 0, 0, is_node=False, is_spare=False, on_trial=False)
     drawn_ones = [free, replace(free, turn=1.0), replace(free, in_use=1, cached=800)]
-    instances = [instance(number, one) for number, one in enumerate(drawn_ones)]
+    instances = [instance(number, entry) for number, entry in enumerate(drawn_ones)]
     sets = InstanceSets(instances, {f"{at}": Weight() for at in range(3)})
     many = ManyCandidates(sets, {}, "affinity", LeaseTimes(), 0.0)
     assert many.choice(PROMPT, (), CacheHint("2", [(800, 4)]), waited_s=100.0).name == "1"
@@ -197,7 +197,7 @@ def test_of_many_that_wait_for_their_owners_each_gets_its_slot_at_once() -> None
 
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             turns = [ask(story, "It is.", "go on") for story in stories]
-            held = [await stack.enter_async_context(router.lease(one)) for one in turns]
+            held = [await stack.enter_async_context(router.lease(turn)) for turn in turns]
             for number in range(20):
                 group.create_task(go_on(number))
             await asyncio.sleep(0.1)
@@ -235,7 +235,7 @@ def test_among_many_instances_a_request_waits_for_its_owner_without_new_choices(
 
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             turns = [ask(story, "It is.", "go on") for story in stories]
-            held = [await stack.enter_async_context(router.lease(one)) for one in turns]
+            held = [await stack.enter_async_context(router.lease(turn)) for turn in turns]
             waiting = [group.create_task(go_on(number)) for number in range(2)]
             await asyncio.sleep(0.1)
             assert router.queues()["chat"].interactive == 2

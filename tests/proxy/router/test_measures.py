@@ -17,8 +17,8 @@ def span(tokens: int, at_s: float = 0.0, takes: float = 1.0, decoded: int = 20) 
     return Span(at_s, first_s, first_s + decoded * PASS_S, tokens, 0, decoded)
 
 
-def done(one: Span) -> Finished:
-    return Finished(one, None, 0.01)
+def done(span: Span) -> Finished:
+    return Finished(span, None, 0.01)
 
 
 def test_nothing_is_known_before_the_first_response() -> None:

@@ -125,7 +125,7 @@ candidates = st.lists(
     ),
     min_size=1,
     max_size=5,
-    unique_by=lambda one: one.name,
+    unique_by=lambda build: build.name,
 )
 policies = st.sampled_from(["affinity", "least-busy", "round-robin"])
 
@@ -135,11 +135,11 @@ def test_only_a_free_slot_is_given_and_only_home_is_waited_for(
     policy: Policy, everyone: list[Candidate], tokens: int, home: str | None
 ) -> None:
     choice = choose(policy, everyone, tokens, home, 0.0)
-    free = {one.name for one in everyone if one.slots_in_use < one.slots}
+    free = {client.name for client in everyone if client.slots_in_use < client.slots}
     assert choice.name is None or choice.name in free
     if choice.name is None and free:
         assert policy == "affinity"
-        assert home in {one.name for one in everyone} - free
+        assert home in {client.name for client in everyone} - free
         assert choice.moves_in_s is not None
         assert choice.moves_in_s > 0
 
@@ -185,10 +185,10 @@ def test_the_share_of_ours_is_counted_among_ours() -> None:
 def test_a_request_leaves_its_side_only_where_that_has_no_free_slot(
     *, policy: Policy, everyone: list[Candidate], trials: set[str], on_trial: bool
 ) -> None:
-    sides = {one.name: one.name in trials for one in everyone}
-    everyone = [replace(one, is_on_trial=sides[one.name]) for one in everyone]
+    sides = {client.name: client.name in trials for client in everyone}
+    everyone = [replace(client, is_on_trial=sides[client.name]) for client in everyone]
     found = choose(policy, everyone, 1000, None, 0.0, on_trial=on_trial).name
-    free = {one.name for one in everyone if one.is_free}
+    free = {client.name for client in everyone if client.is_free}
     own = {name for name in free if sides[name] == on_trial}
     assert found in (own or free) if free else found is None
 
@@ -275,8 +275,8 @@ def test_a_shared_prefix_draws_to_a_slow_instance_only_where_that_saves_more() -
 
 def test_a_fast_owner_is_waited_for_longer_than_a_slow_one() -> None:
     waits = [
-        chosen(replace(one, slots_in_use=4, cached_tokens=900), other, home=one.name).moves_in_s
-        for one, other in ((fast(), slow()), (slow(), fast()))
+        chosen(replace(case, slots_in_use=4, cached_tokens=900), other, home=case.name).moves_in_s
+        for case, other in ((fast(), slow()), (slow(), fast()))
     ]
     assert waits[0] is not None
     assert waits[0] > 20
@@ -288,5 +288,5 @@ def test_a_free_owner_is_left_only_for_a_faster_one(everyone: list[Candidate], t
     owner = replace(everyone[0], slots_in_use=0, cached_tokens=900)
     others = everyone[1:]
     found = chosen(owner, *others, tokens=tokens, home=owner.name).name
-    weights = {one.name: one.weight for one in others}
+    weights = {other.name: other.weight for other in others}
     assert found == owner.name or weights[str(found)] > owner.weight

@@ -63,7 +63,9 @@ def entries(*waiting: tuple[str, str]) -> list[QueueEntry]:
 def test_the_shortest_prompt_is_first() -> None:
     waiting = entries(("a", ""), ("b", ""), ("c", ""))
     tokens = {entry.client: size for entry, size in zip(waiting, (2000, 100, 600), strict=True)}
-    assert [one.client for one in shortest_first(waiting, lambda one: tokens[one.client])] == [
+    assert [
+        waiter.client for waiter in shortest_first(waiting, lambda waiter: tokens[waiter.client])
+    ] == [
         "b",
         "c",
         "a",
@@ -73,17 +75,17 @@ def test_the_shortest_prompt_is_first() -> None:
 def test_priorities_keep_their_turns() -> None:
     waiting = entries(("a", ""), ("b", "batch"), ("c", ""))
     tokens = {"a": 2000, "b": 10, "c": 100}
-    found = shortest_first(waiting, lambda one: tokens[one.client])
-    assert [one.client for one in found] == ["c", "a", "b"]
+    found = shortest_first(waiting, lambda waiter: tokens[waiter.client])
+    assert [entry.client for entry in found] == ["c", "a", "b"]
 
 
 @given(st.lists(st.integers(0, 3000), max_size=30))
 def test_each_client_overtakes_a_prompt_four_times_at_most(sizes: list[int]) -> None:
     waiting = entries(("long", ""), *(("others", "") for _ in sizes))
     tokens = dict(zip(map(id, waiting), (3000, *sizes), strict=False))
-    found = shortest_first(waiting, lambda one: tokens[id(one)])
+    found = shortest_first(waiting, lambda waiter: tokens[id(waiter)])
     assert sorted(map(id, found)) == sorted(map(id, waiting))
-    assert [one.client for one in found].index("long") <= 4
+    assert [entry.client for entry in found].index("long") <= 4
 
 
 # In the queue.

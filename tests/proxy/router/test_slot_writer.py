@@ -162,9 +162,9 @@ def test_a_request_ends_the_saving() -> None:
 def test_beside_streams_the_slot_that_is_taken_next_is_saved_once_in_150_tokens() -> None:
     async def test(harness: Harness) -> None:
         streams = [harness.begin("one"), harness.begin("two")]
-        for one in streams:
-            one.progress.has_header = True
-            one.progress.count_token()
+        for stream in streams:
+            stream.progress.has_header = True
+            stream.progress.count_token()
         for name in ("river", "stone"):
             harness.answer(story(name))
         await asyncio.sleep(20)

@@ -28,8 +28,8 @@ def on_trial(share: float = 0.2, slots: int = 4) -> Upstream:
 
 def routed(*upstreams: Upstream, policy: Policy = "affinity") -> Router:
     router = Router(ProxySettings(policy=policy))
-    for one in upstreams:
-        router.admit(one)
+    for target in upstreams:
+        router.admit(target)
     return router
 
 
@@ -107,19 +107,19 @@ async def test_what_needs_no_slot_goes_to_the_models_own_profile() -> None:
     router = routed(on_trial(0.9), upstream("chat.0", 1))
     async with AsyncExitStack() as stack:
         asked = (ask("x", kind=EndpointKind.INFO) for _ in range(3))
-        leases = [await stack.enter_async_context(router.lease(one)) for one in asked]
+        leases = [await stack.enter_async_context(router.lease(request)) for request in asked]
         assert {lease.upstream.name for lease in leases} == {"chat.0"}
 
 
 def test_a_larger_share_contains_a_smaller_one() -> None:
     asked = [ask(f"question {at}") for at in range(200)]
-    few, many = ([is_in_share(share, one) for one in asked] for share in (0.2, 0.6))
+    few, many = ([is_in_share(share, request) for request in asked] for share in (0.2, 0.6))
     assert all(more for fewer, more in zip(few, many, strict=True) if fewer)
 
 
 def test_clients_that_begin_alike_are_told_apart() -> None:
     asked = [ask("hello", client=f"client {at}") for at in range(100)]
-    assert 20 < sum(is_in_share(0.5, one) for one in asked) < 80
+    assert 20 < sum(is_in_share(0.5, request) for request in asked) < 80
 
 
 def test_requests_without_a_prompt_are_shared_one_by_one() -> None:
@@ -127,7 +127,7 @@ def test_requests_without_a_prompt_are_shared_one_by_one() -> None:
         replace(ask("x", kind=EndpointKind.EMBED_OR_RERANK), request_id=str(at), prompt=None)
         for at in range(100)
     ]
-    assert 20 < sum(is_in_share(0.5, one) for one in requests) < 80
+    assert 20 < sum(is_in_share(0.5, request) for request in requests) < 80
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def speed(ms_per_token: float, samples: int = 100, at_s: float = 0.0) -> Speed:
 
 
 def values(*speeds: Speed) -> list[float]:
-    return [round(one.value, 3) for one in weights_of(speeds)]
+    return [round(weight.value, 3) for weight in weights_of(speeds)]
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,9 @@ def values(*speeds: Speed) -> list[float]:
 def test_seed_000_weights_are_in_inverse_proportion_to_the_latency(
     latencies_ms: list[float], expected: list[float]
 ) -> None:
-    weights = weights_of([speed(one) for one in latencies_ms])
-    assert [round(one.value, 3) for one in weights] == expected
-    assert {one.reason for one in weights} == {"measured"}
+    weights = weights_of([speed(latency_ms) for latency_ms in latencies_ms])
+    assert [round(weight.value, 3) for weight in weights] == expected
+    assert {weight.reason for weight in weights} == {"measured"}
 
 
 def test_seed_000_below_the_threshold_all_are_equal() -> None:
@@ -83,17 +83,19 @@ latencies = st.lists(st.floats(0.01, 10_000), min_size=2, max_size=6)
 @given(speeds)
 def test_weights_average_one_and_none_starves(found: list[Speed]) -> None:
     weights = weights_of(found)
-    largest = max(one.value for one in weights)
+    largest = max(weight.value for weight in weights)
     # A weight is raised to the smallest share, never lowered.
-    assert len(found) <= sum(one.value for one in weights) * (1 + 1e-9)
-    assert min(one.value for one in weights) >= largest / 16 * (1 - 1e-9)
-    assert sum(one.value for one in weights) <= len(found) * (1 + 6 / 16)
+    assert len(found) <= sum(weight.value for weight in weights) * (1 + 1e-9)
+    assert min(weight.value for weight in weights) >= largest / 16 * (1 - 1e-9)
+    assert sum(weight.value for weight in weights) <= len(found) * (1 + 6 / 16)
 
 
 @given(latencies)
 def test_a_faster_one_has_no_smaller_weight(latencies_ms: list[float]) -> None:
-    weights = weights_of([speed(one) for one in latencies_ms])
-    by_latency = sorted(zip(latencies_ms, weights, strict=True), key=lambda one: one[0])
+    weights = weights_of([speed(latency_ms) for latency_ms in latencies_ms])
+    by_latency = sorted(
+        zip(latencies_ms, weights, strict=True), key=lambda latency_ms: latency_ms[0]
+    )
     in_order = [weight.value for _, weight in by_latency]
     assert in_order == sorted(in_order, reverse=True)
 
@@ -102,6 +104,6 @@ def test_a_faster_one_has_no_smaller_weight(latencies_ms: list[float]) -> None:
 def test_the_order_of_instances_changes_nothing(latencies_ms: list[float], random: object) -> None:
     order = list(range(len(latencies_ms)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    straight = values(*(speed(one) for one in latencies_ms))
+    straight = values(*(speed(latency_ms) for latency_ms in latencies_ms))
     shuffled = values(*(speed(latencies_ms[at]) for at in order))
     assert shuffled == pytest.approx([straight[at] for at in order], abs=0.002)

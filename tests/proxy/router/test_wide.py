@@ -62,8 +62,8 @@ def taken(router: Router, name: str = "a") -> int:
 def play(story: Callable[[Holder], Awaitable[None]], *upstreams: Upstream) -> None:
     async def main() -> None:
         router = Router(ProxySettings(), clock=asyncio.get_running_loop().time)
-        for one in upstreams or (upstream("a", slots=2),):
-            router.admit(one)
+        for server in upstreams or (upstream("a", slots=2),):
+            router.admit(server)
         async with asyncio.timeout(300), asyncio.TaskGroup() as group:
             await story(Holder(router, group))
 
@@ -75,7 +75,7 @@ def test_it_takes_a_slot_for_each_answer_and_all_of_them_at_most(n: object, slot
     async def story(holder: Holder) -> None:
         await holder.hold("one", wide(n))
         assert taken(holder.router) == slots
-        assert len({one.request_id for one in holder.router.instances()[0].leases}) == 1
+        assert len({lease.request_id for lease in holder.router.instances()[0].leases}) == 1
         await holder.let_go("one")
         assert taken(holder.router) == 0
 
@@ -185,9 +185,9 @@ async def test_each_of_its_slots_is_followed() -> None:
     router = Router(ProxySettings())
     router.admit(replace(upstream("a", slots=2), can_name_slots=True))
     async with router.lease(wide()) as lease:
-        slot_map = [one.slot for one in lease.slots]
+        slot_map = [slot.slot for slot in lease.slots]
         assert None not in slot_map
-        assert len({one.id_slot for one in slot_map if one}) == 2
+        assert len({entry.id_slot for entry in slot_map if entry}) == 2
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ async def test_an_explanation_counts_only_what_the_key_itself_has_sent(
 
 
 def finished(proxy: ProxyHarness, client: str) -> list[dict[str, Any]]:
-    return [one for one in proxy.events("request.finished") if one["client"] == client]
+    return [event for event in proxy.events("request.finished") if event["client"] == client]
 
 
 def test_figures_without_a_finding_tell_nothing_of_caches() -> None:
@@ -160,9 +160,9 @@ async def test_an_id_is_a_name_within_its_key(proxy: ProxyHarness, tmp_path: Pat
         """Wait until the request of a key is in a phase; return it."""
         while True:
             async with proxy.http.get("/corral/v1/requests", headers=headers) as response:
-                for one in (await response.json())["requests"]:
-                    if one["phase"] == phase:
-                        found: dict[str, Any] = one
+                for request in (await response.json())["requests"]:
+                    if request["phase"] == phase:
+                        found: dict[str, Any] = request
                         return found
 
     async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE_S):
@@ -214,7 +214,7 @@ def test_keys_share_blocks_of_prompts_only_where_they_share_caches(
     annas, bens = (prompt(SECRET, owner) for owner in owners)
     assert (annas.blocks == bens.blocks) == is_shared
     assert not set(annas.turn_hashes) & set(bens.turn_hashes)
-    told = [{one.shared_turn_hash(turn) for turn in one.turn_hashes} for one in (annas, bens)]
+    told = [{case.shared_turn_hash(turn) for turn in case.turn_hashes} for case in (annas, bens)]
     assert (told[0] == told[1]) == is_shared
     plain = ask(SECRET).prompt
     assert plain
@@ -407,7 +407,7 @@ def test_an_unnamed_request_waits_for_the_slots_of_those_that_reuse() -> None:
     owners.begin(unnamed, ben, None)
     owners.begin(named, ben, 1)
     assert not owners.begin(later, anna, 0)
-    waiting = [one for one in (reusing, own, unnamed, named, later) if owners.must_wait(one)]
+    waiting = [case for case in (reusing, own, unnamed, named, later) if owners.must_wait(case)]
     assert waiting == [unnamed]
     owners.note_placed(reusing)
     assert not owners.must_wait(unnamed)

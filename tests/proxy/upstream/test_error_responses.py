@@ -66,7 +66,7 @@ def check(status: int, headers: dict[str, str], body: bytes, path: str) -> None:
 def some_request(chance: random.Random) -> tuple[str, bytes]:
     """The target and the bytes of a partly malformed request."""
     method, target = chance.choice((*METHODS, *("POST",) * 10)), chance.choice(TARGETS)
-    fields = b"".join(one + b"\r\n" for one in chance.sample(FIELDS, chance.randint(0, 2)))
+    fields = b"".join(field + b"\r\n" for field in chance.sample(FIELDS, chance.randint(0, 2)))
     body = chance.choice((*BODIES, *(BODY,) * 10))
     if chance.random() < 0.8:
         fields += b"Content-Length: %d\r\n" % len(body)

@@ -22,7 +22,9 @@ def read(*pieces: bytes, method: str = "POST") -> tuple[Response, bytes]:
 
 
 def chunked(*contents: bytes) -> bytes:
-    return b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in contents) + b"0\r\n\r\n"
+    return (
+        b"".join(b"%x\r\n%b\r\n" % (len(content), content) for content in contents) + b"0\r\n\r\n"
+    )
 
 
 @given(

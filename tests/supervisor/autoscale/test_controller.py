@@ -37,7 +37,11 @@ class Wants:
 
     def changes(self, model: ModelView) -> Sequence[Change]:
         chosen = model.plan.memory_inputs.chosen
-        return [one for one in self.wanted if one.to is None or one.to.value != chosen[one.key]]
+        return [
+            entry
+            for entry in self.wanted
+            if entry.to is None or entry.to.value != chosen[entry.key]
+        ]
 
 
 class Adaptive(Router):
@@ -87,7 +91,7 @@ class Adaptive(Router):
     @property
     def running(self) -> list[int]:
         replicas = self.harness.fleet.models["chat"].replicas
-        return [one.plan.slots for one in replicas if one.plan]
+        return [replica.plan.slots for replica in replicas if replica.plan]
 
 
 @pytest.fixture
@@ -216,7 +220,7 @@ async def test_a_model_that_is_stopped_while_it_is_changed_stays_down(adaptive: 
     await harness.fleet.all_down()
     assert harness.adapted.values_of("chat") == {}
     assert adaptive.emitted("model.adapt_failed") == []
-    assert all(one.instance.snapshot().pid is None for one in harness.fleet.all_replicas())
+    assert all(replica.instance.snapshot().pid is None for replica in harness.fleet.all_replicas())
 
 
 async def test_values_end_with_the_run_of_an_instance(adaptive: Adaptive) -> None:

@@ -102,7 +102,7 @@ async def test_what_was_undone_is_not_moved_again_for_an_hour(
 
     monkeypatch.setattr(LayerMover, "_replace", note)
     await harness.mover.undo("chat")
-    assert [(one.before, one.after) for one in moves] == [
+    assert [(move.before, move.after) for move in moves] == [
         ((("a", 8), ("b", 8)), (("a", 10), ("b", 6)))
     ]
     harness.now_s = 3599.0

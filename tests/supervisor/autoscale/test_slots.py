@@ -54,7 +54,7 @@ def test_requests_that_queue_for_a_minute_get_twice_the_slots() -> None:
     ids=["nothing seen", "less than a minute", "now and then", "no longer", "no queue"],
 )
 def test_otherwise_the_slots_stay(seen: list[Demand]) -> None:
-    seen = [Demand(1000.0 + 5 * i, one.waiting, one.busy, 4) for i, one in enumerate(seen)]
+    seen = [Demand(1000.0 + 5 * i, entry.waiting, entry.busy, 4) for i, entry in enumerate(seen)]
     assert decide_slots(seen, PLANNED, LIMITS) is None
 
 
@@ -111,7 +111,9 @@ def test_a_decision_is_within_bounds_and_is_not_undone_at_once(
         assert 4 <= found.count <= 16
         assert found.count != now
         # The same demand with the new slots, for as long.
-        after = [Demand(one.at_s, one.waiting, one.busy, found.count) for one in samples]
+        after = [
+            Demand(sample.at_s, sample.waiting, sample.busy, found.count) for sample in samples
+        ]
         again = decide_slots(after, SlotCounts(found.count, 4, 16), LIMITS)
         assert again is None or (again.count > found.count) == (found.count > now)
 

@@ -39,11 +39,11 @@ def test_client_settings_name_the_server_and_the_model(tmp_path: Path) -> None:
     assert facts
     found = clients_of(facts, tmp_path)
     assert (found.models, found.model) == (("chat", "large"), "large")
-    codex = next(one for one in found.clients if one.name == "codex")
+    codex = next(client for client in found.clients if client.name == "codex")
     assert url in codex.files[0].content
     assert '"large"' in codex.files[0].content
     assert codex.command == "corral connect codex --write"
-    assert any("CORRAL_API_KEY" in note for one in found.clients for note in one.notes)
+    assert any("CORRAL_API_KEY" in note for client in found.clients for note in client.notes)
     assert facts_of(url, [], None, needs_key=False, cert=None) is None
     with pytest.raises(UnknownModel):
         facts_of(url, MODELS, "none", needs_key=False, cert=None)

@@ -63,7 +63,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def downloads() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "get" in one.cmdline()]
+    return [child for child in psutil.Process().children() if "get" in child.cmdline()]
 
 
 async def test_a_client_that_leaves_ends_its_download(hub: FakeHub, tmp_path: Path) -> None:

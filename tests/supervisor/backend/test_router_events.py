@@ -70,8 +70,8 @@ async def saved(harness: FleetHarness) -> list[tuple[str, str, str]]:
     async with harness.up():
         proxy = Proxy(harness)
         begun = [f"{word} {LONG}" for word in ("hello", "other")]
-        turns = [(one, (await proxy.turn(one))[0], "and then?") for one in begun]
-    assert all(one.fingerprint for one in harness.store.list_saved("chat"))
+        turns = [(entry, (await proxy.turn(entry))[0], "and then?") for entry in begun]
+    assert all(entry.fingerprint for entry in harness.store.list_saved("chat"))
     return turns
 
 

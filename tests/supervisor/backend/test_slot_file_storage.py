@@ -46,7 +46,7 @@ class Storage:
         async with self.harness.client() as client:
             found = await client_module.get_slots(client)
         assert not isinstance(found, ErrorResponse)
-        return max(found, key=lambda one: one.task)
+        return max(found, key=lambda entry: entry.task)
 
     async def save(self, fingerprint: ConversationFingerprint = FIRST) -> SlotState:
         """Save the slot that was used last, until it is stored."""

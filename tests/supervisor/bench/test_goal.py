@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from supervisor.bench.tune_goal import GOALS, Figures
 
-BASE = [Figures(100 + one, 1.0 + one / 100, 200, 1000) for one in range(4)]
+BASE = [Figures(100 + number, 1.0 + number / 100, 200, 1000) for number in range(4)]
 
 
 def other(decode: float = 1, first: float = 1) -> list[Figures]:
-    return [Figures(one.decode * decode, one.first_token_s * first, 200, 500) for one in BASE]
+    return [Figures(entry.decode * decode, entry.first_token_s * first, 200, 500) for entry in BASE]
 
 
 def test_an_answer_takes_its_first_token_and_its_decoding() -> None:

@@ -36,7 +36,7 @@ def plans(where: Directories, tiny_model: Path, engine_path: Path) -> VariantPla
 def engines(where: Directories) -> list[int]:
     ours = str(where.runtime)
     found = psutil.process_iter(["cmdline"])
-    return [one.pid for one in found if ours in " ".join(one.info["cmdline"] or ())]
+    return [entry.pid for entry in found if ours in " ".join(entry.info["cmdline"] or ())]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ async def test_each_goal_has_its_figures_and_leaves_no_engine(
 ) -> None:
     found = await Measurements(GOALS[goal], plans, where).measure(variant, 60)
     assert isinstance(found, Figures), found
-    assert all(getattr(found, one) > 0 for one in figures)
+    assert all(getattr(found, figure) > 0 for figure in figures)
     assert engines(where) == []
 
 

@@ -69,8 +69,8 @@ _SHAPES = {
     "zeros": dataclasses.replace(
         result(1, 1),
         variants=tuple(
-            dataclasses.replace(one, rounds=({FIGURES[0].name: 0.0},) * 4)
-            for one in result(1, 1).variants
+            dataclasses.replace(variant, rounds=({FIGURES[0].name: 0.0},) * 4)
+            for variant in result(1, 1).variants
         ),
     ),
 }
@@ -126,7 +126,7 @@ def test_every_plot_has_an_axis_with_unit_and_a_description() -> None:
         r"base: median 11\d tokens/s of 5 rounds, from 11\d to 11\d; 1\.4.? × faster \(.*\)\.",
         alone,
     )
-    assert len([one for one in page.text("title") if one.startswith("round 5: ")]) == 2 * len(
+    assert len([entry for entry in page.text("title") if entry.startswith("round 5: ")]) == 2 * len(
         FIGURES
     )
 
@@ -170,7 +170,7 @@ def test_names_from_outside_are_text() -> None:
     hostile = "</style><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\x1b[31m\x00"
     of = result(1, 1.4, names=(hostile, hostile))
     variants = tuple(
-        dataclasses.replace(one, failure=hostile, argv=(hostile,)) for one in of.variants
+        dataclasses.replace(variant, failure=hostile, argv=(hostile,)) for variant in of.variants
     )
     machine = dataclasses.replace(of.machine, processor=hostile, devices=(hostile,))
     page = _page(

@@ -62,8 +62,8 @@ def test_too_little_free_memory_names_who_holds_it(specs: tuple[VariantSpec, ...
 
 def test_what_can_never_fit_is_said_for_each_variant(specs: tuple[VariantSpec, ...]) -> None:
     found = obstacles(replace(FREE, capacity=MemoryCapacity(1024, {})), specs)
-    assert [one.split()[0] for one in found] == [one.name for one in specs]
-    assert all("can never fit" in one for one in found)
+    assert [entry.split()[0] for entry in found] == [spec.name for spec in specs]
+    assert all("can never fit" in entry for entry in found)
 
 
 def test_an_idle_daemon_is_no_obstacle_but_a_note(specs: tuple[VariantSpec, ...]) -> None:
@@ -82,4 +82,4 @@ def test_what_others_took_meanwhile_is_noted() -> None:
 
 
 def test_this_process_is_not_in_its_own_way() -> None:
-    assert all(one.cores > 0 and one.name for one in busy_programs(0.02))
+    assert all(busy_program.cores > 0 and busy_program.name for busy_program in busy_programs(0.02))

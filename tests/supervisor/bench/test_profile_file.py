@@ -16,7 +16,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(one.name for one in directory.iterdir())
+    return sorted(path.name for path in directory.iterdir())
 
 
 def test_a_first_profile_is_written_and_removed_again(directory: Path) -> None:

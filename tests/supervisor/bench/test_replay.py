@@ -24,7 +24,10 @@ def request(**changed: Any) -> RecordedRequest:
 
 
 def sizes(replayed: Sequence[ReplayedRequest]) -> list[tuple[int, int, int, int]]:
-    return [(one.conversation, one.prompt, one.shared, one.answer) for one in replayed]
+    return [
+        (request.conversation, request.prompt, request.shared, request.answer)
+        for request in replayed
+    ]
 
 
 def test_a_conversation_goes_on_from_its_answer() -> None:
@@ -41,7 +44,7 @@ def test_a_common_beginning_is_shared_by_first_requests() -> None:
 
 def test_a_history_that_its_client_cut_shares_what_the_cache_had() -> None:
     replayed = plan_replay([request(prompt_tokens=500), request(cached_tokens=40)], WIDE)
-    assert [one.shared for one in replayed] == [0, 40]
+    assert [request.shared for request in replayed] == [0, 40]
 
 
 def test_a_request_waits_for_those_that_had_ended_and_no_other() -> None:
@@ -52,20 +55,20 @@ def test_a_request_waits_for_those_that_had_ended_and_no_other() -> None:
         request(conversation=1, after_any_s=60.0),
     ]
     replayed = plan_replay(recorded, WIDE)
-    assert [one.after for one in replayed] == [(), (), (1,), (0, 1, 2)]
-    assert [one.pause_s for one in replayed] == [0.0, 0.0, 0.25, 0.25]
+    assert [request.after for request in replayed] == [(), (), (1,), (0, 1, 2)]
+    assert [request.pause_s for request in replayed] == [0.0, 0.0, 0.25, 0.25]
 
 
 def test_a_short_pause_stays_as_it_was() -> None:
     replayed = plan_replay([request(), request(after_any_s=1.1)], WIDE)
-    assert [round(one.pause_s, 6) for one in replayed] == [0.0, 0.1]
+    assert [round(request.pause_s, 6) for request in replayed] == [0.0, 0.1]
 
 
 def test_lines_in_the_order_of_ends_are_replayed_in_the_order_of_beginnings() -> None:
     ended_first = request(conversation=2, after_any_s=None, duration_s=0.5)
     began_first = request(conversation=1, after_any_s=-1.0, duration_s=5.0)
     replayed = plan_replay([ended_first, began_first], WIDE)
-    assert [one.conversation for one in replayed] == [0, 1]
+    assert [request.conversation for request in replayed] == [0, 1]
     assert replayed[1].after == ()
 
 
@@ -87,10 +90,10 @@ def test_the_latest_conversations_are_taken_whole_until_the_limits() -> None:
         for turn in (1, 2)
     ]
     replayed = plan_replay(recorded, ReplayLimits(context=4096, prompts=400, answers=1000))
-    assert [one.prompt for one in replayed] == [100, 200] * 2
-    assert len({one.conversation for one in replayed}) == 2
+    assert [request.prompt for request in replayed] == [100, 200] * 2
+    assert len({request.conversation for request in replayed}) == 2
     few_answers = ReplayLimits(context=4096, prompts=400, answers=30)
-    assert [one.prompt for one in plan_replay(recorded, few_answers)] == [100, 100, 200]
+    assert [entry.prompt for entry in plan_replay(recorded, few_answers)] == [100, 100, 200]
 
 
 def test_one_request_is_taken_whatever_its_size() -> None:
@@ -101,4 +104,4 @@ def test_one_request_is_taken_whatever_its_size() -> None:
 
 def test_requests_of_unknown_conversations_are_conversations_of_their_own() -> None:
     replayed = plan_replay([request(conversation=None) for _ in range(100)], WIDE)
-    assert [one.conversation for one in replayed] == list(reversed(range(64)))
+    assert [request.conversation for request in replayed] == list(reversed(range(64)))

@@ -67,7 +67,7 @@ async def test_a_variant_that_fails_to_start_has_its_cause_and_the_others_go_on(
     job = replace(job, specs=(broken(job.specs[0]), job.specs[1]))
     found = await measured(job)
     assert "no-such-flag" in (found.failure("broken") or "")
-    assert len([one for one in found.rounds("base") if one]) == 2
+    assert len([values for values in found.rounds("base") if values]) == 2
     assert found.rounds("broken") == (None, None)
 
 
@@ -117,14 +117,16 @@ async def test_what_was_measured_before_a_cancellation_is_kept(job: BenchJob) ->
     result = result_of(job, found, datetime.now(UTC), [], is_interrupted=True)
     assert (found.complete_rounds, result.rounds) == (0, 1)
     assert result.variants[0].values("generation.decode_rate")
-    assert [one.name for one in result.figures][:1] == ["generation.first_token"]
+    assert [figure.name for figure in result.figures][:1] == ["generation.first_token"]
     assert data(result)["is_interrupted"] is True
 
 
 def test_rounds_have_orders_of_their_own_and_a_seed_repeats_them(job: BenchJob) -> None:
-    names = [tuple(one.name for one in order(job.specs, 1, number)) for number in range(20)]
+    names = [tuple(spec.name for spec in order(job.specs, 1, number)) for number in range(20)]
     assert set(names) == {("plain", "base"), ("base", "plain")}
-    assert names == [tuple(one.name for one in order(job.specs, 1, number)) for number in range(20)]
+    assert names == [
+        tuple(spec.name for spec in order(job.specs, 1, number)) for number in range(20)
+    ]
 
 
 async def test_energy_is_that_of_a_thousand_tokens(job: BenchJob) -> None:
@@ -153,7 +155,7 @@ async def _outcome(tokens: int) -> Outcome:
 def test_comparisons_for_scripts_are_against_the_first_variant() -> None:
     found = data(made_up(1, 1.4))["comparisons"]
     assert isinstance(found, list)
-    assert {one["variant"] for one in found} == {"base"}
-    rate = next(one for one in found if one["figure"] == "concurrent.total_rate")
+    assert {entry["variant"] for entry in found} == {"base"}
+    rate = next(entry for entry in found if entry["figure"] == "concurrent.total_rate")
     assert rate["low"] < 1.4 < rate["high"]
     assert rate["verdict"].startswith("1.4")

@@ -72,7 +72,7 @@ async def test_a_variant_that_never_finishes_is_given_up_at_its_limit() -> None:
     search = machine.search(*SPACE)
     await search.run()
     assert machine.measured.count(SPACE[0].name) == 1
-    (trial,) = [one for one in search.trials if one.variant == SPACE[0]]
+    (trial,) = [trial for trial in search.trials if trial.variant == SPACE[0]]
     assert trial.failure == "it took longer than 17 s"
 
 

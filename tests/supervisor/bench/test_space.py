@@ -30,7 +30,7 @@ HERE = Situation(
 
 
 def values(found: tuple[Variant, ...], key: str) -> list[object]:
-    return [dict(one.flags)[key] for one in found if key in dict(one.flags)]
+    return [dict(entry.flags)[key] for entry in found if key in dict(entry.flags)]
 
 
 def test_threads_stay_within_the_machine() -> None:
@@ -44,8 +44,8 @@ def test_threads_stay_within_the_machine() -> None:
 def test_every_candidate_changes_something_once(goal: GoalName) -> None:
     found = candidates(goal, HERE)
     assert len(found) == len(set(found))
-    for one in found:
-        assert dict(one.flags).items() - HERE.chosen.items()
+    for entry in found:
+        assert dict(entry.flags).items() - HERE.chosen.items()
 
 
 def test_what_the_build_lacks_is_not_tried() -> None:
@@ -56,7 +56,11 @@ def test_what_the_build_lacks_is_not_tried() -> None:
 
 
 def test_slots_keep_their_context() -> None:
-    found = [dict(one.flags) for one in candidates("throughput", HERE) if one.axes == {"slots"}]
+    found = [
+        dict(candidate.flags)
+        for candidate in candidates("throughput", HERE)
+        if candidate.axes == {"slots"}
+    ]
     assert found == [
         {"parallel": 8, "ctx-size": 65536},
         {"parallel": 16, "ctx-size": 131072},
@@ -65,7 +69,7 @@ def test_slots_keep_their_context() -> None:
 
 
 def test_instances_share_the_cores_and_the_slots() -> None:
-    two, four = [one for one in candidates("throughput", HERE) if one.replicas]
+    two, four = [candidate for candidate in candidates("throughput", HERE) if candidate.replicas]
     assert dict(two.flags)["threads"] == 4
     assert (dict(four.flags)["parallel"], four.replicas) == (1, 4)
     assert two.name.endswith("2 instances")
@@ -89,9 +93,9 @@ def test_drafting_is_tried_with_a_draft_model_only() -> None:
 
 def test_variants_of_one_axis_are_not_combined() -> None:
     found = candidates("throughput", HERE)
-    threads = [one for one in found if one.axes == {"threads"}]
-    poll = next(one for one in found if one.axes == {"poll"})
-    two = next(one for one in found if one.replicas)
+    threads = [entry for entry in found if entry.axes == {"threads"}]
+    poll = next(entry for entry in found if entry.axes == {"poll"})
+    two = next(entry for entry in found if entry.replicas)
     assert combine_variants(threads[:2]) is None
     assert combine_variants([threads[0], two]) is None
     both = combine_variants([two, poll])

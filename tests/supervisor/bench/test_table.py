@@ -67,7 +67,7 @@ def test_values_of_a_failed_round_stay_in_pairs() -> None:
     doubled = [{"concurrent.total_rate": 200.0 * i} for i in range(1, 7)]
     with_gap = dataclasses.replace(
         full,
-        figures=tuple(one for one in full.figures if one.name == "concurrent.total_rate"),
+        figures=tuple(figure for figure in full.figures if figure.name == "concurrent.total_rate"),
         variants=(
             dataclasses.replace(base, rounds=tuple(grows)),
             dataclasses.replace(other, rounds=(*doubled[:2], None, *doubled[3:])),

@@ -60,7 +60,7 @@ def test_the_flags_of_a_variant_win(settings: Settings, where: Directories) -> N
 
 def test_a_profile_may_be_compared_with_itself(settings: Settings, where: Directories) -> None:
     found = choose(settings, where, "tiny", ["base", "plain", "base"])
-    assert [one.name for one in found] == ["base", "plain", "base (2)"]
+    assert [entry.name for entry in found] == ["base", "plain", "base (2)"]
     assert found[0].argv == found[2].argv
 
 

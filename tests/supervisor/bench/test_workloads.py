@@ -53,7 +53,7 @@ async def test_workloads_find_every_figure_that_they_list(generating: MeasuredEn
         if workload.for_embedding or workload.unavailable("tiny", generating.directories):
             continue
         outcome = await workload.run(generating, Random(1))
-        assert set(outcome.values) == {one.name for one in workload.figures}, workload.name
+        assert set(outcome.values) == {figure.name for figure in workload.figures}, workload.name
         assert all(value > 0 for value in outcome.values.values())
         assert outcome.tokens > 0
 
@@ -65,14 +65,14 @@ async def test_an_embedding_model_embeds(tmp_path: Path, runtime: Path) -> None:
     workload = WORKLOADS["embedding"]
     async with private_instance(plan, where) as one:
         outcome = await workload.run(measured(one, where), Random(1))
-    assert set(outcome.values) == {one.name for one in workload.figures}
+    assert set(outcome.values) == {figure.name for figure in workload.figures}
 
 
 async def test_a_conversation_computes_only_what_is_new(generating: MeasuredEngine) -> None:
     generating = replace(generating, sizes=replace(SIZES, system=400))
     named = await WORKLOADS["chat"].run(generating, Random(1))
     unnamed = await WORKLOADS["chat"].run(replace(generating, names_slots=False), Random(2))
-    computed, again = (one.values["chat.prompt_tokens"] for one in (named, unnamed))
+    computed, again = (case.values["chat.prompt_tokens"] for case in (named, unnamed))
     # With the system prompt of the first conversation, and without that of a turn before.
     assert computed < 0.6 * again
 
@@ -123,7 +123,7 @@ def test_the_smallest_context_and_the_fastest_variant_decide() -> None:
 
 def test_the_registry_names_workloads_and_figures_alike() -> None:
     assert isinstance(WORKLOADS, MappingProxyType)
-    figures = [figure for one in WORKLOADS.values() for figure in one.figures]
-    assert len({one.name for one in figures}) == len(figures)
+    figures = [figure for workload in WORKLOADS.values() for figure in workload.figures]
+    assert len({figure.name for figure in figures}) == len(figures)
     for name, workload in WORKLOADS.items():
-        assert {one.workload for one in workload.figures} == {name} == {workload.name}
+        assert {figure.workload for figure in workload.figures} == {name} == {workload.name}

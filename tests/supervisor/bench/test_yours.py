@@ -47,7 +47,7 @@ def record(engine: MeasuredEngine, requests: list[RecordedRequest]) -> None:
 async def test_sizes_are_exact_and_turns_go_on_in_the_cache(engine: MeasuredEngine) -> None:
     record(engine, [turn(1, 40), turn(2, 30), turn(1, 60), turn(2, 50), turn(1, 80)])
     outcome = await YOURS.run(engine, Random(1))
-    assert set(outcome.values) == {one.name for one in YOURS.figures}
+    assert set(outcome.values) == {figure.name for figure in YOURS.figures}
     # The first prompts of both, then what was new: 60 - 40 - 5 and so on; the engine computes the
     # last token of a prompt again, and one that it had not stored of an answer.
     computed = outcome.values["yours.prompt_tokens"]

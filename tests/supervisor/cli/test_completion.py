@@ -26,8 +26,8 @@ def completed(corral: CorralCli, words: str) -> list[str]:
         (
             "corral config set models.dull.res",
             [
-                f"models.dull.restart.{one}"
-                for one in (
+                f"models.dull.restart.{name}"
+                for name in (
                     "backoff_initial_s",
                     "backoff_max_s",
                     "failure_half_life_s",

@@ -59,7 +59,7 @@ def test_a_frame_fits_the_terminal(columns: int, rows: int) -> None:
 
 def test_the_selected_request_is_marked_and_listed() -> None:
     many = [request(f"r{number:03}", age_s=-float(number)) for number in range(100)]
-    ids = [one["id"] for one in many]
+    ids = [entry["id"] for entry in many]
     shown = lines(Sample(BUSY, many), view=View(selected="r080", ids=ids))
     assert [line.split()[:2] for line in shown if line.startswith(">")] == [[">", "r080"]]
 

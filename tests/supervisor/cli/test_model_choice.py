@@ -84,7 +84,10 @@ def test_projector_and_draft_come_along_unless_left_out(tmp_path: Path) -> None:
     files = {"m-Q8_0.gguf": model, "mmproj-F16.gguf": b"p" * 1000, "mtp-m-Q8_0.gguf": b"d" * 500}
     here = Machine(10**9)
     found = chosen(files, here)
-    assert [one.first.path for one in found.companions] == ["mmproj-F16.gguf", "mtp-m-Q8_0.gguf"]
+    assert [companion.first.path for companion in found.companions] == [
+        "mmproj-F16.gguf",
+        "mtp-m-Q8_0.gguf",
+    ]
     assert here.asked == [("m-Q8_0.gguf", 1000)]
     both = frozenset({FileKind.PROJECTOR, FileKind.DRAFT})
     assert chosen(files, here, left_out=both).companions == ()

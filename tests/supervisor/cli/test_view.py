@@ -19,7 +19,7 @@ def after(begun: View, *keys: str) -> View:
 
 
 def ids(requests: list[RequestStatus]) -> str:
-    return "".join(one["id"] for one in requests)
+    return "".join(request["id"] for request in requests)
 
 
 def test_requests_are_sorted_and_the_oldest_of_equal_ones_is_first() -> None:
@@ -55,7 +55,7 @@ def test_keys_move_the_selection_within_the_list() -> None:
 def test_a_selection_stays_with_its_request_and_moves_on_when_that_ends() -> None:
     begun = view("a", "b", "c", selected="b")
     sorted_otherwise = Sample(
-        STATUS, [request(one, age_s=age) for one, age in zip("cba", (9, 8, 7), strict=True)]
+        STATUS, [request(entry, age_s=age) for entry, age in zip("cba", (9, 8, 7), strict=True)]
     )
     assert with_sample(begun, sorted_otherwise).selected == "b"
     ended = Sample(STATUS, [request("a", age_s=2), request("c", age_s=1)])

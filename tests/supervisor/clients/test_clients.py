@@ -38,7 +38,7 @@ def files(name: str, facts: Facts = FACTS) -> list[FileSettings]:
 
 
 def values(name: str, facts: Facts = FACTS) -> dict[Any, Any]:
-    return {place: value for one in files(name, facts) for place, value in one.values.items()}
+    return {place: value for file in files(name, facts) for place, value in file.values.items()}
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -40,9 +40,9 @@ OWN = {
     FileFormat.ENV: "# mine\nOPENAI_API_KEY=secret\n",
 }
 FILES = [
-    pytest.param(one, id=f"{client.name}-{one.path.name}")
+    pytest.param(file, id=f"{client.name}-{file.path.name}")
     for client in CLIENTS
-    for one in client.files(FACTS, PLACES)
+    for file in client.files(FACTS, PLACES)
 ]
 
 

@@ -93,7 +93,8 @@ def test_a_way_through_a_text_is_refused() -> None:
 names = st.text("abc", min_size=1, max_size=2)
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 trees: st.SearchStrategy[Any] = st.recursive(
-    scalars, lambda one: st.lists(one, max_size=3) | st.dictionaries(names, one, max_size=3)
+    scalars,
+    lambda scalar: st.lists(scalar, max_size=3) | st.dictionaries(names, scalar, max_size=3),
 )
 objects = st.dictionaries(names, trees, max_size=4)
 
@@ -106,6 +107,6 @@ def test_what_is_added_is_there_and_what_is_removed_is_not(
     added = put_json(text, (name,), value)
     assert json.loads(added) == {**before, name: value}
     removed = json.loads(drop_json(added, (name,)))
-    assert removed == {key: one for key, one in before.items() if key != name}
+    assert removed == {key: entry for key, entry in before.items() if key != name}
     if name not in before and before:
         assert drop_json(added, (name,)) == text

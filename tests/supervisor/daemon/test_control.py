@@ -431,7 +431,7 @@ async def test_the_stream_of_a_host_ends_when_it_leaves(service: Service, path: 
 
     first, rest = await asyncio.to_thread(leave)
     assert first["host"]["api_key_file"] == "/run/desktop.key"
-    assert [one["event"]["name"] for one in rest[:-1]] == ["host.joined", "host.left"]
+    assert [entry["event"]["name"] for entry in rest[:-1]] == ["host.joined", "host.left"]
     assert "done" in rest[-1]
     assert not service.hosts.is_empty  # the one that started the daemon
 

@@ -62,7 +62,7 @@ def test_an_address_in_use_by_others_fails_and_our_own_does_not() -> None:
 
 
 def test_missing_directories_are_fine(where: Directories) -> None:
-    assert {one.level for one in check_directories(where)} == {"ok"}
+    assert {check_directory.level for check_directory in check_directories(where)} == {"ok"}
     assert not where.runtime.exists()
 
 

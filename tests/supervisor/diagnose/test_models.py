@@ -31,20 +31,20 @@ def plan(tiny_model: Path, engine: Engine, tmp_path_factory: pytest.TempPathFact
 
 def test_an_engine_that_runs_is_fine(engine: Engine) -> None:
     found = list(check_engine(engine))
-    assert {one.level for one in found} == {"ok"}
+    assert {entry.level for entry in found} == {"ok"}
     assert "10434" in found[0].text
 
 
 def test_an_engine_that_this_cpu_cannot_run_fails_with_a_fix(engine: Engine) -> None:
     doomed = replace(engine, warning="this CPU lacks x; pip install y", note=None)
-    (finding,) = [one for one in check_engine(doomed) if one.name == "cpu"]
+    (finding,) = [entry for entry in check_engine(doomed) if entry.name == "cpu"]
     assert (finding.level, finding.text) == ("fail", "this CPU lacks x")
     assert finding.fix == "pip install y"
 
 
 def test_devices_are_named(engine: Engine) -> None:
     with_gpu = replace(engine, devices=(Device("Vulkan0", "Some GPU", 8192),))
-    assert "Vulkan0: Some GPU, 8192 MiB" in [one.text for one in check_engine(with_gpu)]
+    assert "Vulkan0: Some GPU, 8192 MiB" in [entry.text for entry in check_engine(with_gpu)]
 
 
 def test_a_model_that_can_be_planned_is_fine(plan: Plan) -> None:
@@ -56,14 +56,14 @@ def test_a_model_that_can_be_planned_is_fine(plan: Plan) -> None:
 def test_a_warning_of_a_plan_is_reported_once(plan: Plan) -> None:
     poor = replace(plan, warnings=("too long; lower it", "of the engine"))
     poor = replace(poor, engine=replace(plan.engine, warning="of the engine"))
-    found = [one for one in check_plan(poor) if one.level == "warn"]
-    assert [(one.text, one.fix) for one in found] == [("too long", "lower it")]
+    found = [entry for entry in check_plan(poor) if entry.level == "warn"]
+    assert [(entry.text, entry.fix) for entry in found] == [("too long", "lower it")]
 
 
 def test_an_omitted_flag_is_reported(plan: Plan) -> None:
     poor = replace(plan, omitted=(PlanLine("prio", "2", "profile base", "not permitted"),))
     assert "runs without prio 2 (profile base): not permitted" in [
-        one.text for one in check_plan(poor)
+        entry.text for entry in check_plan(poor)
     ]
 
 

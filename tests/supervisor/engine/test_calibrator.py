@@ -91,7 +91,7 @@ class Replica:
                     return found
 
     def flag(self, name: str) -> str:
-        return next(one.value or "" for one in self.plan.lines if one.flag == name)
+        return next(line.value or "" for line in self.plan.lines if line.flag == name)
 
 
 @pytest.fixture(autouse=True)

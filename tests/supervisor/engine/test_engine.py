@@ -57,7 +57,7 @@ async def test_it_starts_serves_and_leaves_when_asked(real: LaunchOf) -> None:
         instance.stop()
         await instance.wait(DOWN)
     exits = [fields for name, fields in harness.events if name == "instance.exited"]
-    assert [(one["code"], one["signal"]) for one in exits] == [(0, None)]
+    assert [(ended["code"], ended["signal"]) for ended in exits] == [(0, None)]
 
 
 async def test_over_tcp_it_takes_any_port(real: LaunchOf) -> None:

@@ -82,7 +82,7 @@ async def test_an_old_build_without_child_mode_is_found_ready_and_stopped(runtim
         instance.stop()
         await instance.wait(DOWN)
     exits = [fields for name, fields in harness.events if name == "instance.exited"]
-    assert [(one["code"], one["signal"]) for one in exits] == [(0, None)]
+    assert [(ended["code"], ended["signal"]) for ended in exits] == [(0, None)]
 
 
 async def test_over_tcp_the_port_is_learnt_from_the_engine(runtime: Path) -> None:
@@ -206,7 +206,7 @@ async def test_crashes_close_together_end_in_failed_and_start_forgets_them(runti
         instance.start()
         assert (await instance.wait(UP)).failures == 0
     failed = [fields for name, fields in harness.events if name == "instance.failed"]
-    assert [one["log"] for one in failed] == [str(runtime / "chat.0.log")]
+    assert [entry["log"] for entry in failed] == [str(runtime / "chat.0.log")]
 
 
 async def test_a_permanent_cause_fails_at_once_and_is_in_the_log(runtime: Path) -> None:
@@ -483,7 +483,7 @@ async def test_a_requested_exit_is_not_a_failure(runtime: Path) -> None:
         instance.stop()
         await instance.wait(DOWN)
     exits = [fields for name, fields in harness.events if name == "instance.exited"]
-    assert [(one["signal"], one["fault"]) for one in exits] == [(signal.SIGTERM, False)]
+    assert [(ended["signal"], ended["fault"]) for ended in exits] == [(signal.SIGTERM, False)]
 
 
 async def test_a_deadline_missed_while_the_loop_was_blocked_is_not_a_failure(runtime: Path) -> None:

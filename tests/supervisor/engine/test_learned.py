@@ -46,9 +46,9 @@ def test_files_are_private_and_named_by_content_hash(
 ) -> None:
     name = learned.save("chat", body("../../etc"))
     path = tmp_path / "prompts" / "chat" / name
-    assert [path] == [one for one in tmp_path.rglob("*") if one.is_file()]
+    assert [path] == [path for path in tmp_path.rglob("*") if path.is_file()]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert {stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path.parent.parent)} == {
+    assert {stat.S_IMODE(case.stat().st_mode) for case in (path.parent, path.parent.parent)} == {
         0o700
     }
 

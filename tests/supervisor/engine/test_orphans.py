@@ -78,7 +78,7 @@ def test_an_engine_of_a_dead_daemon_is_ended_and_told(
         pids, events = reaped(runtime)
     assert pids == [pid]
     assert is_gone(pid)
-    assert [(one.name, one.fields["instance"], one.fields["pid"]) for one in events] == [
+    assert [(event.name, event.fields["instance"], event.fields["pid"]) for event in events] == [
         ("engine.orphan_killed", "chat.0", pid)
     ]
     assert reaped(runtime) == ([], [])

@@ -33,7 +33,7 @@ async def test_it_starts_again_at_once_while_less_can_be_tried(runtime: Path) ->
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP | ENDED)
-    assert [one.code for one in seen] == ["device_memory"] * 2
+    assert [entry.code for entry in seen] == ["device_memory"] * 2
     assert (facts.state, facts.run, facts.failures, facts.cause) == (State.READY, 3, 0, None)
     assert not {"backoff", "failed"}.intersection(harness.story)
 

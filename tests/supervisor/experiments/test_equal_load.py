@@ -15,7 +15,7 @@ conversations = st.lists(st.lists(st.integers(0, 3).map(lambda n: (float(n), n))
 
 
 def loads(picked: list[list[float]]) -> Counter[float]:
-    return Counter(value for one in picked for value in one)
+    return Counter(value for entry in picked for value in entry)
 
 
 @given(base=conversations, trial=conversations)

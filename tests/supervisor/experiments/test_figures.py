@@ -12,7 +12,7 @@ from supervisor.experiments.verdict import TrialFigures
 
 def test_values_are_grouped_by_conversation() -> None:
     requests = [request(1), request(1, first_token_ms=100.0), request(2, engine_decode_ms=800.0)]
-    side = finished(*(("trial", one) for one in requests)).sides["trial"]
+    side = finished(*(("trial", request) for request in requests)).sides["trial"]
     assert values(side.rates) == [[100.0, 100.0], [50.0]]
     assert values(side.first_tokens_s) == [[0.5, 0.1], [0.5]]
     assert side.requests == 3
@@ -20,7 +20,7 @@ def test_values_are_grouped_by_conversation() -> None:
 
 def test_a_request_without_a_conversation_is_one_of_its_own() -> None:
     requests = [request(None, request=name) for name in ("req_1", "req_2")]
-    assert len(finished(*(("base", one) for one in requests)).sides["base"].rates) == 2
+    assert len(finished(*(("base", request) for request in requests)).sides["base"].rates) == 2
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,16 @@ def recording(limits: CaptureLimits = LIMITS, **options: Any) -> tuple[Recording
     return Recording("chat", limits, clock, **options), clock
 
 
-def begin(one: Recording) -> Exchange:
-    return cast("Exchange", one.observe(CHAT))
+def begin(recording: Recording) -> Exchange:
+    return cast("Exchange", recording.observe(CHAT))
 
 
 def end(exchange: Exchange, failure: BaseException | None = None) -> None:
     exchange.end(AccessRecord("req_1", Timeline()), failure)
 
 
-async def lines_of(one: Recording) -> list[dict[str, Any]]:
-    async with aclosing(one.lines(b'{"type":"capture"}\n')) as lines:
+async def lines_of(recording: Recording) -> list[dict[str, Any]]:
+    async with aclosing(recording.lines(b'{"type":"capture"}\n')) as lines:
         return [orjson.loads(line) async for line in lines if line != b"\n"]
 
 

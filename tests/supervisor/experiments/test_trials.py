@@ -104,7 +104,7 @@ def test_requests_that_overlapped_are_counted(tmp_path: Path) -> None:
     trial = trials.of("chat")
     assert trial
     found = trial.figures.sides["trial"].first_tokens_s
-    assert [others for one in found for _, others in one] == [0, 1, 0, 1]
+    assert [others for entry in found for _, others in entry] == [0, 1, 0, 1]
 
 
 def test_a_model_without_a_trial_is_not_observed(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def make(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 def value(shop: LaunchPlanner, number: int, flag: str) -> str | None:
     lines = shop.plan_at(ReplicaId("chat", number)).lines
-    return next((one.value for one in lines if one.flag == flag), None)
+    return next((line.value for line in lines if line.flag == flag), None)
 
 
 def test_replicas_are_as_set_or_as_many_as_pay(make: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_planned_has_one_replica(make: Any, tmp_path: Pat
 
 def test_what_is_worked_out_follows_the_budget(make: Any) -> None:
     ample, tight = make(), make(budget="1 GiB")
-    less, more = (int(value(one, 0, "--cache-ram") or 0) for one in (tight, ample))
+    less, more = (int(value(case, 0, "--cache-ram") or 0) for case in (tight, ample))
     assert 0 < less < more
     assert tight.capacity(tight.engine()).host == GIB
 
@@ -172,7 +172,7 @@ def test_a_trial_is_one_more_replica_with_its_own_profile_and_flags(make: Any) -
 
 def test_only_the_trial_has_another_fingerprint(make: Any) -> None:
     profiles = ("low-memory", "speculative")
-    shops = [make(), *(make(trial={"profile": one, "share": 0.5}) for one in profiles)]
+    shops = [make(), *(make(trial={"profile": profile, "share": 0.5}) for profile in profiles)]
     base, trial = ReplicaId("chat", 0), ReplicaId("chat", 1)
     assert len({str(shop.fingerprint(base, engine())) for shop in shops}) == 1
     assert len({str(shop.fingerprint(trial, engine())) for shop in shops}) == 3
@@ -194,7 +194,8 @@ def test_a_model_and_its_trial_may_have_engines_of_their_own(
     used = [shop.plan_at(place).engine.path for place in shop.places.replicas_of("chat")]
     assert used == [Path("/opt/own/llama-server"), Path("/opt/new/llama-server")]
     own, tried = (
-        shop.fingerprint(one, shop.engine_at(one)) for one in shop.places.replicas_of("chat")
+        shop.fingerprint(replica, shop.engine_at(replica))
+        for replica in shop.places.replicas_of("chat")
     )
     assert (own.engine.path, tried.engine.path) == tuple(used)
     assert make().plan("chat").engine.path == engine().path

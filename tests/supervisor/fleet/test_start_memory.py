@@ -71,7 +71,9 @@ class Machine:
         return [replace(GPU, free_mib=free)]
 
     def reduced(self) -> list[tuple[object, object]]:
-        return [(one["key"], one["after"]) for name, one in self.events if name == "model.reduced"]
+        return [
+            (event["key"], event["after"]) for name, event in self.events if name == "model.reduced"
+        ]
 
 
 async def test_a_model_that_finds_its_memory_starts(tmp_path: Path) -> None:

@@ -69,13 +69,13 @@ candidates_ = st.lists(
         frees=bytes_,
     ),
     max_size=8,
-    unique_by=lambda one: one.name,
+    unique_by=lambda build: build.name,
 )
 
 
 def suffices(need: dict[str, int], free: dict[str, int], leaving: list[EvictionCandidate]) -> bool:
     return all(
-        wanted <= free.get(name, 0) + sum(one.frees.get(name, 0) for one in leaving)
+        wanted <= free.get(name, 0) + sum(lease.frees.get(name, 0) for lease in leaving)
         for name, wanted in need.items()
     )
 
@@ -88,18 +88,18 @@ def test_the_victims_are_enough_and_none_is_superfluous(
     if found is None:
         assert not suffices(required, free, candidates)
         return
-    leaving = [one for name in found for one in candidates if one.name == name]
-    assert sorted(leaving, key=lambda one: one.value) == leaving
+    leaving = [candidate for name in found for candidate in candidates if candidate.name == name]
+    assert sorted(leaving, key=lambda lease: lease.value) == leaving
     assert suffices(required, free, leaving)
     for spared in leaving:
-        assert not suffices(required, free, [one for one in leaving if one is not spared])
+        assert not suffices(required, free, [lease for lease in leaving if lease is not spared])
 
 
 @given(candidates=candidates_, required=st.integers(1, 40), idle_s=st.floats(0, 1e4))
 def test_of_models_of_one_size_the_least_valuable_are_unloaded(
     candidates: list[EvictionCandidate], required: int, idle_s: float
 ) -> None:
-    alike = [replace(one, frees={"host": 5}, idle_s=idle_s) for one in candidates]
+    alike = [replace(candidate, frees={"host": 5}, idle_s=idle_s) for candidate in candidates]
     found = choose_victims({"host": required}, {"host": 0}, alike)
-    in_order = tuple(one.name for one in sorted(alike, key=lambda one: one.value))
+    in_order = tuple(entry.name for entry in sorted(alike, key=lambda entry: entry.value))
     assert found is None or found == in_order[: len(found)]

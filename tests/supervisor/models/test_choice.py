@@ -18,7 +18,9 @@ def repository(files: dict[str, float]) -> Repository:
 
 
 def order(files: dict[str, float]) -> list[str]:
-    return [one.first.path for one in repository_module.rank_models(repository(files))]
+    return [
+        rank_model.first.path for rank_model in repository_module.rank_models(repository(files))
+    ]
 
 
 def named(files: dict[str, float], wanted: str) -> str:
@@ -30,7 +32,7 @@ def named(files: dict[str, float], wanted: str) -> str:
 def test_four_bits_come_first_then_more_then_less() -> None:
     sizes = {"IQ2_XS": 2.2, "Q3_K_M": 3.5, "Q4_K_S": 4.2, "Q4_K_M": 4.5, "Q4_0": 4.2}
     sizes |= {"Q5_K_M": 5.2, "Q8_0": 8, "BF16": 15}
-    found = order({f"m-{one}.gguf": gib for one, gib in sizes.items()})
+    found = order({f"m-{size}.gguf": gib for size, gib in sizes.items()})
     labels = [path.removeprefix("m-").removesuffix(".gguf") for path in found]
     assert labels == ["Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "BF16", "Q3_K_M", "IQ2_XS"]
 

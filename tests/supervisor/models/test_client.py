@@ -119,8 +119,8 @@ def test_offline_nothing_is_requested(
 
 
 def test_a_search_is_bounded(client: HubClient, hub: FakeHub) -> None:
-    hub.repositories |= {f"org/other-{one}": {} for one in range(9)}
-    assert [one.repo for one in client.search("MODEL", 5)] == [REPO]
+    hub.repositories |= {f"org/other-{number}": {} for number in range(9)}
+    assert [entry.repo for entry in client.search("MODEL", 5)] == [REPO]
     assert len(client.search("org", 5)) == 5
 
 
@@ -136,7 +136,7 @@ def test_a_header_is_read_without_its_weights(
     found = transfer.read([RemotePart(url, FILE, size_bytes)], client)
     local = metadata.read(path, cache_dir=tmp_path)
     same = ("architecture", "layers", "size_bytes", "tensor_bytes", "matrix_bytes", "ctx_train")
-    assert [getattr(found, one) for one in same] == [getattr(local, one) for one in same]
+    assert [getattr(found, entry) for entry in same] == [getattr(local, entry) for entry in same]
     # What the sockets of both sides hold comes too.
     assert hub.served_bytes[FILE] < size_bytes / 4
 

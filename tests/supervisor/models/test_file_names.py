@@ -65,11 +65,11 @@ def test_shards_are_put_together_in_order() -> None:
     groups = file_names.group(
         ["Q8_0/a-00002-of-00002.gguf", "Q8_0/a-00001-of-00002.gguf", "a-Q4_0.gguf"]
     )
-    assert [[one.path for one in each.files] for each in groups] == [
+    assert [[file.path for file in each.files] for each in groups] == [
         ["Q8_0/a-00001-of-00002.gguf", "Q8_0/a-00002-of-00002.gguf"],
         ["a-Q4_0.gguf"],
     ]
-    assert all(one.is_complete for one in groups)
+    assert all(group.is_complete for group in groups)
 
 
 def test_a_missing_shard_makes_a_model_incomplete() -> None:
@@ -78,7 +78,7 @@ def test_a_missing_shard_makes_a_model_incomplete() -> None:
 
 
 def test_the_nearest_projector_is_taken() -> None:
-    projectors = [f"small/mmproj-{one}.gguf" for one in ("BF16", "F16", "F32")]
+    projectors = [f"small/mmproj-{name}.gguf" for name in ("BF16", "F16", "F32")]
     groups = file_names.group(["big/mmproj-F16.gguf", *projectors, "small/m-Q4_K_M.gguf"])
     model = file_names.parse_file_name("small/m-Q4_K_M.gguf")
     assert model is not None

@@ -65,7 +65,7 @@ def test_words_that_name_none(word: str) -> None:
 
 def test_a_url_of_a_shard_means_all_of_them() -> None:
     wanted = UrlReference("https://x.test/a-00002-of-00003.gguf?k=1", "a-00002-of-00003.gguf")
-    assert [one.url for one in wanted.shards] == [
+    assert [shard.url for shard in wanted.shards] == [
         f"https://x.test/a-0000{number}-of-00003.gguf?k=1" for number in (1, 2, 3)
     ]
     alone = UrlReference("https://x.test/a.gguf", "a.gguf")

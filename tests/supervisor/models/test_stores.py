@@ -174,7 +174,7 @@ def test_a_second_model_of_a_name_gets_its_store_behind_it(tmp_path: Path, files
 
 def test_any_number_of_models_may_have_one_name() -> None:
     model = StoredModel("tiny", "lmstudio", Path("/m/tiny.gguf"), Path("/m"))
-    names = [one.name for one in give_unique_names([model] * 300, ())]
+    names = [name.name for name in give_unique_names([model] * 300, ())]
     assert names[:3] == ["tiny", "tiny@lmstudio", "tiny@lmstudio-2"]
     assert len(set(names)) == 300
 

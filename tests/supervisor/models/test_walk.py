@@ -54,7 +54,7 @@ def test_each_limit_is_noted(tree: Path, limits: Limits, seen: list[str], note: 
     seconds = itertools.count()
     walk = Walk(tree, limits, clock=lambda: float(next(seconds)))
     assert names(walk) == seen
-    assert any(note in one for one in walk.notes)
+    assert any(note in line for line in walk.notes)
 
 
 def test_a_link_into_a_closed_directory_is_no_directory(

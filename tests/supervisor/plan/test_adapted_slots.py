@@ -36,8 +36,8 @@ def planned(
 def test_each_of_more_slots_has_the_context_of_before() -> None:
     plan = planned(MORE)
     assert (plan.slots, plan.ctx_size) == (16, 16 * 8192)
-    assert {key: one.value for key, one in plan.adapted.items()} == {"parallel": 16}
-    (line,) = [one for one in plan.lines if one.flag == "--parallel"]
+    assert {key: entry.value for key, entry in plan.adapted.items()} == {"parallel": 16}
+    (line,) = [line for line in plan.lines if line.flag == "--parallel"]
     assert (line.value, line.origin, line.reason) == ("16", "demand", "8 requests waited")
 
 

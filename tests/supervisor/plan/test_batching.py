@@ -57,7 +57,7 @@ def planned(
 
 
 def line(plan: Plan, flag: str) -> PlanLine:
-    return next(one for one in plan.lines if one.flag == flag)
+    return next(line for line in plan.lines if line.flag == flag)
 
 
 def number(plan: Plan, flag: str) -> int:

@@ -86,7 +86,7 @@ def test_several_slots_of_a_model_share_one_cache() -> None:
     plan = planned({**MEAN, "parallel": 4, "kv-unified": False})
     assert chosen(plan, "parallel", "kv-unified") == (4, True)
     assert plan.memory_inputs.chosen["ubatch-size"] == plan.ctx_size
-    reason = next(one.reason for one in plan.lines if one.flag == "--kv-unified")
+    reason = next(line.reason for line in plan.lines if line.flag == "--kv-unified")
     assert "4 slots" in reason
 
 

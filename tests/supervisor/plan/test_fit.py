@@ -83,7 +83,11 @@ def test_a_smaller_cache_is_suggested_only_where_possible() -> None:
         (memory_inputs(model(key_length=80), ctx_size=262144), HAS),
         (memory_inputs(ctx_size=524288, cache_type_k="q8_0", cache_type_v="q8_0"), HAS),
     ):
-        assert not [one for one in suggestions(asked, has) if "cache-type-k" in one.flags]
+        assert not [
+            suggestion
+            for suggestion in suggestions(asked, has)
+            if "cache-type-k" in suggestion.flags
+        ]
 
 
 def test_weights_that_are_too_large_have_no_suggestion() -> None:

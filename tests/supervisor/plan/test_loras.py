@@ -102,7 +102,7 @@ def test_paths_start_at_the_settings_file_and_names_are_taken(where: Path) -> No
     file.write_text(text + 'poet = { path = "poet.gguf", scale = 0.5 }\n')
     loaded = load(file, config_dir=where)
     entry = FixedPlanner(loaded.settings, Directories(*[where] * 5)).entry("m")
-    assert [(one.name, one.path.parent, one.scale) for one in entry.loras] == [
+    assert [(lora.name, lora.path.parent, lora.scale) for lora in entry.loras] == [
         ("legal", where, 1.0),
         ("poet", where, 0.5),
     ]

@@ -56,7 +56,7 @@ def planned(
 
 
 def line(plan: Plan, flag: str) -> PlanLine:
-    return next(one for one in plan.lines if one.flag == flag)
+    return next(line for line in plan.lines if line.flag == flag)
 
 
 def value(plan: Plan, flag: str) -> str | None:
@@ -64,7 +64,7 @@ def value(plan: Plan, flag: str) -> str | None:
 
 
 def omitted(plan: Plan) -> dict[str, str]:
-    return {one.flag: one.reason for one in plan.omitted}
+    return {line.flag: line.reason for line in plan.omitted}
 
 
 # Laws
@@ -79,16 +79,16 @@ def test_every_planned_flag_exists_in_the_build(
 ) -> None:
     plan = planned(profile, on=engine(build, *devices), draft=draft)
     known = flags(build)
-    for one in plan.lines:
-        flag = known.find(one.flag)
+    for line in plan.lines:
+        flag = known.find(line.flag)
         assert flag
-        assert one.flag in flag.names
+        assert line.flag in flag.names
         assert flag.is_usable
-        assert (one.value is None) if flag.kind == "switch" else True
-    spelled = [one.flag for one in plan.lines]
+        assert (line.value is None) if flag.kind == "switch" else True
+    spelled = [line.flag for line in plan.lines]
     assert len(spelled) == len(set(spelled))
-    assert all(one.origin for one in plan.lines)
-    assert all(one.reason for one in plan.omitted)
+    assert all(line.origin for line in plan.lines)
+    assert all(line.reason for line in plan.omitted)
 
 
 @pytest.mark.parametrize("build", recorded_builds())
@@ -146,7 +146,7 @@ def test_an_engine_has_its_web_ui_where_browsers_get_it() -> None:
 def test_unsupported_defaults_are_omitted_silently() -> None:
     plan = planned(on=engine("b6324"))
     assert "--cors-origins" not in omitted(plan)
-    assert "--no-webui" in [one.flag for one in plan.lines]
+    assert "--no-webui" in [line.flag for line in plan.lines]
 
 
 # Derived values
@@ -317,7 +317,7 @@ def test_a_draft_can_be_set_as_a_flag() -> None:
 
 def test_without_a_draft_ngrams_are_used() -> None:
     assert value(planned("speculative"), "--spec-type") == "ngram-mod"
-    assert not [one for one in planned().lines if "spec" in one.flag]
+    assert not [line for line in planned().lines if "spec" in line.flag]
 
 
 def test_layers_of_the_models_own_draft() -> None:
@@ -330,7 +330,7 @@ def test_layers_of_the_models_own_draft() -> None:
     without = line(planned("speculative", of=own, on=engine("b9109")), "--spec-type")
     assert without.value == "ngram-mod"
     assert without.reason.startswith("this build cannot draft with the model's own layers;")
-    assert not [one for one in planned(of=own).lines if "spec" in one.flag]
+    assert not [line for line in planned(of=own).lines if "spec" in line.flag]
 
 
 def test_draft_heads_beside_the_model_draft() -> None:
@@ -372,7 +372,7 @@ def test_a_missing_draft_is_omitted_with_a_reason() -> None:
     """Seed 002: a missing draft model."""
     plan = planned(draft_reason="nothing smaller lies there")
     assert omitted(plan)["--spec-draft-model"] == "nothing smaller lies there"
-    assert not [one for one in plan.lines if "spec" in one.flag]
+    assert not [line for line in plan.lines if "spec" in line.flag]
 
 
 # Warnings and sockets

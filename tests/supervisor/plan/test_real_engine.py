@@ -87,6 +87,6 @@ def test_it_starts_with_every_profile(engine: Engine, tiny: metadata.Gguf, profi
 
 def test_it_starts_with_the_flags_of_an_older_build(engine: Engine, tiny: metadata.Gguf) -> None:
     plan = plan_of(engine, tiny, flags={**OLD_FLAGS, "model-draft": str(tiny.path)})
-    assert "--defrag-thold" in [one.flag for one in plan.omitted]
-    assert "--load-mode" in [one.flag for one in plan.lines]
+    assert "--defrag-thold" in [line.flag for line in plan.omitted]
+    assert "--load-mode" in [line.flag for line in plan.lines]
     assert serves(plan)

@@ -49,20 +49,25 @@ def test_a_shorter_context_a_quantised_cache_and_fewer_layers_are_tried_once_eac
 
 
 def test_what_the_user_set_is_never_changed() -> None:
-    assert [one.kind for one in ladder(on_device(), frozenset({"ctx-size"}))] == ["cache", "layers"]
+    assert [entry.kind for entry in ladder(on_device(), frozenset({"ctx-size"}))] == [
+        "cache",
+        "layers",
+    ]
     kept = frozenset({"ctx-size", "cache-type-v", "gpu-layers"})
     assert ladder(on_device(), kept) == []
 
 
 def test_a_quantised_cache_is_no_second_time_quantised() -> None:
     asked = on_device(cache_type_k="q8_0", cache_type_v="q8_0")
-    assert [one.kind for one in ladder(asked)] == ["context", "layers"]
+    assert [request.kind for request in ladder(asked)] == ["context", "layers"]
 
 
 def test_of_one_kind_the_least_that_suffices_is_given_up() -> None:
     asked = on_device()
     third = estimate(apply_flags(asked, {"ctx-size": 8192})).devices["Vulkan0"].at_start
-    found = next_reduction(asked, (), NOTHING, lambda one: one.devices["Vulkan0"].at_start > third)
+    found = next_reduction(
+        asked, (), NOTHING, lambda request: request.devices["Vulkan0"].at_start > third
+    )
     assert found
     assert found.flags == {"ctx-size": 8192}
 
@@ -78,4 +83,4 @@ def test_where_nothing_suffices_all_of_it_is_given_up() -> None:
 
 def test_without_a_device_there_are_no_layers_to_take_from_it() -> None:
     asked = MemoryInputs(model(), {"ctx-size": 8192, "cache-type-k": "q8_0"}, engine())
-    assert "layers" not in [one.kind for one in ladder(asked)]
+    assert "layers" not in [request.kind for request in ladder(asked)]

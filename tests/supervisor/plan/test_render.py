@@ -14,7 +14,7 @@ def rendered(build: str, **settings: FlagValue) -> str:
     found = render(dict(canonical(name, value, known) for name, value in settings.items()), known)
     words = [word for line in found.lines for word in (line.flag, line.value) if word is not None]
     return " ".join(
-        [*words, *(["|", *(one.key for one in found.omitted)] if found.omitted else [])]
+        [*words, *(["|", *(line.key for line in found.omitted)] if found.omitted else [])]
     )
 
 

@@ -24,7 +24,7 @@ LARGE = model(tensor_bytes=12 * GIB, embedding_bytes=GIB, matrix_bytes=())
 
 def worker(name: str, *mib: int, here: bool = False) -> RpcWorker:
     address = f"10.0.0.{len(name)}:50052"
-    devices = (Device("RPC", address, one, is_main_memory=here) for one in mib)
+    devices = (Device("RPC", address, entry, is_main_memory=here) for entry in mib)
     return RpcWorker(name, address, tuple(devices))
 
 
@@ -37,7 +37,7 @@ def planned(
 
 
 def options(plan: Plan) -> dict[str, str | None]:
-    return {one.flag: one.value for one in plan.lines}
+    return {line.flag: line.value for line in plan.lines}
 
 
 def test_seed_000_all_layers_go_to_the_workers_in_their_order() -> None:
@@ -47,7 +47,7 @@ def test_seed_000_all_layers_go_to_the_workers_in_their_order() -> None:
     assert found["--tensor-split"] == "1,1"
     assert found["--gpu-layers"] == "all"
     assert found["--fit"] == "off"
-    (line,) = [one for one in plan.lines if one.flag == "--rpc"]
+    (line,) = [line for line in plan.lines if line.flag == "--rpc"]
     assert line.origin == "workers a, bb"
 
 

@@ -63,7 +63,7 @@ class Kept:
         self.events.emit("request.finished", **(REQUEST | {"request": request_id} | changed))
 
     def warnings(self) -> list[str]:
-        return [one.name for one in self.emitted if one.name.startswith("history.")]
+        return [event.name for event in self.emitted if event.name.startswith("history.")]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def kept(tmp_path: Path) -> Kept:
 
 
 async def ids(history: History, **query: Any) -> list[object]:
-    return [one["id"] for one in await history.requests(HistoryQuery(**query))]
+    return [request["id"] for request in await history.requests(HistoryQuery(**query))]
 
 
 async def one(history: History, request_id: str = "a") -> StoredRequest:

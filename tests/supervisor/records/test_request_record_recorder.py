@@ -59,7 +59,7 @@ class Recording:
         self.events.emit("request.finished", **(REQUEST | changed))
 
     def warnings(self) -> list[str]:
-        return [one.name for one in self.emitted if one.name == "requests.record_failed"]
+        return [event.name for event in self.emitted if event.name == "requests.record_failed"]
 
     async def received(self) -> None:
         """Let the recorder take all events so far, which needs a turn of the loop for each."""

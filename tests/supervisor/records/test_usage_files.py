@@ -27,7 +27,7 @@ def opened(root: Path) -> Journal:
 
 def written(root: Path, *accounts: Account) -> Journal:
     journal = opened(root)
-    assert [journal.write(one, ONE) for one in accounts] == [None] * len(accounts)
+    assert [journal.write(account, ONE) for account in accounts] == [None] * len(accounts)
     return journal
 
 
@@ -39,7 +39,7 @@ def test_the_sums_are_the_same_before_and_after_they_are_folded(tmp_path: Path) 
     assert journal.fold() == []
     assert read_all(tmp_path / "usage") == expected
     journal.close()
-    assert sorted(one.name for one in (tmp_path / "usage").glob("*.json*")) == [
+    assert sorted(path.name for path in (tmp_path / "usage").glob("*.json*")) == [
         "2026-10.json",
         "2026-11.json",
     ]

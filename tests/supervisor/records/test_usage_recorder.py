@@ -67,7 +67,8 @@ class Recorded:
     def tokens(self) -> dict[str, tuple[int, int, int]]:
         found = self.usage().items()
         return {
-            key: (one.prompt_tokens, one.cached_tokens, one.generated_tokens) for key, one in found
+            key: (entry.prompt_tokens, entry.cached_tokens, entry.generated_tokens)
+            for key, entry in found
         }
 
 

@@ -33,7 +33,7 @@ def shard(
 def suggested(*shards: Shard) -> tuple[int, ...]:
     found = decide(shards, CONFIG)
     assert isinstance(found, Rebalance)
-    assert [name for name, _ in found.suggested_assignments] == [one.name for one in shards]
+    assert [name for name, _ in found.suggested_assignments] == [shard.name for shard in shards]
     return tuple(count for _, count in found.suggested_assignments)
 
 
@@ -92,13 +92,14 @@ def shards(draw: st.DrawFn) -> list[Shard]:
 @given(shards())
 def test_any_suggestion_is_complete_and_within_limits(found: list[Shard]) -> None:
     """seed 000: exact total, at least one layer each, memory, and the same answer again"""
-    if not any(one.per_layer_us for one in found):
+    if not any(entry.per_layer_us for entry in found):
         return
     layers = suggested_layers(found)
-    assert sum(layers) == sum(one.layers for one in found)
+    assert sum(layers) == sum(entry.layers for entry in found)
     assert all(count >= 1 for count in layers)
     assert all(
-        count <= max(one.layers, one.layers_max) for count, one in zip(layers, found, strict=True)
+        count <= max(entry.layers, entry.layers_max)
+        for count, entry in zip(layers, found, strict=True)
     )
     assert layers == suggested_layers(found)
 
@@ -121,7 +122,7 @@ def test_any_suggestion_is_worth_a_reload(found: list[Shard]) -> None:
     ],
 )
 def test_largest_remainders(quotas: Sequence[float], expected: tuple[int, ...]) -> None:
-    assert apportion(3, [Share(one, 1, 100) for one in quotas]) == expected
+    assert apportion(3, [Share(quota, 1, 100) for quota in quotas]) == expected
 
 
 def test_limits_that_do_not_allow_the_total_are_an_error() -> None:

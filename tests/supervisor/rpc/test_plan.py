@@ -36,7 +36,7 @@ def planned(*workers: RpcWorker, split: str | None = None, **flags: FlagValue) -
 
 
 def layers(plan: Plan) -> list[int]:
-    return [one.layers for one in shard_plans(plan, ADDRESSES)]
+    return [shard.layers for shard in shard_plans(plan, ADDRESSES)]
 
 
 def test_a_split_gives_each_worker_its_layers_and_the_last_one_the_output() -> None:

@@ -52,4 +52,4 @@ def test_all_devices_of_a_worker_are_found() -> None:
         "  RPC0: 127.0.0.1:7 (8192 MiB, 8000 MiB free)\n"
         "  RPC1: 127.0.0.1:7 (4096 MiB, 4000 MiB free)\n"
     )
-    assert [one.total_mib for one in found_devices(at(7), output)] == [8192, 4096]
+    assert [found_device.total_mib for found_device in found_devices(at(7), output)] == [8192, 4096]

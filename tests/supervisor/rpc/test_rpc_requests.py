@@ -20,7 +20,7 @@ def request(command: int, data: bytes = b"") -> bytes:
 def test_every_compute_command_is_counted_once(
     commands: list[tuple[int, bytes]], cuts: list[int]
 ) -> None:
-    stream = b"".join(request(*one) for one in commands)
+    stream = b"".join(request(*command) for command in commands)
     bounds = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     reader = RequestReader()
     found = sum(reader.feed(stream[start:end]) for start, end in pairwise(bounds))

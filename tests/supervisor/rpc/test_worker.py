@@ -69,7 +69,7 @@ async def test_a_worker_serves_and_ends_with_its_supervisor(engine: Engine, tmp_
         found = await worker.wait_settled()
         assert found.state == "ready"
         assert found.pid
-        assert sum(one.total_mib for one in found.devices) > 0
+        assert sum(device.total_mib for device in found.devices) > 0
         assert not worker.is_used
     assert is_gone(found.pid)
     (ready,) = served.emitted("worker.ready")

@@ -18,9 +18,9 @@ def listening() -> Iterator[socket.socket]:
         yield found
 
 
-def passed(monkeypatch: pytest.MonkeyPatch, one: socket.socket) -> dict[str, str]:
+def passed(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> dict[str, str]:
     """Pass a copy of a socket; return the variables that say so."""
-    copy = os.dup(one.fileno())
+    copy = os.dup(listener.fileno())
     os.set_inheritable(copy, True)  # noqa: FBT003 (positional only)
     monkeypatch.setattr(notifier, "_FIRST", copy)
     return {"LISTEN_PID": str(PID), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}

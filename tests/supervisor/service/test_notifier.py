@@ -85,7 +85,7 @@ def test_a_reload_ends_with_ready(systemd: NotifyPeer) -> None:
     notifier.note_start()
     with notifier.reloading(), notifier.reloading():
         pass
-    first, second, third, *_, last = [one for one in systemd.arrived() if "STATUS" not in one]
+    first, second, third, *_, last = [entry for entry in systemd.arrived() if "STATUS" not in entry]
     assert first == last == {"READY": "1"}
     assert second["RELOADING"] == third["RELOADING"] == "1"
     assert int(second["MONOTONIC_USEC"]) <= int(third["MONOTONIC_USEC"])
@@ -126,5 +126,5 @@ async def test_the_time_limit_is_extended_only_while_something_takes_long(
         notifier.note_stop()
         await asyncio.to_thread(systemd.until_has, "STOPPING")
         await asyncio.to_thread(
-            systemd.until, lambda one: {"WATCHDOG", "EXTEND_TIMEOUT_USEC"} <= one.keys()
+            systemd.until, lambda entry: {"WATCHDOG", "EXTEND_TIMEOUT_USEC"} <= entry.keys()
         )

@@ -21,11 +21,13 @@ class Told:
 
     def state(self, *after: str, instance: str = "chat.0") -> list[tuple[str, str | None]]:
         found = [
-            self.observe("instance.state_changed", instance=instance, model="chat", after=one)
-            for one in after
+            self.observe("instance.state_changed", instance=instance, model="chat", after=entry)
+            for entry in after
         ]
         return [
-            (one.event, one.cause.code if one.cause else None) for one in found if one is not None
+            (entry.event, entry.cause.code if entry.cause else None)
+            for entry in found
+            if entry is not None
         ]
 
     def observe(self, name: str, **fields: object) -> HookEvent | None:

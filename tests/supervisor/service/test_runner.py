@@ -21,8 +21,8 @@ def job(model: str, *commands: tuple[str, ...], cwd: Path = Path("/")) -> HookJo
 def test_jobs_for_one_model_wait_for_each_other_and_others_do_not() -> None:
     queue = JobQueue()
     first, second, other = job("a", ("1",)), job("a", ("2",)), job("b", ("3",))
-    for one in (first, second, other):
-        assert queue.add(one)
+    for case in (first, second, other):
+        assert queue.add(case)
     assert [queue.begin(), queue.begin(), queue.begin()] == [first, other, None]
     queue.end(first)
     assert queue.begin() == second
@@ -51,7 +51,8 @@ class Running:
 
     def told(self) -> list[tuple[str, object]]:
         return [
-            (one.name, one.fields.get("reason") or one.fields.get("count")) for one in self.emitted
+            (event.name, event.fields.get("reason") or event.fields.get("count"))
+            for event in self.emitted
         ]
 
 

@@ -88,4 +88,4 @@ def test_paths_that_the_service_reads_are_known() -> None:
     }
     found = facts(models={"a": model}, engine="/opt/llama-server").read_paths
     named = ("/srv/d.gguf", "/srv/p.txt", "/opt/own/llama-server", "/opt/llama-server")
-    assert {Path(one) for one in named} <= {*found}
+    assert {Path(entry) for entry in named} <= {*found}

@@ -114,7 +114,7 @@ def test_invalid_settings_are_refused_and_nothing_changes(
     assert message in caught.value.message
     assert "nothing was changed" in str(caught.value.hint)
     assert path.read_text("utf-8") == TEXT
-    assert [one.name for one in home.iterdir()] == ["corral.toml"]
+    assert [path.name for path in home.iterdir()] == ["corral.toml"]
 
 
 def test_a_file_is_not_made_for_an_invalid_value(home: Path) -> None:

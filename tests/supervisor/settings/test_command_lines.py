@@ -90,11 +90,13 @@ def planned(made: ConvertedModel, text: str) -> tuple[set[Meaning], dict[str, st
     entry = ModelEntry(made.name, Path("/m.gguf"), flags=settings.flags, args=settings.args)
     base = load("base", (shipped_directory("profiles"),))
     plan = make_plan(entry, base, engine(NEWEST, *DEVICES), model(), machine(), instances=1)
-    have = {meaning(*one) for one in options(plan.argv(host="/a.sock", port=None)[1:])}
+    have = {meaning(*option) for option in options(plan.argv(host="/a.sock", port=None)[1:])}
     return have, {line.flag: line.reason for line in plan.omitted}
 
 
-@pytest.mark.parametrize("line", LINES, ids=[f"{i} {one['source']}" for i, one in enumerate(LINES)])
+@pytest.mark.parametrize(
+    "line", LINES, ids=[f"{i} {line['source']}" for i, line in enumerate(LINES)]
+)
 def test_a_published_command_line_means_the_same(line: dict[str, Any]) -> None:
     found, made = imported(line)
     have, unplanned = planned(made, render(found))
@@ -105,7 +107,7 @@ def test_a_published_command_line_means_the_same(line: dict[str, Any]) -> None:
         if key in ELSEWHERE or (key, typed) in have:
             continue
         if newer := line.get("becomes", {}).get(name):
-            assert any(one == newer and (value is None or float(value) == v) for one, v in have)
+            assert any(entry == newer and (value is None or float(value) == v) for entry, v in have)
             continue
         lost.append(name)
         assert any(sentence.startswith((name, f"{key} = ", f"--{key}")) for sentence in sentences)

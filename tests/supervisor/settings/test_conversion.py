@@ -147,8 +147,8 @@ def test_the_unified_program_and_wrappers_are_llama_server_too() -> None:
 
 def test_what_a_command_cannot_keep_is_named_apart_from_what_is_to_be_known() -> None:
     (model,) = converted("llama-server -m a.gguf --wat 3 -c 10 stray").models
-    assert [one.partition(":")[0] for one in model.omitted] == ["--wat 3", "stray"]
-    assert [one.partition(":")[0] for one in model.notes] == ["slots"]
+    assert [line.partition(":")[0] for line in model.omitted] == ["--wat 3", "stray"]
+    assert [note.partition(":")[0] for note in model.notes] == ["slots"]
     text = render(converted("llama-server -m a.gguf -c 10"))
     assert "# Note: slots: ctx-size is divided among them" in text
     assert "Not taken over" not in text
@@ -274,7 +274,7 @@ def test_a_script() -> None:
         },
         "b-2": {"path": "/srv/llama.cpp/b.gguf"},
     }
-    assert [one.partition(":")[0] for one in found.models[0].omitted] == [
+    assert [line.partition(":")[0] for line in found.models[0].omitted] == [
         "CUDA_VISIBLE_DEVICES",
         "taskset -c 0-7",
     ]
@@ -325,7 +325,9 @@ def test_a_name_of_llama_swap_that_models_cannot_have() -> None:
 
 
 def test_macros_that_grow_without_end_are_refused() -> None:
-    macros = "".join(f"  m{one}: '${{m{one - 1}}}${{m{one - 1}}}'\n" for one in range(1, 40))
+    macros = "".join(
+        f"  m{number}: '${{m{number - 1}}}${{m{number - 1}}}'\n" for number in range(1, 40)
+    )
     with pytest.raises(SettingsInvalid, match="makes a text longer than"):
         converted(f"macros:\n  m0: x\n{macros}models:\n  a: {{cmd: '${{m39}}'}}\n")
 
@@ -360,8 +362,8 @@ def test_a_modelfile() -> None:
         }
     }
     (model,) = converted(MODELFILE).models
-    assert [one.split(":")[0] for one in model.omitted] == ["no equivalent", "TEMPLATE", "SYSTEM"]
-    assert [one.split(":")[0] for one in model.notes] == ["stop counts for requests of NAME"]
+    assert [line.split(":")[0] for line in model.omitted] == ["no equivalent", "TEMPLATE", "SYSTEM"]
+    assert [note.split(":")[0] for note in model.notes] == ["stop counts for requests of NAME"]
 
 
 @pytest.mark.parametrize(

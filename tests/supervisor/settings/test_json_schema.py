@@ -50,6 +50,6 @@ def test_a_size_is_a_number_or_a_text() -> None:
 
 def test_every_setting_has_a_description() -> None:
     found = settings_reference()
-    assert [one.key for one in found if not one.description] == []
-    one = next(one for one in found if one.key == ("models", "NAME", "replicas"))
+    assert [entry.key for entry in found if not entry.description] == []
+    one = next(entry for entry in found if entry.key == ("models", "NAME", "replicas"))
     assert (one.kind, one.default, one.limits) == ('integer or "auto"', 1, "at least 1, at most 64")

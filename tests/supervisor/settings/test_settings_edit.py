@@ -59,8 +59,8 @@ max_tokens = 20
 @pytest.mark.parametrize("text", [TABLES, INLINE, DOTTED, ENGINE, FIRST])
 def test_an_applied_trial_becomes_the_models_own(text: str) -> None:
     before, after = (
-        tomllib.loads(one)["models"]["chat"]
-        for one in (text, without_trial(text, "chat", is_applied=True).text)
+        tomllib.loads(case)["models"]["chat"]
+        for case in (text, without_trial(text, "chat", is_applied=True).text)
     )
     trial = before.pop("trial")
     wanted = before | {name: trial[name] for name in ("profile", "engine") if name in trial}

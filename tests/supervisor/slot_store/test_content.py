@@ -60,16 +60,16 @@ def put(store: SlotStore, first: int = 1000) -> Manifest:
     return found
 
 
-def path_of(store: SlotStore, one: Manifest) -> Path:
-    return store.root / "kept" / one.model / f"{one.name}.slot"
+def path_of(store: SlotStore, manifest: Manifest) -> Path:
+    return store.root / "kept" / manifest.model / f"{manifest.name}.slot"
 
 
 def persistence_of(store: SlotStore) -> SlotPersistence:
     return SlotPersistence(store, is_on=True, budget=PLENTY, timeout_s=1.0)
 
 
-def taken(store: SlotStore, one: Manifest) -> bytes:
-    link = store.check_out(one, store.spool("chat.0"), one.identity)
+def taken(store: SlotStore, manifest: Manifest) -> bytes:
+    link = store.check_out(manifest, store.spool("chat.0"), manifest.identity)
     found = link.read_bytes()
     link.unlink()
     return found
@@ -95,7 +95,7 @@ def test_older_keys_still_decrypt_and_files_without_a_key_are_taken(tmp_path: Pa
     plain = put(store_with(tmp_path, PLAIN), 1000)
     old = put(store_with(tmp_path, content(OLD)), 2000)
     store = store_with(tmp_path, content(NEW, OLD))
-    assert all(taken(store, one) for one in (plain, old))
+    assert all(taken(store, case) for case in (plain, old))
     assert put(store, 3000).key_id == NEW.id
 
 

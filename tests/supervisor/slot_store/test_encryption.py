@@ -60,7 +60,7 @@ def test_nothing_of_the_content_shows_and_no_two_are_equal(tmp_path: Path) -> No
     plain = b"the same words " * 20
     found = [encrypted(tmp_path, plain).read_bytes() for _ in range(2)]
     assert found[0][HEAD:] != found[1][HEAD:]
-    assert not any(b"words" in one for one in found)
+    assert not any(b"words" in entry for entry in found)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -16,7 +16,7 @@ PREFIX = ConversationFingerprint((), tuple(range(30))).to_ascii()
 
 
 def evicted(kept: list[CataloguedFile], budget: DiskBudget = BUDGET) -> set[str]:
-    return {one.file.name for one in to_evict(kept, budget, NOW)}
+    return {entry.file.name for entry in to_evict(kept, budget, NOW)}
 
 
 def test_what_was_used_longest_ago_leaves_first() -> None:

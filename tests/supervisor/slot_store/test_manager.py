@@ -42,8 +42,8 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def file_of(harness: FleetHarness, one: Manifest) -> Path:
-    return harness.store.root / "kept" / one.model / f"{one.name}.slot"
+def file_of(harness: FleetHarness, manifest: Manifest) -> Path:
+    return harness.store.root / "kept" / manifest.model / f"{manifest.name}.slot"
 
 
 async def test_a_conversation_continues_after_a_restart_with_the_same_text(
@@ -60,7 +60,7 @@ async def test_a_conversation_continues_after_a_restart_with_the_same_text(
         said, timings = await again.ask(messages)
     assert said == expected
     assert timings["cache_n"] >= kept.tokens - 20
-    assert [one["tokens"] for one in again.emitted("slots.restored")] == [kept.tokens]
+    assert [event["tokens"] for event in again.emitted("slots.restored")] == [kept.tokens]
 
 
 async def test_an_unused_restored_slot_is_not_saved_again(tiny_model: Path, runtime: Path) -> None:
@@ -83,7 +83,7 @@ async def test_two_conversations_are_restored_into_two_slots(
         for messages in turns:
             _, timings = await harness.ask(messages)
             assert timings["cache_n"] > 256
-    assert [one["slots"] for one in harness.emitted("slots.restored")] == [2]
+    assert [event["slots"] for event in harness.emitted("slots.restored")] == [2]
 
 
 async def test_of_two_states_of_one_conversation_the_longer_is_kept(
@@ -113,27 +113,27 @@ async def test_files_are_private_and_have_random_names(tiny_model: Path, runtime
 
 
 def cut(share: float) -> Harm:
-    def harm(harness: FleetHarness, one: Manifest) -> None:
-        os.truncate(file_of(harness, one), int(one.size_bytes * share))
+    def harm(harness: FleetHarness, manifest: Manifest) -> None:
+        os.truncate(file_of(harness, manifest), int(manifest.size_bytes * share))
 
     return harm
 
 
-def flip(harness: FleetHarness, one: Manifest) -> None:
-    with file_of(harness, one).open("r+b") as file:
-        file.seek(one.size_bytes // 2)
+def flip(harness: FleetHarness, manifest: Manifest) -> None:
+    with file_of(harness, manifest).open("r+b") as file:
+        file.seek(manifest.size_bytes // 2)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
 
 
-def alter_manifest(harness: FleetHarness, one: Manifest) -> None:
-    path = file_of(harness, one).with_suffix(".json")
-    path.write_text(dump(one).replace('"tokens": ', '"tokens": 1'))
+def alter_manifest(harness: FleetHarness, manifest: Manifest) -> None:
+    path = file_of(harness, manifest).with_suffix(".json")
+    path.write_text(dump(manifest).replace('"tokens": ', '"tokens": 1'))
 
 
-def lose_file(harness: FleetHarness, one: Manifest) -> None:
-    file_of(harness, one).unlink()
+def lose_file(harness: FleetHarness, manifest: Manifest) -> None:
+    file_of(harness, manifest).unlink()
 
 
 @pytest.mark.parametrize(
@@ -496,7 +496,7 @@ async def test_every_restored_slot_is_used(
         turns = [await harness.converse(f"{number} ") for number in range(flags["parallel"])]
     async with harness.up():
         found = harness.replica.slots.restored_slots(harness.replica.instance.snapshot().run)
-        order = sorted(found, key=lambda one: one.fingerprint.turn_hashes)
-        for messages, one in zip(turns, order, strict=True):
-            _, timings = await harness.ask(messages, one.id_slot if page == "names it" else None)
-            assert timings["cache_n"] >= 0.95 * one.tokens > 0
+        order = sorted(found, key=lambda entry: entry.fingerprint.turn_hashes)
+        for messages, entry in zip(turns, order, strict=True):
+            _, timings = await harness.ask(messages, entry.id_slot if page == "names it" else None)
+            assert timings["cache_n"] >= 0.95 * entry.tokens > 0

@@ -58,9 +58,9 @@ def test_outcomes_are_forgotten_by_model_or_all(directory: Path) -> None:
 def test_the_oldest_outcomes_make_room(directory: Path) -> None:
     known = RestoreOutcomes(directory)
     many = [replace(IDENTITY, model=str(number)) for number in range(70)]
-    for one in many:
-        known.set(one, USED)
-    assert [bool(known.get(one)) for one in many] == [False] * 6 + [True] * 64
+    for entry in many:
+        known.set(entry, USED)
+    assert [bool(known.get(entry)) for entry in many] == [False] * 6 + [True] * 64
 
 
 @pytest.mark.parametrize(

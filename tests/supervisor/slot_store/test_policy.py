@@ -33,7 +33,7 @@ def slot(id_slot: int, task: int = -1, tokens: int = 0, *, is_busy: bool = False
 def saved(
     *slots: SlotState, known: dict[int, int | None] | None = None, room: int = MUCH
 ) -> list[int]:
-    return [one.id_slot for one in worth_saving(slots, known or {}, BUDGET, 1, room)]
+    return [slot.id_slot for slot in worth_saving(slots, known or {}, BUDGET, 1, room)]
 
 
 def test_the_most_recently_used_is_saved_first() -> None:
@@ -41,15 +41,15 @@ def test_the_most_recently_used_is_saved_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "one",
+    "slot_state",
     [
         slot(0, task=1, tokens=255),
         slot(0, is_busy=True, task=1, tokens=300),
         slot(0),
     ],
 )
-def test_what_is_short_busy_or_unused_is_not_saved(one: SlotState) -> None:
-    assert saved(one) == []
+def test_what_is_short_busy_or_unused_is_not_saved(slot_state: SlotState) -> None:
+    assert saved(slot_state) == []
 
 
 def test_what_is_saved_already_is_not_saved_again_until_it_is_used() -> None:
@@ -74,7 +74,7 @@ def restored(
     ctx: int = 2048,
 ) -> list[str]:
     key = key_digest("chat", IDENTITY)
-    return [one.file.name for one in to_restore(kept, key, replica=replica, most=most, ctx=ctx)]
+    return [entry.file.name for entry in to_restore(kept, key, replica=replica, most=most, ctx=ctx)]
 
 
 def test_what_was_used_last_is_put_back_first_into_as_many_slots_as_there_are() -> None:
@@ -117,7 +117,7 @@ def test_each_replica_begins_with_its_conversations_and_with_the_prefixes_of_all
     ]
     key = key_digest("chat", IDENTITY)
     chosen = to_restore(kept, key, replica=(0, 2), most=9, ctx=2048, is_elsewhere=moved.__eq__)
-    assert [one.file.name for one in chosen] == ["own", "prefix", "probe"]
+    assert [entry.file.name for entry in chosen] == ["own", "prefix", "probe"]
 
 
 def test_the_slot_that_is_given_away_last_is_filled_first() -> None:

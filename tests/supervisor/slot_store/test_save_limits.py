@@ -55,7 +55,7 @@ def test_a_disk_is_slow_by_its_average() -> None:
     assert not limits.note_stored(1, 60)  # too small to tell
     slow = [limits.note_stored(FILE, 2) for _ in range(9)]
     assert slow[-1] == "" or "MiB a second" in slow[-1]
-    assert any("the disk stores" in one for one in slow)
+    assert any("the disk stores" in entry for entry in slow)
 
 
 def test_what_was_written_in_the_last_hour_is_known_whatever_came_back_since() -> None:

@@ -128,7 +128,11 @@ async def test_a_recurrent_state_continues_with_other_slots(
         prompt += (await first.complete(prompt, id_slot=1))["tokens"]
     second = FleetHarness(runtime, model, {"parallel": after, "ctx-size": 2048 * after})
     async with second.up():
-        (held,) = (one for one in second.replica.slots.restored_slots(1) if one.tokens)
+        (held,) = (
+            restored_slot
+            for restored_slot in second.replica.slots.restored_slots(1)
+            if restored_slot.tokens
+        )
         restored = await second.complete([*prompt, 300], id_slot=held.id_slot)
         computed = await second.complete([*prompt, 300], cache_prompt=False)
     assert restored["timings"]["cache_n"] == held.tokens

@@ -61,10 +61,10 @@ def test_the_digest_is_of_the_tokens_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "shared"),
+    ("entry", "other", "shared"),
     [((1, 2, 3), (1, 2, 4), 2), ((1, 2), (1, 2, 3), 2), ((), (1,), 0), ((2,), (1,), 0)],
 )
 def test_what_two_begin_with_is_counted(
-    one: tuple[int, ...], other: tuple[int, ...], shared: int
+    entry: tuple[int, ...], other: tuple[int, ...], shared: int
 ) -> None:
-    assert SlotFileHeader(2, one).shared_with(SlotFileHeader(2, other)) == shared
+    assert SlotFileHeader(2, entry).shared_with(SlotFileHeader(2, other)) == shared

@@ -84,7 +84,7 @@ def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
     (store.root / "kept" / "empty").mkdir()
     store.clean_up()
     there, new, invalid = store.read_new({"1000"})
-    assert (there, new, [one.name for one in invalid]) == ({"1000", "0"}, [], ["0"])
+    assert (there, new, [entry.name for entry in invalid]) == ({"1000", "0"}, [], ["0"])
     assert names(store) == {"1000.slot", "1000.json", "0.json"}
     assert store.quarantine.names() == ["0.json"]
     assert not (store.root / "kept" / "empty").exists()
@@ -105,7 +105,7 @@ def test_the_quarantine_is_bounded_in_number_bytes_and_age(
 def test_forget_empties_the_quarantine(store: SlotStore) -> None:
     store.quarantine_file(put(store, 1000), "for a test")
     put(store, 2000)
-    assert [one.name for one in store.forget()] == ["2000"]
+    assert [entry.name for entry in store.forget()] == ["2000"]
     assert names(store) == set()
     store.quarantine_file(put(store, 1000), "for a test")
     put(store, 2000)

@@ -62,7 +62,7 @@ async def test_prompts_take_no_slot_of_a_conversation_that_would_be_lost_with_it
         await harness.converse()
     async with harness.up():
         pass
-    assert [one["slots"] for one in harness.emitted("slots.restored")] == [1]
+    assert [event["slots"] for event in harness.emitted("slots.restored")] == [1]
     assert len(harness.emitted("prompt.prefilled")) == 1
 
 
@@ -97,7 +97,7 @@ async def test_learned_prompts_are_read_behind_what_is_set_and_only_where_that_i
     name = harness.planner.launches.learned.save("chat", dict(of_text("", "be brief").body))
     async with harness.up():
         pass
-    prefilled = [one["prompt"] for one in harness.emitted("prompt.prefilled")]
+    prefilled = [event["prompt"] for event in harness.emitted("prompt.prefilled")]
     assert prefilled == (["kind.txt", name] if learns else ["kind.txt"])
     assert harness.planner.launches.learned.counts() == {"chat": 1}
 

@@ -40,7 +40,7 @@ def fetch(file: RemoteFile, directory: Path) -> list[tuple[int, int]]:
         show = lambda done, whole: steps.append((done, whole))  # noqa: E731
         path = download(client, file, directory, show, "the release")
     assert path.read_bytes() == CONTENT
-    assert [one.name for one in directory.iterdir()] == [NAME]
+    assert [path.name for path in directory.iterdir()] == [NAME]
     return steps
 
 
