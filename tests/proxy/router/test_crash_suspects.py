@@ -40,9 +40,9 @@ def suspects(clock: Clock) -> CrashSuspects:
     return CrashSuspects(clock, 600)
 
 
-def crash(suspects: CrashSuspects, one: ProxyRequest, times: int = 2) -> None:
+def crash(suspects: CrashSuspects, proxy_request: ProxyRequest, times: int = 2) -> None:
     for _ in range(times):
-        suspects.note_crash([one, one])
+        suspects.note_crash([proxy_request, proxy_request])
 
 
 def test_it_is_refused_after_the_second_crash(suspects: CrashSuspects) -> None:

@@ -53,7 +53,7 @@ async def head(
     engine: Engine, model: Path, workers: Sequence[WorkerAddress], split: Sequence[int]
 ) -> AsyncIterator[int]:
     """Yield the port of an engine that serves a model over these workers."""
-    port, rpc = free_port(), ",".join(f"{one.host}:{one.port}" for one in workers)
+    port, rpc = free_port(), ",".join(f"{worker.host}:{worker.port}" for worker in workers)
     options = ("--port", port, "--rpc", rpc, "--tensor-split", ",".join(map(str, split)))
     fixed = ("--gpu-layers", "all", "--fit", "off", "--threads", 1, "--parallel", 1)
     async with process(engine, engine.path, "--model", model, *options, *fixed):
@@ -91,15 +91,17 @@ async def test_every_pass_of_each_shard_is_measured(engine: Engine, tmp_path: Pa
         alone = await stack.enter_async_context(head(engine, model, [], [1]))
         expected = await asyncio.to_thread(complete, alone)
         addresses = []
-        for one in shards:
+        for shard in shards:
             _, rpc_port = stack.enter_context(worker(engine))
-            relay = Relay(WorkerAddress("a", "127.0.0.1", rpc_port), one.record)
+            relay = Relay(WorkerAddress("a", "127.0.0.1", rpc_port), shard.record)
             await stack.enter_async_context(relay.serve())
             addresses.append(relay.address)
         port = await stack.enter_async_context(head(engine, model, addresses, split))
-        before = [one.total_forwards for one in shards]
+        before = [shard.total_forwards for shard in shards]
         assert await asyncio.to_thread(complete, port) == expected
-    passes = [one.total_forwards - count for one, count in zip(shards, before, strict=True)]
+    passes = [shard.total_forwards - count for shard, count in zip(shards, before, strict=True)]
     # The prompt and each token but the last.
     assert passes == [TOKENS, TOKENS]
-    assert all(0 < one.min_latency_us <= one.avg_latency_us <= one.max_latency_us for one in shards)
+    assert all(
+        0 < shard.min_latency_us <= shard.avg_latency_us <= shard.max_latency_us for shard in shards
+    )
