@@ -62,7 +62,6 @@ from proxy.request.request import (
     read_request,
 )
 from proxy.request.stored_responses import StoredTurn
-from proxy.router.batch_queue import gathers
 from proxy.router.router import Router
 from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
 from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind
@@ -289,7 +288,7 @@ class ForwardedEndpoints:
             record.trace.pass_on(proxy_request.headers)
         if proxy_request.wait_s is not None:
             request[RESPONSE_HEADERS]["Preference-Applied"] = f"wait={proxy_request.wait_s:g}"
-        if gathers(proxy_request):
+        if proxy_request.gathers:
             await self._batches.queue.gather(proxy_request.model, proxy_request.client)
         try:
             await self._forward.handle(proxy_request, answer.writer(), turn)

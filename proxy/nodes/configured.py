@@ -82,7 +82,6 @@ class Known:
 
     @property
     def pause_s(self) -> float:
-        """The time until the next question."""
         if not self.is_confirmed:
             return _CONFIRM_S
         if self.failures:
@@ -144,7 +143,6 @@ class ConfiguredNode:
 
     @property
     def is_found(self) -> bool:
-        """Whether its address comes from records."""
         return self.settings.parsed_url.discovery is not None
 
     @property
@@ -157,7 +155,6 @@ class ConfiguredNode:
         return f"{'https' if url.is_tls else 'http'}://{host}:{self.address.port}{url.prefix}"
 
     def machine_at(self, address: NodeAddress) -> ConfiguredNode:
-        """Return the node's machine at an address."""
         return replace(self, name=f"{self.name}@{address}", address=address)
 
     def upstream(

@@ -66,7 +66,6 @@ class LoadRefusals:
             del self._refusals[next(iter(self._refusals))]
 
     def forget(self, node: str, model: str) -> None:
-        """Note that a node has loaded a model."""
         self._refusals.pop((node, model), None)
 
 
@@ -228,7 +227,6 @@ class RemoteLoading:
 
 
 def _message(body: bytes, status: int) -> str:
-    """Return a node's reason for its refusal."""
     try:
         message = orjson.loads(body)["error"]["message"]
     except (orjson.JSONDecodeError, TypeError, KeyError):

@@ -109,7 +109,6 @@ def read_remote_models(
 
 
 def names_of(remote_model: RemoteModel) -> int:
-    """Return the number of names of a model and its variants."""
     return (1 + len(remote_model.aliases)) * (1 + len(remote_model.variants))
 
 

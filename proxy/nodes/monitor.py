@@ -88,7 +88,6 @@ class NodeMonitor:
         return self.state == "up"
 
     async def serve(self) -> None:
-        """Poll until cancelled."""
         while True:
             self._suspected.clear()
             await self._poll()
@@ -181,7 +180,6 @@ class NodeMonitor:
         self._admitted = upstreams
 
     def _upstreams(self, remote_models: Sequence[RemoteModel]) -> dict[str, Upstream]:
-        """Return its loaded models that are served here, by instance name."""
         local = self._context.local()
         loaded = [model for model in remote_models if model.is_loaded]
         return {
@@ -209,7 +207,6 @@ class NodeMonitor:
             self._context.on_change()
 
     def _take_out(self, state: NodeState, reason: str) -> None:
-        """Route no more requests to the node."""
         self._withdraw_all()
         self._context.processes.release(self.node.name)
         if (state, reason) != (self.state, self.problem):
@@ -243,11 +240,9 @@ class NodeMonitors:
         return self._monitors.get(name)
 
     def monitors_of(self, entry: str) -> list[NodeMonitor]:
-        """Return the monitors of one node in the settings."""
         return [self._monitors[name] for name in self._names.get(entry, ())]
 
     async def serve(self) -> None:
-        """Run the monitors until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for name in self._monitors:
@@ -287,7 +282,6 @@ class NodeMonitors:
         return list(self._leaving.values())
 
     def forget_unused(self) -> None:
-        """Forget removed nodes that hold no request any more."""
         for name, monitor in list(self._leaving.items()):
             instances = [f"{name}/{model.id}" for model in monitor.remote_models]
             if all(map(self._context.router.forget, instances)):

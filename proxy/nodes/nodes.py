@@ -74,7 +74,6 @@ class Discovery:
         self._chance = chance
 
     async def serve(self) -> None:
-        """Ask repeatedly until cancelled."""
         while True:
             self._take(await self._resolve())
             # The variation keeps machines that started together from asking together.
@@ -110,7 +109,6 @@ class Discoveries:
         self._group: asyncio.TaskGroup | None = None
 
     async def serve(self) -> None:
-        """Follow them until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for name in self._discoveries:
@@ -126,7 +124,6 @@ class Discoveries:
         return self._discoveries[name].known
 
     def add(self, node: ConfiguredNode) -> None:
-        """Follow the name of a node, if it is not followed yet."""
         if node.name not in self._discoveries:
 
             def change(addresses: Sequence[NodeAddress]) -> None:
@@ -150,7 +147,6 @@ class Discoveries:
             self._tasks[name] = self._group.create_task(persist("discovery", serve))
 
     def _room(self, name: str) -> int:
-        """Return the number of addresses that other names leave for a name."""
         others = (found for other, found in self._discoveries.items() if other != name)
         return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
 
@@ -263,7 +259,6 @@ class Nodes:
         return self._processes.own
 
     async def serve(self) -> None:
-        """Monitor the current nodes until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._monitors.serve())
             group.create_task(self._discoveries.serve())

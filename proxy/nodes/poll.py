@@ -50,7 +50,6 @@ class NodeProcesses:
         return f"it is the same as {self._nodes[process]}"
 
     def release(self, node: str) -> None:
-        """Note that a node is down or removed."""
         self._nodes = {process: other for process, other in self._nodes.items() if other != node}
 
 
@@ -96,7 +95,6 @@ class NodePoller:
         return remote_models, process
 
     async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:
-        """Count the slots of new models whose entries do not report them."""
         for remote_model in remote_models:
             is_new = remote_model.id not in self._slots
             if remote_model.is_loaded and remote_model.slots is None and is_new:
@@ -164,7 +162,6 @@ class PrefixReader:
         self._unchanged = 0
 
     async def serve(self) -> None:
-        """Read until cancelled."""
         try:
             while True:
                 has_digests = await self._read() if self._follow() else True

@@ -1,5 +1,6 @@
 """Which instance answers which request, in which slot, and when.
 
-`router` (`Router`, the face of the package), `lease` (`Lease`, `RoutingTarget`), `queue`,
-`model_queue`, `policy` (the pure rule), `assignment`, `choose_slot`, `slot_saver`, `estimator`.
+`router` (`Router`, the face), `lease` (`Lease`, `RoutingTarget`), `reports` (`RouterListener`),
+`acquire`, `model_queue`, `queue`, `assignment`, `policy` (the pure rule), `choose_slot`,
+`slot_saver`, `batch_queue`, `estimator` with `forecast`, `workload` and `measures`.
 """

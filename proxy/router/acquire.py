@@ -171,7 +171,6 @@ async def _wait(queue: ModelQueue, queued: QueuedRequest, load: Load | None) -> 
 async def _load_unless_assigned(
     queue: ModelQueue, queued: QueuedRequest, load: Load | None
 ) -> None:
-    """Load the model, unless a slot becomes free first."""
     async with asyncio.TaskGroup() as first:
         woken = first.create_task(queued.wake.wait())
         loading = first.create_task(_error_of(_load(queue, queued.request, load)))

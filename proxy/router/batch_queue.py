@@ -22,7 +22,6 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from proxy.errors import QueueFull
-from proxy.request.request import ProxyRequest
 from proxy.settings import BatchConfig
 
 
@@ -94,7 +93,6 @@ _GAUGES: Final[Mapping[str, tuple[str, Callable[[BatchQueueStats], float]]]] = {
 
 
 def metrics_of(stats: Mapping[str, BatchQueueStats]) -> Iterator[Metric]:
-    """Yield the statistics of all models for Prometheus."""
     for family_of, figures in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
         for name, (text, value) in figures.items():
             family = family_of(name, text, labels=("model",))
@@ -104,11 +102,6 @@ def metrics_of(stats: Mapping[str, BatchQueueStats]) -> Iterator[Metric]:
 
 
 _RETRY_MAX_S: Final = 120
-
-
-def gathers(request: ProxyRequest) -> bool:
-    """Return whether a request gathers; a request from another proxy has done so there."""
-    return request.priority == "batch" and request.kind.takes_slot and not request.is_from_proxy
 
 
 class Turn:
@@ -163,14 +156,12 @@ class BatchQueue:
             batches.leave(turns)
 
     def begin(self, model: str, turn: Turn) -> None:
-        """Count a request that begins."""
         self._batches(model).begin(turn)
 
     def stats(self) -> Mapping[str, BatchQueueStats]:
         return {model: queue.stats() for model, queue in self._models.items()}
 
     def waiting(self) -> Mapping[str, int]:
-        """Return the number of waiting requests, by model."""
         return {model: queue.waiting for model, queue in self._models.items()}
 
     def _batches(self, model: str) -> _ModelBatches:
@@ -239,7 +230,6 @@ class _ModelBatches:
             del self._waiting[turn.client]
 
     def _form(self) -> None:
-        """Form batches as long as they are due."""
         if self._window:
             self._window.cancel()
             self._window = None

@@ -107,7 +107,6 @@ class CacheContents:
 def cache_contents(
     upstreams: Iterable[Upstream], prefix_index: PrefixIndex
 ) -> dict[str, CacheContents]:
-    """Return the expected contents of caches, by model."""
     found: dict[str, CacheContents] = {}
     for upstream in upstreams:
         run = prefix_index.run(upstream.name)

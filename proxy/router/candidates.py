@@ -114,7 +114,6 @@ class Candidates:
         ]
 
     def bind(self, owner: RoutingTarget) -> None:
-        """Note that one more request waits for an instance."""
         self._bound_for[owner.upstream.name] += 1
 
     def find(self, name: str | None) -> RoutingTarget | None:

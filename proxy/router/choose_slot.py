@@ -42,7 +42,6 @@ class HandOver:
         self._added = asyncio.Event()
 
     def note_file(self) -> None:
-        """Note that a slot file was added."""
         self._added.set()
         self._added.clear()
 
@@ -302,7 +301,6 @@ class SlotSelector:
         return slot
 
     async def _sync(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> None:
-        """Find the slots' numbers in the engine's list."""
         with suppress(UpstreamTimeout):
             found = await get_slots(lease.upstream, self._settings, _LISTED_TIMEOUT_S) or ()
             slot_map.sync(found, slot, lease.clock())

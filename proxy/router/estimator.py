@@ -220,7 +220,6 @@ class Estimator:
 
 
 def _engines(model: str, load: LoadForecast | None) -> list[EngineWork]:
-    """Return the engines that a load would start."""
     if load is None:
         return []
     slots = tuple(range(load.slots))

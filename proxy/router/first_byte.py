@@ -93,7 +93,6 @@ class FirstByteMonitor:
                 self._suspect(lease)
 
     def _suspect(self, lease: Lease) -> None:
-        """Query the instance if there is another; one query at a time."""
         self._add(lease)
         instance = lease.instance
         if (

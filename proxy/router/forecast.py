@@ -132,7 +132,6 @@ class ModelWork:
 
     @property
     def others(self) -> int:
-        """The number of other requests that run or wait."""
         return len(self.waiting) - 1 + sum(len(engine.running) for engine in self.engines)
 
 

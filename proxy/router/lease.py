@@ -269,12 +269,10 @@ class RoutingTarget:
         self.changed.add(self)
 
     def can_take(self, request: ProxyRequest) -> bool:
-        """Return whether a request may come here, and enough slots are free for it."""
         return self.may_take(request) and self.free >= self.slots_needed(request)
 
     @property
     def free(self) -> int:
-        """The number of free slots."""
         return self.upstream.slots - len(self.leases)
 
     @property
@@ -305,7 +303,6 @@ class RoutingTarget:
 
     @property
     def backlog_tokens(self) -> int:
-        """Prompt tokens left to compute."""
         return sum(lease.backlog_tokens for lease in self.leases)
 
     @property
@@ -557,7 +554,6 @@ class Lease(InFlightRequest):
 
     @property
     def backlog_tokens(self) -> int:
-        """Prompt tokens left to compute."""
         return 0 if self.is_ending else self.progress.remaining_tokens(self.expected_cached)
 
     @property

@@ -71,7 +71,6 @@ class Correction:
             self._ratios[_level(others)].append(real_s / estimated_s)
 
     def factor(self, others: int) -> float:
-        """Return the factor for an estimate beside `others` other requests."""
         ratios = self._ratios.get(_level(others), ())
         if len(ratios) < _MIN:
             return 1.0
@@ -132,11 +131,9 @@ class PromptTokens:
             self._new.add((1.0, length.new), max(1, computed))
 
     def whole(self, length: PromptLength) -> int:
-        """Return all tokens of a prompt."""
         return max(1, round(self._whole.value((1.0, length.tokens))))
 
     def new(self, length: PromptLength) -> int:
-        """Return the tokens of a prompt to compute."""
         if self._hits and sum(self._hits) < _HIT * len(self._hits):
             length = PromptLength(length.tokens)
         return max(1, min(self.whole(length), round(self._new.value((1.0, length.new)))))
@@ -169,7 +166,6 @@ class Span(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """The tokens of the whole prompt."""
         return self.depth + self.prompt_tokens
 
 

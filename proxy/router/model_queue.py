@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from proxy.cache.index import PrefixIndex
@@ -20,10 +20,10 @@ from proxy.request.request import ProxyRequest
 from proxy.router.assignment import SlotAssignment
 from proxy.router.forecast import EngineWork
 from proxy.router.lease import Clock, Lease, RoutingTarget
-from proxy.router.measures import ModelMeasures
+from proxy.router.measures import Finished, ModelMeasures, Span
 from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, retry_after_s
 from proxy.router.registry import Instances
-from proxy.router.workload import EstimatedWork, WorkReader, note_finished, with_times
+from proxy.router.workload import EstimatedWork, WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
 
@@ -193,16 +193,14 @@ class ModelQueue:
         if timings:
             sequences = (lease.sequences + len(instance.leases) + 1) // 2
             instance.set_rates(instance.rates.after(timings, sequences, now_s))
-            note_finished(lease, timings, now_s)
+            keep_times(lease, timings, now_s)
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
-        """Return the instances' work if this request came now."""
         return self._reader.work(request, idle)
 
     # Granting slots.
 
     def assign_slots(self) -> None:
-        """Grant free slots to waiting requests while there are both."""
         if self._recheck:
             self._recheck.cancel()
             self._recheck = None
@@ -219,6 +217,45 @@ class ModelQueue:
             self._granted[queued.lease] = queued
             queued.wake.set()
             self._queue.take(queued)
+
+
+def keep_times(lease: Lease, timings: Timings, now_s: float) -> None:
+    """Keep the times of a complete response, unless it came in chunks or has no token."""
+    first_s = lease.progress.first_token_at_s
+    if first_s is None or lease.chunked or lease.request.prompt is None:
+        return
+    decode_s, prompt_s = timings.decode_ms / 1000, timings.prompt_ms / 1000
+    if decode_s + prompt_s <= now_s - lease.began_at_s:
+        # The arrival times of events that come together are useless.
+        first_s = min(first_s, now_s - decode_s)
+    prompt_at_s = max(lease.began_at_s, first_s - prompt_s)
+    span = Span(
+        prompt_at_s,
+        first_s,
+        now_s,
+        timings.prompt_tokens,
+        timings.cached_tokens,
+        timings.decoded_tokens,
+    )
+    overhead_s = prompt_at_s - lease.began_at_s if lease.sequences == 1 else None
+    instance = lease.instance
+    instance.finished.append(Finished(span, lease.request.answer_limit, overhead_s))
+    instance.unlearned += 1
+
+
+def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:
+    """Add times by our own clock if an instance reports only tokens.
+
+    If tokens arrived together, their arrival times are useless, and the timings stay as they are.
+
+    Source: llama-server, builds 10434 and 11434: `/v1/messages` has no `timings`.
+    """
+    first_s = lease.progress.first_token_at_s
+    is_timed = timings.prompt_ms > 0 or timings.decode_ms > 0
+    if is_timed or first_s is None or 2 * lease.progress.decoded < timings.decoded_tokens:
+        return timings
+    prompt_ms, decode_ms = 1000 * (first_s - lease.began_at_s), 1000 * (now_s - first_s)
+    return replace(timings, prompt_ms=prompt_ms, decode_ms=decode_ms)
 
 
 class ModelQueues:

@@ -84,7 +84,6 @@ class QueueEntry:
     number: int = 0
 
     def is_overdue(self, now_s: float) -> bool:
-        """Return whether it has waited half of its timeout."""
         return now_s - self.joined_at_s >= _OVERDUE * self.timeout_s
 
 
@@ -112,7 +111,6 @@ class FairQueue(Generic[P]):
         self._priorities[entry.priority].join(entry)
 
     def leave(self, entry: P) -> None:
-        """Remove an entry, if it is in the queue."""
         self._priorities[entry.priority].leave(entry)
 
     def take(self, entry: P) -> None:
@@ -122,7 +120,6 @@ class FairQueue(Generic[P]):
         self._turns = self._turns + 1 if is_put_off else 0
 
     def order(self, now_s: float) -> Iterator[P]:
-        """Yield all entries in the order in which they would be served now."""
         return self._serve_order(
             self._priorities["interactive"].entries, self._priorities["batch"].entries, now_s
         )
@@ -184,7 +181,6 @@ class _PriorityQueue(Generic[P]):
         insort(self.entries, entry, key=_turn)
 
     def next_turn(self, client: str) -> tuple[float, int]:
-        """Return the tag and number of a client's next entry."""
         return max(self._time, self._next.get(client, 0.0)), self._count + 1
 
     def leave(self, entry: P) -> None:
@@ -268,7 +264,6 @@ class RequestQueue(FairQueue[QueuedRequest]):
         self.settings = settings
 
     def is_full(self, priority: Priority) -> bool:
-        """Return whether too many requests of a priority wait."""
         limits = self.settings
         most = limits.queue_max if priority == "interactive" else limits.batch.config.queue_size
         return self.waiting(priority) > most

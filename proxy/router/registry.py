@@ -64,7 +64,6 @@ class InstanceSets:
             self.by_weight[weight] = self.by_weight.get(weight, 0) | instance.bit
 
     def update(self, changed: Iterable[RoutingTarget]) -> None:
-        """Move changed instances to the sets in which they belong now."""
         for instance in changed:
             if instance in self._numbers:
                 self._update(instance)
@@ -78,7 +77,6 @@ class InstanceSets:
         return self._by_name.get(name) if name else None
 
     def bits_of(self, names: Iterable[str]) -> int:
-        """Return the set of the instances with these names."""
         found = filter(None, map(self.get, names))
         return sum({instance.bit for instance in found})
 
@@ -130,7 +128,6 @@ class InstanceSets:
             yield self._by_bit[bit]
 
     def number(self, instance: RoutingTarget) -> int:
-        """Return the place of an instance in the order of admission."""
         return self._numbers[instance]
 
     def _update(self, instance: RoutingTarget) -> None:
@@ -211,21 +208,18 @@ class ModelInstances:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether an instance in `answering` has a free slot."""
         if sets := self.sets:
             return sets.free > 0
         return any(len(instance.leases) < instance.upstream.slots for instance in self.answering)
 
     @property
     def has_free_spare(self) -> bool:
-        """Whether a spare instance in `answering` has a free slot."""
         if sets := self.sets:
             return sets.free & sets.spare > 0
         return any(instance.has_free_slot for instance in self.answering if instance.is_spare)
 
     @property
     def own_free(self) -> int:
-        """The number of free slots of `own`."""
         if sets := self.sets:
             return sets.free_slots(sets.all & ~sets.spare)
         return sum(instance.free for instance in self.own)
@@ -325,7 +319,6 @@ class Instances:
         self._collect(instance.upstream.model)
 
     def discard_if_unused(self, instance: RoutingTarget) -> None:
-        """Forget an instance if it is withdrawn and holds nothing."""
         if not (instance.in_service or instance.in_flight or instance.leases):
             self._rates[instance.upstream.name] = instance.rates
             if self._instances.pop(instance.upstream.name, None):

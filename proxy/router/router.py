@@ -192,7 +192,6 @@ class Router:
             self._queues.queue_of(instance.upstream.model).note_withdrawal(instance)
 
     def serves(self, model: str) -> bool:
-        """Return whether an instance of the model is in service."""
         return bool(self._instances.in_service(model))
 
     def count_in_flight(self, name: str) -> int:
@@ -277,12 +276,10 @@ class Router:
         self._prefix_index.remote.forget(name)
 
     def add_slot_file(self, file: SlotFile) -> None:
-        """Note that a KV cache was stored on disk."""
         self._prefix_index.files.add(file)
         self._hand_over.note_file()
 
     def remove_slot_files(self, names: Iterable[str]) -> None:
-        """Note that slot files were deleted."""
         self._prefix_index.files.remove(names)
 
     def stores_prefixes(self, model: str) -> bool:
@@ -325,7 +322,6 @@ class Router:
         return self._prefix_index.forget_conversations(turn_hashes)
 
     def are_in_use(self, numbers: Collection[int]) -> bool:
-        """Return whether a request in flight belongs to one of these conversations."""
         leases = (lease for instance in self._instances for lease in instance.leases)
         return any(lease.conversation_number in numbers for lease in leases)
 
@@ -348,7 +344,6 @@ class Router:
         return self._prefix_index.fingerprints(name, listed, self._clock())
 
     def conversation_owner(self, fingerprint: ConversationFingerprint) -> str | None:
-        """Return the instance that has a conversation now."""
         return self._prefix_index.owner(fingerprint)
 
     async def run(self) -> None:
@@ -369,14 +364,12 @@ class Router:
         return self._leases.cache_use
 
     def cache_contents(self) -> Mapping[str, CacheContents]:
-        """Return the expected contents of the engines' caches, by model."""
         return cache_contents(
             (instance.upstream for instance in self._instances), self._prefix_index
         )
 
     @property
     def slot_file_counts(self) -> Mapping[str, ModelCounts]:
-        """Counts of saved and restored slot files, by model."""
         return self._storage.counts
 
     def instances(self) -> tuple[InstanceStats, ...]:
@@ -396,7 +389,7 @@ class Router:
         return self._queues.stats()
 
     def queue_positions(self) -> Mapping[tuple[str, str], int]:
-        """Return the place of each waiting request in its queue by its client and id, from 1."""
+        """Return each waiting request's place in its queue, from 1, by client and request id."""
         return self._queues.positions()
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:

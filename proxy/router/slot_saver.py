@@ -177,11 +177,9 @@ class SlotFiller:
         self.saver = saver
 
     def is_wanted(self, lease: Lease, slot: TrackedSlot) -> bool:
-        """Return whether to save or fill the slot that a lease will use."""
         return self.has_file(lease, slot) or self._pays(lease, slot)
 
     def has_file(self, lease: Lease, slot: TrackedSlot) -> bool:
-        """Return whether the slot that a lease will use would be filled from a file."""
         return self._to_restore(lease, slot) is not None
 
     async def fill(self, lease: Lease, slot: TrackedSlot) -> None:

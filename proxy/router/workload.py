@@ -6,7 +6,6 @@ The measurements of a finished request are kept when it ends, and learned with t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from proxy.cache.index import CacheHint, PrefixIndex
@@ -15,57 +14,13 @@ from proxy.request.request import ProxyRequest
 from proxy.router.assignment import SlotAssignment
 from proxy.router.forecast import EngineWork, ModelWork, RunningRequest, WaitingRequest
 from proxy.router.lease import Clock, Lease, RoutingTarget
-from proxy.router.measures import Finished, ModelMeasures, PromptLength, Span
+from proxy.router.measures import ModelMeasures, PromptLength, Span
 from proxy.router.policy import EQUAL
 from proxy.router.queue import QueuedRequest, RequestQueue, queued
 from proxy.router.registry import Instances
-from proxy.upstream.timings import Timings
-
-# The limit of an answer in each API.
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
-
-
-def note_finished(lease: Lease, timings: Timings, now_s: float) -> None:
-    """Keep the times of a complete response, unless it came in chunks or has no token."""
-    first_s = lease.progress.first_token_at_s
-    if first_s is None or lease.chunked or lease.request.prompt is None:
-        return
-    decode_s, prompt_s = timings.decode_ms / 1000, timings.prompt_ms / 1000
-    if decode_s + prompt_s <= now_s - lease.began_at_s:
-        # The arrival times of events that come together are useless.
-        first_s = min(first_s, now_s - decode_s)
-    prompt_at_s = max(lease.began_at_s, first_s - prompt_s)
-    span = Span(
-        prompt_at_s,
-        first_s,
-        now_s,
-        timings.prompt_tokens,
-        timings.cached_tokens,
-        timings.decoded_tokens,
-    )
-    overhead_s = prompt_at_s - lease.began_at_s if lease.sequences == 1 else None
-    instance = lease.instance
-    instance.finished.append(Finished(span, limit_of(lease.request), overhead_s))
-    instance.unlearned += 1
-
-
-def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:
-    """Add times by our own clock if an instance reports only tokens.
-
-    If tokens arrived together, their arrival times are useless, and the timings stay as they are.
-
-    Source: llama-server, builds 10434 and 11434: `/v1/messages` has no `timings`.
-    """
-    first_s = lease.progress.first_token_at_s
-    is_timed = timings.prompt_ms > 0 or timings.decode_ms > 0
-    if is_timed or first_s is None or 2 * lease.progress.decoded < timings.decoded_tokens:
-        return timings
-    prompt_ms, decode_ms = 1000 * (first_s - lease.began_at_s), 1000 * (now_s - first_s)
-    return replace(timings, prompt_ms=prompt_ms, decode_ms=decode_ms)
 
 
 def learn(measures: ModelMeasures, instance: RoutingTarget, weight: float) -> None:
-    """Learn from the requests of an instance that ended since the last call."""
     new = list(instance.finished)[-instance.unlearned :] if instance.unlearned else []
     instance.unlearned = 0
     if not new:
@@ -75,15 +30,6 @@ def learn(measures: ModelMeasures, instance: RoutingTarget, weight: float) -> No
     for finished in new:
         others = (span for span in spans if span is not finished.span)
         measures.note(finished, others, weight, instance.upstream.batch_tokens)
-
-
-def limit_of(request: ProxyRequest) -> int | None:
-    """Return the token limit of an answer; None: the client sets none."""
-    members = request.json
-    for name in _LIMITS:
-        if type(limit := members.get(name)) is int and limit > 0:
-            return limit
-    return None
 
 
 def _span_so_far(lease: Lease) -> Span | None:
@@ -148,7 +94,6 @@ class WorkReader:
         return ModelWork(engines, tuple(waiting), place), lengths
 
     def learn(self, instance: RoutingTarget) -> None:
-        """Learn from the requests of an instance that ended since the last call."""
         weights = self._instances.of_model(self._queue.model).weights
         learn(self._measures, instance, weights.get(instance.upstream.name, EQUAL).value)
 
@@ -200,7 +145,7 @@ class WorkReader:
     def _running(self, lease: Lease, slot: int) -> RunningRequest:
         if lease.is_ending:
             return RunningRequest(slot, 0, 0, 1.0)
-        progress, limit = lease.progress, limit_of(lease.request)
+        progress, limit = lease.progress, lease.request.answer_limit
         answer_tokens = self._measures.lengths.expected(limit, progress.decoded)
         if progress.first_token_at_s is not None:
             depth = progress.prompt_total + progress.decoded
@@ -218,7 +163,7 @@ class WorkReader:
         lengths = self._lengths(entry, instances)
         return WaitingRequest(
             tokens.whole(whole),
-            self._measures.lengths.expected(limit_of(entry.request)),
+            self._measures.lengths.expected(entry.request.answer_limit),
             tokens.new(whole),
             {name: tokens.new(length) for name, length in lengths.items() if length.cached},
             entry.awaited.upstream.name if entry.awaited else None,

@@ -152,7 +152,6 @@ class UpstreamConnection(asyncio.Protocol):
         return body
 
     def close(self) -> None:
-        """Abort the connection."""
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -254,7 +253,6 @@ class UpstreamResponse:
 
     @property
     def is_read(self) -> bool:
-        """Whether the body was read to its end."""
         return self._connection.is_read
 
     async def read(self, take: OnChunk | None = None) -> bytes:

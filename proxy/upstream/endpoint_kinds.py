@@ -42,7 +42,6 @@ class EndpointKind(Enum):
 
     @property
     def takes_variants(self) -> bool:
-        """Whether a variant changes the body."""
         return self.generates or self is EndpointKind.PROMPT
 
     @property

@@ -90,7 +90,6 @@ class Timings:
 
 
 def average(before: float, now: float) -> float:
-    """Return a running average after one more value."""
     return before + _NEWEST * (now - before)
 
 

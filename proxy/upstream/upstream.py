@@ -107,7 +107,6 @@ class Upstream:
 
     @property
     def authority(self) -> str:
-        """The value of the Host header."""
         if self.socket:
             return _UNIX_AUTHORITY
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -9,7 +9,7 @@ from support.requests import ask
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import QueueFull
-from proxy.router.batch_queue import BatchQueue, BatchQueueStats, gathers, metrics_of
+from proxy.router.batch_queue import BatchQueue, BatchQueueStats, metrics_of
 from proxy.settings import BatchConfig
 from proxy.upstream.endpoint_kinds import EndpointKind
 
@@ -128,7 +128,7 @@ def test_one_that_leaves_is_not_part_of_a_batch() -> None:
     ],
 )
 def test_which_requests_gather(request_: Any, *, expected: bool) -> None:
-    assert gathers(request_) is expected
+    assert request_.gathers is expected
 
 
 def test_the_figures_for_prometheus() -> None:

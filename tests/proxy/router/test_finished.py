@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from proxy.router.measures import Finished, Span
-from proxy.router.workload import note_finished, with_times
+from proxy.router.model_queue import keep_times, with_times
 from proxy.upstream.timings import Timings
 
 
@@ -15,12 +15,12 @@ def test_an_answer_whose_events_arrived_together_took_what_the_engine_says() -> 
     lease = SimpleNamespace(
         progress=SimpleNamespace(first_token_at_s=9.9999),
         chunked=False,
-        request=SimpleNamespace(prompt=object(), json={"max_tokens": 20}),
+        request=SimpleNamespace(prompt=object(), answer_limit=20),
         began_at_s=9.0,
         sequences=1,
         instance=SimpleNamespace(finished=kept, unlearned=0),
     )
-    note_finished(cast("Any", lease), Timings(1, 22, 125.0, 20, 500.0), 10.0)
+    keep_times(cast("Any", lease), Timings(1, 22, 125.0, 20, 500.0), 10.0)
     assert kept == [Finished(Span(9.375, 9.5, 10.0, 22, 1, 20), 20, 0.375)]
 
 
