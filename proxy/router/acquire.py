@@ -36,7 +36,7 @@ from proxy.router.choose_slot import SlotSelector
 from proxy.router.first_byte import FirstByteMonitor
 from proxy.router.lease import Clock, Completion, Lease, ProcessExit, RoutingTarget
 from proxy.router.model_queue import ModelQueue, ModelQueues
-from proxy.router.queue import QueuedRequest, queued
+from proxy.router.queue import QueuedRequest, queue_entry
 from proxy.router.release import SlotReleaser
 from proxy.router.reports import RouterListener, slot_use
 from proxy.upstream.timings import Timings
@@ -367,7 +367,7 @@ class Leases:
                     f"completion request, or run `corral load {request.model}`"
                 )
         if request.kind.takes_slot:
-            lease = await acquire_slot(queue, queued(request, avoid, self._clock()), load)
+            lease = await acquire_slot(queue, queue_entry(request, avoid, self._clock()), load)
             self._listener.slots_taken(lease, lease.upstream, len(lease.slots))
             return lease
         await ensure_serving(queue, request, load)

@@ -233,7 +233,7 @@ class QueuedRequest(QueueEntry):
         return self._wake
 
 
-def queued(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:
+def queue_entry(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:
     return QueuedRequest(
         client=request.client,
         priority=request.priority,

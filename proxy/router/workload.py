@@ -16,7 +16,7 @@ from proxy.router.forecast import EngineWork, ModelWork, RunningRequest, Waiting
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.measures import ModelMeasures, PromptLength, Span
 from proxy.router.policy import EQUAL
-from proxy.router.queue import QueuedRequest, RequestQueue, queued
+from proxy.router.queue import QueuedRequest, RequestQueue, queue_entry
 from proxy.router.registry import Instances
 
 
@@ -76,7 +76,7 @@ class WorkReader:
         now_s = self._clock()
         for instance in self._instances.of_model(self._queue.model).in_service:
             self.learn(instance)
-        new = queued(request, (), now_s)
+        new = queue_entry(request, (), now_s)
         new.new_tokens = self._assignment.turns.new_tokens(new)
         order = self._assignment.turns.order(self._queue.order_with(new, now_s))
         entries = list(order)
