@@ -20,7 +20,7 @@ from typing import Final
 from supervisor.autoscale.slots import Change, ModelView
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import ReplicaId
-from supervisor.plan.auto import fastest
+from supervisor.plan.auto import fastest_count
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import Setting
 from supervisor.system import machine
@@ -207,7 +207,7 @@ def _sharing_lately(inputs: ThreadsInputs) -> float:
 
 def _threads_alone(inputs: ThreadsInputs) -> int:
     """Return the threads of an instance that is alone on the machine."""
-    return fastest(inputs.speeds, inputs.machine.decode_cores)
+    return fastest_count(inputs.speeds, inputs.machine.decode_cores)
 
 
 def _reason(inputs: ThreadsInputs, count: int, claims: _Claims | None) -> str:

@@ -370,7 +370,11 @@ def _try_candidate(candidate: Candidate, cache_dir: Path, places: SearchPaths) -
 
 
 def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
-    installed = _find_installed(candidate, places)
+    installed = None
+    if candidate.name is not None:
+        if places.engines is None:
+            raise EngineMissing(f"no llama.cpp build {candidate.name} is installed", hint=_INSTALL)
+        installed = find_build(candidate.name, places.engines)
     path = installed.path(candidate.path.parent) if installed else candidate.path
     pin = _pin(path, candidate.source, places.vendor, cache_dir)
     override = (
@@ -395,14 +399,6 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         subcommand=output.subcommand,
         name=installed.name if installed else None,
     )
-
-
-def _find_installed(candidate: Candidate, places: SearchPaths) -> InstalledBuild | None:
-    if candidate.name is None:
-        return None
-    if places.engines is None:
-        raise EngineMissing(f"no llama.cpp build {candidate.name} is installed", hint=_INSTALL)
-    return find_build(candidate.name, places.engines)
 
 
 def _pin(path: Path, source: Source, vendor: Path, cache_dir: Path) -> EnginePin | None:

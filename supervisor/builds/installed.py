@@ -34,7 +34,7 @@ from supervisor.errors import (
     EnginesBusy,
 )
 from supervisor.system.files import open_regular, write_atomic
-from supervisor.system.paths import make_ours, problem
+from supervisor.system.paths import directory_problem, make_ours
 
 
 def _build_name(name: str) -> str:
@@ -204,7 +204,7 @@ def check_safe(engines_dir: Path) -> None:
     """Raise EngineBroken if others can write in the directory, whose programs are run."""
     found = engines_dir.stat()
     owner = found.st_uid or os.geteuid()  # root may install builds for all users
-    if text := problem(found.st_mode, owner, os.geteuid(), _WRITABLE_BY_OTHERS):
+    if text := directory_problem(found.st_mode, owner, os.geteuid(), _WRITABLE_BY_OTHERS):
         mode = stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS
         raise EngineBroken(
             f"no engine is run from {engines_dir}: it {text}", hint=f"chmod {mode:o} {engines_dir}"

@@ -29,7 +29,7 @@ from supervisor.errors import (
     StartFailed,
 )
 from supervisor.output import CommandResult, colored, duration, size, table
-from supervisor.settings.edit import change_file, without_trial
+from supervisor.settings.edit import change_file, remove_trial
 from supervisor.system.files import expand_home
 from supervisor.system.paths import directories
 
@@ -59,7 +59,7 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     path = _settings_file(before)
     _check_applied(client, may_be_invalid=not is_applied)
     changed = change_file(
-        path, lambda text: without_trial(text, found["model"], is_applied=is_applied)
+        path, lambda text: remove_trial(text, found["model"], is_applied=is_applied)
     )
     try:
         report = _reload(client, dry_run=False)

@@ -48,7 +48,7 @@ class ThreadMeasurement:
 
     def next_untried(self, cores: int) -> int | None:
         """Return the next thread count to measure on this number of cores, or None."""
-        return next((count for count in counts(cores) if count not in self.speeds), None)
+        return next((count for count in thread_counts(cores) if count not in self.speeds), None)
 
     def decode(self) -> Mapping[int, float]:
         return {count: speeds.decode for count, speeds in self.speeds.items()}
@@ -60,12 +60,12 @@ class ThreadMeasurement:
         return _measured_only((count, speeds.together) for count, speeds in self.speeds.items())
 
 
-def counts(cores: int) -> tuple[int, ...]:
+def thread_counts(cores: int) -> tuple[int, ...]:
     """Return the thread counts to compare: all cores, all but one, and half of them."""
     return tuple(dict.fromkeys(max(1, count) for count in (cores, cores - 1, cores // 2)))
 
 
-def fastest(speeds: Mapping[int, float], cores: int) -> int:
+def fastest_count(speeds: Mapping[int, float], cores: int) -> int:
     """Return the fastest count up to `cores`; `cores` itself unless another is clearly faster."""
     usual = speeds.get(cores)
     others = {count: speed for count, speed in speeds.items() if count < cores}
@@ -195,7 +195,7 @@ def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Sett
     shared += f" for {_count_of(inputs.instances, 'instance')}"
     if untried:
         return Setting(untried, "machine", f"{shared}; speeds are measured at the first start")
-    count = fastest(speeds, cores)
+    count = fastest_count(speeds, cores)
     if count == cores:
         return Setting(count, "machine", shared)
     reason = f"{what}: {speeds[count]:.0f} tokens/s, {speeds[cores]:.0f} with {cores} threads"
@@ -204,25 +204,20 @@ def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Sett
 
 def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     """Choose the prompt tokens per batch, which determine the longest pause of running streams."""
-    found = _batch_by_speed(inputs, chosen)
+    if inputs.device_bytes:
+        size, reason = _BATCH_MAX, "a device processes this many tokens in well under a second"
+    elif inputs.untried_threads:
+        size, reason = _UBATCH_MAX, "the rate of prefill is measured at the first start"
+    else:
+        rate = _prompt_rate(inputs, chosen)
+        tokens = 2 ** math.ceil(math.log2(max(1, rate * _BATCH_S)))
+        size = min(_BATCH_MAX, max(_BATCH_MIN, tokens))
+        reason = f"half a second to a second of prefill at {rate:.0f} tokens/s on this CPU"
     # A ubatch-size that is not set yet follows the batch size.
     ubatch = positive("ubatch-size", chosen.get("ubatch-size", 1))
-    if ubatch > int(found.value):
+    if ubatch > size:
         return Setting(ubatch, CORRAL, "a batch holds a whole ubatch-size")
-    return found
-
-
-def _batch_by_speed(inputs: PlanInputs, chosen: Chosen) -> Setting:
-    if inputs.device_bytes:
-        return Setting(
-            _BATCH_MAX, "machine", "a device processes this many tokens in well under a second"
-        )
-    if inputs.untried_threads:
-        return Setting(_UBATCH_MAX, "machine", "the rate of prefill is measured at the first start")
-    rate = _prompt_rate(inputs, chosen)
-    size = 2 ** math.ceil(math.log2(max(1, rate * _BATCH_S)))
-    reason = f"half a second to a second of prefill at {rate:.0f} tokens/s on this CPU"
-    return Setting(min(_BATCH_MAX, max(_BATCH_MIN, size)), "machine", reason)
+    return Setting(size, "machine", reason)
 
 
 def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
@@ -376,8 +371,13 @@ def adapt_slots(derived: SettingsByFlag, inputs: PlanInputs) -> dict[str, Settin
     wanted = positive(SLOTS, adapted.value)
     if cache_count(chosen) != before:
         return {}
+    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
     count = wanted
-    while count > before and not _fits(inputs, {**chosen, SLOTS: count}, each):
+    while count > before:
+        tried = {**chosen, SLOTS: count}
+        cache = cache_layout(tried, each, *types)
+        if context_bytes(inputs.gguf, tried, cache) <= inputs.kv_budget_bytes:
+            break
         count = max(before, count // 2)
     if count == before:
         return {}
@@ -385,9 +385,3 @@ def adapt_slots(derived: SettingsByFlag, inputs: PlanInputs) -> dict[str, Settin
         adapted = replace(adapted, value=count, reason=f"{adapted.reason}; memory holds {count}")
     reason = f"{count} slots, {each} tokens per slot as with {before} slots"
     return {SLOTS: adapted, CONTEXT: Setting(each * count, adapted.origin, reason)}
-
-
-def _fits(inputs: PlanInputs, chosen: Chosen, each: int) -> bool:
-    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
-    cache = cache_layout(chosen, each, *types)
-    return context_bytes(inputs.gguf, chosen, cache) <= inputs.kv_budget_bytes

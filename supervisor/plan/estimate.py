@@ -293,7 +293,8 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
     draft = _draft_bytes(memory_inputs, layout)
     count = count_offloaded(memory_inputs, layout, devices, draft + memory_inputs.projector_bytes)
     on_host = count <= gguf.layers
-    is_mapped = _is_mapped(chosen)
+    load_mode = str(chosen.get("load-mode", "mmap"))
+    is_mapped = chosen.get("mmap") is not False and ("mmap" in load_mode or load_mode == "auto")
     extra_bytes = (draft + memory_inputs.projector_bytes) if count else 0
     host = MemoryBreakdown(
         weights=gguf.tensor_bytes - moved_weights(gguf, count),
@@ -396,8 +397,3 @@ def _copies(gguf: Gguf, memory_inputs: MemoryInputs) -> int:
         elif kind in kinds and rows >= _REPACK_ROWS:
             total += size
     return total
-
-
-def _is_mapped(chosen: Chosen) -> bool:
-    mode = str(chosen.get("load-mode", "mmap"))
-    return chosen.get("mmap") is not False and ("mmap" in mode or mode == "auto")

@@ -84,7 +84,7 @@ def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Sugge
     kinds = (
         _fewer_slots(memory_inputs),
         smaller_cache(memory_inputs),
-        shorter(memory_inputs),
+        shorter_contexts(memory_inputs),
     )
     found = [
         suggestion for kind in kinds if (suggestion := _first_fitting(memory_inputs, kind, has))
@@ -92,7 +92,8 @@ def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Sugge
     if found:
         return tuple(found)
     under = {key: value for flags in smaller_cache(memory_inputs) for key, value in flags.items()}
-    least = shorter(memory_inputs, {**under, "parallel": 1})  # all kinds of changes together
+    # All kinds of changes together.
+    least = shorter_contexts(memory_inputs, {**under, "parallel": 1})
     return tuple(
         suggestion for suggestion in [_first_fitting(memory_inputs, least, has)] if suggestion
     )
@@ -131,7 +132,7 @@ def _fewer_slots(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue
         yield {"parallel": count, "ctx-size": each if is_shared else each * count}
 
 
-def shorter(
+def shorter_contexts(
     memory_inputs: MemoryInputs, under: Mapping[str, FlagValue] = MappingProxyType({})
 ) -> Iterator[Mapping[str, FlagValue]]:
     """Yield shorter contexts, each half of the previous one, together with the flags `under`."""

@@ -112,8 +112,12 @@ def _render_setting(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | 
         # An older build may have only the negative form.
         flag = flags.find(name) or flags.find(f"no-{name}")
         if flag and flag.is_usable:
-            rendered = _render_spelling(key, name, spelled, flag, flags)
-            return rendered or _unsupported_value(key, value, flag)
+            if rendered := _render_spelling(key, name, spelled, flag, flags):
+                return rendered
+            reason = f"this build's --{key} does not accept {value}, only {', '.join(flag.choices)}"
+            if isinstance(value, bool) or key in ONCE_BARE:
+                reason = f"this build has no form of --{key} for its default"
+            return OmittedFlag(key, value, IMPLIED.get((key, value), reason))
         unusable = unusable or flag
     return OmittedFlag(key, value, IMPLIED.get((key, value)) or _omission_reason(key, unusable))
 
@@ -153,14 +157,6 @@ def _render_spelling(
         return None
     dashes = "--" if f"--{name}" in flag.names else "-"
     return RenderedFlag(key, f"{dashes}{name}", _check_word(key, value, flag), note)
-
-
-def _unsupported_value(key: str, value: FlagValue, flag: Flag) -> OmittedFlag:
-    if isinstance(value, bool) or key in ONCE_BARE:
-        reason = f"this build has no form of --{key} for its default"
-    else:
-        reason = f"this build's --{key} does not accept {value}, only {', '.join(flag.choices)}"
-    return OmittedFlag(key, value, IMPLIED.get((key, value), reason))
 
 
 def _translate_value(flag: Flag, key: str, value: FlagValue) -> FlagValue:

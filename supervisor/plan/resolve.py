@@ -149,12 +149,18 @@ def rpc_settings(
         raise SettingsInvalid("rpc is set beside workers", hint="use one of the two")
     origin = f"workers {', '.join(worker.name for worker in workers)}"
     devices = devices_of(workers)
+    sizes = [device.total_mib for device in devices]
+    if split:
+        shares = Setting(split, "corral balance", "by the time of each worker")
+    elif len(set(sizes)) == 1:
+        ones = ",".join("1" for _ in sizes)
+        shares = Setting(ones, origin, "equal: they have as much memory each")
+    else:
+        shares = Setting(",".join(map(str, sizes)), origin, "by their memory in MiB")
     found = {
         RPC: Setting(",".join(worker.address for worker in workers), origin),
         "gpu-layers": Setting("all", origin, "every layer goes to a worker"),
-        SPLIT: Setting(split, "corral balance", "by the time of each worker")
-        if split
-        else Setting(*_split(devices, origin)),
+        SPLIT: shares,
         "fit": Setting("off", origin, "the split is fixed"),
     }
     if local:
@@ -169,13 +175,6 @@ def fitting_split(own: SettingsByFlag, workers: Sequence[RpcWorker]) -> Settings
     if split is None or len(str(split.value).split(",")) == len(devices_of(workers)):
         return own
     return {key: setting for key, setting in own.items() if key != SPLIT}
-
-
-def _split(devices: Sequence[Device], origin: str) -> tuple[str, str, str]:
-    sizes = [device.total_mib for device in devices]
-    if len(set(sizes)) == 1:
-        return ",".join("1" for _ in sizes), origin, "equal: they have as much memory each"
-    return ",".join(map(str, sizes)), origin, "by their memory in MiB"
 
 
 # Defaults for every engine, with reasons. Profiles and models override them; builds without the

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from supervisor.builds.help import FlagValue
 from supervisor.output import size
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
-from supervisor.plan.fit import MemoryCapacity, misfit_reason, shorter, smaller_cache
+from supervisor.plan.fit import MemoryCapacity, misfit_reason, shorter_contexts, smaller_cache
 from supervisor.system.machine import Machine
 
 
@@ -86,7 +86,7 @@ def _fewer_layers(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValu
 
 # In the order in which they are tried: the mildest for users first.
 _KINDS: Final[Mapping[Kind, Callable[[MemoryInputs], Iterator[Mapping[str, FlagValue]]]]] = (
-    MappingProxyType({"context": shorter, "cache": smaller_cache, "layers": _fewer_layers})
+    MappingProxyType({"context": shorter_contexts, "cache": smaller_cache, "layers": _fewer_layers})
 )
 
 

@@ -304,7 +304,7 @@ def _value(value: Any) -> str:
 _OWN: Final = ("profile", "engine")
 
 
-def without_trial(text: str, model: str, *, is_applied: bool) -> Edit:
+def remove_trial(text: str, model: str, *, is_applied: bool) -> Edit:
     """Remove a model's trial; if `is_applied`, its settings become the model's own.
 
     Raises:

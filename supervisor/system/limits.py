@@ -80,9 +80,11 @@ def cpu_quota(root: Path) -> float | None:
     Args:
         root: Contains `proc` and `sys`.
     """
-    found = [_quota(text(level / "cpu.max")) for level in _levels(root, "")]
+    found = [_quota(kernel_text(level / "cpu.max")) for level in _levels(root, "")]
     found += [
-        _quota(f"{text(level / 'cpu.cfs_quota_us')} {text(level / 'cpu.cfs_period_us')}")
+        _quota(
+            f"{kernel_text(level / 'cpu.cfs_quota_us')} {kernel_text(level / 'cpu.cfs_period_us')}"
+        )
         for level in _levels(root, "cpu")
     ]
     return min((quota for quota in found if quota), default=None)
@@ -92,7 +94,7 @@ def memory_limit_bytes(root: Path) -> int | None:
     """Return the lowest memory limit of all levels, in bytes; None without one."""
     files = [level / "memory.max" for level in _levels(root, "")]
     files += [level / "memory.limit_in_bytes" for level in _levels(root, "memory")]
-    found = (text(file).strip() for file in files)
+    found = (kernel_text(file).strip() for file in files)
     return min((int(limit) for limit in found if limit.isdecimal()), default=None)
 
 
@@ -111,7 +113,7 @@ def oom_kills(root: Path) -> int | None:
     files = [level / "memory.events" for level in _levels(root, "")]
     files += [level / "memory.oom_control" for level in _levels(root, "memory")]
     for file in (*reversed(files), root / "proc/vmstat"):
-        for line in text(file).splitlines():
+        for line in kernel_text(file).splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill" and count.isdecimal():
                 return int(count)
@@ -150,7 +152,7 @@ def _levels(root: Path, controller: str) -> Iterator[Path]:
     Some may not exist: a container may see its group's path on the host, but has only its own
     group's files, mounted at the top.
     """
-    path = _own_path(text(root / "proc/self/cgroup"), controller)
+    path = _own_path(kernel_text(root / "proc/self/cgroup"), controller)
     if path is None:
         return
     if controller:
@@ -174,7 +176,7 @@ def _own_path(groups: str, controller: str) -> PurePosixPath | None:
     return None
 
 
-def text(path: Path) -> str:
+def kernel_text(path: Path) -> str:
     """Read a small file of the kernel; empty if it cannot be read."""
     try:
         return path.read_text("utf-8").strip()

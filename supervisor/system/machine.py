@@ -18,7 +18,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
-from supervisor.system.limits import cpu_quota, has_limit, limit, memory_limit_bytes, text
+from supervisor.system.limits import (
+    cpu_quota,
+    has_limit,
+    kernel_text,
+    limit,
+    memory_limit_bytes,
+)
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NAME_MAX: Final = 80
@@ -68,7 +74,7 @@ def read_topology(root: Path, allowed: frozenset[int]) -> Topology:
     cores = {_core(root, cpu) & allowed for cpu in allowed}
     efficiency = sum(1 for core in cores if core <= slow)
     files = (root / _NODES).glob("node[0-9]*/cpulist")
-    nodes = [cpus for file in files if (cpus := parse_cpu_list(text(file)))]
+    nodes = [cpus for file in files if (cpus := parse_cpu_list(kernel_text(file)))]
     numa_nodes = max(1, len(nodes)) if all(cpus <= allowed for cpus in nodes) else 1
     return Topology(len(cores) - efficiency, efficiency, numa_nodes)
 
@@ -85,16 +91,16 @@ def parse_cpu_list(line: str) -> frozenset[int]:
 
 def _core(root: Path, cpu: int) -> Core:
     topology = root / _CPUS / f"cpu{cpu}" / "topology"
-    lists = (text(topology / name) for name in ("core_cpus_list", "thread_siblings_list"))
+    lists = (kernel_text(topology / name) for name in ("core_cpus_list", "thread_siblings_list"))
     return next(filter(None, map(parse_cpu_list, lists)), frozenset()) | {cpu}
 
 
 def _efficiency_cpus(root: Path, allowed: frozenset[int]) -> frozenset[int]:
-    if fast := parse_cpu_list(text(root / _PERFORMANCE_PMU)):
+    if fast := parse_cpu_list(kernel_text(root / _PERFORMANCE_PMU)):
         return allowed - fast
     # Compared with all CPUs, because the affinity may contain only slow ones.
     files = (root / _CPUS).glob("cpu[0-9]*/cpu_capacity")
-    found = {int(file.parent.name[3:]): text(file) for file in files}
+    found = {int(file.parent.name[3:]): kernel_text(file) for file in files}
     capacities = {cpu: int(value) for cpu, value in found.items() if value.isdecimal()}
     least = max(capacities.values(), default=0) * _PERFORMANCE_SHARE
     return frozenset(cpu for cpu in allowed if capacities.get(cpu, least) < least)
@@ -199,7 +205,7 @@ def allowed_cpus() -> frozenset[int]:
 @cache
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's features, such as `avx2`; empty if unknown."""
-    for line in text(_CPUINFO).splitlines():
+    for line in kernel_text(_CPUINFO).splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
@@ -213,7 +219,7 @@ def _may_renice() -> bool:
 
 
 def _has_capability(bit: int) -> bool:
-    for line in text(_STATUS).splitlines():
+    for line in kernel_text(_STATUS).splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> bit & 1)
     return False

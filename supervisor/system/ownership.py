@@ -79,7 +79,7 @@ class User:
     private_gid: int | None = None
 
 
-def doubts(places: tuple[Access, ...], user: User) -> str | None:
+def first_doubt(places: tuple[Access, ...], user: User) -> str | None:
     """Return the first reason not to trust a file; `places` are the file and its directories."""
     return next((reason for place in places for reason in _doubts(place, user)), None)
 
@@ -93,7 +93,7 @@ def _doubts(place: Access, user: User) -> Iterator[str]:
         yield f"a group can write {place.what} (gid {place.gid}, mode {place.mode:o})"
 
 
-def see(path: Path) -> tuple[Access, ...]:
+def read_access(path: Path) -> tuple[Access, ...]:
     """Return the access to a file, to its directory, and to the directory of a symlink's target.
 
     Raises:

@@ -209,10 +209,10 @@ def _session_problem(session: str) -> str | None:
         return f"cannot be used: {getattr(error, 'strerror', None) or error}"
     if not Path(session).is_absolute():
         return "is not an absolute path"
-    return problem(found.st_mode, found.st_uid, os.geteuid(), 0o077)
+    return directory_problem(found.st_mode, found.st_uid, os.geteuid(), 0o077)
 
 
-def problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str | None:
+def directory_problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str | None:
     """Return the end of a sentence that says why a directory is unusable, or None."""
     if not stat.S_ISDIR(mode):
         return "is not a directory"
@@ -266,7 +266,7 @@ def is_ours(directory: Path) -> bool:
     except OSError:
         return False
     ours = os.geteuid()
-    return not any(problem(entry.st_mode, entry.st_uid, ours, 0o022) for entry in found)
+    return not any(directory_problem(entry.st_mode, entry.st_uid, ours, 0o022) for entry in found)
 
 
 def check_owner(directory: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 import psutil
 
-from supervisor.system.limits import pressure_file, text
+from supervisor.system.limits import kernel_text, pressure_file
 from supervisor.system.machine import allowed_cpus
 
 # Programs that take less are not listed.
@@ -109,9 +109,9 @@ def read_processor(root: Path, allowed: frozenset[int], pids: Iterable[int]) -> 
         allowed: The CPUs that count.
         pids: Our own processes.
     """
-    busy_s, nice_s = _busy(text(root / "proc/stat"), allowed)
-    own = {pid: _process_s(text(root / f"proc/{pid}/stat")) for pid in pids}
-    stalled = _STALLED.search(text(pressure_file(root) or root / "proc/pressure/cpu"))
+    busy_s, nice_s = _busy(kernel_text(root / "proc/stat"), allowed)
+    own = {pid: _process_s(kernel_text(root / f"proc/{pid}/stat")) for pid in pids}
+    stalled = _STALLED.search(kernel_text(pressure_file(root) or root / "proc/pressure/cpu"))
     return ProcessorReading(
         at_s=time.monotonic(),
         busy_s=busy_s,

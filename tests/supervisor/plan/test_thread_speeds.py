@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds, counts, fastest
+from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds, fastest_count, thread_counts
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds, counts, fastes
 def test_all_cores_all_but_one_and_half_of_them_are_compared(
     cores: int, expected: tuple[int, ...]
 ) -> None:
-    assert counts(cores) == expected
+    assert thread_counts(cores) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_all_cores_all_but_one_and_half_of_them_are_compared(
 def test_the_fastest_count_is_taken_if_it_is_clearly_faster(
     speeds: Mapping[int, float], cores: int, expected: int
 ) -> None:
-    assert fastest(speeds, cores) == expected
+    assert fastest_count(speeds, cores) == expected
 
 
 def test_each_count_is_tried_once() -> None:

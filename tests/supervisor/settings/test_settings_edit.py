@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import AccessDenied, SettingsInvalid
-from supervisor.settings.edit import Edit, change_file, without_trial
+from supervisor.settings.edit import Edit, change_file, remove_trial
 
 TABLES = """\
 # mine
@@ -60,7 +60,7 @@ max_tokens = 20
 def test_an_applied_trial_becomes_the_models_own(text: str) -> None:
     before, after = (
         tomllib.loads(case)["models"]["chat"]
-        for case in (text, without_trial(text, "chat", is_applied=True).text)
+        for case in (text, remove_trial(text, "chat", is_applied=True).text)
     )
     trial = before.pop("trial")
     wanted = before | {name: trial[name] for name in ("profile", "engine") if name in trial}
@@ -71,14 +71,14 @@ def test_an_applied_trial_becomes_the_models_own(text: str) -> None:
 
 @pytest.mark.parametrize("text", [TABLES, INLINE, DOTTED, ENGINE, FIRST])
 def test_a_trial_that_is_ended_leaves_nothing(text: str) -> None:
-    after = tomllib.loads(without_trial(text, "chat", is_applied=False).text)
+    after = tomllib.loads(remove_trial(text, "chat", is_applied=False).text)
     wanted = tomllib.loads(text)
     del wanted["models"]["chat"]["trial"]
     assert after == wanted
 
 
 def test_comments_and_other_tables_stay() -> None:
-    edit = without_trial(TABLES, "chat", is_applied=True)
+    edit = remove_trial(TABLES, "chat", is_applied=True)
     for kept in ("# mine", "# small", "# of every day", "[models.code]"):
         assert kept in edit.text
     assert edit.lines == (
@@ -90,7 +90,7 @@ def test_comments_and_other_tables_stay() -> None:
 def test_a_trial_that_is_not_in_the_file_is_refused() -> None:
     for name, applied in (("code", True), ("code", False), ("nothing", True)):
         with pytest.raises(SettingsInvalid):
-            without_trial(TABLES, name, is_applied=applied)
+            remove_trial(TABLES, name, is_applied=applied)
 
 
 def test_what_cannot_be_changed_safely_is_told_line_by_line(
@@ -98,7 +98,7 @@ def test_what_cannot_be_changed_safely_is_told_line_by_line(
 ) -> None:
     monkeypatch.setattr("supervisor.settings.edit.tomlkit.dumps", lambda _: "[models]\n")
     with pytest.raises(SettingsInvalid) as refused:
-        without_trial(DOTTED, "chat", is_applied=True)
+        remove_trial(DOTTED, "chat", is_applied=True)
     assert refused.value.hint == (
         'write profile = "speculative" and flags.poll = 0 into [models.chat], '
         "remove [models.chat.trial] from it, then run corral reload"
@@ -107,13 +107,13 @@ def test_what_cannot_be_changed_safely_is_told_line_by_line(
 
 def test_a_name_with_other_signs_is_quoted() -> None:
     text = TABLES.replace("models.chat", 'models."owner/chat:7b"')
-    edit = without_trial(text, "owner/chat:7b", is_applied=True)
+    edit = remove_trial(text, "owner/chat:7b", is_applied=True)
     assert edit.lines == (
         'models."owner/chat:7b".profile = "speculative"',
         'models."owner/chat:7b".trial is gone',
     )
     with pytest.raises(SettingsInvalid) as refused:
-        without_trial("[models", "owner/chat:7b", is_applied=False)
+        remove_trial("[models", "owner/chat:7b", is_applied=False)
     assert 'remove [models."owner/chat:7b".trial]' in str(refused.value.hint)
 
 
@@ -121,7 +121,7 @@ def test_the_file_keeps_its_mode_and_can_be_put_back(tmp_path: Path) -> None:
     path = tmp_path / "corral.toml"
     path.write_text(TABLES)
     path.chmod(0o644)
-    changed = change_file(path, lambda text: without_trial(text, "chat", is_applied=False))
+    changed = change_file(path, lambda text: remove_trial(text, "chat", is_applied=False))
     assert "trial" not in path.read_text()
     assert changed.backup.read_text() == TABLES
     assert stat.S_IMODE(changed.backup.stat().st_mode) == 0o600

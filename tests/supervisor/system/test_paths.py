@@ -12,12 +12,12 @@ from supervisor.system.paths import (
     Directories,
     check_owner,
     directories,
+    directory_problem,
     file_name,
     is_ours,
     make_ours,
     make_private,
     name_of_file,
-    problem,
     shipped_directory,
 )
 
@@ -146,7 +146,7 @@ def test_without_a_session_the_runtime_directory_is_not_in_tmp(
 def test_a_directory_is_checked_for_type_owner_and_mode(
     mode: int, uid: int, said: str | None
 ) -> None:
-    found = problem(mode, uid, 1000, 0o077)
+    found = directory_problem(mode, uid, 1000, 0o077)
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
 
