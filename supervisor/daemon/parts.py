@@ -133,12 +133,7 @@ class DaemonParts:
         self._apply_workers(loaded)
         events.add_sink(self._prefix_files.observe)
         self._make_records()
-        self.trials = Trials(
-            self.fleet, self.router.count_in_flight, TrialStore(directories.trials)
-        )
-        events.add_sink(self.trials.observe)
-        self.canaries = self._make_canaries()
-        events.add_sink(self.canaries.observe)
+        self._make_trials()
         events.add_sink(self.notifier.observe)
         self.nodes = self._make_nodes()
         self.usage = self._make_usage()
@@ -220,10 +215,13 @@ class DaemonParts:
         self.history = History(database, events.emit, lambda: self.settings.history)
         events.add_sink(self.history.observe)
 
-    def _make_canaries(self) -> Canaries:
-        emit = self.events.emit
+    def _make_trials(self) -> None:
+        """Make the trials of profiles and the canaries of engines."""
+        emit, store = self.events.emit, TrialStore(self.directories.trials)
+        self.trials = Trials(self.fleet, self.router.count_in_flight, store)
+        self.events.add_sink(self.trials.observe)
         self.canary_history = CanaryHistory(CanaryRecord(self.directories.canaries), emit)
-        return Canaries(
+        self.canaries = Canaries(
             CanaryParts(
                 self.fleet,
                 self.reload,
@@ -233,6 +231,7 @@ class DaemonParts:
                 emit,
             )
         )
+        self.events.add_sink(self.canaries.observe)
 
     def _make_usage(self) -> UsageRecorder:
         usage = UsageRecorder(
