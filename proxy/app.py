@@ -36,9 +36,8 @@ from proxy.http.body import Bodies
 from proxy.http.connections import Connections, descriptors_max, limit_of
 from proxy.http.middleware import Handler, RequestMiddleware, Routes
 from proxy.http.tls import RenewedContext, server_context
-from proxy.observe.in_flight import ServerState
 from proxy.observe.past import Conversations, RequestHistory
-from proxy.observe.record import Emit
+from proxy.observe.record import Emit, ServerState
 from proxy.observe.tracing import start_tracer
 from proxy.request.models import EngineReader, ModelControl, ModelLoader, OllamaHost, PromptWarmer
 from proxy.request.stored_responses import ResponseStore

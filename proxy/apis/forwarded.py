@@ -44,8 +44,7 @@ from proxy.forward.response import ClientResponse
 from proxy.forward.upstream_errors import client_error_body, reclassify_error
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
-from proxy.observe.in_flight import InFlightRequest, OpenRequest, ServerState
-from proxy.observe.record import CLIENT_GONE
+from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest, ServerState
 from proxy.request.models import (
     ModelInfo,
     ModelLoader,

@@ -37,14 +37,13 @@ from proxy.errors import BadRequest, LimitExceeded, QueueTimeout, UpstreamFailed
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
 from proxy.http.middleware import Routes, json_response
-from proxy.observe.in_flight import InFlightRequest, ServerState
-from proxy.observe.record import AccessRecord
+from proxy.observe.record import AccessRecord, InFlightRequest, ServerState
 from proxy.request.models import EngineReader, GpuUse, ModelLoader, ModelNames
 from proxy.request.request import Translation, client_of, named_model
 from proxy.settings import BatchConfig
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import Splitter
-from proxy.upstream.sse import members_of as event_members
+from proxy.upstream.http1 import Splitter
+from proxy.upstream.http1 import members_of as event_members
 
 
 def generated_completion(answer: Mapping[str, Any]) -> dict[str, Any]:

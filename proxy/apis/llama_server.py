@@ -37,8 +37,7 @@ from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel, Upstream
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Bodies, check_complexity, members_of, read_body
 from proxy.http.middleware import Routes, json_response
-from proxy.observe.in_flight import InFlightRequest, ServerState
-from proxy.observe.record import AccessRecord
+from proxy.observe.record import AccessRecord, InFlightRequest, ServerState
 from proxy.request.models import ModelControl, ModelInfo, ModelLoader, client_models, client_names
 from proxy.request.request import client_of, named_model
 

@@ -22,7 +22,7 @@ from proxy.forward.translation import Events, TranslatedWriter
 from proxy.observe.record import AccessRecord
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import DONE, InvalidEvent, Splitter, data_of, members_of
+from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, data_of, members_of
 
 _NS: Final = 1_000_000  # in a millisecond
 

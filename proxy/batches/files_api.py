@@ -33,7 +33,7 @@ from proxy.errors import (
 )
 from proxy.http.forms import MALFORMED, boundary_of, form_error, is_form, plain_filename
 from proxy.http.middleware import PATH_ID, Routes, json_response
-from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.observe.record import InFlightRequest, ServerState
 
 # Bytes of lines that are written in one transaction.
 _WRITE_BYTES: Final = 1024**2

@@ -27,8 +27,7 @@ from proxy.batches.runner import Places, Runner, places_of
 from proxy.errors import BadRequest, NotFound, quote
 from proxy.http.body import Bodies, check_complexity, members_of, read_body
 from proxy.http.middleware import PATH_ID, Routes, json_response
-from proxy.observe.in_flight import ServerState
-from proxy.observe.record import Emit
+from proxy.observe.record import Emit, ServerState
 from proxy.request.models import ModelLoader
 from proxy.request.request import client_of
 from proxy.settings import JobSettings

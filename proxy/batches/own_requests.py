@@ -32,8 +32,7 @@ from proxy.forward.arrays import GATHERED_MAX_BYTES
 from proxy.forward.forward import Forward
 from proxy.http.body import Bodies, Share, check_complexity
 from proxy.http.error_responses import error_body
-from proxy.observe.in_flight import InFlightRequest, ServerState
-from proxy.observe.record import CLIENT_GONE, AccessRecord
+from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest, ServerState
 from proxy.observe.timeline import Timeline
 from proxy.request.models import ModelNames
 from proxy.request.request import Priority, ProxyRequest, json_content

@@ -37,7 +37,7 @@ from proxy.endpoints.requests import Requests
 from proxy.errors import BadRequest, Draining, TooManyRequests
 from proxy.http.middleware import Routes
 from proxy.observe.cache_finding import Tier
-from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.observe.record import InFlightRequest, ServerState
 from proxy.request.models import ModelLoader
 from proxy.router.router import Router
 

@@ -19,7 +19,7 @@ from proxy.common.headers import RESPONSE_HEADERS
 from proxy.errors import BadRequest, Forbidden, TooManyRequests
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
 from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
-from proxy.observe.in_flight import InFlightRequest, ServerState
+from proxy.observe.record import InFlightRequest, ServerState
 from proxy.request.limits import check
 from proxy.request.models import ModelLoader, PromptWarmer, ResolvedModel, client_names
 from proxy.request.request import (

@@ -14,7 +14,6 @@ from proxy.auth.api_keys import visible_client
 from proxy.errors import BadRequest, NotFound, RequestCancelled
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.explanation import explain, own_figures
-from proxy.observe.in_flight import InFlightRequest, OpenRequest, ServerState
 from proxy.observe.past import (
     Conversations,
     HistoryQuery,
@@ -22,7 +21,7 @@ from proxy.observe.past import (
     StoredRequest,
     past_query,
 )
-from proxy.observe.record import AccessRecord
+from proxy.observe.record import AccessRecord, InFlightRequest, OpenRequest, ServerState
 from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.router.router import Router
 

@@ -24,7 +24,7 @@ from proxy.forward.upstream_errors import client_error_body
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MEMBER
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import DONE, InvalidEvent, Splitter, data_of, members_of
+from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, data_of, members_of
 
 PATH: Final = "/v1/chat/completions"
 

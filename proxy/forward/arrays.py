@@ -29,7 +29,7 @@ from proxy.forward.response import RequestWriter, ResponseWriter
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import DONE, Splitter, data_of
+from proxy.upstream.http1 import DONE, Splitter, data_of
 
 # Limit of the members that all parts share, times the number of parts.
 _REPEATED_MAX_BYTES: Final = 64 * 1024**2

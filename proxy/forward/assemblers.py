@@ -26,7 +26,7 @@ import orjson
 from proxy.errors import Unfinished
 from proxy.router.lease import Completion
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import InvalidEvent, Splitter, objects_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, objects_of
 from proxy.upstream.timings import Timings
 
 

@@ -25,7 +25,7 @@ from proxy.forward.translation import Events, TranslatedWriter
 from proxy.http.error_responses import Event, error_as_event, event_bytes
 from proxy.request.request import ProxyRequest
 from proxy.request.stored_responses import StoredTurn
-from proxy.upstream.sse import InvalidEvent, Splitter, members_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, members_of
 
 # The members that repeat the request, with their defaults.
 _REPEATED: Final[Mapping[str, Any]] = {

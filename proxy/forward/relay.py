@@ -79,7 +79,7 @@ from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
 from proxy.upstream.endpoint_kinds import EndpointKind, is_single
-from proxy.upstream.sse import DONE, InvalidEvent, Splitter, has_done, members_of, objects_of
+from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, has_done, members_of, objects_of
 
 _COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})
 _ASSEMBLED: Final = _COMPLETIONS | {

@@ -46,7 +46,7 @@ from proxy.observe.explanation import explain, own_figures
 from proxy.observe.record import AccessRecord
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import DONE
+from proxy.upstream.http1 import DONE
 
 # A client that stopped reading cannot take its last event either.
 _FAREWELL_TIMEOUT_S: Final = 0.5

@@ -34,7 +34,7 @@ from proxy.forward.response import PassedResponse, ResponseWriter
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import InvalidEvent, Splitter, members_of, objects_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, members_of, objects_of
 
 _KINDS: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 _FORMATS: Final = frozenset({"response_format", "json_schema"})

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 from proxy.common.headers import is_event_stream
 from proxy.errors import UpstreamFailed
 from proxy.forward.response import PassedRequest, RequestWriter
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 
 _WHOLE_MAX_BYTES: Final = 64 * 1024**2
 

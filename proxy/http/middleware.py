@@ -45,12 +45,12 @@ from proxy.errors import (
 from proxy.http.connections import Connections
 from proxy.http.error_responses import error_response
 from proxy.http.tls import server_context
-from proxy.observe.in_flight import ServerState
 from proxy.observe.record import (
     CLIENT_GONE,
     AccessRecord,
     Emit,
     RequestTrace,
+    ServerState,
     Tracer,
     new_request_id,
 )

@@ -29,7 +29,7 @@ from proxy.errors import (
     UpstreamUnconnected,
 )
 from proxy.observe.cache_finding import CacheFinding, Tier
-from proxy.observe.in_flight import InFlight, InFlightRequest
+from proxy.observe.record import InFlight, InFlightRequest
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
 from proxy.router.measures import Finished

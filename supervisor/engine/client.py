@@ -18,7 +18,7 @@ import aiohttp
 import orjson
 
 from proxy.upstream.engine_state import SlotState, parse_slots, plain_values
-from proxy.upstream.sse import InvalidEvent, Splitter, members_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, members_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import orjson
 
 from proxy.forward.assemblers import assembler_for
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import InvalidEvent, Splitter, objects_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, objects_of
 from proxy.upstream.timings import Timings
 from supervisor.errors import CaptureInvalid
 from supervisor.experiments.capture_lines import FORMAT

@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.forward.assemblers import assembler_for
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 from proxy.upstream.timings import Timings
 from supervisor.bench.engine_requests import first_error, post, rate
 from supervisor.bench.own_engine import private_instance

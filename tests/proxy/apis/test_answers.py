@@ -7,7 +7,7 @@ import json
 import pytest
 
 from proxy.apis.generate import TokenEvents, generated_completion, token_list
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 
 WHOLE = {"content": "bc", "tokens": [7, 8], "stop": True, "tokens_predicted": 2}
 RESULT = {"token_ids": [7, 8], "text": "bc", "num_generated": 2}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.forward.assemblers import ChatAssembler
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 
 
 def piece(

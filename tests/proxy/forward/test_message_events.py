@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from proxy.forward.anthropic import MessageEvents, events_of
 from proxy.forward.assemblers import MessagesAssembler
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USAGE = {

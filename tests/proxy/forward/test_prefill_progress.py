@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.forward.prefill import PrefillFilter, progress_of
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 
 SAID = {"total": 100, "cache": 10, "processed": 40, "time_ms": 1}
 PROGRESS = b'data: {"prompt_progress":{"total":100,"cache":10,"processed":40,"time_ms":1}}\n\n'

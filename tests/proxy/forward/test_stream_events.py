@@ -11,7 +11,7 @@ from support.openai_events import check_stream, parsed
 from support.response_streams import STREAMS, closed, opened, text_events, text_item, written
 
 from proxy.forward.openai_responses import StreamEvents, request_members
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 
 BASE = {"model": "chat", **request_members({"max_output_tokens": 50})}
 

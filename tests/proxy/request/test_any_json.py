@@ -18,7 +18,7 @@ from proxy.request.engine_members import engine_members
 from proxy.request.stored_responses import ResponseStore, StoredTurn
 from proxy.settings import StoredResponseSettings
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.sse import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent
 
 TRIES = 1000
 ATOMS = ("", "a", "msg_1", "assistant", "user", 0, 1, -1, 1.5, True, None)

@@ -12,7 +12,7 @@ from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
-from proxy.observe.in_flight import InFlight, InFlightRequest
+from proxy.observe.record import InFlight, InFlightRequest
 from proxy.request.models import ModelInfo, ModelNames
 from proxy.router.lease import Activity, Completion, Lease
 from proxy.router.router import Router

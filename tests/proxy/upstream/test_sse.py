@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.upstream.sse import InvalidEvent, Splitter, data_of, members_of, objects_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, data_of, members_of, objects_of
 
 EVENTS = [b"data: 1\n\n", b":\n\n", b"event: a\r\ndata: 2\r\n\r\n", b"data: 3\r\r", b"data: 4\n\n"]
 
