@@ -1,4 +1,4 @@
-"""Applies new settings to running instances, and only where they change something.
+"""Applies new settings to running instances, and only those that they change.
 
 All errors are found before anything is changed (`prepare`). Then
 
