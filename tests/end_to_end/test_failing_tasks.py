@@ -44,7 +44,7 @@ TASKS = [
     (AdmissionController, "_reconcile"),
     (ReloadTriggers, "_run"),
     (NodeMonitor, "_poll"),
-    (SlotReleaser, "_give_back"),
+    (SlotReleaser, "_free_when_idle"),
     (HealthMonitor, "_sample"),
     (MemoryUsage, "free"),
     (psutil.Process, "memory_info"),
