@@ -203,8 +203,9 @@ EMPTY: Final = SlotContent(None, 0, (), None, is_saved=False)
 class TrackedSlot:
     """One slot and its believed content.
 
-    A slot with a holder and `started_tick <= freed_tick` is reserved, but its request is not sent
-    yet.
+    Its phases: unused (`started_tick` is 0); idle (no holder); reserved (a holder, and
+    `started_tick <= freed_tick`: its request is not sent yet, and `before` has the content that it
+    will replace); busy (a holder, and `started_tick > freed_tick`).
 
     Attributes:
         conversation: None if it will not be continued.

@@ -405,6 +405,12 @@ def by_slot(leases: Sequence[LeaseStats], count: int) -> dict[int, LeaseStats | 
 class Lease(InFlightRequest):
     """Made by `Router.lease`; in flight for the length of its block.
 
+    Its phases: granted (it counts as a slot of the instance, which slot is open); slot chosen
+    (`slot`, `id_slot`; saves and restores of that slot come here); sent (`owners` is set); prefill,
+    then decode (`progress`); ended (`Leases.finish`: queue, index and slots learn from the
+    response); `is_ending`, if the engine may still use the slot; released. A retry begins again
+    with a lease of its own.
+
     Attributes:
         progress: The progress of the response; the relay counts it.
         sequences: Slots of the instance in use when the lease began, its own included.
