@@ -27,14 +27,14 @@
     ├── HistoryUnavailable            1    figures of past requests are not kept, or not readable
     ├── ModelKept                     1    another program keeps that model
     ├── ModelInUse                   69    an engine serves the model that is to be removed
-    ├── NotConfirmed                  2    nobody can be asked, and --yes was not given
+    ├── NotConfirmed                  2    the user cannot be asked, and --yes was not given
     ├── DaemonBusy                   69    another daemon holds the directory, or ours hangs
     ├── DaemonStopping               69    the daemon is ending, and takes no new desktop host
     ├── DaemonExited                  1    the daemon ended without being told to
     ├── MachineBusy                  69    other programs take what a measurement needs
     └── Interrupted                 130    Ctrl-C; the daemon continues
 
-0 is success, 2 a usage error. 78 is EX_CONFIG: a service manager must not restart it in vain
+0 is success, 2 a usage error. 78 is EX_CONFIG: a service manager must not restart the daemon
 (systemd: RestartPreventExitStatus=78). 3 is what `systemctl status` returns for a stopped unit.
 """
 

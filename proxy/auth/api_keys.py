@@ -167,7 +167,7 @@ class _Usage:
 
     Attributes:
         full_at_s: When the bucket is full again; it is the bucket's whole state.
-        has_ended: Set when a request ends; None while nobody waits for that.
+        has_ended: Set when a request ends; None while nothing waits for that.
     """
 
     in_flight: int = 0

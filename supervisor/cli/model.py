@@ -222,7 +222,7 @@ def _disks(places: Iterable[Root]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-# Asks a yes-or-no question; None if nobody can be asked.
+# Asks a yes-or-no question; None without a terminal to ask on.
 Ask = Callable[[str], bool] | None
 
 
@@ -230,7 +230,7 @@ def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandRes
     """Delete a model that no engine serves.
 
     Raises NoSuchModel, ModelKept if another program owns it, ModelInUse if an engine runs it, or
-    NotConfirmed if nobody could be asked.
+    NotConfirmed if there is no way to ask the user.
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings

@@ -356,4 +356,4 @@ def _read(work: Callable[[HistoryDatabase], Result], nothing: Result) -> Result:
         database.close()
         if database.replacement:
             path, reason = database.replacement
-            warn(f"the history could not be read and starts anew: {reason} ({path})")
+            warn(f"the history could not be read, so a new one was started: {reason} ({path})")

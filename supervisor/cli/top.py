@@ -112,7 +112,7 @@ class Signals:
 
     def wake(self) -> None:
         """End a `select` of the main thread, from another thread."""
-        with suppress(OSError):  # full: the wait ends anyway; closed: nobody waits
+        with suppress(OSError):  # full: the wait ends anyway; closed: no reader is left
             self._theirs.send(_WAKE)
 
     def take(self) -> set[int]:

@@ -311,7 +311,7 @@ def verdict(figures: TrialFigures) -> TrialVerdict:
 
 
 def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
-    """Compare by time block, for automatic decisions that nobody reviews first."""
+    """Compare by time block, for automatic decisions without a review."""
     base, trial = (figures.sides[name] for name in SIDES)
     return TrialVerdict(
         tokens_per_second=_figure_over_time(base.timed_rates, trial.timed_rates, RATE),

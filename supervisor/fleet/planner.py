@@ -1,4 +1,4 @@
-"""Plans and launches instances from the settings, anew for every run.
+"""Plans and launches instances from the settings; every run gets a new plan.
 
 So the next start uses a repaired model file or an upgraded engine. Planning takes milliseconds:
 engines and GGUFs are cached by path, size and mtime.

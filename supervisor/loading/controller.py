@@ -1,6 +1,6 @@
 """Loads models that are requested, and unloads others when memory is needed.
 
-`decide.py` decides, anew after each event that may change the decision: a request, a command, an
+`decide.py` decides again after each event that may change the decision: a request, a command, an
 instance's new state, a model that became idle, or time. This carries it out. No request is cut: a
 busy model is paused first, and its instances stop once they have no requests.
 """

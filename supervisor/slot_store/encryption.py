@@ -269,7 +269,7 @@ class SlotContent:
         return replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
 
     def seal(self, manifest: Manifest) -> Manifest:
-        """Encrypt the fingerprint, so that nobody can find the hashes of a known text in it."""
+        """Encrypt the fingerprint, so that the hashes of a known text cannot be found in it."""
         if not manifest.key_id:
             return manifest
         sealed = seal(manifest.fingerprint, self._key(manifest), _seal_context(manifest))

@@ -1,7 +1,7 @@
 """Finds out whether another user could have written a settings file or a model file.
 
 A settings file names programs to run. So a settings file in the current directory is read only if
-nobody but the user and root can have written it; a file that the user names is read with a warning.
+only the user and root can have written it; a file that the user names is read with a warning.
 
 A model file of another user is a danger too: C++ code parses GGUF files, and a file that shrinks
 while it is mapped kills its engine.
