@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from supervisor.cli.plan import plan
 from supervisor.cli.tune import tune, undo
 from supervisor.errors import ModelInvalid, SettingsInvalid, StartFailed
 from supervisor.output import CommandResult
+from supervisor.system import machine
 
 FASTER = "poll"
 
@@ -34,6 +36,9 @@ def home(
     monkeypatch.setenv("CORRAL_RUNTIME_DIR", str(runtime))
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "corral.toml").write_text(f'engine = "{engine_path}"\n')
+    # Which variants there are depends on the processor.
+    two_cores = replace(machine.read(), logical_cores=2, physical_cores=2)
+    monkeypatch.setattr("supervisor.system.machine.read", lambda: two_cores)
     return tmp_path
 
 
