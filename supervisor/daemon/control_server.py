@@ -4,7 +4,7 @@
     GET  /v1/trials     {"trials": [...]}, the figures of each model's trial
     GET  /v1/canaries   {"running": [...], "ended": [...]}, the models' canaries
     GET  /v1/balance    {"balances": [...]}, the workers of each split model, and suggested moves
-    GET  /v1/slots      a CachesStatus: where the prompts of each model are kept
+    GET  /v1/slots      a CachesStatus: the places of the prompts of each model
     GET  /v1/requests   {"requests": [...]}, the requests in flight, oldest first
     POST /v1/requests/ID/cancel   end a request with an error
     POST /v1/history    a HistoryQuery; {"requests": [...]}, ended requests, the latest first
