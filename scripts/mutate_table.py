@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULE = "supervisor.engine.states"
-SOURCE = ROOT / "supervisor" / "instance" / "states.py"
+SOURCE = ROOT / "supervisor" / "engine" / "states.py"
 LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
 # What passed last, so that --if-changed has nothing to do.
 PASSED = ROOT / ".venv" / ".mutate_table"
