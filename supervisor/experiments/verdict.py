@@ -418,7 +418,7 @@ def _wilson(errors: int, requests: int) -> tuple[float, float]:
     return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
 
 
-# Nobody notices a first token that is later by less.
+# A first token that is later by less is not noticeable.
 _UNNOTICED_S: Final = 0.05
 
 Step = Literal["wait", "promote", "withdraw"]

@@ -173,10 +173,10 @@ def test_a_chat_whose_engine_is_killed_goes_on_as_if_it_was_not(
     corral.ok("start")
     with ask_stream(corral, **members) as stream:
         expected = text_of(stream.read().decode())
+    pids = {name: instance["pid"] for name, instance in corral.instances().items()}
     with ask_stream(corral, **members) as stream:
         begun = b"".join(stream.readline() for _ in range(40))
-        name = stream.headers["X-Corral-Instance"]
-        os.kill(corral.instances()[name]["pid"] or 0, signal.SIGKILL)
+        os.kill(pids[stream.headers["X-Corral-Instance"]] or 0, signal.SIGKILL)
         text = text_of((begun + stream.read()).decode())
     assert text == expected
     until(lambda: settled(corral))

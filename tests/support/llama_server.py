@@ -184,8 +184,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         while self.engine.has("flood-stream"):
             self.wfile.write(b'data: {"choices": [], "x": "' + b"x" * 65536 + b'"}\n\n')
-        for upstream_request in "abc":
-            chunk = {"choices": [{"delta": {"content": upstream_request}}]}
+        for letter in "abc":
+            chunk = {"choices": [{"delta": {"content": letter}}]}
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
 

@@ -43,7 +43,7 @@ def make(path: Path, *, target: int = 64) -> Path:
 def _tensors(tokens: list[str], types: list[int], target: int) -> dict[str, Array]:
     random = np.random.default_rng(0)
     _, output = tiny_gguf.ends("cycle", tokens, types, target, random)
-    letters = [tokens.index(entry) for entry in "abcdefghijklmnopqrstuvwxyz"]
+    letters = [tokens.index(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]
     # It reads the letter before the latest one, and says the second letter after it.
     output[letters] = output[letters[-1:] + letters[:-1]]
     fused = np.hstack([np.eye(target), np.zeros((target, 2 * target))]).astype(np.float16)

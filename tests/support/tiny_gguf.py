@@ -198,7 +198,7 @@ def _output(
     output: Array,
 ) -> Array:
     """Return the output rows, where row i scores token i as the next one."""
-    alphabet = [tokens.index(upstream_request) for upstream_request in string.ascii_lowercase]
+    alphabet = [tokens.index(letter) for letter in string.ascii_lowercase]
     if mode == "cycle":
         for before, after in zip(alphabet, alphabet[1:] + alphabet[:1], strict=True):
             output[after] = embedding[before]

@@ -256,7 +256,7 @@ def test_of_a_prompt_the_end_is_forgotten_first() -> None:
 
 
 prompts = st.lists(st.sampled_from("abc"), min_size=1, max_size=6).map(
-    lambda letters: prompt("".join(upstream_request * 70 for upstream_request in letters))
+    lambda letters: prompt("".join(letter * 70 for letter in letters))
 )
 
 

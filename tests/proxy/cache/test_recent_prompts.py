@@ -94,5 +94,5 @@ def test_the_store_is_bounded() -> None:
 
 
 def test_equal_causes_of_a_client_are_counted(recent: RecentPrompts) -> None:
-    assert [recent.count_repetitions(ME, entry) for entry in "aab"] == [1, 2, 1]
+    assert [recent.count_repetitions(ME, prompt) for prompt in "aab"] == [1, 2, 1]
     assert recent.count_repetitions(OTHER, "b") == 1

@@ -207,7 +207,7 @@ llamacpp:predicted_tokens_seconds 0
 def test_an_average_is_that_since_our_last_read(
     tokens: int, seconds: float, expected: float
 ) -> None:
-    """Whoever has read the engine in between, and reset its own."""
+    """Another reader in between resets the engine's own averages."""
     before = {"tokens_predicted_total": 100.0, "tokens_predicted_seconds_total": 2.0}
     text = TOTALS.format(tokens=tokens, seconds=seconds)
     assert averages(before, plain_values(text)) == {"predicted_tokens_seconds": expected}

@@ -110,7 +110,7 @@ async def test_a_conversation_leaves_a_slow_instance_for_a_faster_one() -> None:
 def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | None) -> None:
     request = ask("tell me of the sea " * 200)
     assert request.prompt
-    owner, other = (RoutingTarget(upstream(entry), Rates()) for entry in "ab")
+    owner, other = (RoutingTarget(upstream(name), Rates()) for name in "ab")
     owner.bit, other.bit = 1, 2
     owner.hold([Lease(request, owner, float)])
     weights = {"a": Weight(weight), "b": Weight(weight)}

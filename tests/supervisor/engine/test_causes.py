@@ -20,9 +20,12 @@ from support import tiny_gguf
 from support.corral_cli import PATIENCE_S
 from support.instance_harness import InstanceHarness, launch_of
 
+from supervisor.builds.discover import engine_pins
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.launch import Launch
 from supervisor.engine.states import State
+from supervisor.system.machine import cpu_flags
+from supervisor.system.paths import shipped_directory
 
 SMALL = ("--ctx-size", "256", "--parallel", "1", "--threads", "1", "--offline")
 
@@ -124,12 +127,13 @@ async def test_a_library_that_is_not_there(
 
 
 async def test_a_processor_without_the_instructions_it_was_built_for(
-    real: LaunchOf, engine_library_dirs: tuple[Path, ...], smollm2: Path
+    real: LaunchOf, smollm2: Path
 ) -> None:
     launch = real(smollm2)
     env = {name: value for name, value in launch.env.items() if name != "LD_LIBRARY_PATH"}
     bare = replace(launch, env=env)
-    if not engine_library_dirs:  # this processor has them all, and needs nothing put before
+    needed = {flag for pin in engine_pins(shipped_directory("vendor")) for flag in pin.cpu_flags}
+    if needed <= cpu_flags():
         assert await degradations_of(bare) == []
         return
     cause = await cause_of(bare)

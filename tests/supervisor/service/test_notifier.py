@@ -61,7 +61,7 @@ def test_a_message_reaches_a_socket_with_a_path(tmp_path: Path) -> None:
     notifier_of(systemd).note_start()
     assert "READY" in systemd.next()
     systemd.close()
-    notifier_of(systemd).note_start()  # nobody reads it: no error
+    notifier_of(systemd).note_start()  # without a reader there is no error
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "vsock:2:1"}, {"NOTIFY_SOCKET": "x"}])
