@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-_ITEMS: Final = ROOT / "scripts" / "seeds.toml"
 _TEST: Final = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
@@ -63,8 +62,8 @@ def _functions(path: Path) -> frozenset[str]:
     return frozenset(_TEST.findall(path.read_text("utf-8"))) if path.is_file() else frozenset()
 
 
-def main() -> int:
-    items = items_of(_ITEMS.read_text("utf-8"))
+def main(items_file: Path = ROOT / "scripts" / "seeds.toml") -> int:
+    items = items_of(items_file.read_text("utf-8"))
     print(table(items))
     found = list(faults(items, ROOT))
     print("\n".join(["", *found, f"{len(items)} items, {len(found)} faults"]))

@@ -22,7 +22,6 @@ _PROCESSORS: Final = {
     "arm64": "arm64",
     "s390x": "s390x",
 }
-_RENDER_NODES: Final = Path("/dev/dri")
 _VERSION_MAX_BYTES: Final = 80  # Source: nvml.h, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 
 
@@ -46,8 +45,8 @@ class Target:
         return f"{system} {self.processor}"
 
 
-def this_machine() -> Target:
-    """Describe this machine.
+def this_machine(render_nodes: Path = Path("/dev/dri")) -> Target:
+    """Describe this machine; `render_nodes` has the devices of its GPUs.
 
     Raises:
         EngineMissing: llama.cpp has no releases for its system or processor.
@@ -62,7 +61,7 @@ def this_machine() -> Target:
     library = energy.load_nvml()
     driver = nvidia_driver(library) if library else None
     return Target(
-        system, processor, driver, driver is not None or any(_RENDER_NODES.glob("renderD*"))
+        system, processor, driver, driver is not None or any(render_nodes.glob("renderD*"))
     )
 
 

@@ -210,8 +210,6 @@ def _unwritable(path: Path, error: OSError) -> AccessDenied:
 _ACTIVE: Final = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 _POLL_FIRST_S: Final = 0.1
 _POLL_MAX_S: Final = 2.0
-# During a restart the daemon drains for up to half a minute, and may replay its database.
-_RESTART_MAX_S: Final = 120.0
 
 
 class Pace:
@@ -227,23 +225,30 @@ class Pace:
         return (now_s - self._began_at_s) * (total - done) / new if new > 0 else None
 
 
-def wait(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
-    """Return a batch at its end; raises if the daemon has not answered for two minutes."""
+def wait(
+    client: BatchClient, batch: Object, meter: ProgressMeter, *, restart_max_s: float = 120.0
+) -> Object:
+    """Return a batch at its end; raises if the daemon has not answered for `restart_max_s`.
+
+    During a restart the daemon drains for up to half a minute, and may replay its database.
+    """
     pace, pause_s = Pace(_count_done(batch), time.monotonic()), _POLL_FIRST_S
     try:
         while batch["status"] in _ACTIVE:
             meter.show(batch["id"], _fraction(batch), _detail(batch, pace))
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _POLL_MAX_S)
-            batch = _await_batch(client, batch, meter)
+            batch = _await_batch(client, batch, meter, restart_max_s)
     finally:
         meter.clear()
     return batch
 
 
-def _await_batch(client: BatchClient, batch: Object, meter: ProgressMeter) -> Object:
+def _await_batch(
+    client: BatchClient, batch: Object, meter: ProgressMeter, restart_max_s: float
+) -> Object:
     """Return the batch's present state; waits until the daemon answers."""
-    until_s = time.monotonic() + _RESTART_MAX_S
+    until_s = time.monotonic() + restart_max_s
     while True:
         try:
             return client.get(batch["id"])

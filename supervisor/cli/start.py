@@ -44,9 +44,6 @@ from supervisor.output import CommandResult, colored, describe, table
 from supervisor.system.daemon_lock import process_end, read_owner
 from supervisor.system.paths import Directories, directories
 
-# After the last message of a shutdown, the daemon exits almost at once.
-_EXIT_TIMEOUT_S: Final = 10.0
-
 
 def stop(words: Sequence[str]) -> CommandResult:
     """Stop the named models, or the daemon; no error if nothing runs."""
@@ -71,12 +68,15 @@ def _take_down(client: Client, verb: str, done: str, words: Sequence[str]) -> Co
     return CommandResult(result, "\n".join(f"{done}: {name}" for name in shown))
 
 
-def stop_daemon(where: Directories) -> CommandResult:
-    """Shut the daemon down; wait until it has ended the stream, released its lock and exited."""
+def stop_daemon(where: Directories, *, exit_timeout_s: float = 10.0) -> CommandResult:
+    """Shut the daemon down; wait until it has ended the stream, released its lock and exited.
+
+    After the last message it exits almost at once.
+    """
     with process_end(read_owner(where.state_file)) as end:
         for _ in Client(where.control_socket).shutdown():
             pass
-        if not (_is_lock_free(where) and end.wait(_EXIT_TIMEOUT_S)):
+        if not (_is_lock_free(where, exit_timeout_s) and end.wait(exit_timeout_s)):
             raise DaemonBusy(
                 "the engines stopped, but the daemon's own process still runs or another started",
                 hint="corral status shows which",
@@ -84,10 +84,10 @@ def stop_daemon(where: Directories) -> CommandResult:
     return CommandResult({"running": False}, "stopped")
 
 
-def _is_lock_free(where: Directories) -> bool:
+def _is_lock_free(where: Directories, timeout_s: float) -> bool:
     """Wait for the lock of the runtime directory; return whether it was released in time."""
     try:
-        with filelock.FileLock(where.lock_file, timeout=_EXIT_TIMEOUT_S, mode=0o600):
+        with filelock.FileLock(where.lock_file, timeout=timeout_s, mode=0o600):
             return True
     except filelock.Timeout:
         return False

@@ -299,8 +299,6 @@ def _is_unusable(error: Exception) -> bool:
     return isinstance(error, sqlite3.Error) and (error.sqlite_errorcode & 0xFF) in _UNUSABLE
 
 
-# Events that are not written yet are lost if the daemon is killed.
-_BATCH_S: Final = 1.0
 # Number of events that may wait; above it, the oldest are dropped.
 _PENDING_MAX: Final = 8192
 _RUN_BITS: Final = 48
@@ -321,14 +319,23 @@ class HistoryLimits(Protocol):
 
 
 class History:
-    """Stores the requests of observed events; `limits` returns the current settings."""
+    """Stores the requests of observed events; `limits` returns the current settings.
+
+    Events of the latest `batch_s` are lost if the daemon is killed.
+    """
 
     def __init__(
-        self, database: HistoryDatabase, emit: Emit, limits: Callable[[], HistoryLimits]
+        self,
+        database: HistoryDatabase,
+        emit: Emit,
+        limits: Callable[[], HistoryLimits],
+        *,
+        batch_s: float = 1.0,
     ) -> None:
         self._database = database
         self._emit = emit
         self._limits = limits
+        self._batch_s = batch_s
         self._run = secrets.randbits(_RUN_BITS)
         self._pending: deque[Event] = deque(maxlen=_PENDING_MAX)
         self._arrived = asyncio.Event()
@@ -345,7 +352,7 @@ class History:
         try:
             while True:
                 await self._arrived.wait()
-                await asyncio.sleep(_BATCH_S)
+                await asyncio.sleep(self._batch_s)
                 self._arrived.clear()
                 await self._flush()
         finally:

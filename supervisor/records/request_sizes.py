@@ -220,22 +220,29 @@ def _seconds(duration: timedelta) -> float:
     return round(duration.total_seconds(), 3)
 
 
-# Requests that are not written yet are lost if the daemon is killed.
-_BATCH_S: Final = 2.0
 _BATCH_MAX: Final = 512
 
 Batch = Mapping[str, Sequence[RecordedRequest]]
 
 
 class RequestRecorder:
-    """Records the requests of models for which `is_recorded` is true."""
+    """Records the requests of models for which `is_recorded` is true.
+
+    Requests of the latest `batch_s` are lost if the daemon is killed.
+    """
 
     def __init__(
-        self, files: RecordFiles, events: EventStream, is_recorded: Callable[[str], bool]
+        self,
+        files: RecordFiles,
+        events: EventStream,
+        is_recorded: Callable[[str], bool],
+        *,
+        batch_s: float = 2.0,
     ) -> None:
         self._files = files
         self._events = events
         self._is_recorded = is_recorded
+        self._batch_s = batch_s
         self._observer = Observer()
         self._has_failed = False
 
@@ -257,7 +264,7 @@ class RequestRecorder:
         while not batch:
             self._add(await listener.next(), batch)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_BATCH_S):
+            async with asyncio.timeout(self._batch_s):
                 for _ in range(_BATCH_MAX):
                     self._add(await listener.next(), batch)
 

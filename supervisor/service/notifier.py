@@ -213,12 +213,16 @@ class ServiceNotifier:
             self._send_message("\n".join(lines))
 
 
-_FIRST: Final = 3
 _SOCKETS_MAX: Final = 16
 
 
-def activation_sockets(environ: Mapping[str, str], pid: int) -> tuple[socket.socket, ...]:
-    """Take the listening TCP sockets meant for this process, if any; raises SettingsInvalid."""
+def activation_sockets(
+    environ: Mapping[str, str], pid: int, *, first_descriptor: int = 3
+) -> tuple[socket.socket, ...]:
+    """Take the listening TCP sockets meant for this process, if any; raises SettingsInvalid.
+
+    Source: sd_listen_fds(3), SD_LISTEN_FDS_START.
+    """
     if environ.get("LISTEN_PID") != str(pid):
         return ()
     text = environ.get("LISTEN_FDS", "")
@@ -229,7 +233,7 @@ def activation_sockets(environ: Mapping[str, str], pid: int) -> tuple[socket.soc
             hint="remove lines ListenStream= of the .socket unit",
         )
     names = chain(environ.get("LISTEN_FDNAMES", "").split(":"), repeat("unknown"))
-    descriptors = range(_FIRST, _FIRST + count)
+    descriptors = range(first_descriptor, first_descriptor + count)
     return tuple(_socket(*found) for found in zip(descriptors, names, strict=False))
 
 

@@ -37,12 +37,11 @@ def test_the_table_has_a_line_for_each_test() -> None:
 
 
 def test_the_script_fails_if_an_item_has_no_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = tmp_path / "seeds.toml"
-    monkeypatch.setattr(seeds, "_ITEMS", listed)
     listed.write_text(f'["003".items]\n"a" = ["{HERE}"]\n')
-    assert seeds.main() == 0
+    assert seeds.main(listed) == 0
     listed.write_text('["003".items]\n"a" = []\n')
-    assert seeds.main() == 1
+    assert seeds.main(listed) == 1
     assert "003 a: no test\n1 items, 1 faults" in capsys.readouterr().out

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from supervisor.builds import variant
 from supervisor.builds.variant import Target, nvidia_driver, this_machine
 from supervisor.errors import EngineMissing
 
@@ -40,8 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ta
         monkeypatch.setattr("platform.system", lambda: system)
         monkeypatch.setattr("platform.machine", lambda: processor)
         monkeypatch.setattr("supervisor.system.energy.load_nvml", lambda: driver)
-        monkeypatch.setattr(variant, "_RENDER_NODES", tmp_path)
-        return this_machine()
+        return this_machine(tmp_path)
 
     return made
 

@@ -45,9 +45,10 @@ RUNNING: Object = {
 }
 
 
-def waited(client: RestartedClient) -> tuple[Object, str]:
+def waited(client: RestartedClient, restart_max_s: float = 120.0) -> tuple[Object, str]:
     shown = io.StringIO()
-    found = wait(client, RUNNING, ProgressMeter(shown))  # type: ignore[arg-type]
+    meter = ProgressMeter(shown)
+    found = wait(client, RUNNING, meter, restart_max_s=restart_max_s)  # type: ignore[arg-type]
     return found, shown.getvalue()
 
 
@@ -58,10 +59,9 @@ def test_a_daemon_that_is_restarted_is_waited_for() -> None:
     assert "batch_1 · 50 %" in shown
 
 
-def test_the_wait_for_a_daemon_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_RESTART_MAX_S", 0.0)
+def test_the_wait_for_a_daemon_ends() -> None:
     with pytest.raises(DaemonBusy):
-        waited(RestartedClient(3))
+        waited(RestartedClient(3), restart_max_s=0.0)
 
 
 class InterruptedClient:

@@ -30,13 +30,12 @@ class SaysItStopped:
 def test_the_wait_for_the_lock_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = Directories(*[tmp_path] * 5)
     monkeypatch.setattr(start, "Client", SaysItStopped)
-    monkeypatch.setattr(start, "_EXIT_TIMEOUT_S", 0.01)
     assert start.stop_daemon(where).data == {"running": False}
     with (
         filelock.FileLock(where.lock_file, is_singleton=False),
         pytest.raises(DaemonBusy, match="own process"),
     ):
-        start.stop_daemon(where)
+        start.stop_daemon(where, exit_timeout_s=0.01)
 
 
 def test_ctrl_c_while_the_process_is_made_ends_it(

@@ -17,7 +17,6 @@ from support.proxy_harness import until
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import EVENTS, Event, EventStream
-from supervisor.records import history as history_module
 from supervisor.records.history import FIGURES, History, HistoryDatabase
 from supervisor.settings.tables import HistorySettings
 
@@ -49,9 +48,9 @@ class Kept:
         self.events = EventStream(self.emitted.append)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[History]:
+    async def running(self, batch_s: float = 1.0) -> AsyncIterator[History]:
         database = HistoryDatabase(self.path)
-        history = History(database, self.events.emit, lambda: self.settings)
+        history = History(database, self.events.emit, lambda: self.settings, batch_s=batch_s)
         self.events.add_sink(history.observe)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(history.serve())
@@ -109,15 +108,11 @@ async def test_no_shared_memory_is_mapped(kept: Kept) -> None:
             assert names == {"requests.db", "requests.db-wal"}
 
 
-async def test_what_was_observed_is_written_in_a_while_and_at_the_end(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_module, "_BATCH_S", 0.0)
-    async with kept.running(), asyncio.timeout(PATIENCE_S):
+async def test_what_was_observed_is_written_in_a_while_and_at_the_end(kept: Kept) -> None:
+    async with kept.running(batch_s=0.0), asyncio.timeout(PATIENCE_S):
         kept.finish("a")
         await until(kept.path.exists)
-    monkeypatch.setattr(history_module, "_BATCH_S", 3600)
-    async with kept.running():
+    async with kept.running(batch_s=3600):
         kept.finish("b")
     async with kept.running() as history:
         assert await ids(history) == ["b", "a"]
@@ -139,7 +134,7 @@ async def test_requests_are_chosen(kept: Kept) -> None:
         assert await history.forget(None) == 3
 
 
-async def test_age_and_size_are_bounded(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_age_and_size_are_bounded(kept: Kept) -> None:
     kept.settings = HistorySettings(max_bytes=1024**2)
     async with kept.running() as history:
         for batch in range(4):
@@ -149,7 +144,7 @@ async def test_age_and_size_are_bounded(kept: Kept, monkeypatch: pytest.MonkeyPa
         assert kept.path.stat().st_size <= 1.2 * 1024**2
         assert await ids(history, limit=1) == ["3.3999"]
         assert await ids(history, request_id="0.0") == []
-        monkeypatch.setattr(history_module, "_DAY_S", 0)
+        kept.settings = HistorySettings(max_age_days=1e-12)
         kept.finish("last")
         assert await ids(history) == []
 

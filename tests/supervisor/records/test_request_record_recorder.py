@@ -12,7 +12,6 @@ import pytest
 from support.corral_cli import PATIENCE_S
 
 from supervisor.events import EVENTS, Event, EventStream
-from supervisor.records import request_sizes
 from supervisor.records.request_sizes import RecordFiles, RequestRecorder
 
 REQUEST: dict[str, Any] = {
@@ -29,7 +28,7 @@ REQUEST: dict[str, Any] = {
 
 class _Recorder(RequestRecorder):
     def __init__(self, recording: Recording, is_recorded: Callable[[str], bool]) -> None:
-        super().__init__(recording.files, recording.events, is_recorded)
+        super().__init__(recording.files, recording.events, is_recorded, batch_s=0.01)
         self._attempts = recording.attempts
 
     def _report(self, failure: str | None) -> None:
@@ -82,10 +81,7 @@ def recording(root: Path) -> Recording:
     return Recording(root, lambda model: model == "chat")
 
 
-async def test_a_batch_is_written_after_a_while(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(request_sizes, "_BATCH_S", 0.02)
+async def test_a_batch_is_written_after_a_while(recording: Recording) -> None:
     async with recording.running():
         recording.finish()
         recording.finish()
@@ -114,7 +110,6 @@ async def test_only_chosen_models_and_finished_requests_are_recorded(
 async def test_a_full_disk_is_one_warning_until_a_write_succeeds(
     recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_sizes, "_BATCH_S", 0.01)
     is_full = True
 
     def append(files: RecordFiles, *given: Any) -> None:

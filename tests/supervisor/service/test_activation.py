@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import SettingsInvalid
-from supervisor.service import notifier
 from supervisor.service.notifier import activation_sockets, listen_address
 
 PID = os.getpid()
@@ -18,18 +17,18 @@ def listening() -> Iterator[socket.socket]:
         yield found
 
 
-def passed(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> dict[str, str]:
-    """Pass a copy of a socket; return the variables that say so."""
+ONE_SOCKET = {"LISTEN_PID": str(PID), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
+
+
+def passed(listener: socket.socket) -> int:
+    """Return the descriptor of an inheritable copy of a socket."""
     copy = os.dup(listener.fileno())
     os.set_inheritable(copy, True)  # noqa: FBT003 (positional only)
-    monkeypatch.setattr(notifier, "_FIRST", copy)
-    return {"LISTEN_PID": str(PID), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
+    return copy
 
 
-def test_a_socket_is_taken_and_no_child_inherits_it(
-    monkeypatch: pytest.MonkeyPatch, listening: socket.socket
-) -> None:
-    (taken,) = activation_sockets(passed(monkeypatch, listening), PID)
+def test_a_socket_is_taken_and_no_child_inherits_it(listening: socket.socket) -> None:
+    (taken,) = activation_sockets(ONE_SOCKET, PID, first_descriptor=passed(listening))
     with taken:
         assert taken.getsockname() == listening.getsockname()
         assert not taken.get_inheritable()
@@ -50,21 +49,18 @@ def test_variables_that_mean_another_process_are_ignored(environ: dict[str, str]
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
-def test_a_socket_that_does_not_listen_is_refused_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, kind: socket.SocketKind
-) -> None:
+def test_a_socket_that_does_not_listen_is_refused_by_its_name(kind: socket.SocketKind) -> None:
     with socket.socket(socket.AF_INET, kind) as silent:
-        environ = passed(monkeypatch, silent)
+        copy = passed(silent)
         with pytest.raises(SettingsInvalid, match=r"\(http\) .* not a listening TCP socket"):
-            activation_sockets(environ, PID)
-    os.close(notifier._FIRST)
+            activation_sockets(ONE_SOCKET, PID, first_descriptor=copy)
+    os.close(copy)
 
 
-def test_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path(os.devnull).open("rb") as file:
-        monkeypatch.setattr(notifier, "_FIRST", file.fileno())
-        with pytest.raises(SettingsInvalid, match="not a listening TCP socket"):
-            activation_sockets({"LISTEN_PID": str(PID), "LISTEN_FDS": "1"}, PID)
+def test_a_file_is_refused() -> None:
+    refused = pytest.raises(SettingsInvalid, match="not a listening TCP socket")
+    with Path(os.devnull).open("rb") as file, refused:
+        activation_sockets(ONE_SOCKET, PID, first_descriptor=file.fileno())
 
 
 def test_too_many_sockets_are_refused() -> None:
