@@ -35,22 +35,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(app_run.run_commands)
-app.add_typer(app_measure.measure_commands)
-app.add_typer(app_requests.capture_commands)
-app.add_typer(app_setup.setup_commands)
-app.add_typer(app_measure.usage_commands)
-app.add_typer(app_setup.engine_commands, name="engine")
-app.add_typer(app_setup.model_commands, name="model")
-app.add_typer(app_setup.profile_commands, name="profile")
-app.add_typer(app_setup.config_commands, name="config")
-app.add_typer(app_run.service_commands, name="service")
-app.add_typer(app_requests.requests_commands, name="requests")
-app.add_typer(app_setup.hooks_commands, name="hooks")
-app.add_typer(app_requests.slots_commands, name="slots")
-app.add_typer(app_measure.record_commands, name="record")
-app.add_typer(app_setup.key_commands, name="key")
-app.add_typer(app_requests.batch_commands, name="batch")
+for _group in (
+    app_run.run_commands,
+    app_measure.measure_commands,
+    app_requests.capture_commands,
+    app_setup.setup_commands,
+    app_measure.usage_commands,
+    app_setup.engine_commands,
+    app_setup.model_commands,
+    app_setup.profile_commands,
+    app_setup.config_commands,
+    app_run.service_commands,
+    app_requests.requests_commands,
+    app_setup.hooks_commands,
+    app_requests.slots_commands,
+    app_measure.record_commands,
+    app_setup.key_commands,
+    app_requests.batch_commands,
+):
+    app.add_typer(_group)
 
 
 def main() -> None:

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-import typer
+from typer import Argument, BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Json, Models, Yes, ask, finish, offer, read_seconds
+from supervisor.cli.options import Config, Models, Yes, ask, read_seconds, verb, word
 from supervisor.output import CommandResult
 
-setup_commands = typer.Typer()
+setup_commands = Typer()
 
 
-@setup_commands.command()
+@verb(setup_commands)
 def init(
     models: Models = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a settings file; a backup is kept.")
+        bool, Option("--force", help="Replace a settings file; a backup is kept.")
     ] = False,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Write a commented corral.toml for this machine and the models that are stored here."""
     from supervisor.cli.init import init as call
 
-    finish("init", lambda: call(models or [], config, is_forced=force), as_json=as_json)
+    return call(models or [], config, is_forced=force)
 
 
-@setup_commands.command("import")
+@verb(setup_commands, "import")
 def import_settings(
     source: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="FILE | -- COMMAND...",
             help="A llama-swap YAML, a router preset (.ini), a Modelfile, a file with a command; "
             "- reads standard input. After two dashes: the words of a llama-server command.",
@@ -39,184 +38,152 @@ def import_settings(
     ],
     kind: Annotated[
         Literal["command", "llama-swap", "router", "modelfile"] | None,
-        typer.Option("--from", help="Its format. Unset: detected from the content."),
+        Option("--from", help="Its format. Unset: detected from the content."),
     ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write it into corral.toml, with a backup beside it.")
+        bool, Option("--write", help="Write it into corral.toml, with a backup beside it.")
     ] = False,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Turn settings of other programs into corral.toml, and list what has no equivalent."""
     from supervisor.cli.init import import_settings as call
 
-    finish("import", lambda: call(source, kind, config, is_written=write), as_json=as_json)
+    return call(source, kind, config, is_written=write)
 
 
-@setup_commands.command()
-def connect(  # noqa: PLR0913, PLR0917 (a command has its options)
+@verb(setup_commands)
+def connect(
     client: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CLIENT]",
-            help="A client program; none lists them.",
-            autocompletion=offer("client"),
-        ),
+        str | None, word("client", "A client program; none lists them.", metavar="[CLIENT]")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="For most requests. Unset: the default model, or a loaded model.",
-            autocompletion=offer("model"),
-        ),
+        word("model", "For most requests. Unset: the default model, or a loaded model.", "--model"),
     ] = None,
     small: Annotated[
         str | None,
-        typer.Option(
-            help="For short requests, such as titles. Unset: the same model.",
-            autocompletion=offer("model"),
-        ),
+        word("model", "For short requests, such as titles. Unset: the same model.", "--small"),
     ] = None,
     write: Annotated[
-        bool,
-        typer.Option("--write", help="Check with one request, then write; each file has a backup."),
+        bool, Option("--write", help="Check with one request, then write; each file has a backup.")
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Remove the settings of --write; the rest stays.")
+        bool, Option("--undo", help="Remove the settings of --write; the rest stays.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="With --write: send a request first.")
+        bool, Option("--check/--no-check", help="With --write: send a request first.")
     ] = True,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Show a client's settings for the running daemon, write them, or remove them again."""
     from supervisor.cli import connect as calls
 
     if client is None:
         if write or undo:
-            raise typer.BadParameter("--write and --undo need a CLIENT")
-        finish("connect", calls.list_clients, as_json=as_json)
-        return
+            raise BadParameter("--write and --undo need a CLIENT")
+        return calls.list_clients()
     if write and undo:
-        raise typer.BadParameter("choose one of --write and --undo")
+        raise BadParameter("choose one of --write and --undo")
     if undo:
-        finish("connect", lambda: calls.undo(client), as_json=as_json)
+        return calls.undo(client)
     if write:
-        finish("connect", lambda: calls.write(client, model, small, checks=check), as_json=as_json)
-    finish("connect", lambda: calls.show(client, model, small), as_json=as_json)
+        return calls.write(client, model, small, checks=check)
+    return calls.show(client, model, small)
 
 
-config_commands = typer.Typer(help="The settings file, corral.toml.", no_args_is_help=True)
+config_commands = Typer(name="config", help="The settings file, corral.toml.", no_args_is_help=True)
 
-SettingKey = Annotated[
-    str,
-    typer.Argument(
-        metavar="KEY", help="A dotted key, as proxy.listen.", autocompletion=offer("setting")
-    ),
-]
+SettingKey = Annotated[str, word("setting", "A dotted key, as proxy.listen.", metavar="KEY")]
 
 
-@config_commands.command("check")
-def config_check(config: Config = None, as_json: Json = False) -> None:
+@verb(config_commands, "check")
+def config_check(config: Config = None) -> CommandResult:
     """Check the settings and plan every model, without starting anything."""
     from supervisor.cli.config import check as call
 
-    finish("config check", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@config_commands.command("show")
-def config_show(config: Config = None, as_json: Json = False) -> None:
+@verb(config_commands, "show")
+def config_show(config: Config = None) -> CommandResult:
     """Show the value and origin of every setting."""
     from supervisor.cli.config import show_settings as call
 
-    finish("config show", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@config_commands.command("path")
-def config_path(config: Config = None, as_json: Json = False) -> None:
+@verb(config_commands, "path")
+def config_path(config: Config = None) -> CommandResult:
     """Show the settings file and all directories."""
     from supervisor.cli.config import paths as call
 
-    finish("config path", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@config_commands.command("set")
+@verb(config_commands, "set")
 def config_set(
     key: SettingKey,
-    value: Annotated[str, typer.Argument(help="A TOML value, or a text without quotes.")],
+    value: Annotated[str, Argument(help="A TOML value, or a text without quotes.")],
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Set one value in corral.toml; its comments stay, and invalid settings are refused."""
     from supervisor.cli.config import set_value as call
 
-    finish("config set", lambda: call(key, value, config), as_json=as_json)
+    return call(key, value, config)
 
 
-@config_commands.command("unset")
-def config_unset(key: SettingKey, config: Config = None, as_json: Json = False) -> None:
+@verb(config_commands, "unset")
+def config_unset(key: SettingKey, config: Config = None) -> CommandResult:
     """Take one value or table out of corral.toml; its comments stay."""
     from supervisor.cli.config import unset_value as call
 
-    finish("config unset", lambda: call(key, config), as_json=as_json)
+    return call(key, config)
 
 
-@config_commands.command("schema")
+@verb(config_commands, "schema")
 def config_schema(
     write: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--write", help="Write it beside corral.toml, and name it in corral.toml for editors."
         ),
     ] = False,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Show the JSON Schema of corral.toml, with the meaning of every setting."""
     from supervisor.cli.config import schema, write_schema
 
-    finish("config schema", lambda: write_schema(config) if write else schema(), as_json=as_json)
+    return write_schema(config) if write else schema()
 
 
-key_commands = typer.Typer(help="API keys of clients.", no_args_is_help=True)
+key_commands = Typer(name="key", help="API keys of clients.", no_args_is_help=True)
 
 
-@key_commands.command("add")
+@verb(key_commands, "add")
 def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
-    name: Annotated[str, typer.Argument(help="Its name in logs and limits.")],
+    name: Annotated[str, Argument(help="Its name in logs and limits.")],
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model",
-            help="A model it may use; repeat for more. Unset: all.",
-            autocompletion=offer("model"),
-        ),
+        word("model", "A model it may use; repeat for more. Unset: all.", "--model"),
     ] = None,
-    in_flight: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Requests at once.")
-    ] = None,
-    rpm: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Requests a minute.")
-    ] = None,
+    in_flight: Annotated[int | None, Option(min=1, max=100_000, help="Requests at once.")] = None,
+    rpm: Annotated[int | None, Option(min=1, max=1_000_000, help="Requests a minute.")] = None,
     priority: Annotated[
-        Literal["interactive", "batch"],
-        typer.Option(help="batch: all interactive requests go first."),
+        Literal["interactive", "batch"], Option(help="batch: all interactive requests go first.")
     ] = "interactive",
     admin: Annotated[
-        bool, typer.Option("--admin", help="It may use the dashboard, and sees all requests.")
+        bool, Option("--admin", help="It may use the dashboard, and sees all requests.")
     ] = False,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompts and answers a minute.")
+        int | None, Option(min=1, help="Tokens of prompts and answers a minute.")
     ] = None,
     tokens_per_day: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompts and answers a day.")
+        int | None, Option(min=1, help="Tokens of prompts and answers a day.")
     ] = None,
     max_context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a prompt plus the requested answer.")
+        int | None, Option(min=1, help="Tokens of a prompt plus the requested answer.")
     ] = None,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Create a random API key, print it once, and store only its SHA-256.
 
     A running daemon accepts it within a second.
@@ -236,67 +203,50 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
         tokens_per_day=tokens_per_day,
         max_context=max_context,
     )
-    finish("key add", lambda: call(key, config), as_json=as_json)
+    return call(key, config)
 
 
-@key_commands.command("list")
-def key_list(config: Config = None, as_json: Json = False) -> None:
+@verb(key_commands, "list")
+def key_list(config: Config = None) -> CommandResult:
     """List the API keys with their limits."""
     from supervisor.cli.key import list_keys as call
 
-    finish("key list", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@key_commands.command("remove")
-def key_remove(
-    name: Annotated[str, typer.Argument(autocompletion=offer("key"))],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+@verb(key_commands, "remove")
+def key_remove(name: Annotated[str, word("key")], config: Config = None) -> CommandResult:
     """Remove an API key; a running daemon rejects it within a second."""
     from supervisor.cli.key import remove as call
 
-    finish("key remove", lambda: call(name, config), as_json=as_json)
+    return call(name, config)
 
 
-hooks_commands = typer.Typer(help="Commands run on events.", invoke_without_command=True)
+hooks_commands = Typer(name="hooks", help="Commands run on events.", invoke_without_command=True)
 
 
-@hooks_commands.callback()
-def hooks(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+@verb(hooks_commands, is_group=True)
+def hooks(config: Config = None) -> CommandResult:
     """List the commands that [hooks] of corral.toml runs when something happens."""
-    if context.invoked_subcommand is None:
-        from supervisor.cli.key import list_hooks as call
+    from supervisor.cli.key import list_hooks as call
 
-        finish("hooks", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@hooks_commands.command("test")
+@verb(hooks_commands, "test")
 def hooks_test(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="HOOK", help="As model_loaded.", autocompletion=offer("hook")),
-    ],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+    name: Annotated[str, word("hook", "As model_loaded.", metavar="HOOK")], config: Config = None
+) -> CommandResult:
     """Run the commands of a hook with an example event, and show what they print."""
     from supervisor.cli.key import try_hook as call
 
-    finish("hooks test", lambda: call(name, config), as_json=as_json)
+    return call(name, config)
 
 
-Build = Annotated[
-    str,
-    typer.Argument(
-        metavar="BUILD",
-        help="Such as b10434 or b10434-vulkan.",
-        autocompletion=offer("engine"),
-    ),
-]
+Build = Annotated[str, word("engine", "Such as b10434 or b10434-vulkan.", metavar="BUILD")]
 Wanted = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="BUILD",
         help="A build such as b11434, a version such as v0.5.0, stable (the latest version), or "
         "newest (the newest build).",
@@ -313,122 +263,110 @@ def _share(text: str) -> float:
     try:
         return float(number[:-1]) / 100 if number.endswith("%") else float(number)
     except ValueError as error:
-        raise typer.BadParameter(f"{text} is no share; write 10% or 0.1") from error
+        raise BadParameter(f"{text} is no share; write 10% or 0.1") from error
 
 
-engine_commands = typer.Typer(help="llama-server binaries on this machine.", no_args_is_help=True)
+engine_commands = Typer(
+    name="engine", help="llama-server binaries on this machine.", no_args_is_help=True
+)
 
 
-@engine_commands.command("list")
-def engine_list(config: Config = None, as_json: Json = False) -> None:
+@verb(engine_commands, "list")
+def engine_list(config: Config = None) -> CommandResult:
     """List all llama-server builds found; the first is the one in use."""
     from supervisor.cli.engine import list_engines as call
 
-    finish("engine list", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@engine_commands.command("path")
-def engine_path(config: Config = None, as_json: Json = False) -> None:
+@verb(engine_commands, "path")
+def engine_path(config: Config = None) -> CommandResult:
     """Print the path of the llama-server in use."""
     from supervisor.cli.engine import path as call
 
-    finish("engine path", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@engine_commands.command("help")
+@verb(engine_commands, "help")
 def engine_help(
-    flag: Annotated[str | None, typer.Argument(help="One flag; none means all.")] = None,
+    flag: Annotated[str | None, Argument(help="One flag; none means all.")] = None,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Show the options of the llama-server in use, read from its --help."""
     from supervisor.cli.engine import show_help as call
 
-    finish("engine help", lambda: call(flag, config), as_json=as_json)
+    return call(flag, config)
 
 
-@engine_commands.command("install")
+@verb(engine_commands, "install")
 def engine_install(
     wanted: Wanted = "stable",
     variant: Annotated[
         Literal["cpu", "vulkan", "cuda", "rocm", "metal"] | None,
-        typer.Option("--variant", help="The backend. Unset: the best for this machine."),
+        Option("--variant", help="The backend. Unset: the best for this machine."),
     ] = None,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Install a release of llama.cpp beside the installed ones."""
     from supervisor.cli.engine import install as call
 
-    finish("engine install", lambda: call(wanted, variant, config), as_json=as_json)
+    return call(wanted, variant, config)
 
 
-@engine_commands.command("update")
-def engine_update(wanted: Wanted = "stable", config: Config = None, as_json: Json = False) -> None:
+@verb(engine_commands, "update")
+def engine_update(wanted: Wanted = "stable", config: Config = None) -> CommandResult:
     """Install the newest release and use it; `rollback` returns to the previous build."""
     from supervisor.cli.engine import update as call
 
-    finish("engine update", lambda: call(wanted, config), as_json=as_json)
+    return call(wanted, config)
 
 
-@engine_commands.command("use")
-def engine_use(name: Build, config: Config = None, as_json: Json = False) -> None:
+@verb(engine_commands, "use")
+def engine_use(name: Build, config: Config = None) -> CommandResult:
     """Use an installed build from each model's next start; `corral reload` applies it at once."""
     from supervisor.cli.engine import use as call
 
-    finish("engine use", lambda: call(name, config), as_json=as_json)
+    return call(name, config)
 
 
-@engine_commands.command("rollback")
-def engine_rollback(config: Config = None, as_json: Json = False) -> None:
+@verb(engine_commands, "rollback")
+def engine_rollback(config: Config = None) -> CommandResult:
     """Use the previous build; each further rollback returns to the build before that."""
     from supervisor.cli.engine import rollback as call
 
-    finish("engine rollback", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@engine_commands.command("remove")
-def engine_remove(name: Build, config: Config = None, as_json: Json = False) -> None:
+@verb(engine_commands, "remove")
+def engine_remove(name: Build, config: Config = None) -> CommandResult:
     """Remove an installed build that nothing uses."""
     from supervisor.cli.engine import remove as call
 
-    finish("engine remove", lambda: call(name, config), as_json=as_json)
+    return call(name, config)
 
 
-@engine_commands.command("canary")
+@verb(engine_commands, "canary")
 def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     build: Annotated[
-        str | None,
-        typer.Argument(
-            help="An installed build, or the path of a llama-server.",
-            autocompletion=offer("engine"),
-        ),
+        str | None, word("engine", "An installed build, or the path of a llama-server.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="A loaded model; the only one by default.")
+        str | None, Option("--model", help="A loaded model; the only one by default.")
     ] = None,
     share: Annotated[
         float,
-        typer.Option(
-            parser=_share, metavar="SHARE", help="Share of new conversations: 10% or 0.1."
-        ),
+        Option(parser=_share, metavar="SHARE", help="Share of new conversations: 10% or 0.1."),
     ] = "10%",  # type: ignore[assignment]
     limit_s: Annotated[
         float | None,
-        typer.Option(
-            "--for", parser=read_seconds, metavar="TIME", help="Decide after 90s, 10m or 2h."
-        ),
+        Option("--for", parser=read_seconds, metavar="TIME", help="Decide after 90s, 10m or 2h."),
     ] = None,
     margin: Annotated[
-        float,
-        typer.Option(parser=_share, metavar="SHARE", help="How much slower it may be."),
+        float, Option(parser=_share, metavar="SHARE", help="How much slower it may be.")
     ] = "20%",  # type: ignore[assignment]
-    promote: Annotated[
-        bool, typer.Option("--promote", help="Make it the model's own engine.")
-    ] = False,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="End it.")] = False,
-    as_json: Json = False,
-) -> None:
+    promote: Annotated[bool, Option("--promote", help="Make it the model's own engine.")] = False,
+    withdraw: Annotated[bool, Option("--withdraw", help="End it.")] = False,
+) -> CommandResult:
     """Try another build on a share of a model's conversations; without options, show the figures.
 
     One replica of the model runs it. A crash, more errors, or less speed than the margin allows
@@ -438,40 +376,33 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     from supervisor.cli import trial
 
     if sum((build is not None, promote, withdraw)) > 1:
-        raise typer.BadParameter("give a build, --promote or --withdraw, not two of them")
+        raise BadParameter("give a build, --promote or --withdraw, not two of them")
     if not 0 < share < 1:
-        raise typer.BadParameter("--share is above 0% and below 100%")
+        raise BadParameter("--share is above 0% and below 100%")
     if limit_s is not None and not 0 < limit_s <= _LIMIT_MAX_S:
-        raise typer.BadParameter("--for is above 0s and at most 31d")
+        raise BadParameter("--for is above 0s and at most 31d")
     if not 0 <= margin <= 1:
-        raise typer.BadParameter("--margin is from 0% to 100%")
-
-    def call() -> CommandResult:
-        if promote or withdraw:
-            return trial.end(model, is_promoted=promote)
-        if build:
-            return trial.start(build, model, share=share, limit_s=limit_s, margin=margin)
-        return trial.show_canaries()
-
-    finish("engine canary", call, as_json=as_json)
+        raise BadParameter("--margin is from 0% to 100%")
+    if promote or withdraw:
+        return trial.end(model, is_promoted=promote)
+    if build:
+        return trial.start(build, model, share=share, limit_s=limit_s, margin=margin)
+    return trial.show_canaries()
 
 
-model_commands = typer.Typer(help="GGUF files.", no_args_is_help=True)
+model_commands = Typer(name="model", help="GGUF files.", no_args_is_help=True)
 
 
-@model_commands.command("get")
+@verb(model_commands, "get")
 def model_get(
     name: Annotated[
-        str, typer.Argument(metavar="MODEL", help="OWNER/NAME[:QUANT], a URL, or a pinned name.")
+        str, Argument(metavar="MODEL", help="OWNER/NAME[:QUANT], a URL, or a pinned name.")
     ],
-    projector: Annotated[bool, typer.Option(help="Fetch the model's projector too.")] = True,
-    draft: Annotated[bool, typer.Option(help="Fetch its draft model or draft heads too.")] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the files; fetch nothing.")
-    ] = False,
-    as_lines: Annotated[bool, typer.Option("--lines", hidden=True)] = False,
-    as_json: Json = False,
-) -> None:
+    projector: Annotated[bool, Option(help="Fetch the model's projector too.")] = True,
+    draft: Annotated[bool, Option(help="Fetch its draft model or draft heads too.")] = True,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the files; fetch nothing.")] = False,
+    as_lines: Annotated[bool, Option("--lines", hidden=True)] = False,
+) -> CommandResult:
     """Download a model, unless it is complete already.
 
     Without QUANT, the quantisation that fits this machine is chosen. A broken download continues.
@@ -480,23 +411,22 @@ def model_get(
     from supervisor.cli.targets import GetOptions
 
     options = GetOptions(projector, draft, dry_run, as_lines)
-    finish("model get", lambda: call(name, options), as_json=as_json)
+    return call(name, options)
 
 
-@model_commands.command("search")
+@verb(model_commands, "search")
 def model_search(
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words of the name.")],
-    limit: Annotated[int, typer.Option(min=1, max=50, help="How many to show.")] = 10,
-    as_json: Json = False,
-) -> None:
+    words: Annotated[list[str], Argument(metavar="WORD...", help="Words of the name.")],
+    limit: Annotated[int, Option(min=1, max=50, help="How many to show.")] = 10,
+) -> CommandResult:
     """Search the hub for GGUF models; the most downloaded first."""
     from supervisor.cli.model import search as call
 
-    finish("model search", lambda: call(" ".join(words), limit), as_json=as_json)
+    return call(" ".join(words), limit)
 
 
-@model_commands.command("list")
-def model_list(config: Config = None, as_json: Json = False) -> None:
+@verb(model_commands, "list")
+def model_list(config: Config = None) -> CommandResult:
     """List the models on this machine, wherever they are stored, and their sizes.
 
     Searches our own directory, those of `models_dir`, the Hugging Face cache, and the stores of
@@ -504,74 +434,66 @@ def model_list(config: Config = None, as_json: Json = False) -> None:
     """
     from supervisor.cli.model import list_models as call
 
-    finish("model list", lambda: call(config), as_json=as_json)
+    return call(config)
 
 
-@model_commands.command("show")
-def model_show(file: str, as_json: Json = False) -> None:
+@verb(model_commands, "show")
+def model_show(file: str) -> CommandResult:
     """Show the metadata of a GGUF file."""
     from supervisor.cli.model import show_model as call
 
-    finish("model show", lambda: call(file), as_json=as_json)
+    return call(file)
 
 
-@model_commands.command("remove")
+@verb(model_commands, "remove")
 def model_remove(
-    name: Annotated[str, typer.Argument(help="A name of `corral model list`.")],
+    name: Annotated[str, Argument(help="A name of `corral model list`.")],
     yes: Yes = False,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Delete a downloaded model, unless an engine serves it or another program keeps it."""
     from supervisor.cli.model import remove as call
 
-    finish("model remove", lambda: call(name, config, ask(), yes=yes), as_json=as_json)
+    return call(name, config, ask(), yes=yes)
 
 
-@model_commands.command("prune")
+@verb(model_commands, "prune")
 def model_prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show, and delete nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show, and delete nothing.")] = False,
     yes: Yes = False,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Delete unfinished downloads, and files of models that nothing uses."""
     from supervisor.cli.model import prune as call
 
-    finish("model prune", lambda: call(config, ask(), yes=yes, dry_run=dry_run), as_json=as_json)
+    return call(config, ask(), yes=yes, dry_run=dry_run)
 
 
-profile_commands = typer.Typer(help="Named sets of tuned flags.", no_args_is_help=True)
+profile_commands = Typer(name="profile", help="Named sets of tuned flags.", no_args_is_help=True)
 
 
-@profile_commands.command("list")
-def profile_list(as_json: Json = False) -> None:
+@verb(profile_commands, "list")
+def profile_list() -> CommandResult:
     """List the profiles, shipped and your own."""
     from supervisor.cli.config import list_profiles as call
 
-    finish("profile list", call, as_json=as_json)
+    return call()
 
 
-@profile_commands.command("show")
-def profile_show(
-    name: Annotated[str, typer.Argument(autocompletion=offer("profile"))], as_json: Json = False
-) -> None:
+@verb(profile_commands, "show")
+def profile_show(name: Annotated[str, word("profile")]) -> CommandResult:
     """Show a profile's flags, with those it inherits."""
     from supervisor.cli.config import show_profile as call
 
-    finish("profile show", lambda: call(name), as_json=as_json)
+    return call(name)
 
 
-@profile_commands.command("check")
+@verb(profile_commands, "check")
 def profile_check(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="One profile; none means all.", autocompletion=offer("profile")),
-    ] = None,
+    name: Annotated[str | None, word("profile", "One profile; none means all.")] = None,
     config: Config = None,
-    as_json: Json = False,
-) -> None:
+) -> CommandResult:
     """Check profiles against the llama-server in use."""
     from supervisor.cli.config import check_profiles as call
 
-    finish("profile check", lambda: call(name, config), as_json=as_json)
+    return call(name, config)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 
 import typer
+from typer import Argument, BadParameter, Context, Option
 
 from supervisor.output import CommandResult, printable, run_command
 
@@ -25,7 +28,7 @@ def read_seconds(text: str) -> float:
     try:
         return float(text[:-1]) * unit if unit else float(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text} is not a time; write 90s, 10m or 2h") from error
+        raise BadParameter(f"{text} is not a time; write 90s, 10m or 2h") from error
 
 
 def read_bytes(text: str) -> int:
@@ -34,14 +37,14 @@ def read_bytes(text: str) -> int:
     try:
         return int(float(text[:-_UNIT_CHARACTERS]) * unit) if unit else int(text)
     except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"{text} is not a size; write 64MiB or 1GiB") from error
+        raise BadParameter(f"{text} is not a size; write 64MiB or 1GiB") from error
 
 
 def read_flag(text: str) -> tuple[str, bool | int | float | str]:
     """Parse a flag such as `threads=4`; raises BadParameter."""
     key, is_given, value = text.partition("=")
     if not (key and is_given):
-        raise typer.BadParameter(f"{text} is not a setting; write KEY=VALUE")
+        raise BadParameter(f"{text} is not a setting; write KEY=VALUE")
     return key.strip().lstrip("-"), _flag_value(value.strip())
 
 
@@ -67,29 +70,60 @@ def offer(kind: Kind) -> Callable[[str], list[str]]:
     return complete
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
-Config = Annotated[Path | None, typer.Option("--config", help="Read this settings file.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT for clients; port 0: any.")]
+def word(kind: Kind, text: str | None = None, *names: str, metavar: str | None = None) -> Any:
+    """Return an argument, or an option with these names, whose words the shell completes."""
+    if names:
+        return Option(*names, help=text, autocompletion=offer(kind))
+    return Argument(help=text, metavar=metavar, autocompletion=offer(kind))
+
+
+Config = Annotated[Path | None, Option("--config", help="Read this settings file.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+Listen = Annotated[str | None, Option("--listen", help="HOST:PORT for clients; port 0: any.")]
 Models = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[MODEL]...",
-        help="Names from corral.toml, fetched models, or GGUFs.",
-        autocompletion=offer("model"),
-    ),
+    word("model", "Names from corral.toml, fetched models, or GGUFs.", metavar="[MODEL]..."),
 ]
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[MODEL]...", help="Names; none means all.", autocompletion=offer("model")
-    ),
-]
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=offer("model"))]
+Names = Annotated[list[str] | None, word("model", "Names; none means all.", metavar="[MODEL]...")]
+ModelName = Annotated[str, word("model", metavar="MODEL")]
+Json = Annotated[bool, Option("--json", help="Print one JSON envelope.")]
+P = ParamSpec("P")
 
 
-def finish(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> None:
-    raise typer.Exit(run_command(command, call, as_json=as_json))
+def verb(
+    group: typer.Typer, name: str = "", *, is_group: bool = False, has_json: bool = True
+) -> Callable[[Callable[P, CommandResult]], Callable[P, CommandResult]]:
+    """Make a function a command of a group, with --json, which shows its result and exits.
+
+    Args:
+        name: Unset: the function's name.
+        is_group: It is what the group does without a command.
+        has_json: Whether to add --json; a function may take it as `as_json`.
+    """
+
+    def declare(call: Callable[P, CommandResult]) -> Callable[P, CommandResult]:
+        own = name or call.__name__
+        signature = inspect.signature(call, eval_str=True)
+        takes_json = "as_json" in signature.parameters
+        label = own if is_group else f"{group.info.name or ''} {own}".strip()
+
+        @functools.wraps(call)
+        def run(context: Context, *, as_json: bool = False, **options: Any) -> None:
+            if not (is_group and context.invoked_subcommand):
+                options |= {"as_json": as_json} if takes_json else {}
+                bound = functools.partial(call, **options)
+                raise typer.Exit(run_command(label, bound, as_json=as_json and has_json))
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter("context", keyword, annotation=Context)]
+        if has_json and not takes_json:
+            added.append(inspect.Parameter("as_json", keyword, default=False, annotation=Json))
+        parameters = [*signature.parameters.values(), *added]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        (group.callback() if is_group else group.command(own))(run)
+        return call
+
+    return declare
 
 
 def ask() -> Callable[[str], bool] | None:
