@@ -23,10 +23,37 @@ from proxy.upstream.upstream import Node, Upstream
 
 # The most addresses of one name, and of all names together.
 ADDRESSES_MAX: Final = 1024
-# Bounds of a TTL: dnsmasq has 0 for its own records, others have days.
-_TTL_MIN_S: Final = 5.0
-_TTL_MAX_S: Final = 60.0
-_CONFIRM_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """Pauses and time limits of the work on nodes, in seconds.
+
+    Attributes:
+        poll_s: Between polls of a node that answers.
+        retry_first_s, retry_max_s: Pauses after failed polls, which grow.
+        ttl_min_s, ttl_max_s: Bounds of a TTL: dnsmasq has 0 for its own records, others have days.
+        confirm_s: Until an unexpected empty answer is confirmed.
+        dns_timeout_s: The time that name servers have for an answer.
+        digest_s, idle_digest_s: Between reads of a node's prefixes, with and without recent news.
+        loading_poll_s: Between polls while a node loads a model.
+        waiting_look_s: Between looks for requests that wait for a model another node could load.
+    """
+
+    poll_s: float = 5.0
+    retry_first_s: float = 1.0
+    retry_max_s: float = 60.0
+    ttl_min_s: float = 5.0
+    ttl_max_s: float = 60.0
+    confirm_s: float = 1.0
+    dns_timeout_s: float = 5.0
+    digest_s: float = 0.5
+    idle_digest_s: float = 5.0
+    loading_poll_s: float = 0.5
+    waiting_look_s: float = 2.0
+
+
+NODE_TIMES: Final = NodeTimes()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,13 +107,13 @@ class Known:
     failures: int = 0
     is_confirmed: bool = True
 
-    @property
-    def pause_s(self) -> float:
+    def pause_s(self, times: NodeTimes = NODE_TIMES) -> float:
+        """Return the time until the records are asked for again."""
         if not self.is_confirmed:
-            return _CONFIRM_S
+            return times.confirm_s
         if self.failures:
-            return min(_TTL_MIN_S * 2.0 ** min(self.failures - 1, 16), _TTL_MAX_S)
-        return min(max(self.ttl_s, _TTL_MIN_S), _TTL_MAX_S)
+            return min(times.ttl_min_s * 2.0 ** min(self.failures - 1, 16), times.ttl_max_s)
+        return min(max(self.ttl_s, times.ttl_min_s), times.ttl_max_s)
 
 
 def after(known: Known, answer: Answer, most: int = ADDRESSES_MAX) -> Known:

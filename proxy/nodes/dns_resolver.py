@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dns._asyncbackend import Backend, DatagramSocket  # its public modules export the same
@@ -22,8 +21,8 @@ from dns.asyncresolver import Resolver
 from dns.exception import DNSException, Timeout
 from dns.resolver import NXDOMAIN, LifetimeTimeout, NoNameservers
 
-from proxy.nodes.configured import ADDRESSES_MAX, Answer, NodeAddress
-from proxy.nodes.settings import NameServer, NodeUrl
+from proxy.nodes.configured import ADDRESSES_MAX, NODE_TIMES, Answer, NodeAddress
+from proxy.nodes.settings import NodeUrl
 
 
 class DnsSockets(Backend):
@@ -81,25 +80,18 @@ class _UdpSocket(DatagramSocket):
         return self._socket.getsockname()
 
 
-_LIFETIME_S: Final = 5.0
 _QUERIES_MAX: Final = 16
 _REASON_MAX_CHARACTERS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The records for one question; `failure` says why there is no answer."""
-
-    question: str
-    records: Sequence[Any] = ()
-    ttl_s: float = 0.0
-    failure: str | None = None
-
-
-async def resolve(url: NodeUrl, name_server: NameServer | None) -> Answer:
-    """Resolve a url's name; without `name_server`, the system's are asked."""
+async def resolve(
+    url: NodeUrl,
+    name_server: tuple[str, int] | None,
+    timeout_s: float = NODE_TIMES.dns_timeout_s,
+) -> Answer:
+    """Resolve a url's name; without `name_server` (address, port), the system's are asked."""
     try:
-        queries = _Queries(name_server)
+        queries = _Queries(name_server, timeout_s)
     except (DNSException, OSError) as error:
         return Answer(
             failures={url.host: f"/etc/resolv.conf cannot be used: {_failure_text(error)}"}
@@ -110,70 +102,76 @@ async def resolve(url: NodeUrl, name_server: NameServer | None) -> Answer:
 
 
 class _Queries:
-    def __init__(self, name_server: NameServer | None) -> None:
+    def __init__(self, name_server: tuple[str, int] | None, timeout_s: float) -> None:
         self._resolver = Resolver(configure=name_server is None)
-        self._resolver.lifetime = _LIFETIME_S
+        self._resolver.lifetime = timeout_s
         if name_server is not None:
-            self._resolver.nameservers = [name_server.host]
-            self._resolver.port = name_server.port
+            host, self._resolver.port = name_server
+            self._resolver.nameservers = [host]
         self._sockets = DnsSockets()
         self._turns = asyncio.Semaphore(_QUERIES_MAX)
 
     async def services(self, name: str) -> Answer:
         """Return the addresses behind the SRV records of the first priority."""
-        found = await self._ask(name, "SRV")
-        if found.failure:
-            return Answer(failures={found.question: found.failure})
-        first = min((record.priority for record in found.records), default=0)
+        question = f"SRV {name}"
+        records, found_ttl_s, failure = await self._ask(question)
+        if failure:
+            return Answer(failures={question: failure})
+        first = min((record.priority for record in records), default=0)
         targets = sorted(
             (str(record.target).rstrip("."), int(record.port))
-            for record in found.records
+            for record in records
             if record.priority == first
         )
         # A target "." says that there is no such service. Source: RFC 2782.
         named = [target for target in targets if target[0]][:ADDRESSES_MAX]
-        machines = await self.machines(named, found.question)
-        ttl_s = min(found.ttl_s, machines.ttl_s) if named else found.ttl_s
+        machines = await self.machines(named, question)
+        ttl_s = min(found_ttl_s, machines.ttl_s) if named else found_ttl_s
         return Answer(machines.addresses, ttl_s, machines.failures)
 
     async def machines(self, targets: Sequence[tuple[str, int]], service: str = "") -> Answer:
         """Return the addresses of hosts with ports; `service` is the question that named them."""
         async with asyncio.TaskGroup() as group:
             asked = [
-                (host, port, group.create_task(self._ask(host, kind)))
+                (host, port, question, group.create_task(self._ask(question)))
                 for host, port in targets
-                for kind in ("A", "AAAA")
+                for question in (f"A {host}", f"AAAA {host}")
             ]
-        found = [(host, port, task.result()) for host, port, task in asked]
-        addresses = tuple(
-            NodeAddress(
-                host=record.address,
-                port=port,
-                hostname=host,
-                questions=(answer.question, service),
-                has_own_port=bool(service),
-            )
-            for host, port, answer in found
-            for record in answer.records
-        )
-        answers = [answer for _, _, answer in found]
-        failures = {answer.question: answer.failure for answer in answers if answer.failure}
-        ttl_s = min((answer.ttl_s for answer in answers if answer.records), default=0.0)
-        return Answer(addresses, ttl_s, failures)
+        addresses: list[NodeAddress] = []
+        failures: dict[str, str] = {}
+        ttls_s: list[float] = []
+        for host, port, question, task in asked:
+            records, ttl_s, failure = task.result()
+            if failure:
+                failures[question] = failure
+            if records:
+                ttls_s.append(ttl_s)
+            addresses += [
+                NodeAddress(
+                    host=record.address,
+                    port=port,
+                    hostname=host,
+                    questions=(question, service),
+                    has_own_port=bool(service),
+                )
+                for record in records
+            ]
+        return Answer(tuple(addresses), min(ttls_s, default=0.0), failures)
 
-    async def _ask(self, name: str, kind: str) -> _Found:
-        question = f"{kind} {name}"
+    async def _ask(self, question: str) -> tuple[Sequence[Any], float, str | None]:
+        """Return the records for `KIND NAME`, their TTL, and why there is no answer."""
+        kind, name = question.split(" ", 1)
         try:
             async with self._turns:
                 answer = await self._resolver.resolve(
                     name, kind, raise_on_no_answer=False, search=True, backend=self._sockets
                 )
         except NXDOMAIN:
-            return _Found(question)
+            return (), 0.0, None
         except (DNSException, OSError) as error:
-            return _Found(question, failure=f"{question}: {_failure_text(error)}")
+            return (), 0.0, f"{question}: {_failure_text(error)}"
         rrset = answer.rrset
-        return _Found(question, list(rrset), float(rrset.ttl)) if rrset else _Found(question)
+        return (list(rrset), float(rrset.ttl), None) if rrset else ((), 0.0, None)
 
 
 def _failure_text(error: Exception) -> str:

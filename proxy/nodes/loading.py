@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -19,6 +18,7 @@ from multidict import CIMultiDict
 
 from proxy.common.headers import HOP
 from proxy.errors import Unavailable, UpstreamFailed, UpstreamTimeout
+from proxy.nodes.configured import ConfiguredNode, NodeTimes
 from proxy.nodes.model_list import RemoteModel
 from proxy.nodes.monitor import NodeMonitor
 from proxy.observe.record import Emit
@@ -28,17 +28,6 @@ from proxy.upstream.client import UpstreamRequest, fetch
 
 _FIRST_S: Final = 30.0
 _LAST_S: Final = 600.0
-# Nodes come and go; the oldest refusal is forgotten first.
-_REFUSALS_MAX: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRefusal:
-    """Why a node does not load a model, and how often in a row it refused."""
-
-    reason: str
-    count: int
-    until_s: float
 
 
 def retry_delay_s(count: int) -> float:
@@ -47,22 +36,27 @@ def retry_delay_s(count: int) -> float:
 
 
 class LoadRefusals:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    """The refusals of nodes to load models.
+
+    Nodes come and go; above `max_count`, the oldest refusal is forgotten.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, max_count: int = 4096) -> None:
         self._clock = clock
-        self._refusals: dict[tuple[str, str], LoadRefusal] = {}
+        self._max_count = max_count
+        # By node and model: the reason, the refusals in a row, and when it may be asked again.
+        self._refusals: dict[tuple[str, str], tuple[str, int, float]] = {}
 
     def reason(self, node: str, model: str) -> str | None:
         """Return why a node must not be asked now; None: it may be."""
-        refusal = self._refusals.get((node, model))
-        return refusal.reason if refusal and self._clock() < refusal.until_s else None
+        reason, _, until_s = self._refusals.get((node, model), (None, 0, 0.0))
+        return reason if reason and self._clock() < until_s else None
 
     def add(self, node: str, model: str, reason: str) -> None:
-        before = self._refusals.get((node, model))
-        count = before.count + 1 if before else 1
-        until_s = self._clock() + retry_delay_s(count)
-        self._refusals.pop((node, model), None)
-        self._refusals[node, model] = LoadRefusal(reason, count, until_s)
-        if len(self._refusals) > _REFUSALS_MAX:
+        _, before, _ = self._refusals.pop((node, model), ("", 0, 0.0))
+        until_s = self._clock() + retry_delay_s(before + 1)
+        self._refusals[node, model] = reason, before + 1, until_s
+        if len(self._refusals) > self._max_count:
             del self._refusals[next(iter(self._refusals))]
 
     def forget(self, node: str, model: str) -> None:
@@ -74,26 +68,12 @@ _ASK_TIMEOUT_S: Final = 15.0
 _ANSWER_MAX_BYTES: Final = 64 * 1024
 # Time until a node that was asked lists the model as loading.
 _BEGINS_S: Final = 5.0
-# Interval of polls while a node loads a model.
-_POLL_S: Final = 0.5
-# Interval of looks for requests that wait for a model that another node could load.
-_LOOK_S: Final = 2.0
 _REASON_MAX_CHARACTERS: Final = 256
 _RETRY_AFTER_S: Final = 30
 
 
 # Models that nodes have not loaded, each with its node and its id here.
 Offers = Callable[[], Iterable[tuple[NodeMonitor, RemoteModel, str]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Loadable:
-    monitor: NodeMonitor
-    remote_model: RemoteModel
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.monitor.node.name, self.remote_model.id
 
 
 class RemoteLoading:
@@ -105,12 +85,14 @@ class RemoteLoading:
         settings: ProxySettings,
         offers: Offers,
         emit: Emit,
+        times: NodeTimes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
         self._settings = settings
         self._offers = offers
         self._emit = emit
+        self._times = times
         self._clock = clock
         self._refusals = LoadRefusals(clock)
         self._locks: dict[str, asyncio.Lock] = {}
@@ -130,15 +112,15 @@ class RemoteLoading:
             while not self._router.serves(model):
                 if not self._is_loading(model):
                     await self._ask_one(model)
-                await asyncio.sleep(_POLL_S)
-                for loadable in self._loadable(model):
-                    loadable.monitor.poll_now()
+                await asyncio.sleep(self._times.loading_poll_s)
+                for monitor, _ in self._loadable(model):
+                    monitor.poll_now()
 
     async def serve(self) -> None:
         """Have another node load a model while requests wait for it, until cancelled."""
         waiting: set[str] = set()
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._times.waiting_look_s)
             before, waiting = waiting, self._waited_for()
             for model in before & waiting:
                 if self._loadable_now(model) and not self._is_loading(model):
@@ -147,28 +129,28 @@ class RemoteLoading:
 
     async def _ask_one(self, model: str) -> None:
         """Have a node begin to load a model; raises Unavailable if none does."""
-        for loadable in self._loadable_now(model):
-            reason = await self._ask(loadable)
-            node, remote_id = loadable.key
+        for monitor, remote_model in self._loadable_now(model):
+            reason = await self._ask(monitor.node, remote_model.id)
+            node, remote_id = monitor.node.name, remote_model.id
             if reason is None:
                 self._refusals.forget(node, remote_id)
-                self._asked_until_s[loadable.key] = self._clock() + _BEGINS_S
+                self._asked_until_s[node, remote_id] = self._clock() + _BEGINS_S
                 self._emit("node.load_requested", node=node, model=remote_id)
-                loadable.monitor.poll_now()
+                monitor.poll_now()
                 return
             self._refusals.add(node, remote_id, reason)
             self._emit("node.load_refused", node=node, model=remote_id, reason=reason)
         reasons = [
-            f"{loadable.key[0]}: {self._refusals.reason(*loadable.key)}"
-            for loadable in self._loadable(model)
+            f"{monitor.node.name}: {self._refusals.reason(monitor.node.name, remote_model.id)}"
+            for monitor, remote_model in self._loadable(model)
         ]
         raise Unavailable(
             f"{model} is unavailable: {'; '.join(reasons) or 'no node loads it'}", _RETRY_AFTER_S
         )
 
-    async def _ask(self, loadable: _Loadable) -> str | None:
+    async def _ask(self, node: ConfiguredNode, model: str) -> str | None:
         """Ask a node; return why it does not load the model."""
-        node, body = loadable.monitor.node, orjson.dumps({"model": loadable.remote_model.id})
+        body = orjson.dumps({"model": model})
         headers = CIMultiDict({HOP: "1", "Content-Type": "application/json"})
         request = UpstreamRequest("POST", "/models/load", "", headers, body)
         upstream = node.upstream(node.name, "", "", 1)
@@ -186,38 +168,34 @@ class RemoteLoading:
         """Return whether a node loads a model, or has agreed to it moments ago."""
         now_s = self._clock()
         return any(
-            loadable.remote_model.state == "loading"
-            or self._asked_until_s.get(loadable.key, 0.0) > now_s
-            for loadable in self._loadable(model)
+            remote_model.state == "loading"
+            or self._asked_until_s.get((monitor.node.name, remote_model.id), 0.0) > now_s
+            for monitor, remote_model in self._loadable(model)
         )
 
-    def _loadable(self, model: str) -> list[_Loadable]:
-        return [loadable for here, loadable in self._all_loadable() if here == model]
+    def _loadable(self, model: str) -> list[tuple[NodeMonitor, RemoteModel]]:
+        return [(monitor, found) for monitor, found, here in self._all_loadable() if here == model]
 
-    def _all_loadable(self) -> Iterator[tuple[str, _Loadable]]:
+    def _all_loadable(self) -> Iterator[tuple[NodeMonitor, RemoteModel, str]]:
         for monitor, remote_model, here in self._offers():
             is_asked = monitor.is_up and monitor.node.settings.load == "idle"
             if is_asked and not remote_model.is_loaded:
-                yield here, _Loadable(monitor, remote_model)
+                yield monitor, remote_model, here
 
-    def _loadable_now(self, model: str) -> list[_Loadable]:
+    def _loadable_now(self, model: str) -> list[tuple[NodeMonitor, RemoteModel]]:
         """Return the nodes that may be asked now, the least busy first."""
         found = [
-            loadable
-            for loadable in self._loadable(model)
-            if loadable.remote_model.state == "unloaded"
-            and self._refusals.reason(*loadable.key) is None
+            (monitor, remote_model)
+            for monitor, remote_model in self._loadable(model)
+            if remote_model.state == "unloaded"
+            and self._refusals.reason(monitor.node.name, remote_model.id) is None
         ]
-        return sorted(
-            found,
-            key=lambda loadable: sum(
-                map(self._router.count_in_flight, loadable.monitor.upstreams())
-            ),
-        )
+        in_flight = self._router.count_in_flight
+        return sorted(found, key=lambda pair: sum(map(in_flight, pair[0].upstreams())))
 
     def _waited_for(self) -> set[str]:
         """Return the models for which requests wait although an instance serves them."""
-        models = {here for here, _ in self._all_loadable()}
+        models = {here for _, _, here in self._all_loadable()}
         demands = {model: self._router.demand(model) for model in models}
         return {
             model

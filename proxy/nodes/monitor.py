@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamFailed, UpstreamTimeout
-from proxy.nodes.configured import ConfiguredNode
+from proxy.nodes.configured import NODE_TIMES, ConfiguredNode, NodeTimes
 from proxy.nodes.model_list import OfferedModel, RemoteModel, Unreadable, served_id
 from proxy.nodes.poll import NodeDraining, NodePoller, NodeProcesses, PrefixReader
 from proxy.observe.record import Emit
@@ -29,17 +29,14 @@ from proxy.upstream.upstream import Upstream
 
 NodeState = Literal["up", "down", "draining", "same"]
 
-_INTERVAL_S: Final = 5.0
-_FIRST_RETRY_S: Final = 1.0
-_RETRY_MAX_S: Final = 60.0
 _FAILURES: Final = 2
 
 
-def pause_s(failures: int, chance: float) -> float:
+def pause_s(failures: int, chance: float, times: NodeTimes = NODE_TIMES) -> float:
     """Return the time until the next poll; `chance`, 0 to 1, varies it by up to a tenth."""
-    wait_s = _INTERVAL_S
+    wait_s = times.poll_s
     if failures:
-        wait_s = min(_FIRST_RETRY_S * 2.0 ** min(failures - 1, 16), _RETRY_MAX_S)
+        wait_s = min(times.retry_first_s * 2.0 ** min(failures - 1, 16), times.retry_max_s)
     return wait_s * (0.9 + 0.2 * chance)
 
 
@@ -60,6 +57,7 @@ class MonitorContext:
     emit: Emit
     on_change: Callable[[], None]
     nodes: Callable[[], int]
+    times: NodeTimes
     chance: Callable[[], float] = random.random
     takes_over: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -75,7 +73,7 @@ class NodeMonitor:
         self._context = context
         self._poller = NodePoller(node, context.settings)
         self.prefixes = PrefixReader(
-            node, context.router, context.settings, self.upstreams, context.nodes
+            node, context.router, context.settings, self.upstreams, context.nodes, context.times
         )
         self._failures = 0
         self._is_llama_corral = False
@@ -93,8 +91,9 @@ class NodeMonitor:
             await self._poll()
             if not self._suspected.is_set():
                 self._checked.set()
+            wait_s = pause_s(self._failures, self._context.chance(), self._context.times)
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s(self._failures, self._context.chance())):
+                async with asyncio.timeout(wait_s):
                     await self._suspected.wait()
 
     def mark_suspect(self) -> None:

@@ -11,6 +11,7 @@ import functools
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
 
 from proxy.common.background_tasks import persist
@@ -21,7 +22,16 @@ from proxy.errors import (
     UpstreamLoading,
     UpstreamUnavailable,
 )
-from proxy.nodes.configured import ADDRESSES_MAX, Answer, ConfiguredNode, Known, NodeAddress, after
+from proxy.nodes.configured import (
+    ADDRESSES_MAX,
+    NODE_TIMES,
+    Answer,
+    ConfiguredNode,
+    Known,
+    NodeAddress,
+    NodeTimes,
+    after,
+)
 from proxy.nodes.loading import RemoteLoading
 from proxy.nodes.model_list import (
     NO_NODE,
@@ -42,15 +52,12 @@ from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 
-Resolve = Callable[[], Awaitable[Answer]]
-
 
 class Discovery:
     """The addresses of one name.
 
     Args:
-        name: The name of the node in the settings.
-        resolve: Asks for the records once.
+        node: The name's entry in the settings.
         on_change: Called with all addresses when they have changed.
         emit: Emits `node.resolved` and `node.unresolved`.
         room: Returns the number of addresses that other names leave.
@@ -58,26 +65,26 @@ class Discovery:
 
     def __init__(
         self,
-        name: str,
-        resolve: Resolve,
+        node: ConfiguredNode,
         on_change: Callable[[Sequence[NodeAddress]], None],
         emit: Emit,
         room: Callable[[], int],
-        chance: Callable[[], float] = random.random,
+        times: NodeTimes,
     ) -> None:
         self.known = Known()
-        self._name = name
-        self._resolve = resolve
+        self._name = node.name
+        self._resolve = _resolve_of(node, times)
         self._on_change = on_change
         self._emit = emit
         self._room = room
-        self._chance = chance
+        self._times = times
 
     async def serve(self) -> None:
         while True:
             self._take(await self._resolve())
             # The variation keeps machines that started together from asking together.
-            await asyncio.sleep(self.known.pause_s * (0.9 + 0.1 * self._chance()))
+            share = random.uniform(0.9, 1.0)  # noqa: S311 (no secret)
+            await asyncio.sleep(self.known.pause_s(self._times) * share)
 
     # No method below awaits.
 
@@ -101,9 +108,10 @@ class Discovery:
 class Discoveries:
     """Follows the records of names while `serve` runs."""
 
-    def __init__(self, monitors: NodeMonitors, emit: Emit) -> None:
+    def __init__(self, monitors: NodeMonitors, emit: Emit, times: NodeTimes) -> None:
         self._monitors = monitors
         self._emit = emit
+        self._times = times
         self._discoveries: dict[str, Discovery] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -131,9 +139,7 @@ class Discoveries:
                 self._monitors.replace(node.name, machines, "its record was removed")
 
             room = functools.partial(self._room, node.name)
-            self._discoveries[node.name] = Discovery(
-                node.name, _resolve_of(node), change, self._emit, room
-            )
+            self._discoveries[node.name] = Discovery(node, change, self._emit, room, self._times)
             self._begin(node.name)
 
     def remove(self, name: str) -> None:
@@ -151,7 +157,7 @@ class Discoveries:
         return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
 
 
-def _resolve_of(node: ConfiguredNode) -> Callable[[], Awaitable[Answer]]:
+def _resolve_of(node: ConfiguredNode, times: NodeTimes) -> Callable[[], Awaitable[Answer]]:
     settings = node.settings
     if settings.parsed_url.discovery == "mdns":
         from proxy.nodes import mdns  # noqa: PLC0415 (only if a url needs it)
@@ -160,7 +166,7 @@ def _resolve_of(node: ConfiguredNode) -> Callable[[], Awaitable[Answer]]:
     from proxy.nodes.dns_resolver import resolve  # noqa: PLC0415 (as above)
 
     server = parse_name_server(settings.resolver) if settings.resolver else None
-    return functools.partial(resolve, settings.parsed_url, server)
+    return functools.partial(resolve, settings.parsed_url, server, times.dns_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +219,7 @@ _REMOVED: Final = "it is no longer configured"
 
 
 class Nodes:
-    """Monitors the nodes; a `proxy.request.models.ModelLoader` for local and remote models.
-
-    `created` (Unix time in whole seconds) is for models that only nodes have.
-    """
+    """Monitors the nodes; a `proxy.request.models.ModelLoader` for local and remote models."""
 
     def __init__(
         self,
@@ -225,12 +228,13 @@ class Nodes:
         local: ModelLoader,
         settings: ProxySettings,
         emit: Emit,
-        created: int,
+        times: NodeTimes = NODE_TIMES,
     ) -> None:
         self._local = local
         self._router = router
         self._settings = settings
-        self._created = created
+        # Of models that only nodes have.
+        self._created = int(datetime.now(UTC).timestamp())
         self._processes = NodeProcesses()
         context = MonitorContext(
             router,
@@ -240,11 +244,12 @@ class Nodes:
             emit,
             self._note_change,
             lambda: len(self._monitors),
+            times,
         )
         self._configured: dict[str, ConfiguredNode] = {}
         self._monitors = NodeMonitors(context)
-        self._discoveries = Discoveries(self._monitors, emit)
-        self._loading = RemoteLoading(router, settings, self._offers, emit)
+        self._discoveries = Discoveries(self._monitors, emit, times)
+        self._loading = RemoteLoading(router, settings, self._offers, emit, times)
         self._merged = RemoteModels(ModelNames(()))
         self._names = ModelNames(())
         self._named = self._merged, self._names  # the arguments of `_names`

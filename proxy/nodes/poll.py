@@ -20,7 +20,7 @@ from proxy.auth.access import PREFIXES
 from proxy.cache.remote_prefixes import DIGEST_MAX_BYTES, Digest, UnreadableDigest, read_digest
 from proxy.common.headers import DRAINING, HOP, PROCESS
 from proxy.errors import UpstreamFailed, UpstreamTimeout
-from proxy.nodes.configured import ConfiguredNode
+from proxy.nodes.configured import NODE_TIMES, ConfiguredNode, NodeTimes
 from proxy.nodes.model_list import RemoteModel, Unreadable, count_slots, read_remote_models
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
@@ -118,8 +118,6 @@ class NodePoller:
         self._slots.clear()
 
 
-_PAUSE_MIN_S: Final = 0.5
-_PAUSE_MAX_S: Final = 5.0
 # A node is idle after this many reads without news.
 _IDLE_READS: Final = 60
 # The node has no digests; after a restart it may have.
@@ -130,9 +128,9 @@ _PREFIXES_TIMEOUT_S: Final = 5.0
 _FIRST_PREFIXES_TIMEOUT_S: Final = 1.0
 
 
-def prefixes_pause_s(unchanged: int, nodes: int) -> float:
+def prefixes_pause_s(unchanged: int, nodes: int, times: NodeTimes = NODE_TIMES) -> float:
     """Return the time until the next read, after `unchanged` reads without news."""
-    wait_s = _PAUSE_MIN_S if unchanged < _IDLE_READS else _PAUSE_MAX_S
+    wait_s = times.digest_s if unchanged < _IDLE_READS else times.idle_digest_s
     return max(wait_s, nodes / _READS_PER_S)
 
 
@@ -151,12 +149,14 @@ class PrefixReader:
         settings: ProxySettings,
         upstreams: Callable[[], Mapping[str, Upstream]],
         nodes: Callable[[], int],
+        times: NodeTimes = NODE_TIMES,
     ) -> None:
         self._node = node
         self._router = router
         self._settings = settings
         self._upstreams = upstreams
         self._nodes = nodes
+        self._times = times
         self._cursor = ""
         self._known: Mapping[str, Upstream] = {}
         self._unchanged = 0
@@ -165,7 +165,7 @@ class PrefixReader:
         try:
             while True:
                 has_digests = await self._read() if self._follow() else True
-                wait_s = prefixes_pause_s(self._unchanged, self._nodes())
+                wait_s = prefixes_pause_s(self._unchanged, self._nodes(), self._times)
                 await asyncio.sleep(wait_s if has_digests else _PAUSE_WITHOUT_S)
         finally:
             self._forget()

@@ -41,12 +41,6 @@ class NodeUrl:
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class NameServer:
-    host: str
-    port: int = _DNS_PORT
-
-
 def normalized(url: str) -> str:
     """Return a node's base URL without a trailing `/v1`, which clients add; raises ValueError."""
     shown = url.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -84,15 +78,18 @@ def parse_url(url: str) -> NodeUrl:
     )
 
 
-def parse_name_server(text: str) -> NameServer:
-    """Read `ADDRESS`, `ADDRESS:PORT` or `[ADDRESS]:PORT`; raises ValueError."""
+def parse_name_server(text: str) -> tuple[str, int]:
+    """Return the address and the port of `ADDRESS`, `ADDRESS:PORT` or `[ADDRESS]:PORT`.
+
+    Raises ValueError.
+    """
     try:
-        return NameServer(str(ipaddress.ip_address(text)))
+        return str(ipaddress.ip_address(text)), _DNS_PORT
     except ValueError:
         parts = urlsplit(f"//{text}")
     if parts.netloc != text or "@" in text or not _is_address(parts.hostname or ""):
         raise ValueError("not the address of a name server, as 10.96.0.10 or 127.0.0.1:5353")
-    return NameServer(str(ipaddress.ip_address(parts.hostname or "")), parts.port or _DNS_PORT)
+    return str(ipaddress.ip_address(parts.hostname or "")), parts.port or _DNS_PORT
 
 
 def _discovery(prefixes: list[str]) -> Discovery | None:

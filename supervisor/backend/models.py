@@ -94,13 +94,13 @@ class ModelMetas:
 
 
 class ModelLoaderAdapter:
-    """The configured models; `created` is Unix time in whole seconds."""
+    """The configured models."""
 
     def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
         self._fleet = fleet
         self._admission = admission
         self._events = events
-        self.created = int(datetime.now(tz=UTC).timestamp())
+        self._created = int(datetime.now(tz=UTC).timestamp())
         self._metas = ModelMetas()
         self._names = ModelNames(())
         self._named: list[object] = []  # the settings that the names come from
@@ -150,7 +150,7 @@ class ModelLoaderAdapter:
             id=model.entry.name,
             aliases=tuple(alias for alias in aliases if alias != CATCH_ALL),
             state=state,
-            created=self.created,
+            created=self._created,
             context_length=plan.ctx_size // plan.slots if plan else None,
             slots=model.slots,
             reason=_redact_reason(model, reason),

@@ -264,7 +264,6 @@ class DaemonParts:
             model_loader,
             self.settings.proxy,
             self.events.emit,
-            model_loader.created,
         )
 
     def _make_app(self) -> App:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from proxy.app import build_app
 from proxy.auth.access import PREFIXES
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import UpstreamConnectFailed
-from proxy.nodes.configured import ConfiguredNode
+from proxy.nodes.configured import ConfiguredNode, NodeTimes
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import NodeSettings
 from proxy.router.reports import RouterListener
@@ -27,6 +27,18 @@ from proxy.server import Server
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 
+QUICK = NodeTimes(
+    poll_s=0.05,
+    retry_first_s=0.01,
+    retry_max_s=0.02,
+    ttl_min_s=0.01,
+    confirm_s=0.01,
+    dns_timeout_s=0.2,
+    digest_s=0.001,
+    idle_digest_s=0.001,
+    loading_poll_s=0.01,
+    waiting_look_s=0.01,
+)
 SETTINGS = ProxySettings(listen="127.0.0.1:0", connect_timeout_s=5, upstream_read_timeout_s=20)
 
 
@@ -46,6 +58,7 @@ class FakeNode(Fake):
         self._host = host
         self.process = ""
         self.is_draining = False
+        self.failures = 0  # the number of next polls that fail
         self.entries = list(entries)
         self.slots: int | None = None
         self.looks: list[Call] = []
@@ -71,6 +84,9 @@ class FakeNode(Fake):
         elif self.is_draining:
             status = "503 Service Unavailable"
             await call.head("Content-Length: 0", "X-Corral-Draining: 1", status=status)
+        elif path.endswith("/v1/models") and self.failures:
+            self.failures -= 1
+            await call.head("Content-Length: 0", status="500 Internal Server Error")
         elif path.endswith("/v1/models"):
             self.looks.append(call)
             process = [f"X-Corral-Process: {self.process}"] if self.process else []
@@ -105,6 +121,26 @@ class NodeEvents(RouterListener):
         self.nodes.mark_suspect(upstream, error)
 
 
+class NotingRouter(Router):
+    """Notes the prefixes that it is told nodes hold, by instance."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._reported: dict[str, set[int]] = {}
+
+    def add_remote_prefixes(self, upstream: Upstream, hashes: Iterable[int]) -> None:
+        noted = list(hashes)
+        self._reported.setdefault(upstream.name, set()).update(noted)
+        super().add_remote_prefixes(upstream, noted)
+
+    def forget_remote_prefixes(self, name: str) -> None:
+        self._reported.pop(name, None)
+        super().forget_remote_prefixes(name)
+
+    def count_remote_prefixes(self) -> int:
+        return len(set[int]().union(*self._reported.values()))
+
+
 class NodesProxy:
     """A proxy that knows some nodes, and has no model of its own until one is put into `here`."""
 
@@ -114,10 +150,10 @@ class NodesProxy:
         self.emitted: list[tuple[str, dict[str, Any]]] = []
         events = NodeEvents()
         metrics = Metrics(settings, self._hear)
-        self.router = Router(settings, events, metrics.emit)
+        self.router = NotingRouter(settings, events, metrics.emit)
         self.here = FakeLoader(self.router)
         self.here.model_infos = []
-        self.nodes = Nodes(nodes, self.router, self.here, settings, self._hear, 1)
+        self.nodes = Nodes(nodes, self.router, self.here, settings, self._hear, QUICK)
         events.nodes = self.nodes
         app = build_app(self.router, self.nodes, settings, metrics, process=self.nodes.process)
         self.server = Server(app, settings)

@@ -30,7 +30,7 @@ def test_addresses_come_and_go_with_the_records() -> None:
 
 def test_no_records_count_when_they_are_confirmed() -> None:
     doubted = after(known("10.0.0.1"), Answer())
-    assert (hosts(doubted), doubted.pause_s) == (["10.0.0.1"], 1)
+    assert (hosts(doubted), doubted.pause_s()) == (["10.0.0.1"], 1)
     assert "once more" in str(doubted.problem)
     empty = after(doubted, Answer())
     assert (hosts(empty), empty.problem) == ([], "it has no records")
@@ -54,14 +54,14 @@ def test_failures_before_any_answer_are_the_problem() -> None:
 
 @pytest.mark.parametrize(("ttl_s", "pause_s"), [(0, 5), (5, 5), (30, 30), (86_400, 60)])
 def test_the_ttl_has_bounds(ttl_s: float, pause_s: float) -> None:
-    assert after(Known(), Answer(machines("10.0.0.1"), ttl_s)).pause_s == pause_s
+    assert after(Known(), Answer(machines("10.0.0.1"), ttl_s)).pause_s() == pause_s
 
 
 def test_questions_that_fail_are_asked_less_and_less_often() -> None:
     found, pauses = Known(), []
     for _ in range(6):
         found = after(found, Answer(failures={A: "silence"}))
-        pauses.append(found.pause_s)
+        pauses.append(found.pause_s())
     assert pauses == [5, 10, 20, 40, 60, 60]
 
 

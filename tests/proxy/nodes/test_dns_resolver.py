@@ -8,8 +8,8 @@ import pytest
 from dns.rcode import Rcode
 from support.dns_server import FakeDns
 
-from proxy.nodes import dns_resolver
 from proxy.nodes.configured import ADDRESSES_MAX, Answer
+from proxy.nodes.dns_resolver import resolve
 from proxy.nodes.settings import parse_name_server, parse_url
 
 
@@ -19,8 +19,10 @@ async def names() -> AsyncIterator[FakeDns]:
         yield names
 
 
-async def ask(names: FakeDns, url: str = "dns+http://corral.test:8080") -> Answer:
-    return await dns_resolver.resolve(parse_url(url), parse_name_server(names.address))
+async def ask(
+    names: FakeDns, url: str = "dns+http://corral.test:8080", timeout_s: float = 5.0
+) -> Answer:
+    return await resolve(parse_url(url), parse_name_server(names.address), timeout_s)
 
 
 def found(answer: Answer) -> list[tuple[str, int, str]]:
@@ -80,23 +82,17 @@ async def test_a_server_that_fails_has_not_answered(names: FakeDns) -> None:
     assert "A corral.test: the name server fails: SERVFAIL" in answer.failures.values()
 
 
-async def test_a_silent_server_has_not_answered(
-    names: FakeDns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dns_resolver, "_LIFETIME_S", 0.2)
+async def test_a_silent_server_has_not_answered(names: FakeDns) -> None:
     names.silent = True
-    answer = await ask(names)
+    answer = await ask(names, timeout_s=0.2)
     assert answer.failures["A corral.test"] == "A corral.test: no name server answers"
 
 
-async def test_a_server_that_is_not_there_has_not_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dns_resolver, "_LIFETIME_S", 0.2)
+async def test_a_server_that_is_not_there_has_not_answered() -> None:
     gone = FakeDns()
     async with gone.running():
         pass
-    assert list((await ask(gone)).failures) == ["A corral.test", "AAAA corral.test"]
+    assert list((await ask(gone, timeout_s=0.2)).failures) == ["A corral.test", "AAAA corral.test"]
 
 
 async def test_many_addresses_come_by_tcp(names: FakeDns) -> None:

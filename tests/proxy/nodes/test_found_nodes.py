@@ -14,7 +14,7 @@ from support.node import FakeNode, NodesProxy, configured_node
 from support.proxy_harness import until
 from support.upstream import Call, say_ok
 
-from proxy.nodes import configured, dns_resolver, monitor, nodes
+from proxy.nodes import configured, nodes
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
 NAME = "A corral.test"
@@ -53,12 +53,7 @@ class Network:
 
 
 @pytest.fixture
-async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
-    monkeypatch.setattr(configured, "_TTL_MIN_S", 0.01)
-    monkeypatch.setattr(configured, "_CONFIRM_S", 0.01)
-    monkeypatch.setattr(monitor, "_FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(monitor, "_RETRY_MAX_S", 0.02)
-    monkeypatch.setattr(dns_resolver, "_LIFETIME_S", 0.2)
+async def network() -> AsyncIterator[Network]:
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         names = await stack.enter_async_context(FakeDns().running())
         yield Network(names, stack)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from proxy.nodes import loading
 from proxy.nodes.loading import LoadRefusals, retry_delay_s
 
 
@@ -28,9 +27,8 @@ def test_a_refusal_holds_for_its_time_for_one_model_of_one_node() -> None:
     assert refusals.reason("one", "chat") is None
 
 
-def test_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_REFUSALS_MAX", 2)
-    refusals = LoadRefusals(lambda: 0.0)
+def test_refusals_are_bounded() -> None:
+    refusals = LoadRefusals(lambda: 0.0, max_count=2)
     for node in ("one", "two", "three"):
         refusals.add(node, "chat", "no room")
     assert [refusals.reason(node, "chat") for node in ("one", "two", "three")] == [

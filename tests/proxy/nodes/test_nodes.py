@@ -20,7 +20,6 @@ from support.proxy_harness import model_info, until
 from support.upstream import Call, Fake, say_ok
 
 from proxy.errors import Unavailable
-from proxy.nodes import monitor, poll
 from proxy.request.variants import Adapter
 from proxy.router.policy import Weight
 from proxy.upstream import client
@@ -61,9 +60,7 @@ class Place:
 
 
 @pytest.fixture
-async def place(socket_directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr(monitor, "_FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(monitor, "_RETRY_MAX_S", 0.02)
+async def place(socket_directory: Path) -> AsyncIterator[Place]:
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Place(socket_directory, stack)
 
@@ -255,11 +252,12 @@ async def test_a_node_that_stops_gets_no_requests_until_it_answers_again(place: 
 async def test_a_node_is_down_after_two_failures(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
-    (watched,) = near.nodes._monitors
-    watched._note_failure("once")
-    assert near.router.serves("chat")
-    watched._note_failure("twice")
-    assert not near.router.serves("chat")
+    node.failures, polls = 1, len(node.looks)
+    await until(lambda: len(node.looks) > polls + 1)
+    assert near.events("node.up", "node.down") == ["node.up"]
+    node.failures = 2
+    story = ["node.up", "node.down", "node.up"]
+    await until(lambda: near.events("node.up", "node.down") == story)
 
 
 async def test_a_node_that_rejects_the_key_is_down_with_the_reason(place: Place) -> None:
@@ -359,10 +357,7 @@ async def test_a_removed_node_finishes_its_requests(place: Place) -> None:
     assert asking.result()[:2] == (200, "one/chat")
 
 
-async def test_no_request_waits_for_a_removed_node(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poll, "_TIMEOUT_S", 60)
+async def test_no_request_waits_for_a_removed_node(place: Place) -> None:
     node = await place.node(LOADED)
     near = await place.near(node)
     node.may_answer.clear()

@@ -16,7 +16,6 @@ from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
 from proxy.auth.access import PREFIXES
-from proxy.nodes import poll
 from proxy.nodes.poll import prefixes_pause_s
 
 ANSWER = "It is as wide as you want it to be."
@@ -72,12 +71,7 @@ class Machines:
 
 
 @pytest.fixture
-async def machines(
-    socket_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Machines]:
-    monkeypatch.setattr(poll, "_PAUSE_MIN_S", 0.001)
-    monkeypatch.setattr(poll, "_PAUSE_MAX_S", 0.001)
-    monkeypatch.setattr(poll, "_READS_PER_S", 1e6)
+async def machines(socket_directory: Path) -> AsyncIterator[Machines]:
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Machines(socket_directory, stack)
 
@@ -115,8 +109,7 @@ async def test_another_front_finds_each_conversation(machines: Machines) -> None
 
 async def told(front: NodesProxy, count: int) -> None:
     """Wait until a front was told of so many ends of turns."""
-    remote = front.router._prefix_index.remote
-    await until(lambda: len(remote) >= count)
+    await until(lambda: front.router.count_remote_prefixes() >= count)
 
 
 async def test_a_client_is_told_of_its_own_conversations_alone(
@@ -131,7 +124,7 @@ async def test_a_client_is_told_of_its_own_conversations_alone(
     await told(await machines.front("front-key"), 2)
     await Chat("sky").turn(guest)
     await told(guest, 2)
-    assert len(guest.router._prefix_index.remote) == 2
+    assert guest.router.count_remote_prefixes() == 2
     for machine in machines.machines.values():
         async with machine.http.get(PREFIXES) as response:
             assert response.status == 401
@@ -146,8 +139,7 @@ async def test_what_a_node_that_is_gone_held_is_forgotten(machines: Machines) ->
     await told(second, 2)
     await machines.machines[where].server.close()
     second.look_again()
-    remote = second.router._prefix_index.remote
-    await until(lambda: len(remote) == 0)
+    await until(lambda: second.router.count_remote_prefixes() == 0)
 
 
 @pytest.mark.parametrize(

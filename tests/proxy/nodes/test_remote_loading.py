@@ -14,8 +14,6 @@ from support.node import FakeNode, NodesProxy, configured_node
 from support.proxy_harness import until
 from support.upstream import Call, say_ok
 
-from proxy.nodes import loading
-
 UNLOADED = {"value": "unloaded", "loadable": True}
 CHAT = {"id": "chat", "status": UNLOADED, "meta": {"slots": 1}}
 
@@ -78,9 +76,7 @@ class Place:
 
 
 @pytest.fixture
-async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr(loading, "_POLL_S", 0.01)
-    monkeypatch.setattr(loading, "_LOOK_S", 0.01)
+async def place() -> AsyncIterator[Place]:
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         yield Place(stack)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from proxy.nodes.settings import NameServer, NodeUrl, normalized, parse_name_server, parse_url
+from proxy.nodes.settings import NodeUrl, normalized, parse_name_server, parse_url
 
 
 def url_of(
@@ -48,10 +48,10 @@ def test_other_urls_are_rejected_with_the_reason(url: str, reason: str) -> None:
 
 
 def test_a_name_server_is_an_address_with_or_without_a_port() -> None:
-    assert parse_name_server("10.96.0.10") == NameServer("10.96.0.10", 53)
-    assert parse_name_server("127.0.0.1:5353") == NameServer("127.0.0.1", 5353)
-    assert parse_name_server("fd00::a") == NameServer("fd00::a", 53)
-    assert parse_name_server("[fd00::a]:5353") == NameServer("fd00::a", 5353)
+    assert parse_name_server("10.96.0.10") == ("10.96.0.10", 53)
+    assert parse_name_server("127.0.0.1:5353") == ("127.0.0.1", 5353)
+    assert parse_name_server("fd00::a") == ("fd00::a", 53)
+    assert parse_name_server("[fd00::a]:5353") == ("fd00::a", 5353)
     for wrong in ("dns.example", "", "10.0.0.1:53/x"):
         with pytest.raises(ValueError, match="not the address of a name server"):
             parse_name_server(wrong)
