@@ -4,6 +4,9 @@ The request has an API key and is the second turn of a conversation. It passes t
 this process, with a fake engine behind it that lists its slots as llama-server does. A generator or
 coroutine counts where it starts; comprehensions do not count.
 
+Calls are counted by what the client waits for at the time. With `--sampled`, the request is one
+that the estimator samples.
+
 A `*` marks a step: a function that calls one in another module. Those a reader has to open to see
 where the request goes next; the others stay in their module. A change of package is a pair of
 neighbouring steps in different directories. It is a report: longer functions would satisfy a limit
@@ -13,14 +16,18 @@ as well as a straight way does.
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partialmethod
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, Self
+from unittest.mock import patch
 
 import aiohttp
 import orjson
@@ -45,12 +52,26 @@ _TIMINGS: Final = (
 )
 
 
+# The estimator samples no request this soon after another.
+_SAMPLE_PAUSE_S: Final = 1.0
+
+
+_SEND: Final = socket.socket.send
+
+
 class Trace:
-    """The functions that were entered, the first first, and which of them are steps."""
+    """The functions that were entered, the first first, and which of them are steps.
+
+    Attributes:
+        phase: What the client waits for now.
+        calls: Calls by phase.
+    """
 
     def __init__(self) -> None:
         self.entered: dict[CodeType, None] = {}
         self.steps: set[CodeType] = set()
+        self.phase = "until the engine has it"
+        self.calls: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         sys.setprofile(self._profile)
@@ -62,6 +83,7 @@ class Trace:
     def _profile(self, frame: FrameType, event: str, _argument: object) -> None:
         if event != "call" or not _is_ours(frame.f_code):
             return
+        self.calls[self.phase] += 1
         self.entered.setdefault(frame.f_code)
         caller = _caller(frame)
         if caller and _is_ours(caller) and caller.co_filename != frame.f_code.co_filename:
@@ -79,6 +101,17 @@ class Trace:
     def package_changes(self) -> int:
         packages = [_path(code).parent for code in self.entered if code in self.steps]
         return sum(before != after for before, after in pairwise(packages))
+
+
+def _send(sock: socket.socket, trace: Trace, data: bytes) -> int:
+    """Send like `socket.send`, and note which part of the answer the client gets."""
+    sent = _SEND(sock, data)
+    if sock.family == socket.AF_INET:
+        if b'"delta"' in data:
+            trace.phase = "until its last byte"
+        if b"[DONE]" in data:
+            trace.phase = "after it"
+    return sent
 
 
 def _caller(frame: FrameType) -> CodeType | None:
@@ -117,8 +150,9 @@ class OneModel:
 class Engine:
     """Answers each chat with two tokens from slot 1, and lists its two slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace) -> None:
         self._task = -1
+        self._trace = trace
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request and close the connection."""
@@ -127,6 +161,7 @@ class Engine:
             writer.write(_whole(self._slots()))
         else:
             self._task += 1
+            self._trace.phase = "until its first token"
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
                 b"Transfer-Encoding: chunked\r\n\r\n"
@@ -161,7 +196,9 @@ def _whole(body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def _proxy(directory: Path) -> AsyncIterator[Callable[[list[dict[str, str]]], Any]]:
+async def _proxy(
+    directory: Path, trace: Trace
+) -> AsyncIterator[Callable[[list[dict[str, str]]], Any]]:
     """Run engine and proxy; yields what posts a chat."""
     keys, socket = directory / "keys.toml", directory / "engine.sock"
     keys.write_text(f'[keys.trace]\nkey = "{_KEY}"\n')
@@ -173,7 +210,7 @@ async def _proxy(directory: Path) -> AsyncIterator[Callable[[list[dict[str, str]
     )
     app = build_app(router, OneModel(), settings, Metrics(settings, discard))
     server = Server(app, settings)
-    engine = await asyncio.start_unix_server(Engine().serve, socket)
+    engine = await asyncio.start_unix_server(Engine(trace).serve, socket)
     running = asyncio.get_running_loop().create_task(router.run())
     await server.start()
     url = f"{server.url}/v1/chat/completions"
@@ -192,21 +229,26 @@ async def _proxy(directory: Path) -> AsyncIterator[Callable[[list[dict[str, str]
     engine.close()
 
 
-async def _trace() -> Trace:
+async def _trace(*, is_sampled: bool) -> Trace:
     first = [{"role": "user", "content": "Say hello."}]
     second = [*first, {"role": "assistant", "content": "Hi there"}, first[0]]
+    trace = Trace()
     with tempfile.TemporaryDirectory() as directory:
-        async with _proxy(Path(directory)) as post:
+        async with _proxy(Path(directory), trace) as post:
             await post(first)
-            with Trace() as trace:
+            await asyncio.sleep(_SAMPLE_PAUSE_S if is_sampled else 0.0)
+            trace.phase = "until the engine has it"
+            with trace, patch.object(socket.socket, "send", partialmethod(_send, trace)):
                 await post(second)
     return trace
 
 
 def main() -> None:
-    trace = asyncio.run(_trace())
+    trace = asyncio.run(_trace(is_sampled="--sampled" in sys.argv))
     print("\n".join(trace.lines()))
     files = {_path(code) for code in trace.entered}
+    parts = ", ".join(f"{calls} {phase}" for phase, calls in trace.calls.items())
+    print(f"{trace.calls.total()} calls: {parts}")
     print(
         f"{len(trace.entered)} functions in {len(files)} files; {len(trace.steps)} steps, "
         f"{trace.package_changes} changes of package"

@@ -143,7 +143,7 @@ class Forward:
                 tokens = request.prompt.tokens if request.prompt else 0
                 stack.enter_context(self._admission.tokens.reserve(key, tokens, request.json))
                 request = replace(request, max_context=key.max_context)
-            if request.wait_s is not None or self._estimator.is_due:
+            if request.wait_s or self._estimator.is_due:
                 stack.enter_context(self._estimator.observe(request, client_response.record))
             if array := array_of(request):
                 await forward_parts(array, client_response, self._forward_part)

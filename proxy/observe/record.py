@@ -87,6 +87,7 @@ class AccessRecord:
             client disconnected; None before that.
         code: Code of the error that the client got or that broke its response off.
         continued: How often another engine continued the answer after the one before had ended.
+        expected_cached: Prompt tokens expected in the instance's cache.
         cache: The cache finding; None if the instance reports nothing.
         hides_others: Whether its client may not see other clients' cached tokens.
     """
@@ -114,7 +115,7 @@ class AccessRecord:
         self.trace: RequestTrace | None = None
         self.hides_others = False
         self._attempts = 0
-        self._expected_cached = 0
+        self.expected_cached = 0
         self._first_byte_ms: float | None = None
 
     def set_instance(
@@ -127,7 +128,7 @@ class AccessRecord:
         self.instance = instance
         self.conversation = conversation
         self._attempts += 1
-        self._expected_cached = expected_cached
+        self.expected_cached = expected_cached
 
     def part(self) -> AccessRecord:
         part = AccessRecord(self.request_id, self.timeline)
@@ -138,7 +139,7 @@ class AccessRecord:
         """Add the record of an upstream request that ended."""
         self._attempts = max(self._attempts, part._attempts)
         if part.timings:
-            self._expected_cached += part._expected_cached if self.timings else 0
+            self.expected_cached += part.expected_cached if self.timings else 0
             self.timings = part.timings.plus(self.timings)
             self.cache = self.cache or part.cache
 
@@ -233,7 +234,7 @@ class AccessRecord:
     def _tokens(self) -> dict[str, float | None]:
         timings = self.timings
         return {
-            "expected_cached_tokens": self._expected_cached if timings else None,
+            "expected_cached_tokens": self.expected_cached if timings else None,
             "cached_tokens": timings.cached_tokens if timings else None,
             "prompt_tokens": timings.prompt_tokens if timings else None,
             "decoded_tokens": timings.decoded_tokens if timings else None,

@@ -1,11 +1,13 @@
 """Estimates when the first token of a request comes, and measures the errors of estimates.
 
 An estimate changes nothing. It is made for clients that ask for it, for requests with a limit
-(`Prefer: wait=5`), and for a sample of other requests, to compare it with the real first token.
+(`Prefer: wait=5`), and for a sample of other requests, to compare it with the real first token. The
+estimate of a sampled request that finds a free slot is made after its answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from bisect import bisect_left
@@ -33,6 +35,7 @@ from proxy.router.forecast import (
 from proxy.router.lease import Clock
 from proxy.router.measures import PromptLength
 from proxy.router.router import Router
+from proxy.router.workload import EarlierWork, EstimatedWork
 
 BOUNDS: Final = (0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 5.0)
 _MODELS_MAX: Final = 64
@@ -122,7 +125,13 @@ class Estimator:
         if is_own:
             request = self._router.as_client_knows(request)
         load = self._load(request)
-        work, lengths = self._router.work(request, _engines(request.model, load))
+        reader = self._router.work_reader(request.model)
+        return self._estimate(request, load, reader.work(request, _engines(request.model, load)))
+
+    def _estimate(
+        self, request: ProxyRequest, load: LoadForecast | None, estimated_work: EstimatedWork
+    ) -> Estimate:
+        work, lengths = estimated_work
         factor = self._router.measures(request.model).correction.factor(work.others)
         first = self._first_token(request.model, work, load, factor)
         only_engine = work.engines[0].name if len(work.engines) == 1 else None
@@ -169,33 +178,64 @@ class Estimator:
     def observe(self, request: ProxyRequest, record: AccessRecord) -> Iterator[None]:
         """Compare an estimate with the request in the block.
 
+        A request that finds a free slot is estimated after its answer, from the work before it.
+
         Raises:
             WaitTooLong: The estimate exceeds the client's limit.
         """
         now_s = self._clock()
-        found = self._estimated(request)
-        self._due_at_s = now_s + max(_PAUSE_MIN_S, _PAUSE_SHARE * (self._clock() - now_s))
-        if found and request.wait_s:  # 0: the request takes a slot that is free now, or none
+        basis: Estimate | EarlierWork | None = None
+        if request.prompt and request.kind.generates:
+            if not request.wait_s:  # 0: the request takes a slot that is free now, or none
+                basis = self._router.work_reader(request.model).earlier_work(request)
+            basis = basis or self._try_estimate(request)
+        self._note_spent(now_s)
+        if request.wait_s and isinstance(basis, Estimate):
             known = self._router.as_client_knows(request)
-            own = found if known is request else self._estimated(known)
-            _check(request, own or found, request.wait_s)
+            own = basis if known is request else self._try_estimate(known)
+            _check(request, own or basis, request.wait_s)
         try:
             yield
         finally:
-            if found:
-                self._compare(found, record, now_s)
+            if basis:  # soon: the request ends first
+                loop = asyncio.get_running_loop()
+                loop.call_soon(self._compare, request, basis, record, now_s)
 
-    def _estimated(self, request: ProxyRequest) -> Estimate | None:
+    def _note_spent(self, since_s: float) -> None:
+        now_s = self._clock()
+        pause_s = max(_PAUSE_MIN_S, _PAUSE_SHARE * (now_s - since_s))
+        self._due_at_s = max(self._due_at_s, now_s + pause_s)
+
+    def _try_estimate(
+        self, request: ProxyRequest, estimated_work: EstimatedWork | None = None
+    ) -> Estimate | None:
         """Estimate a request; errors are noted and do not affect the request."""
-        if request.prompt is None or not request.kind.generates:
-            return None
         try:
+            if estimated_work:
+                return self._estimate(request, None, estimated_work)
             return self.estimate(request)
         except (ArithmeticError, LookupError, ValueError) as error:
             FAILURES.note("estimate", error)
             return None
 
-    def _compare(self, found: Estimate, record: AccessRecord, at_s: float) -> None:
+    def _compare(
+        self,
+        request: ProxyRequest,
+        basis: Estimate | EarlierWork,
+        record: AccessRecord,
+        at_s: float,
+    ) -> None:
+        began_at_s = self._clock()
+        if isinstance(basis, Estimate):
+            self._note_errors(basis, record, at_s)
+        elif record.instance:
+            work = basis(record.instance, record.expected_cached)
+            if found := self._try_estimate(request, work):
+                self._note_errors(found, record, at_s)
+            self._router.work_reader(request.model).learn_all()
+        self._note_spent(began_at_s)
+
+    def _note_errors(self, found: Estimate, record: AccessRecord, at_s: float) -> None:
         measures, timeline = self._router.measures(found.model), record.timeline
         if found.length and record.timings and record.instance == found.instance:
             measures.tokens.note(found.length, record.timings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,12 +18,11 @@ from proxy.cache.index import PrefixIndex
 from proxy.errors import QueueFull
 from proxy.request.request import ProxyRequest
 from proxy.router.assignment import SlotAssignment
-from proxy.router.forecast import EngineWork
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.measures import Finished, ModelMeasures, Span
 from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, retry_after_s
 from proxy.router.registry import Instances
-from proxy.router.workload import EstimatedWork, WorkReader
+from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
 
@@ -34,6 +33,7 @@ class ModelQueue:
     """One model's queue.
 
     Attributes:
+        reader: Reads the work for estimates.
         admissions: The number of admissions of instances.
         is_paused: All requests wait, even if a slot is free.
         ended_at_s: When a local instance last ended a client's request; minus infinity before the
@@ -62,7 +62,7 @@ class ModelQueue:
             self._queue, instances, prefix_index, clock, self.assign_slots
         )
         self.measures = ModelMeasures()
-        self._reader = WorkReader(
+        self.reader = WorkReader(
             self._queue, instances, prefix_index, self._assignment, self.measures, clock
         )
         self._granted: dict[Lease, QueuedRequest] = {}
@@ -143,7 +143,7 @@ class ModelQueue:
 
     def note_withdrawal(self, instance: RoutingTarget) -> None:
         """Put requests that were granted a slot of a withdrawn instance back into the queue."""
-        self._reader.learn(instance)
+        self.reader.learn(instance)
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
                 for slot_lease in lease.slots:
@@ -194,9 +194,6 @@ class ModelQueue:
             sequences = (lease.sequences + len(instance.leases) + 1) // 2
             instance.set_rates(instance.rates.after(timings, sequences, now_s))
             keep_times(lease, timings, now_s)
-
-    def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
-        return self._reader.work(request, idle)
 
     # Granting slots.
 

@@ -43,7 +43,6 @@ from proxy.router.acquire import CrashSuspects, Leases, Load
 from proxy.router.cache_use import CacheContents, CacheUse, cache_contents
 from proxy.router.choose_slot import HandOver, SlotSelector
 from proxy.router.first_byte import FirstByteMonitor, Responds, answers_health
-from proxy.router.forecast import EngineWork
 from proxy.router.lease import (
     Activity,
     Clock,
@@ -61,7 +60,7 @@ from proxy.router.registry import Instances
 from proxy.router.release import CountBusySlots, SlotContents, SlotReleaser, slots_in_use
 from proxy.router.reports import NO_LISTENER, RouterListener, SlotUse
 from proxy.router.slot_saver import SlotFiller, SlotSaver, SlotWriter
-from proxy.router.workload import EstimatedWork
+from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState, get_slots
@@ -392,12 +391,8 @@ class Router:
         """Return each waiting request's place in its queue, from 1, by client and request id."""
         return self._queues.positions()
 
-    def work(self, request: ProxyRequest, idle: Sequence[EngineWork] = ()) -> EstimatedWork:
-        """Return the work of a model's instances if this request came now.
-
-        `idle` are the engines that would be loaded if none is in service.
-        """
-        return self._queues.queue_of(request.model).work(request, idle)
+    def work_reader(self, model: str) -> WorkReader:
+        return self._queues.queue_of(model).reader
 
     def as_client_knows(self, request: ProxyRequest) -> ProxyRequest:
         """Return a request for an estimate that uses only cache content of its own key."""

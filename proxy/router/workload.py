@@ -5,7 +5,7 @@ The measurements of a finished request are kept when it ends, and learned with t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from proxy.cache.index import CacheHint, PrefixIndex
@@ -50,6 +50,8 @@ _BEHIND_MAX: Final = 8
 
 # The work with the estimated request in it, and its prompt's length for each instance, by name.
 EstimatedWork = tuple[ModelWork, Mapping[str, PromptLength]]
+# Returns the work before a request that got this instance, with so many tokens expected cached.
+EarlierWork = Callable[[str, int], EstimatedWork]
 
 
 class WorkReader:
@@ -74,8 +76,7 @@ class WorkReader:
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork]) -> EstimatedWork:
         """Return the work if a request came now; `idle` are engines that would be loaded."""
         now_s = self._clock()
-        for instance in self._instances.of_model(self._queue.model).in_service:
-            self.learn(instance)
+        self.learn_all()
         new = queue_entry(request, (), now_s)
         new.new_tokens = self._assignment.turns.new_tokens(new)
         order = self._assignment.turns.order(self._queue.order_with(new, now_s))
@@ -92,6 +93,35 @@ class WorkReader:
         if request.prompt and not instances:
             lengths = {instance.name: PromptLength(request.prompt.tokens) for instance in idle}
         return ModelWork(engines, tuple(waiting), place), lengths
+
+    def earlier_work(self, request: ProxyRequest) -> EarlierWork | None:
+        """Note the running requests, to return the work now when this request has its answer.
+
+        None if the request finds no free slot, or if there are too many instances.
+        """
+        of_model = self._instances.of_model(self._queue.model)
+        instances = of_model.answering
+        if len(self._queue) or not of_model.has_free_slot or len(instances) > _INSTANCES_MAX:
+            return None
+        busy = tuple(self._engine(instance) for instance in instances if instance.leases)
+        prompt_tokens = request.prompt.tokens if request.prompt else 1
+
+        def work(name: str, cached: int) -> EstimatedWork:
+            engines, chosen = busy, self._instances.get(name)
+            if chosen and all(engine.name != name for engine in busy):
+                weight = of_model.weights.get(name, EQUAL).value
+                engine = EngineWork(name, chosen.upstream.batch_tokens, (), (0,), weight)
+                engines = (*busy, engine)
+            length = PromptLength(prompt_tokens, min(cached, prompt_tokens))
+            tokens = self._measures.tokens
+            waiting = WaitingRequest(tokens.whole(length), 1.0, tokens.new(length), instance=name)
+            return ModelWork(engines, (waiting,), 0), {name: length}
+
+        return work
+
+    def learn_all(self) -> None:
+        for instance in self._instances.of_model(self._queue.model).in_service:
+            self.learn(instance)
 
     def learn(self, instance: RoutingTarget) -> None:
         weights = self._instances.of_model(self._queue.model).weights

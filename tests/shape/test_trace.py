@@ -15,6 +15,14 @@ def test_the_trace_of_a_chat_ends_with_its_figures() -> None:
     figures = re.fullmatch(
         r"(\d+) functions in (\d+) files; \d+ steps, \d+ changes of package", lines.pop()
     )
+    calls = re.fullmatch(
+        r"(\d+) calls: (\d+) until the engine has it, (\d+) until its first token, "
+        r"(\d+) until its last byte, (\d+) after it",
+        lines.pop(),
+    )
     assert figures
+    assert calls
+    total, *parts = map(int, calls.groups())
+    assert total == sum(parts)
     assert int(figures[1]) == len(lines)
     assert any("proxy/forward/forward.py" in line for line in lines)

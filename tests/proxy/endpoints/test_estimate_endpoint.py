@@ -13,8 +13,8 @@ from support.upstream import Call
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.prompts import estimate_json
 from proxy.router.estimator import Estimate, Estimator
-from proxy.router.forecast import LoadForecast
-from proxy.router.measures import Finished, Span
+from proxy.router.forecast import EngineCosts, LoadForecast
+from proxy.router.measures import Finished, ModelMeasures, Span
 
 URL = "/corral/v1/estimate"
 LONG = "word " * 800
@@ -195,7 +195,30 @@ async def test_a_fault_of_the_estimate_fails_no_request(
     await proxy.open()
     await proxy.fake(answers)
     monkeypatch.setattr(FAILURES, "counts", Counter())
-    monkeypatch.setattr(proxy.router, "work", divided_by_zero)
+    monkeypatch.setattr(ModelMeasures, "costs", divided_by_zero)
     async with proxy.ask(stream=True) as response:
         assert b"[DONE]" in await response.read()
-    assert FAILURES.counts["estimate"] == 1
+    await until(lambda: FAILURES.counts["estimate"] == 1)
+
+
+async def test_a_sampled_request_is_estimated_only_after_its_answer(
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await proxy.open()
+    estimated: list[str] = []
+    costs = ModelMeasures.costs
+
+    def note_and_measure(measures: ModelMeasures) -> EngineCosts | None:
+        estimated.append("chat")
+        return costs(measures)
+
+    monkeypatch.setattr(ModelMeasures, "costs", note_and_measure)
+
+    async def expect_no_estimate(call: Call) -> None:
+        assert not estimated
+        await answers(call)
+
+    await proxy.fake(expect_no_estimate)
+    async with proxy.ask(stream=True) as response:
+        assert b"[DONE]" in await response.read()
+    await until(lambda: estimated == ["chat"])
