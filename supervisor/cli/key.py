@@ -157,7 +157,7 @@ def new(file: Path | None, config: Path | None) -> CommandResult:
     older = 0
     text = ""
     if os.path.lexists(path):
-        older = len(read_key_ring(path).by_id)
+        older = len(read_key_ring(path))
         text = path.read_text("ascii")
     key = new_key()
     _write_key_ring(path, with_newest(key, text))

@@ -15,7 +15,6 @@ from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
 from supervisor.fleet.model import Model, Replica
 from supervisor.slot_store.manifest import Manifest, cache_key
-from supervisor.slot_store.slot_files import ReplicaRef
 from supervisor.slot_store.store_config import SlotPersistence
 
 if TYPE_CHECKING:
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 # How long a prefill waits for an instance to be idle.
 _IDLE_TIMEOUT_S: Final = 60.0
 _NOT_READY: Final = frozenset(State) - {State.READY}
-
-
-def replica_ref(model: Model, replica: Replica) -> ReplicaRef:
-    return ReplicaRef(
-        instance=replica.name,
-        model=model.entry.name,
-        replica=replica.place.number,
-        replicas=max(1, len(model.replicas)),
-    )
 
 
 async def save_predecessors(model: Model, replica: Replica) -> None:

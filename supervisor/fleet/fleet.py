@@ -331,7 +331,9 @@ class Fleet:
             return self.models[replica.place.model]
 
         return SlotManager(
-            owner=lambda: cache_commands.replica_ref(model(), replica),
+            instance=replica.name,
+            model=replica.place.model,
+            replica=lambda: (replica.place.number, max(1, len(model().replicas))),
             plan=lambda: replica.plan,
             persistence=lambda: replica.planner.launches.slot_persistence,
             files=self.slot_files,

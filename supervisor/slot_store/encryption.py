@@ -68,12 +68,8 @@ class SlotKey:
         return hashlib.sha256(b"llama-corral slot key\0" + self.secret).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRing:
-    """The keys of a file, at least one."""
-
-    newest: SlotKey
-    by_id: Mapping[str, SlotKey]
+# The keys of a file, at least one, by id; the newest first.
+KeyRing = Mapping[str, SlotKey]
 
 
 def read_key_ring(path: Path) -> KeyRing:
@@ -103,7 +99,7 @@ def parse_key_ring(text: bytes, path: Path) -> KeyRing:
     if not 1 <= len(keys) <= KEYS_MAX:
         reason = f"has {len(keys)} keys, not 1 to {KEYS_MAX}"
         raise SettingsInvalid(f"the slot key file {path} {reason}", hint=_WRONG)
-    return KeyRing(keys[0], {key.id: key for key in keys})
+    return {key.id: key for key in keys}
 
 
 def new_key() -> SlotKey:
@@ -255,17 +251,17 @@ _DRAFT: Final = ".new"
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """Moves the content of slot files from the spool and into it."""
+    """Moves the content of slot files from the spool and into it; without keys, unencrypted."""
 
-    keys: KeyRing | None = None
+    keys: KeyRing = field(default_factory=dict)
 
     def is_readable(self, manifest: Manifest) -> bool:
-        return not manifest.key_id or bool(self.keys and manifest.key_id in self.keys.by_id)
+        return not manifest.key_id or manifest.key_id in self.keys
 
     def complete(self, unverified: Manifest, spooled: Path, header: SlotFileHeader) -> Manifest:
         """Return the complete manifest of a file; an encrypted file needs no hashes."""
         if self.keys:
-            return replace(unverified, key_id=self.keys.newest.id)
+            return replace(unverified, key_id=next(iter(self.keys)))
         return replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
 
     def seal(self, manifest: Manifest) -> Manifest:
@@ -327,7 +323,7 @@ class SlotContent:
             return check_header(file, expected)
 
     def _key(self, manifest: Manifest) -> SlotKey:
-        found = self.keys.by_id.get(manifest.key_id) if self.keys else None
+        found = self.keys.get(manifest.key_id)
         if found is None:
             raise SlotKeyMissing(f"its key {manifest.key_id} is not at hand")
         return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
@@ -27,10 +28,8 @@ from supervisor.slot_store.file_index import TOKENS_AWAY_MAX, find_prefix
 from supervisor.slot_store.manifest import CacheKey, Manifest, cache_key
 from supervisor.slot_store.slot_files import (
     Fingerprints,
-    ReplicaRef,
     SlotFiles,
     SlotTask,
-    SlotTransfer,
 )
 from supervisor.slot_store.slot_transfer import (
     UNUSED,
@@ -99,7 +98,7 @@ async def restore_slot(
 
 def _fits(task: SlotTask, manifest: Manifest) -> bool:
     has_room = not task.ctx_slot or manifest.tokens < task.ctx_slot
-    return has_room and manifest.model == task.owner.model and task.key.fits(manifest.identity)
+    return has_room and manifest.model == task.model and task.key.fits(manifest.identity)
 
 
 # This many responses in a row without a token from the cache prove that restored slots are unused.
@@ -110,13 +109,16 @@ class SlotManager:
     """Saves and restores the slots of one replica.
 
     Args:
+        replica: Returns the number of the replica, from 0, and the number of the model's replicas.
         save_predecessors: Saves the slots of serving instances that this replica will replace.
     """
 
     def __init__(  # noqa: PLR0913 (all by name)
         self,
         *,
-        owner: Callable[[], ReplicaRef],
+        instance: str,
+        model: str,
+        replica: Callable[[], tuple[int, int]],
         plan: Callable[[], Plan | None],
         persistence: Callable[[], SlotPersistence],
         files: SlotFiles,
@@ -125,7 +127,9 @@ class SlotManager:
         save_predecessors: Callable[[], Awaitable[None]],
         emit: Emit,
     ) -> None:
-        self._owner = owner
+        self._instance = instance
+        self._model = model
+        self._replica = replica
         self._plan = plan
         self._persistence = persistence
         self._files = files
@@ -170,7 +174,7 @@ class SlotManager:
         if not found and self._unused < _UNUSED_MAX:
             return True
         problem = "" if found else UNUSED
-        note_outcome(task, RestoreOutcome(task.owner.model, expected, found, problem))
+        note_outcome(task, RestoreOutcome(task.model, expected, found, problem))
         return not problem
 
     async def save(self, client: EngineClient, run: int) -> None:
@@ -180,11 +184,11 @@ class SlotManager:
             return
         if run != self._run:
             self._saved_tasks, self._restored, self._run = {}, (), run
-        transfer = SlotTransfer()
+        saved, began_at_s = list[Manifest](), time.monotonic()
         reason = ""
         try:
             async with asyncio.timeout(self._persistence().timeout_s), self._lock:
-                await save(task, client, self._saved_tasks, transfer)
+                await save(task, client, self._saved_tasks, saved)
         except TimeoutError:
             reason = "it took longer than slot_save_timeout_s; the rest is not saved"
         except EngineUnreachable as error:
@@ -193,7 +197,7 @@ class SlotManager:
             reason = str(error)
         if reason:
             task.emit_failed(reason)
-        task.emit_transfer("slots.saved", transfer)
+        task.emit_transfer("slots.saved", saved, began_at_s)
 
     async def save_slot(
         self,
@@ -226,17 +230,17 @@ class SlotManager:
         if task is None:
             return 0
         await self._save_predecessors()
-        transfer = SlotTransfer()
+        restored, began_at_s = list[Manifest](), time.monotonic()
         try:
-            found = await restore(task, client, transfer)
+            found = await restore(task, client, restored)
         except EngineUnreachable:
             pass  # the health checks notice it
         except (OSError, AccessDenied) as error:
             task.emit_restore_failed(error)
         else:
             self._saved_tasks = {slot.id_slot: slot.task for slot in found}
-            self._restored, self._run = tuple(found) if transfer.slots else (), run
-        task.emit_transfer("slots.restored", transfer)
+            self._restored, self._run = tuple(found) if restored else (), run
+        task.emit_transfer("slots.restored", restored, began_at_s)
         return sum(
             slot.tokens > 0 and not (slot.fingerprint.blocks and not slot.fingerprint.turn_hashes)
             for slot in self.restored_slots(run)
@@ -247,7 +251,7 @@ class SlotManager:
         task = self._task(self._run)
         if task is None or not task.plan.has_own_slots:
             return False
-        prefix = shared_prefix(task.owner.model, prompt.body)
+        prefix = shared_prefix(task.model, prompt.body)
         found = prefix and find_prefix(
             task.files.catalogue, task.key_digest, prefix.blocks, task.budget.tokens_min
         )
@@ -257,10 +261,11 @@ class SlotManager:
         persistence, plan = self._persistence(), self._plan()
         if plan is None or self.reason:
             return None
-        owner = self._owner()
         return SlotTask(
             run,
-            owner,
+            self._instance,
+            self._model,
+            self._replica(),
             plan,
             self._fingerprints,
             self._is_elsewhere,
@@ -268,7 +273,7 @@ class SlotManager:
             self._files,
             persistence.store,
             persistence.budget,
-            functools.partial(self._emit, instance=owner.instance, model=owner.model),
+            functools.partial(self._emit, instance=self._instance, model=self._model),
             self._emit,
         )
 

@@ -68,12 +68,9 @@ class SlotKeyMissing(InvalidSlotFile):
     """The key of the file is not in the key file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Medium:
-    """A picture or sound of a prompt."""
-
-    at: int  # its first token
-    sha256: str  # of the engine's description, which includes a hash of its content
+# A picture or sound of a prompt: its first token, and the SHA-256 of its description by the engine,
+# which includes a hash of its content.
+Medium = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +83,8 @@ class SlotFileHeader:
     def digest(self) -> str:
         """The SHA-256 of the tokens as little-endian 32-bit integers, and of the media."""
         digest = hashlib.sha256(struct.pack(f"<{len(self.tokens)}i", *self.tokens))
-        for medium in self.media:
-            digest.update(f"{medium.at} {medium.sha256}".encode())
+        for at, sha256 in self.media:
+            digest.update(f"{at} {sha256}".encode())
         return digest.hexdigest()
 
     def shared_with(self, other: SlotFileHeader) -> int:
@@ -95,7 +92,7 @@ class SlotFileHeader:
         pairs = zip(self.tokens, other.tokens, strict=False)
         differing = (at for at, (ours, its) in enumerate(pairs) if ours != its)
         shared = next(differing, min(len(self.tokens), len(other.tokens)))
-        return min([shared, *(medium.at for medium in {*self.media} ^ {*other.media})])
+        return min([shared, *(at for at, _ in {*self.media} ^ {*other.media})])
 
 
 def read(path: Path) -> SlotFileHeader:
@@ -178,7 +175,7 @@ def _media(rest: BinaryIO, tokens: tuple[int, ...]) -> Iterator[Medium]:
         if not 0 <= at < len(tokens) or tokens[at] != _NO_TOKEN:
             raise NotASlotFile(f"a medium begins at token {at:,}, which is text")
         content = _read_exactly(rest, _number(rest, 4 * _WORDS_MAX))
-        yield Medium(at, hashlib.sha256(content).hexdigest())
+        yield at, hashlib.sha256(content).hexdigest()
     if len(rest.read()) >= _U32.size or (_NO_TOKEN in tokens and not begin):
         raise NotASlotFile("its token record holds something unknown")
 

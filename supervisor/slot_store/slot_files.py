@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -258,30 +258,18 @@ Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, ConversationFingerpr
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaRef:
+class SlotTask:
+    """The context of one save or restore of a replica's slots.
+
+    Attributes:
+        replica: The number of the replica, from 0, and the number of the model's replicas.
+        emit: Adds the instance and the model to an event; `emit_any` does not.
+    """
+
+    run: int
     instance: str
     model: str
-    replica: int  # from 0
-    replicas: int  # of the model
-
-
-@dataclass(slots=True)
-class SlotTransfer:
-    began_at_s: float = field(default_factory=time.monotonic)
-    slots: int = 0
-    tokens: int = 0
-    size_bytes: int = 0
-
-    def add(self, manifest: Manifest) -> None:
-        self.slots += 1
-        self.tokens += manifest.tokens
-        self.size_bytes += manifest.size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTask:
-    run: int
-    owner: ReplicaRef
+    replica: tuple[int, int]
     plan: Plan
     fingerprints: Fingerprints
     is_elsewhere: Callable[[ConversationFingerprint], bool]
@@ -289,12 +277,12 @@ class SlotTask:
     files: SlotFiles
     store: SlotStore
     budget: DiskBudget
-    emit: Emit  # adds the instance and the model
+    emit: Emit
     emit_any: Emit
 
     @property
     def key_digest(self) -> str:
-        return key_digest(self.owner.model, self.key)
+        return key_digest(self.model, self.key)
 
     @property
     def ctx_slot(self) -> int:
@@ -303,17 +291,17 @@ class SlotTask:
 
     def spool(self) -> Path:
         """Make the directory in which the engine writes and reads; raises AccessDenied."""
-        return self.store.spool(self.owner.instance)
+        return self.store.spool(self.instance)
 
-    def emit_transfer(self, event: str, transfer: SlotTransfer) -> None:
-        if transfer.slots:
+    def emit_transfer(self, event: str, moved: Sequence[Manifest], began_at_s: float) -> None:
+        if moved:
             self.emit(
                 event,
                 run=self.run,
-                slots=transfer.slots,
-                tokens=transfer.tokens,
-                size_bytes=transfer.size_bytes,
-                duration_ms=round(1000 * (time.monotonic() - transfer.began_at_s), 1),
+                slots=len(moved),
+                tokens=sum(manifest.tokens for manifest in moved),
+                size_bytes=sum(manifest.size_bytes for manifest in moved),
+                duration_ms=round(1000 * (time.monotonic() - began_at_s), 1),
             )
 
     def emit_failed(self, reason: str) -> None:

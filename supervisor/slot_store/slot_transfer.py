@@ -46,7 +46,7 @@ from supervisor.slot_store.policy import (
 )
 from supervisor.slot_store.save_limits import SpooledFile
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, SlotKeyMissing
-from supervisor.slot_store.slot_files import SlotTask, SlotTransfer
+from supervisor.slot_store.slot_files import SlotTask
 from supervisor.slot_store.store import RestoreOutcome
 
 # An upper bound of the size of a token in a file without its keys and values.
@@ -59,9 +59,9 @@ async def save(
     task: SlotTask,
     client: EngineClient,
     saved_tasks: dict[int, int | None],
-    transfer: SlotTransfer,
+    saved: list[Manifest],
 ) -> None:
-    """Save the idle slots, the most recently used first; update `saved_tasks` and `transfer`.
+    """Save the idle slots, the most recently used first; update `saved_tasks` and `saved`.
 
     Returns when all of them are stored, and also those that were written before.
 
@@ -81,9 +81,9 @@ async def save(
             spooled = await write(task, client, slot.id_slot, fingerprint, used_at)
             storing = task.files.store(spooled, task.pause_saving) if spooled else None
             if storing and (manifest := await asyncio.shield(storing)):
-                transfer.add(manifest)
+                saved.append(manifest)
         saved_tasks[slot.id_slot] = slot.task
-    await task.files.settle(task.owner.instance)
+    await task.files.settle(task.instance)
 
 
 def _worth_saving(
@@ -127,13 +127,13 @@ async def write(
         task.pause_saving(f"slot {id_slot}: {detail}")
         if written.status == HTTPStatus.NOT_IMPLEMENTED:  # older builds, for a model with pictures
             problem = f"its engine does not save them: {detail}"
-            task.store.outcomes.set(task.key, RestoreOutcome(task.owner.model, problem=problem))
+            task.store.outcomes.set(task.key, RestoreOutcome(task.model, problem=problem))
         return None
     text = fingerprint.to_ascii()
     manifest = Manifest(
         name=spooled.stem,
-        model=task.owner.model,
-        replica=task.owner.replica,
+        model=task.model,
+        replica=task.replica[0],
         identity=task.key,
         size_bytes=written.size_bytes,
         sha256="",
@@ -176,7 +176,7 @@ async def uses_restored(
             async with asyncio.timeout(_TIMEOUT_S):
                 outcome = await _try_restore(task, client, manifests, id_slot, restore_verified)
     except EngineUnreachable:
-        outcome = RestoreOutcome(task.owner.model, problem=_ENDED)
+        outcome = RestoreOutcome(task.model, problem=_ENDED)
         raise
     finally:
         if outcome:
@@ -205,7 +205,7 @@ async def _try_restore(
         if tokens and await restore_verified(manifest, id_slot):
             found = await client_module.cached_tokens(client, id_slot, (*tokens, tokens[-1]))
             await client_module.erase(client, id_slot)
-            model = task.owner.model
+            model = task.model
             if not isinstance(found, ErrorResponse):
                 return RestoreOutcome(model, len(tokens), found, "" if found else UNUSED)
             if found.status < HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -224,9 +224,11 @@ def _text(task: SlotTask, manifest: Manifest) -> tuple[int, ...]:
 
 
 async def restore(
-    task: SlotTask, client: EngineClient, transfer: SlotTransfer
+    task: SlotTask, client: EngineClient, restored: list[Manifest]
 ) -> list[RestoredSlot]:
     """Fill slots, the most recently used conversation first; return all slots.
+
+    Adds the files to `restored`.
 
     Raises:
         EngineUnreachable: The engine does not answer.
@@ -239,8 +241,7 @@ async def restore(
     if isinstance(found, ErrorResponse) or not found:
         return []
     filled = await _fill(task, client, spool, found)
-    for entry in filled.values():
-        transfer.add(entry.manifest)
+    restored += [entry.manifest for entry in filled.values()]
     if filled and needs_refresh(task.plan):
         empty = [id_slot for id_slot in fill_order(found) if id_slot not in filled]
         for id_slot in (*empty[:1], *reversed(filled)):
@@ -301,7 +302,7 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFi
     return to_restore(
         task.files.catalogue.files(),
         task.key_digest,
-        replica=(task.owner.replica, task.owner.replicas),
+        replica=task.replica,
         most=len(found),
         ctx=min(slot.n_ctx for slot in found),
         is_elsewhere=task.is_elsewhere,

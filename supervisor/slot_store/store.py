@@ -107,11 +107,6 @@ def _digest(key: CacheKey) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-_FILES_MAX: Final = 16
-_SIZE_MAX_BYTES: Final = 1024**3
-_AGE_MAX: Final = timedelta(days=3)
-
-
 @dataclass(frozen=True, slots=True)
 class QuarantinedFile:
     """A file that was moved into quarantine, and why, as a clause."""
@@ -124,8 +119,18 @@ class QuarantinedFile:
 class Quarantine:
     """A directory of invalid files, made with mode 0700 when first needed."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        max_files: int = 16,
+        max_bytes: int = 1024**3,
+        max_age: timedelta = timedelta(days=3),
+    ) -> None:
         self._root = root
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        self._max_age = max_age
 
     def take(self, *paths: Path) -> None:
         """Move the existing ones of the files here."""
@@ -140,14 +145,14 @@ class Quarantine:
         return sorted(path.name for path in self._files())
 
     def limit(self) -> None:
-        """Delete files older than 3 days, and the oldest beyond 16 files or 1 GiB."""
-        oldest_at = (datetime.now(tz=UTC) - _AGE_MAX).timestamp()
-        left_bytes = _SIZE_MAX_BYTES
+        """Delete files that are too old, and the oldest beyond the number of files or bytes."""
+        oldest_at = (datetime.now(tz=UTC) - self._max_age).timestamp()
+        left_bytes = self._max_bytes
         newest_first = sorted(self._files(), key=lambda path: -path.lstat().st_ctime)
         for rank, path in enumerate(newest_first):
             found = path.lstat()
             left_bytes -= found.st_size
-            if rank >= _FILES_MAX or left_bytes < 0 or found.st_ctime < oldest_at:
+            if rank >= self._max_files or left_bytes < 0 or found.st_ctime < oldest_at:
                 path.unlink(missing_ok=True)
 
     def empty(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +13,7 @@ from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.plan.plan import Plan
 from supervisor.settings.schema import SupervisorSettings
-from supervisor.slot_store.encryption import KeyRing, SlotContent, read_key_ring
+from supervisor.slot_store.encryption import SlotContent, SlotKey, read_key_ring
 from supervisor.slot_store.manifest import cache_key
 from supervisor.slot_store.policy import DiskBudget, unsupported_reason
 from supervisor.slot_store.store import RestoreOutcome, SlotStore
@@ -37,7 +38,7 @@ class SlotPersistence:
 
     @property
     def encrypts(self) -> bool:
-        return self.store.content.keys is not None
+        return bool(self.store.content.keys)
 
     def reason(self, plan: Plan) -> str | None:
         """Return why no slot of a plan is saved, as a clause; None if they are."""
@@ -87,7 +88,7 @@ def slot_persistence(directories: Directories, settings: SupervisorSettings) -> 
     """Resolve the settings; unusable encryption keys are a `problem`, not an error."""
     path = settings.slots_key_file if settings.persist_slots else None
     spool = memory_directory(directories.runtime, "slots") if path else None
-    keys: KeyRing | None = None
+    keys: Mapping[str, SlotKey] = {}
     problem = ""
     if path and not spool:
         problem = _NO_MEMORY

@@ -15,7 +15,8 @@ from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.upstream.timings import Timings
 from supervisor.fleet.fleet import Fleet
-from supervisor.slot_store import slot_transfer
+from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileHeader
+from supervisor.slot_store.store import SlotStore
 
 
 class Verifications(RouterListener):
@@ -90,7 +91,10 @@ async def test_the_next_turn_names_the_slot_that_its_conversation_was_restored_t
 async def test_an_engine_that_does_not_use_a_restored_slot_gets_no_more(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_transfer, "_text", lambda *_: ())  # none can be tried before
+    def broken(*_: object) -> SlotFileHeader:
+        raise InvalidSlotFile
+
+    monkeypatch.setattr(SlotStore, "header", broken)  # none can be tried before
     turns = await saved(FleetHarness(runtime, tiny_model))
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():

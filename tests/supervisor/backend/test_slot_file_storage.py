@@ -19,7 +19,7 @@ from proxy.upstream.engine_state import SlotState
 from supervisor.backend.slot_storage import SlotFileStorageAdapter
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineUnreachable, ErrorResponse
-from supervisor.slot_store import save_limits, store
+from supervisor.slot_store.save_limits import SaveLimits
 
 FIRST = ConversationFingerprint((1, 2), tuple(range(40)))
 NEXT = ConversationFingerprint((1, 2, 3), tuple(range(50)))
@@ -144,20 +144,19 @@ async def test_a_full_disk_is_one_warning_and_a_pause(
 async def test_a_nearly_full_disk_is_one_warning(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_RESERVE_BYTES", 1 << 60)
     storage.harness.store.spool("chat.0")
-    assert not any(storage.adapter.may_save("chat.0", 1) for _ in range(3))
+    usage = shutil.disk_usage(storage.spool)._replace(free=200 * 1024**2)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage)
+        assert not any(storage.adapter.may_save("chat.0", 1) for _ in range(3))
     (event,) = storage.harness.emitted("slots.disk_full")
     assert event == {"reason": "the disk has too little room"}
-    monkeypatch.setattr(store, "_RESERVE_BYTES", 0)
     assert storage.adapter.may_save("chat.0", 1)
 
 
-async def test_a_slow_disk_keeps_the_file_and_gets_no_more(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save_limits, "_MEASURED_MIN_BYTES", 0)
-    monkeypatch.setattr(save_limits, "_RATE_MIN_BYTES", 1 << 60)
+async def test_a_slow_disk_keeps_the_file_and_gets_no_more(storage: Storage) -> None:
+    slow = SaveLimits(slow_bytes_per_s=1 << 60, measured_min_bytes=0)
+    storage.harness.fleet.slot_files.limits = slow
     await storage.harness.converse()
     await storage.save()
     assert len(storage.files) == 1

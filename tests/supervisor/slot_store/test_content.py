@@ -19,7 +19,6 @@ from supervisor.settings.schema import Settings, SupervisorSettings
 from supervisor.slot_store import store_config
 from supervisor.slot_store.encryption import (
     PLAIN,
-    KeyRing,
     SlotContent,
     SlotKey,
     new_key,
@@ -39,7 +38,7 @@ PLENTY = DiskBudget(1 << 30)
 
 
 def content(*keys: SlotKey) -> SlotContent:
-    return SlotContent(KeyRing(keys[0], {key.id: key for key in keys}))
+    return SlotContent({key.id: key for key in keys})
 
 
 def store_with(tmp_path: Path, moves: SlotContent) -> SlotStore:

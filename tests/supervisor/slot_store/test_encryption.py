@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.slot_store import encryption
 from supervisor.slot_store.encryption import (
     SlotKey,
     decrypt,
@@ -20,13 +19,15 @@ from supervisor.slot_store.encryption import (
 from supervisor.slot_store.slot_file import InvalidSlotFile
 
 KEY = new_key()
-FRAME, TAG, HEAD = 64, 16, 40
+FRAME, TAG, HEAD = 64 * 1024, 16, 40
 SIZES = (0, 1, FRAME - 1, FRAME, FRAME + 1, 3 * FRAME, 3 * FRAME + 5)
 
 
-@pytest.fixture(autouse=True)
-def _short_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encryption, "_FRAME_BYTES", FRAME)
+def telling(size: int) -> list[int]:
+    """Return offsets in an encrypted file: the head, and around the begin of each frame and tag."""
+    edges = [at for begin in range(HEAD, size, FRAME + TAG) for at in (begin, begin + FRAME)]
+    around = {at + by for at in (*edges, size) for by in range(-TAG - 1, TAG + 1)}
+    return sorted(at for at in {*range(HEAD), *around} if 0 <= at < size)
 
 
 def encrypted(directory: Path, plain: bytes) -> Path:
@@ -67,7 +68,7 @@ def test_nothing_of_the_content_shows_and_no_two_are_equal(tmp_path: Path) -> No
 def test_a_file_that_ends_anywhere_else_is_refused(tmp_path: Path, size: int) -> None:
     path = encrypted(tmp_path, os.urandom(size))
     whole = path.read_bytes()
-    for end in range(len(whole)):
+    for end in telling(len(whole)):
         path.write_bytes(whole[:end])
         assert refused(path)
     for more in (b"!", bytes(TAG), bytes(FRAME + TAG)):
@@ -78,7 +79,7 @@ def test_a_file_that_ends_anywhere_else_is_refused(tmp_path: Path, size: int) ->
 def test_each_flipped_bit_is_found(tmp_path: Path) -> None:
     path = encrypted(tmp_path, os.urandom(2 * FRAME))
     whole = path.read_bytes()
-    for at in range(len(whole)):
+    for at in telling(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         assert refused(path)
 

@@ -18,8 +18,7 @@ def test_the_first_key_encrypts_and_all_are_known() -> None:
     old, new = new_key(), new_key()
     text = with_newest(new, with_newest(old, "# made for a test\n\n"))
     ring = parse_key_ring(text.encode(), PATH)
-    assert ring.newest == new
-    assert ring.by_id == {new.id: new, old.id: old}
+    assert list(ring.items()) == [(new.id, new), (old.id, old)]
 
 
 def test_a_key_shows_nothing_of_itself() -> None:
@@ -56,4 +55,4 @@ def test_the_file_must_be_private(tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match=r"open to others \(mode 640\)"):
         read_key_ring(path)
     path.chmod(0o600)
-    assert len(read_key_ring(path).by_id) == 1
+    assert len(read_key_ring(path)) == 1

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.timings import Timings
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
-from supervisor.slot_store import slot_transfer, store_config
-from supervisor.slot_store import store as store_module
+from supervisor.slot_store import store_config
+from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, dump
-from supervisor.slot_store.store import RestoreOutcome
+from supervisor.slot_store.slot_file import SlotFileHeader
+from supervisor.slot_store.store import RestoreOutcome, SlotStore
 
 Harm = Callable[[FleetHarness, Manifest], None]
 
@@ -228,7 +231,8 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
 async def test_nothing_is_written_to_a_nearly_full_disk(
     tiny_model: Path, runtime: Path, transfers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_RESERVE_BYTES", 1 << 60)
+    usage = shutil.disk_usage(runtime)._replace(free=200 * 1024**2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     harness = FleetHarness(runtime, tiny_model)
     async with harness.up():
         await harness.converse()
@@ -341,10 +345,20 @@ def timings(cached: int, prompt: int = 1000) -> Timings:
     return Timings(cached, prompt - cached, 1.0, 1, 1.0)
 
 
+def put_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all files hold a picture, so that no restore can be tried with their tokens."""
+    header = SlotStore.header
+
+    def with_picture(store: SlotStore, manifest: Manifest) -> SlotFileHeader:
+        return replace(header(store, manifest), media=((0, "a hash"),))
+
+    monkeypatch.setattr(SlotStore, "header", with_picture)
+
+
 async def test_the_first_response_counts_where_no_restore_could_be_tried(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_transfer, "_text", lambda *_: ())  # all have pictures
+    put_pictures(monkeypatch)
     harness = FleetHarness(runtime, tiny_model)
     messages, kept = await harness.saved_one()
     async with harness.up():
@@ -368,7 +382,7 @@ async def test_the_first_response_counts_where_no_restore_could_be_tried(
 async def test_one_token_proves_that_restored_slots_are_used(
     tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_transfer, "_text", lambda *_: ())
+    put_pictures(monkeypatch)
     harness = FleetHarness(runtime, tiny_model)
     _, kept = await harness.saved_one()
     async with harness.up():
@@ -466,15 +480,32 @@ async def test_the_fingerprint_of_a_conversation_is_saved_unless_it_is_too_long(
 
 
 async def test_a_conversation_that_another_replica_has_is_not_restored(
-    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, runtime: Path
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
     fingerprint = ConversationFingerprint((7,), (8,))
     harness.traffic.fingerprints = lambda _, slots: {slot.id_slot: fingerprint for slot in slots}
     await harness.saved_one()
-    monkeypatch.setattr(harness.fleet, "_is_elsewhere", lambda *asked: asked[1] == fingerprint)
-    async with harness.up():
-        assert not harness.emitted("slots.restored")
+    elsewhere: list[ConversationFingerprint] = []
+
+    async def nothing() -> None: ...
+
+    manager = SlotManager(
+        instance="chat.0",
+        model="chat",
+        replica=lambda: (0, 1),
+        plan=lambda: harness.replica.plan,
+        persistence=lambda: harness.planner.launches.slot_persistence,
+        files=harness.fleet.slot_files,
+        fingerprints=lambda _: {},
+        is_elsewhere=elsewhere.__contains__,
+        save_predecessors=nothing,
+        emit=lambda _name, /, **_fields: None,
+    )
+    async with harness.up(), harness.client() as client:
+        assert await manager.restore(client, 1) == 1
+        elsewhere.append(fingerprint)
+        assert await manager.restore(client, 1) == 0
 
 
 @pytest.mark.parametrize(

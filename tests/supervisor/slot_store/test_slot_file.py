@@ -49,7 +49,7 @@ def pictured(path: Path, picture: int) -> SlotFileHeader:
 def test_pictures_are_told_apart(tmp_path: Path) -> None:
     one, other = (pictured(tmp_path / "a", picture) for picture in (3, 4))
     assert one == pictured(tmp_path / "b", 3)
-    assert [medium.at for medium in one.media] == [1]
+    assert [at for at, _ in one.media] == [1]
     assert one.digest != other.digest
     assert (one.shared_with(other), one.shared_with(one)) == (1, 5)
     assert one.shared_with(SlotFileHeader(2, (5, -1, -1, 6, 7))) == 1

@@ -1,15 +1,16 @@
 import os
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.slot_files import manifest, write
 
 from supervisor.engine.client import SlotFileInfo
-from supervisor.slot_store import store as store_module
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
-from supervisor.slot_store.store import SlotStore
+from supervisor.slot_store.store import Quarantine, SlotStore
 
 
 @pytest.fixture
@@ -90,16 +91,19 @@ def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
     assert not (store.root / "kept" / "empty").exists()
 
 
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [({"max_files": 4}, 4), ({"max_bytes": 10}, 0), ({"max_age": timedelta(0)}, 0)],
+)
 def test_the_quarantine_is_bounded_in_number_bytes_and_age(
-    store: SlotStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limits: dict[str, Any], count: int
 ) -> None:
-    monkeypatch.setattr(store_module, "_FILES_MAX", 4)
-    for number in range(4):
-        store.quarantine_file(put(store, 1000 * number), "for a test")
-    assert len(store.quarantine.names()) == 4
-    monkeypatch.setattr(store_module, "_SIZE_MAX_BYTES", 10)
-    store.quarantine.limit()
-    assert store.quarantine.names() == []
+    quarantine = Quarantine(tmp_path / "quarantine", **limits)
+    for number in range(6):
+        path = tmp_path / f"{number}.slot"
+        path.write_bytes(b"twenty bytes of data")
+        quarantine.take(path)
+    assert len(quarantine.names()) == count
 
 
 def test_forget_empties_the_quarantine(store: SlotStore) -> None:
