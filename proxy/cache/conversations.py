@@ -11,8 +11,35 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from proxy.cache.processes import Run
 from proxy.observe.cache_finding import NoFile
+
+# Hit ratios are rounded to this many steps; instances of the same step are looked up together.
+RATIO_STEPS: Final = 16
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One process of an instance.
+
+    Attributes:
+        identity: Values that differ between processes of the same instance.
+        bit: A number with one bit set: this run as a set.
+        hit_ratio: Recent share of expected cached tokens that the engine found; 0 to 1.
+        has_failed: Whether it ended without being stopped.
+    """
+
+    name: str
+    identity: tuple[object, ...]
+    bit: int
+    resumable_prompts: int = 0
+    cache_key: str = ""
+    hit_ratio: float = 1.0
+    has_ended: bool = False
+    has_failed: bool = False
+
+    @property
+    def ratio_step(self) -> int:
+        return round(self.hit_ratio * RATIO_STEPS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,20 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
 
-from proxy.cache.conversations import Conversation, Conversations, ForgottenConversations
+from proxy.cache.conversations import (
+    RATIO_STEPS,
+    Conversation,
+    Conversations,
+    ForgottenConversations,
+    Run,
+)
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.holders import PrefixTree, RemotePrefixes, SlotFileIndex
+from proxy.cache.host_cache import HostCache
 from proxy.cache.miss_cause import RecentPrompts
-from proxy.cache.prefix_tree import PrefixTree, PromptEnds
-from proxy.cache.processes import RATIO_STEPS, Run, Runs
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt
-from proxy.cache.remote_prefixes import PrefixDigests, RemotePrefixes
-from proxy.cache.slot_files import SlotFileIndex
-from proxy.cache.slot_map import SlotContent, SlotMap, SlotOwners
+from proxy.cache.remote_prefixes import PrefixDigests
+from proxy.cache.slot_map import SlotContent, SlotMap
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.timings import Timings, average
 from proxy.upstream.upstream import Upstream
@@ -92,6 +97,80 @@ def merge_levels(levels: Levels, other: Levels) -> list[tuple[int, int]]:
 
 # Each conversation has some turn hashes and dozens of blocks.
 _BLOCKS_PER_HASH: Final = 8
+# Ended processes are forgotten in groups of this size, because it takes a scan of all beliefs.
+_ENDED_MAX: Final = 64
+
+
+class _Runs(dict[str, Run]):
+    """The latest process of each instance, by name.
+
+    `forget` is called with a set of ended processes before their bits are used again.
+
+    Attributes:
+        slot_maps: Slot maps of the latest processes, by name.
+        by_ratio: Sets of processes by the step of their hit ratio.
+        with_files: Processes that can restore slot files, by name.
+    """
+
+    def __init__(self, forget: Callable[[int], None]) -> None:
+        super().__init__()
+        self.slot_maps: dict[str, SlotMap] = {}
+        self.by_ratio: dict[int, int] = {}
+        self.with_files: dict[str, Run] = {}
+        self._forget = forget
+        self._ended = 0
+        self._used = 0  # bits
+
+    def is_latest(self, run: Run) -> bool:
+        return self.get(run.name) is run
+
+    def register(self, upstream: Upstream, *, is_empty: bool) -> Run | None:
+        """Return the process of an instance if it is new, otherwise None."""
+        # The supervisor gives each process its own key.
+        identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
+        before = self.get(upstream.name)
+        if before and before.identity == identity:
+            return None
+        if before:
+            self._end(before)
+        bit = ~self._used & (self._used + 1)  # the lowest unused one
+        self._used |= bit
+        resumable, cache_key = upstream.resumable_prompts, upstream.cache_key
+        run = self[upstream.name] = Run(upstream.name, identity, bit, resumable, cache_key)
+        host_cache = None
+        if upstream.can_name_slots and upstream.host_cache_bytes and upstream.token_bytes:
+            host_cache = HostCache(
+                upstream.host_cache_bytes, upstream.token_bytes, upstream.state_bytes
+            )
+        self.slot_maps[run.name] = SlotMap(upstream.slots, host_cache, is_empty=is_empty)
+        if cache_key:
+            self.with_files[run.name] = run
+        self._put(run)
+        return run
+
+    def end(self, name: str) -> None:
+        if run := self.pop(name, None):
+            del self.slot_maps[name]
+            self._end(run)
+
+    def set_hit_ratio(self, run: Run, hit_ratio: float) -> None:
+        before = run.ratio_step
+        run.hit_ratio = hit_ratio
+        if run.ratio_step != before:
+            self.by_ratio[before] &= ~run.bit
+            self._put(run)
+
+    def _put(self, run: Run) -> None:
+        self.by_ratio[run.ratio_step] = self.by_ratio.get(run.ratio_step, 0) | run.bit
+
+    def _end(self, run: Run) -> None:
+        self.with_files.pop(run.name, None)
+        self.by_ratio[run.ratio_step] &= ~run.bit
+        self._ended |= run.bit
+        if self._ended.bit_count() >= _ENDED_MAX:
+            self._forget(self._ended)
+            self._used &= ~self._ended
+            self._ended = 0
 
 
 class PrefixIndex:
@@ -112,23 +191,20 @@ class PrefixIndex:
         self._clock = clock
         hashes_max = max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH)
         self._prompts = PrefixTree(prefix_index_max_blocks, hashes_max)
-        self._ends = PromptEnds(hashes_max)
-        self._runs = Runs(self._forget)
+        self._runs = _Runs(self._forget)
         self._conversations = Conversations(hashes_max, self._runs.is_latest)
 
     def __len__(self) -> int:
-        return len(self._prompts) + len(self._ends) + len(self._conversations)
+        return len(self._prompts) + len(self._conversations)
 
     def register(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
         """Note that an instance is admitted; a new process holds the slots it was filled with."""
-        if run := self._runs.register(upstream):
+        filled = sorted(filled, key=attrgetter("task"))
+        if run := self._runs.register(upstream, is_empty=not filled):
             self.digests.forget(upstream.name)
-            filled = list(filled)
-            run.slot_map.owners = SlotOwners(is_new=not filled)
-            for slot in sorted(filled, key=attrgetter("task")):
-                run.slot_map.add_restored(
-                    slot, self._restored_conversation(upstream, run, slot.fingerprint)
-                )
+            for slot in filled:
+                conversation = self._restored_conversation(upstream, run, slot.fingerprint)
+                self.slot_map(run.name).add_restored(slot, conversation)
 
     def bit(self, name: str) -> int:
         """Return the set of this instance alone, valid until its process changes."""
@@ -139,7 +215,12 @@ class PrefixIndex:
         self.digests.forget(name)
 
     def slot_map(self, name: str) -> SlotMap:
-        return self._runs[name].slot_map
+        return self._runs.slot_maps[name]
+
+    @property
+    def slot_maps(self) -> Mapping[str, SlotMap]:
+        """The slots of the latest process of each instance, by name."""
+        return self._runs.slot_maps
 
     def run(self, name: str) -> Run | None:
         return self._runs.get(name)
@@ -161,7 +242,7 @@ class PrefixIndex:
         conversation = self._conversations.find(
             turn_hash for turn_hash in hashes if turn_hash is not None
         )
-        levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
+        levels = self._prompts.levels(prompt.blocks)
         cached = _expected_tokens(levels, self._runs.by_ratio, prompt.tokens)
         owner = conversation.owner if conversation else None
         hint = CacheHint(owner, cached, cached, conversation=conversation)
@@ -171,13 +252,14 @@ class PrefixIndex:
 
     def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
         """Return the blocks of a prompt in an instance's idle slots, host cache or files."""
-        run, saved = self._runs.get(upstream.name), self.files.find(upstream.cache_key, prompt)
-        held = run.slot_map.held_blocks_max(prompt.blocks) if run else 0
+        saved = self.files.find(upstream.cache_key, prompt)
+        slot_map = self.slot_maps.get(upstream.name)
+        held = slot_map.held_blocks_max(prompt.blocks) if slot_map else 0
         return max(held, saved.blocks if saved else 0)
 
     def held_tokens(self, prompt: Prompt) -> list[tuple[int, int]]:
         """Return (tokens of a prompt, instances that were given as many before)."""
-        levels = (*self._prompts.levels(prompt.blocks), *self._ends.levels(prompt.blocks))
+        levels = self._prompts.levels(prompt.blocks)
         return [(min(BLOCK_TOKENS * blocks, prompt.tokens), holders) for blocks, holders in levels]
 
     def holders(self, blocks: Sequence[int]) -> int:
@@ -208,15 +290,23 @@ class PrefixIndex:
     def fingerprints(
         self, name: str, listed: Sequence[SlotState], now_s: float
     ) -> dict[int, ConversationFingerprint]:
-        if (run := self._runs.get(name)) is None:
+        if name not in self._runs:
             return {}
-        held = run.slot_map.idle_conversations(listed, now_s)
-        return {slot: _fingerprint(run, tracked.content) for slot, tracked in held.items()}
+        held = self.slot_map(name).idle_conversations(listed, now_s)
+        return {slot: self.fingerprint(name, tracked.content) for slot, tracked in held.items()}
 
     def fingerprint(self, name: str, content: SlotContent) -> ConversationFingerprint:
         """Return the fingerprint of a slot's content; empty if it holds no conversation."""
-        run = self._runs.get(name)
-        return _fingerprint(run, content) if run else ConversationFingerprint()
+        run, conversation = self._runs.get(name), content.conversation
+        if run is None:
+            return ConversationFingerprint()
+        if not isinstance(conversation, Conversation):
+            return ConversationFingerprint((), content.blocks)
+        owner = conversation.run
+        is_elsewhere = owner is not run and self._runs.is_latest(owner) and not owner.has_ended
+        has_later_turn = is_elsewhere and self.slot_map(owner.name).holds(conversation)
+        hashes = () if has_later_turn else tuple(conversation.turn_hashes)
+        return ConversationFingerprint(hashes, content.blocks)
 
     def owner(self, fingerprint: ConversationFingerprint) -> str | None:
         conversation = self._conversations.find(fingerprint.turn_hashes)
@@ -268,9 +358,9 @@ class PrefixIndex:
         hashes, slots = {*turn_hashes}, list[tuple[str, int]]()
         for conversation in found:
             hashes.update(conversation.turn_hashes)
-            for run in self._runs.values():
-                if (id_slot := run.slot_map.forget(conversation)) is not None:
-                    slots.append((run.name, id_slot))
+            for name, slot_map in self.slot_maps.items():
+                if (id_slot := slot_map.forget(conversation)) is not None:
+                    slots.append((name, id_slot))
             self._conversations.remove(conversation)
             self.recent.forget(conversation)
         numbers = frozenset(conversation.number for conversation in found)
@@ -278,13 +368,12 @@ class PrefixIndex:
 
     def _add_prefix(self, run: Run, blocks: Sequence[int]) -> None:
         if run.resumable_prompts:
-            self._ends.add(blocks, run.bit, run.resumable_prompts)
+            self._prompts.add_end(blocks, run.bit, run.resumable_prompts)
         else:
             self._prompts.add(blocks, run.bit)
 
     def _forget(self, ended: int) -> None:
         self._prompts.remove(ended)
-        self._ends.remove(ended)
         self._conversations.forget(ended)
 
     def _restored_conversation(
@@ -313,8 +402,12 @@ class PrefixIndex:
         """Remove instances whose slots and host cache have lost the prompt; add files."""
         lost = 0
         if hint.conversation:
-            runs = self._runs.with_files.values()
-            lost = sum(run.bit for run in runs if not run.holds(hint.conversation))
+            with_files = self._runs.with_files.items()
+            lost = sum(
+                run.bit
+                for name, run in with_files
+                if not self.slot_maps[name].holds(hint.conversation)
+            )
         held = limit_levels(hint.held, lost, prompt.shared_tokens) if lost else hint.held
         owner = hint.owner
         if owner and lost & self._runs[owner].bit:
@@ -356,16 +449,6 @@ class PrefixIndex:
             owner=remote.owner if is_later else hint.owner,
             cached=sorted((*known, *cached.items()), reverse=True),
         )
-
-
-def _fingerprint(run: Run, content: SlotContent) -> ConversationFingerprint:
-    conversation = content.conversation
-    if not isinstance(conversation, Conversation):
-        return ConversationFingerprint((), content.blocks)
-    owner = conversation.run
-    has_later_turn = owner is not run and not owner.has_ended and owner.holds(conversation)
-    hashes = () if has_later_turn else tuple(conversation.turn_hashes)
-    return ConversationFingerprint(hashes, content.blocks)
 
 
 def _expected_tokens(

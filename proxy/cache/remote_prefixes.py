@@ -1,14 +1,10 @@
-"""Exchange of cached prefixes between machines: digests of our caches, beliefs about the others'.
+"""Digests of our caches for other machines (`holders.RemotePrefixes` has what those report).
 
 A digest lists turn hashes without the model's name (`proxy.cache.prompt`): the ends of the parts of
 each answered prompt, and of its answer. A client gets only hashes of prompts that it sent itself,
 because a client that has a hash can guess a text and check the guess. Entries are kept for half an
 hour after their last use at most, the latest ones only, and none before a client asks for the first
 time.
-
-Reports of other machines are beliefs, weaker than our own records; they expire, and the oldest go
-first. A decision looks up each turn of its prompt once, however many machines there are and
-whatever they report; of the machines that hold the same prefix, only the latest few count.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from base64 import b64decode, b64encode
 from binascii import Error
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -174,75 +170,3 @@ class PrefixDigests:
         self._number += 1
         self._entries[key] = _Entry(self._number, now_s, instance)
         self._entries.move_to_end(key)
-
-
-_HOLDERS_MAX: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteHint:
-    """Tokens of one prompt that other machines are believed to hold.
-
-    Attributes:
-        owner: The instance that has most of the conversation, or None.
-        turn: Index of the owner's latest turn in the prompt's turn hashes.
-    """
-
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    owner: str | None = None
-    turn: int = 0
-
-
-NO_REMOTE_HINT: Final = RemoteHint()
-
-
-class RemotePrefixes:
-    """At most `hashes_max` turn hashes, each with the instances that hold it."""
-
-    def __init__(self, hashes_max: int) -> None:
-        self._hashes_max = hashes_max
-        # Expiry time by instance; both dictionaries have the latest last.
-        self._holders: OrderedDict[int, dict[str, float]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._holders)
-
-    def add(self, instance: str, turn_hashes: Iterable[int], now_s: float) -> None:
-        """Note turn hashes that an instance reports, oldest first."""
-        for turn_hash in turn_hashes:
-            holders = self._holders.setdefault(turn_hash, {})
-            holders.pop(instance, None)
-            holders[instance] = now_s + EXPIRES_S
-            if len(holders) > _HOLDERS_MAX:
-                del holders[next(iter(holders))]
-            self._holders.move_to_end(turn_hash)
-        while len(self._holders) > self._hashes_max:
-            self._holders.popitem(last=False)
-
-    def forget(self, instance: str) -> None:
-        """Drop all beliefs about an instance."""
-        for turn_hash in [
-            turn_hash for turn_hash, held in self._holders.items() if instance in held
-        ]:
-            holders = self._holders[turn_hash]
-            del holders[instance]
-            if not holders:
-                del self._holders[turn_hash]
-
-    def find(self, prompt: Prompt, now_s: float) -> RemoteHint:
-        """Return the beliefs about a prompt; the instances may serve other models."""
-        if not self._holders:
-            return NO_REMOTE_HINT
-        turns: dict[str, int] = {}
-        owner, owners_turn, told = None, 0, tuple(map(prompt.shared_turn_hash, prompt.turn_hashes))
-        for turn in reversed(range(len(prompt.turn_hashes))):
-            holders = self._holders.get(told[turn])
-            for instance, expires_at_s in reversed(holders.items()) if holders else ():
-                if instance not in turns and expires_at_s > now_s:
-                    turns[instance] = turn
-                    if owner is None and turn >= prompt.first_own:
-                        owner, owners_turn = instance, turn
-        tokens = {turn: prompt.tokens_until(turn) for turn in set(turns.values())}
-        return RemoteHint(
-            {instance: tokens[turn] for instance, turn in turns.items()}, owner, owners_turn
-        )

@@ -296,10 +296,12 @@ class Search(NamedTuple):
 class SlotMap:
     """The slots of one process; keeps the model of its `host_cache` up to date and searches it."""
 
-    def __init__(self, slots: int, host_cache: HostCache | None = None) -> None:
-        self.owners = SlotOwners()
+    def __init__(
+        self, slots: int, host_cache: HostCache | None = None, *, is_empty: bool = True
+    ) -> None:
+        self.owners = SlotOwners(is_new=is_empty)
+        self.host_cache = host_cache
         self._slots = [TrackedSlot(number, is_confirmed=True) for number in range(slots)]
-        self._host_cache = host_cache
         self._turn = count(1)
         self._seen_at_s = float("-inf")
 
@@ -320,7 +322,9 @@ class SlotMap:
         return next(held, None)
 
     def holds(self, conversation: object) -> bool:
-        return any(slot.conversation is conversation for slot in self._slots)
+        """Return whether a slot or the host cache is believed to hold a conversation."""
+        is_in_slot = any(slot.conversation is conversation for slot in self._slots)
+        return is_in_slot or self.is_copied(conversation)
 
     @property
     def idle_slots(self) -> list[int]:
@@ -423,23 +427,23 @@ class SlotMap:
         return [slot.id_slot for slot in others]
 
     def is_copied(self, conversation: object | None) -> bool:
-        host_cache = self._host_cache
+        host_cache = self.host_cache
         return bool(host_cache and host_cache.is_trusted and host_cache.holds(conversation))
 
     def is_lost_if_named(self, tracked: TrackedSlot) -> bool:
         """Return whether naming this slot loses the only copy of its previous content."""
         before = tracked.before
-        if self._host_cache is None or before is None or before.conversation is None:
+        if self.host_cache is None or before is None or before.conversation is None:
             return False
-        return not (before.is_saved or self._host_cache.holds(before.conversation))
+        return not (before.is_saved or self.host_cache.holds(before.conversation))
 
     def found_blocks(
         self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
     ) -> int:
         """Return the blocks of a prompt that a request without a named slot would find."""
         held: Held = _content_before_use(tracked)
-        if self._host_cache and self._host_cache.is_trusted:
-            held = self._host_cache.search(held, conversation, blocks)
+        if self.host_cache and self.host_cache.is_trusted:
+            held = self.host_cache.search(held, conversation, blocks)
         return shared_blocks(held.blocks, blocks)
 
     def held_blocks(self, tracked: TrackedSlot, blocks: Sequence[int]) -> int:
@@ -448,8 +452,8 @@ class SlotMap:
     def held_blocks_max(self, blocks: Sequence[int]) -> int:
         """Return the most blocks of a prompt that an idle slot or the host cache holds."""
         held: list[Held] = [_content_before_use(slot) for slot in self._slots if _is_unsent(slot)]
-        if self._host_cache and self._host_cache.is_trusted:
-            held.append(self._host_cache.search(EMPTY, None, blocks))
+        if self.host_cache and self.host_cache.is_trusted:
+            held.append(self.host_cache.search(EMPTY, None, blocks))
         return max((shared_blocks(content.blocks, blocks) for content in held), default=0)
 
     def is_elsewhere(
@@ -460,12 +464,12 @@ class SlotMap:
         return self.found_blocks(tracked, conversation, blocks) - own >= _WORTH_BLOCKS
 
     def note_return(self, conversation: object | None) -> None:
-        if self._host_cache and conversation and not self.is_in_use(conversation):
-            self._host_cache.note_return(conversation)
+        if self.host_cache and conversation and not self.is_in_use(conversation):
+            self.host_cache.note_return(conversation)
 
     def note_found(self, conversation: object, cached_tokens: int) -> None:
-        if self._host_cache:
-            self._host_cache.note_found(conversation, cached_tokens)
+        if self.host_cache:
+            self.host_cache.note_found(conversation, cached_tokens)
 
     def mark_sent(self, tracked: TrackedSlot, search: Search | None = None) -> None:
         """Note that a request is sent now; with `search` if it names no slot.
@@ -473,8 +477,8 @@ class SlotMap:
         In that case the engine may give it another slot, and also searches the host cache for its
         prompt.
         """
-        if search and self._host_cache:
-            self._host_cache.note_slot_taken(
+        if search and self.host_cache:
+            self.host_cache.note_slot_taken(
                 _content_before_use(tracked), search.conversation, search.blocks
             )
         self._note_copied(tracked)
@@ -485,10 +489,10 @@ class SlotMap:
 
     def _note_copied(self, tracked: TrackedSlot | None) -> None:
         """Note that a task begins in a slot: the engine copies all other idle slots."""
-        if self._host_cache:
+        if self.host_cache:
             idle = [slot for slot in self._slots if _is_unsent(slot) and slot is not tracked]
             idle.sort(key=_id_slot)
-            self._host_cache.note_copies(map(_content_before_use, idle))
+            self.host_cache.note_copies(map(_content_before_use, idle))
 
     def release(self, holder: object, now_s: float) -> None:
         """Note that a request has ended; the content of its slot is now unknown."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.cache.conversations import Conversation
+from proxy.cache.conversations import Conversation, Run
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import (
     CacheFacts,
@@ -25,7 +25,6 @@ from proxy.cache.miss_cause import (
     find_cause,
     recent_prompt,
 )
-from proxy.cache.processes import Run
 from proxy.cache.prompt import BLOCK_TOKENS, Hashes, Prompt, answer_hashes
 from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, TOKENS_MIN, CacheFinding, NoFile, Tier
 from proxy.router.lease import Clock, Lease
@@ -109,15 +108,15 @@ def cache_contents(
 ) -> dict[str, CacheContents]:
     found: dict[str, CacheContents] = {}
     for upstream in upstreams:
-        run = prefix_index.run(upstream.name)
-        if run is None or upstream.node:
+        slot_map = prefix_index.slot_maps.get(upstream.name)
+        if slot_map is None or upstream.node:
             continue
         held = found.setdefault(upstream.model, CacheContents())
         held.slots += upstream.slots
-        held.conversations += run.slot_map.conversations
-        held.tokens += run.slot_map.tokens
+        held.conversations += slot_map.conversations
+        held.tokens += slot_map.tokens
         held.host_cache_bytes += upstream.host_cache_bytes
-        if host_cache := run.host_cache:
+        if host_cache := slot_map.host_cache:
             held.copied_conversations = (held.copied_conversations or 0) + host_cache.conversations
             held.copied_tokens += sum(host_cache.copied_tokens)
             held.copied_bytes += host_cache.used_bytes

@@ -18,11 +18,35 @@ from proxy.cache.prompt import session_hash
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import RoutingTarget
 from proxy.router.policy import WORTH_TOKENS, Candidate, Choice, Weight, choose, conversations_max
-from proxy.router.queue import LeaseTimes
 from proxy.router.registry import InstanceSets, least
 from proxy.settings import Policy
+from proxy.upstream.timings import Timings, average
 
 _HASHES: Final = 2**64
+# Assumed time for which a request holds a slot, before the first has finished.
+_HELD_S: Final = 2.0
+
+
+class LeaseTimes:
+    """Averages over finished requests.
+
+    Attributes:
+        held_s: Time from the lease of a slot to the end of the response.
+        decode_s: The part of it from the first to the last token.
+    """
+
+    def __init__(self) -> None:
+        self.held_s = _HELD_S
+        self.decode_s = 0.0
+
+    def note(self, held_s: float, timings: Timings | None) -> None:
+        self.held_s = average(self.held_s, held_s)
+        if timings:
+            self.decode_s = average(self.decode_s, timings.decode_ms / 1000)
+
+    def wait_s(self, waiting: int, slots: int) -> float:
+        """Return the expected wait behind `waiting` requests for one of `slots` slots."""
+        return self.held_s * (waiting + 1) / max(1, slots)
 
 
 class Candidates:

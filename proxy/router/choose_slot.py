@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from enum import Enum, auto
 from typing import Final
 
+from proxy.cache.conversations import Run
 from proxy.cache.index import PrefixIndex
-from proxy.cache.processes import Run
 from proxy.cache.slot_map import Search, SlotContent, SlotMap, SlotOwners, TrackedSlot
 from proxy.errors import UpstreamTimeout
 from proxy.request.request import ProxyRequest
@@ -65,8 +65,9 @@ class HandOver:
             return None
         key = lease.upstream.cache_key
         runs = (run for run in self._prefix_index.runs_with_files() if run.cache_key == key)
+        slot_maps = self._prefix_index.slot_maps
         contents = (
-            run.slot_map.content_of(lease.conversation) for run in filter(self._drains, runs)
+            slot_maps[run.name].content_of(lease.conversation) for run in runs if self._drains(run)
         )
         return next(
             (content for content in contents if content and content.tokens >= _TOKENS_MIN), None

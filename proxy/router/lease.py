@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from aiorwlock import RWLock
 
-from proxy.cache.slot_files import SavedPrompt
+from proxy.cache.holders import SavedPrompt
 from proxy.cache.slot_map import SlotOwners, TrackedSlot
 from proxy.errors import (
     ContextTooLong,

@@ -1,8 +1,8 @@
 """The queue of each model: when a request gets which slot. No I/O, no waiting.
 
 Every event that may let a request in calls `assign_slots`: while a slot is free, the requests in
-the queue choose in order (`assignment`). A request that prefers to wait for the owner of its
-conversation, or for another prompt (`PromptTurns`), keeps its place and delays none behind it. Only
+the queue choose in order (`queue`). A request that prefers to wait for the owner of its
+conversation, or for another prompt, keeps its place and delays none behind it. Only
 the end of such a wait is no event; it has a timer.
 """
 
@@ -17,16 +17,16 @@ from typing import Final
 from proxy.cache.index import PrefixIndex
 from proxy.errors import QueueFull
 from proxy.request.request import ProxyRequest
-from proxy.router.assignment import SlotAssignment
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.measures import Finished, ModelMeasures, Span
-from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, retry_after_s
+from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, SlotAssignment
 from proxy.router.registry import Instances
 from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.timings import Timings
 
 _RECHECK_MIN_S: Final = 0.001
+_RETRY_MAX_S: Final = 120
 
 
 class ModelQueue:
@@ -79,16 +79,17 @@ class ModelQueue:
 
     def join(self, queued: QueuedRequest) -> None:
         """Put a request that found no slot into the queue; raises QueueFull."""
-        queued.new_tokens = self._assignment.turns.new_tokens(queued)
+        queued.new_tokens = self._assignment.new_tokens(queued)
         self._queue.join(queued)
         self.assign_slots()
         if queued.lease is not None:
             return
         queued.position = self._queue.position(queued, self._clock())
-        if self._queue.is_full(queued.priority) and not queued.request.is_let_in:
+        if self._queue.is_full(queued.request.priority) and not queued.request.is_let_in:
             self._queue.leave(queued)
-            ahead = f"{self._queue.waiting(queued.priority)} requests wait for {self.model} already"
-            raise QueueFull(f"{ahead}; retry later", self.retry_after_s)
+            ahead = self._queue.waiting(queued.request.priority)
+            reason = f"{ahead} requests wait for {self.model} already; retry later"
+            raise QueueFull(reason, self.retry_after_s)
 
     def remove(self, queued: QueuedRequest) -> None:
         """Remove a request, and free a slot that it was granted but does not use."""
@@ -107,12 +108,12 @@ class ModelQueue:
     @property
     def held_back(self) -> int:
         """The number of requests that wait for another prompt although a slot is free."""
-        return len(self._queue) if self._assignment.turns.is_beside_free_slot() else 0
+        return len(self._queue) if self._assignment.is_beside_free_slot() else 0
 
     @property
     def retry_after_s(self) -> int:
         """Whole seconds after which a retry is worthwhile, 1 to 120."""
-        return retry_after_s(self._expected_wait_s)
+        return min(max(1, math.ceil(self._expected_wait_s)), _RETRY_MAX_S)
 
     def stats(self) -> QueueStats:
         has_room = any(
@@ -123,7 +124,7 @@ class ModelQueue:
     def positions(self) -> dict[tuple[str, str], int]:
         """Return each waiting request's place in the queue, from 1, by client and request id."""
         order = enumerate(self._queue.order(self._clock()), 1)
-        return {(entry.client, entry.request.request_id): number for number, entry in order}
+        return {(entry.request.client, entry.request.request_id): number for number, entry in order}
 
     @property
     def _expected_wait_s(self) -> float:
@@ -169,7 +170,7 @@ class ModelQueue:
             self._instances.discard_if_unused(lease.instance)
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
-            self._assignment.last_slot.note_ended(lease.request, self._clock())
+            self._assignment.note_ended(lease.request)
             self.assign_slots()
             if not next(self._client_leases(), None):
                 self._on_idle()
@@ -202,7 +203,7 @@ class ModelQueue:
             self._recheck.cancel()
             self._recheck = None
         while len(self._queue) and not self.is_paused:
-            entries = self._assignment.turns.order(self._queue.order(self._clock()))
+            entries = self._assignment.order(self._queue.order(self._clock()))
             queued = self._assignment.assign(entries)
             if queued is None or queued.lease is None:
                 if self._assignment.recheck_in_s < math.inf:

@@ -1,13 +1,27 @@
-"""The requests that wait for one model: their order and their limit. Pure.
+"""The requests that wait for one model: their order, their limit, and which gets a free slot.
 
 1. `interactive` goes before `batch`. To prevent starvation, one batch request is served after eight
    interactive ones, and after every interactive one once the first batch request has waited half of
    its timeout; never two in a row while interactive requests wait.
-2. Within a priority, clients share: each entry gets a tag, one more than the client's previous tag,
-   and at least the priority's own time; the lowest tag is first. A client with a hundred requests
-   and one with a single request alternate. The priority's time advances by one while each waiting
-   client is served once, so newcomers do not delay clients that waited before them.
+2. Within a priority, clients share: each request gets a tag, one more than the client's previous
+   tag, and at least the priority's own time; the lowest tag is first. A client with a hundred
+   requests and one with a single request alternate. The priority's time advances by one while each
+   waiting client is served once, so newcomers do not delay clients that waited before them.
 3. Within a priority, one client's requests keep their order.
+
+A request may be held back although a slot is free, for three reasons.
+
+- An instance that prefers pure decode computes one prompt after the other while sequences decode,
+  the shortest first. An engine computes prompts in the same passes in which it decodes, so every
+  pass with prompt tokens makes all running streams pause longer, and two prompts at once are no
+  faster: the engine computes the second after the first.
+- Two prompts with the same beginning, sent at once, would both compute all of it, in turns, and
+  take twice as long. So the second waits until the first is answered, if answers take less time
+  than the beginning; then an idle slot, the host cache or a file has it. The cost is a longer wait
+  if the answer takes longer than expected, at most twice as long.
+- A batch fills every idle slot, so each interactive request would wait for the end of an answer of
+  the batch. So for 30 s after an interactive request, batch requests leave one slot free, if
+  instances that are not spare have several.
 
 Source: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
 """
@@ -18,47 +32,19 @@ import asyncio
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Final
 
-from proxy.cache.prompt import session_hash
+from proxy.cache.index import CacheHint, PrefixIndex
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt, session_hash, shared_blocks
 from proxy.request.request import Priority, ProxyRequest
-from proxy.router.lease import Lease, RoutingTarget
+from proxy.router.candidates import Candidates, LeaseTimes, ManyCandidates
+from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget
+from proxy.router.registry import Instances, ModelInstances
 from proxy.settings import ProxySettings
-from proxy.upstream.timings import Timings, average
-
-# Assumed time for which a request holds a slot, before the first has finished.
-_HELD_S: Final = 2.0
-_RETRY_MAX_S: Final = 120
-
-
-class LeaseTimes:
-    """Averages over finished requests.
-
-    Attributes:
-        held_s: Time from the lease of a slot to the end of the response.
-        decode_s: The part of it from the first to the last token.
-    """
-
-    def __init__(self) -> None:
-        self.held_s = _HELD_S
-        self.decode_s = 0.0
-
-    def note(self, held_s: float, timings: Timings | None) -> None:
-        self.held_s = average(self.held_s, held_s)
-        if timings:
-            self.decode_s = average(self.decode_s, timings.decode_ms / 1000)
-
-    def wait_s(self, waiting: int, slots: int) -> float:
-        """Return the expected wait behind `waiting` requests for one of `slots` slots."""
-        return self.held_s * (waiting + 1) / max(1, slots)
-
-
-def retry_after_s(wait_s: float) -> int:
-    """Whole seconds after which a retry is worthwhile, 1 to 120."""
-    return min(max(1, math.ceil(wait_s)), _RETRY_MAX_S)
-
 
 _TURNS_BEFORE_BATCH: Final = 8
 _OVERDUE: Final = 0.5
@@ -66,149 +52,16 @@ _OVERDUE: Final = 0.5
 _CLIENTS_MAX: Final = 256
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class QueueEntry:
-    """One request in the queue.
-
-    Attributes:
-        joined_at_s: Monotonic.
-        tag: Its place in the priority's own time; set by the queue.
-        number: Its place among equal tags; set by the queue.
-    """
-
-    client: str
-    priority: Priority
-    joined_at_s: float
-    timeout_s: float
-    tag: float = -1.0
-    number: int = 0
-
-    def is_overdue(self, now_s: float) -> bool:
-        return now_s - self.joined_at_s >= _OVERDUE * self.timeout_s
-
-
-P = TypeVar("P", bound=QueueEntry)
-
-
-class FairQueue(Generic[P]):
-    """Two priorities; unbounded: the caller decides which requests join."""
-
-    def __init__(self) -> None:
-        self._priorities: dict[Priority, _PriorityQueue[P]] = {
-            "interactive": _PriorityQueue(),
-            "batch": _PriorityQueue(),
-        }
-        self._turns = 0
-
-    def __len__(self) -> int:
-        return len(self._priorities["interactive"].entries) + len(self._priorities["batch"].entries)
-
-    def waiting(self, priority: Priority) -> int:
-        return len(self._priorities[priority].entries)
-
-    def join(self, entry: P) -> None:
-        """Add an entry; an entry that was removed before returns to its place."""
-        self._priorities[entry.priority].join(entry)
-
-    def leave(self, entry: P) -> None:
-        self._priorities[entry.priority].leave(entry)
-
-    def take(self, entry: P) -> None:
-        """Serve an entry; it need not be the first."""
-        self._priorities[entry.priority].take(entry)
-        is_put_off = entry.priority == "interactive" and self.waiting("batch")
-        self._turns = self._turns + 1 if is_put_off else 0
-
-    def order(self, now_s: float) -> Iterator[P]:
-        return self._serve_order(
-            self._priorities["interactive"].entries, self._priorities["batch"].entries, now_s
-        )
-
-    def order_with(self, entry: P, now_s: float) -> list[P]:
-        """Return the order as if an entry had joined; sets only its tag and number."""
-        entry.tag, entry.number = self._priorities[entry.priority].next_turn(entry.client)
-        entries: dict[Priority, list[P]] = {
-            priority: list(queue.entries) for priority, queue in self._priorities.items()
-        }
-        insort(entries[entry.priority], entry, key=_turn)
-        return list(self._serve_order(entries["interactive"], entries["batch"], now_s))
-
-    def _serve_order(
-        self, interactive: Iterable[P], batch: Iterable[P], now_s: float
-    ) -> Iterator[P]:
-        first, second, turns = deque(interactive), deque(batch), self._turns
-
-        def is_batch_due() -> bool:
-            return turns >= (1 if second[0].is_overdue(now_s) else _TURNS_BEFORE_BATCH)
-
-        while first or second:
-            if second and (not first or is_batch_due()):
-                turns = 0
-                yield second.popleft()
-            else:
-                turns += 1
-                yield first.popleft()
-
-    def position(self, entry: P, now_s: float) -> int:
-        """Return the place of an entry, from 1; 0 if it is not in the queue."""
-        before = (number for number, other in enumerate(self.order(now_s), 1) if other is entry)
-        return next(before, 0)
-
-    def oldest_wait_s(self, now_s: float) -> float:
-        """Return the longest wait so far; 0 in an empty queue."""
-        waits = (
-            now_s - entry.joined_at_s
-            for priority in self._priorities.values()
-            for entry in priority.entries
-        )
-        return max(waits, default=0.0)
-
-
-class _PriorityQueue(Generic[P]):
-    """One priority, in the order of its tags."""
-
-    def __init__(self) -> None:
-        self.entries: list[P] = []
-        self._time = 0.0
-        self._next: dict[str, float] = {}  # tag of a client's next entry
-        self._count = 0
-
-    def join(self, entry: P) -> None:
-        if entry.tag < 0:
-            entry.tag, entry.number = self.next_turn(entry.client)
-            self._count += 1
-            self._next[entry.client] = entry.tag + 1
-        insort(self.entries, entry, key=_turn)
-
-    def next_turn(self, client: str) -> tuple[float, int]:
-        return max(self._time, self._next.get(client, 0.0)), self._count + 1
-
-    def leave(self, entry: P) -> None:
-        if entry not in self.entries:
-            return
-        self.entries.remove(entry)
-        if self._next.get(entry.client) == entry.tag + 1:
-            self._next[entry.client] = entry.tag
-
-    def take(self, entry: P) -> None:
-        clients = {entry.client for entry in self.entries}
-        self.entries.remove(entry)
-        self._time = max(self._time + 1 / len(clients), entry.tag)
-        if len(self._next) > len(clients) + _CLIENTS_MAX:
-            self._next = {client: tag for client, tag in self._next.items() if tag > self._time}
-
-
-def _turn(entry: QueueEntry) -> tuple[float, int]:
-    return entry.tag, entry.number
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class QueuedRequest(QueueEntry):
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
     """A request in the queue.
 
     Attributes:
+        joined_at_s: Monotonic.
         avoid: Names of instances to take only if there is no other.
         session: The hash of the client's own name for the conversation, or None.
+        tag: Its place in the priority's own time; set by the queue.
+        number: Its place among equal tags; set by the queue.
         new_tokens: Prompt tokens to compute, as expected when it joined.
         position: Place when it joined, from 1; 0 if it got a slot at once.
         awaited: The owner for which it waits although another instance has a free slot, or None.
@@ -216,8 +69,11 @@ class QueuedRequest(QueueEntry):
     """
 
     request: ProxyRequest
+    joined_at_s: float
     avoid: Collection[str] = ()
     session: int | None = None
+    tag: float = -1.0
+    number: int = 0
     lease: Lease | None = None
     new_tokens: int = 0
     position: int = 0
@@ -232,19 +88,14 @@ class QueuedRequest(QueueEntry):
             self._wake = asyncio.Event()
         return self._wake
 
+    def is_overdue(self, now_s: float) -> bool:
+        return now_s - self.joined_at_s >= _OVERDUE * self.request.queue_timeout_s
+
 
 def queue_entry(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:
-    return QueuedRequest(
-        client=request.client,
-        priority=request.priority,
-        joined_at_s=now_s,
-        timeout_s=request.queue_timeout_s,
-        request=request,
-        avoid=avoid,
-        session=session_hash(request.model, request.client, request.session)
-        if request.session
-        else None,
-    )
+    name = request.session
+    session = session_hash(request.model, request.client, name) if name else None
+    return QueuedRequest(request, now_s, avoid, session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +108,23 @@ class QueueStats:
     expected_wait_s: float
 
 
-class RequestQueue(FairQueue[QueuedRequest]):
+class RequestQueue:
+    """The waiting requests of two priorities; the caller decides which join."""
+
     def __init__(self, model: str, settings: ProxySettings) -> None:
-        super().__init__()
         self.model = model
         self.settings = settings
+        self._priorities: dict[Priority, _PriorityQueue] = {
+            "interactive": _PriorityQueue(),
+            "batch": _PriorityQueue(),
+        }
+        self._turns = 0
+
+    def __len__(self) -> int:
+        return self.waiting("interactive") + self.waiting("batch")
+
+    def waiting(self, priority: Priority) -> int:
+        return len(self._priorities[priority].entries)
 
     def is_full(self, priority: Priority) -> bool:
         limits = self.settings
@@ -269,9 +132,374 @@ class RequestQueue(FairQueue[QueuedRequest]):
         return self.waiting(priority) > most
 
     def stats(self, now_s: float, expected_wait_s: float) -> QueueStats:
-        return QueueStats(
-            self.waiting("interactive"),
-            self.waiting("batch"),
-            self.oldest_wait_s(now_s),
-            expected_wait_s,
+        waits = (
+            now_s - entry.joined_at_s
+            for priority in self._priorities.values()
+            for entry in priority.entries
         )
+        interactive, batch = self.waiting("interactive"), self.waiting("batch")
+        return QueueStats(interactive, batch, max(waits, default=0.0), expected_wait_s)
+
+    def join(self, entry: QueuedRequest) -> None:
+        """Add an entry; an entry that was removed before returns to its place."""
+        self._priorities[entry.request.priority].join(entry)
+
+    def leave(self, entry: QueuedRequest) -> None:
+        self._priorities[entry.request.priority].leave(entry)
+
+    def take(self, entry: QueuedRequest) -> None:
+        """Serve an entry; it need not be the first."""
+        self._priorities[entry.request.priority].take(entry)
+        is_put_off = entry.request.priority == "interactive" and self.waiting("batch")
+        self._turns = self._turns + 1 if is_put_off else 0
+
+    def order(self, now_s: float) -> Iterator[QueuedRequest]:
+        return self._serve_order(
+            self._priorities["interactive"].entries, self._priorities["batch"].entries, now_s
+        )
+
+    def order_with(self, entry: QueuedRequest, now_s: float) -> list[QueuedRequest]:
+        """Return the order as if an entry had joined; sets only its tag and number."""
+        priority, client = entry.request.priority, entry.request.client
+        entry.tag, entry.number = self._priorities[priority].next_turn(client)
+        entries = {name: list(queue.entries) for name, queue in self._priorities.items()}
+        insort(entries[priority], entry, key=_turn)
+        return list(self._serve_order(entries["interactive"], entries["batch"], now_s))
+
+    def _serve_order(
+        self, interactive: Iterable[QueuedRequest], batch: Iterable[QueuedRequest], now_s: float
+    ) -> Iterator[QueuedRequest]:
+        first, second, turns = deque(interactive), deque(batch), self._turns
+        while first or second:
+            is_due = second and turns >= (1 if second[0].is_overdue(now_s) else _TURNS_BEFORE_BATCH)
+            if second and (is_due or not first):
+                turns = 0
+                yield second.popleft()
+            else:
+                turns += 1
+                yield first.popleft()
+
+    def position(self, entry: QueuedRequest, now_s: float) -> int:
+        """Return the place of an entry, from 1; 0 if it is not in the queue."""
+        before = (number for number, other in enumerate(self.order(now_s), 1) if other is entry)
+        return next(before, 0)
+
+
+class _PriorityQueue:
+    """One priority, in the order of its tags."""
+
+    def __init__(self) -> None:
+        self.entries: list[QueuedRequest] = []
+        self._time = 0.0
+        self._next: dict[str, float] = {}  # tag of a client's next entry
+        self._count = 0
+
+    def join(self, entry: QueuedRequest) -> None:
+        if entry.tag < 0:
+            entry.tag, entry.number = self.next_turn(entry.request.client)
+            self._count += 1
+            self._next[entry.request.client] = entry.tag + 1
+        insort(self.entries, entry, key=_turn)
+
+    def next_turn(self, client: str) -> tuple[float, int]:
+        return max(self._time, self._next.get(client, 0.0)), self._count + 1
+
+    def leave(self, entry: QueuedRequest) -> None:
+        if entry not in self.entries:
+            return
+        self.entries.remove(entry)
+        if self._next.get(entry.request.client) == entry.tag + 1:
+            self._next[entry.request.client] = entry.tag
+
+    def take(self, entry: QueuedRequest) -> None:
+        clients = {entry.request.client for entry in self.entries}
+        self.entries.remove(entry)
+        self._time = max(self._time + 1 / len(clients), entry.tag)
+        if len(self._next) > len(clients) + _CLIENTS_MAX:
+            self._next = {client: tag for client, tag in self._next.items() if tag > self._time}
+
+
+def _turn(entry: QueuedRequest) -> tuple[float, int]:
+    return entry.tag, entry.number
+
+
+# The longest wait for other prompts, unless half of the request's own timeout is shorter.
+WAIT_MAX_S: Final = 10.0
+_TIMEOUT_SHARE: Final = 0.5
+# Turns that the longest prompt loses: this many shorter ones of each client overtake it.
+_OVERTAKEN: Final = 4.0
+
+
+def prefill_wait_s(
+    prefilling: int, decoding: int, new_tokens: int, waited_s: float, timeout_s: float
+) -> float:
+    """Return how long a prompt waits for others at most; 0 if it may begin.
+
+    Args:
+        prefilling: Prompts that the instance computes.
+        decoding: Responses that it generates.
+        new_tokens: Tokens of the prompt that it is expected to compute.
+        waited_s: How long the request has waited.
+        timeout_s: How long it may wait.
+    """
+    if new_tokens <= FEW_TOKENS or not (prefilling and decoding):
+        return 0.0
+    return max(0.0, min(WAIT_MAX_S, _TIMEOUT_SHARE * timeout_s) - waited_s)
+
+
+def shortest_first(
+    entries: Sequence[QueuedRequest], new_tokens: Callable[[QueuedRequest], int]
+) -> list[QueuedRequest]:
+    """Order waiting requests by their tokens to compute, without starving any.
+
+    `entries` are in the order of the queue. Priorities keep their turns. A long prompt moves back
+    by at most four of the queue's turns; newcomers get later turns, so it is served eventually.
+    """
+    most = max(map(new_tokens, entries), default=0) or 1
+
+    def turn(entry: QueuedRequest) -> tuple[float, int]:
+        return entry.tag + _OVERTAKEN * new_tokens(entry) / most, entry.number
+
+    ordered = sorted(entries, key=turn)
+    turns = {
+        priority: iter([entry for entry in ordered if entry.request.priority == priority])
+        for priority in {entry.request.priority for entry in entries}
+    }
+    return [next(turns[entry.request.priority]) for entry in entries]
+
+
+# A shorter common beginning is computed within a batch; waiting for it does not pay.
+_BLOCKS_MIN: Final = 8
+# The longest wait for it, relative to the expected time of the first request.
+_PATIENCE: Final = 2.0
+# How long batch requests leave a slot free after an interactive one.
+_LEFT_S: Final = 30.0
+# With more waiting requests or instances, a request that waits for its owner chooses again only
+# when the owner has a free slot, or after `_LOOKS_AGAIN_S`: choices would cost more than they save.
+_FEW_WAIT: Final = 16
+_FEW_INSTANCES: Final = 16
+_LOOKS_AGAIN_S: Final = 0.25
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+class SlotAssignment:
+    """Assigns the slots of one model.
+
+    Its methods return instances that a request may not take now by name, each with the longest
+    wait.
+
+    Args:
+        on_first_token: Called when a prompt is computed for which others may have waited.
+
+    Attributes:
+        recheck_in_s: Time after the latest `assign` at which its result may change without an
+            event; infinity: never.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        instances: Instances,
+        prefix_index: PrefixIndex,
+        clock: Clock,
+        on_first_token: Callable[[], None],
+    ) -> None:
+        self.times = LeaseTimes()
+        self.recheck_in_s = math.inf
+        self._queue = queue
+        self._instances = instances
+        self._prefix_index = prefix_index
+        self._clock = clock
+        self._on_first_token = on_first_token
+        self._turn = 0.0  # of the last instance that got a request, before it did
+        self._interactive_ended_at_s = -math.inf
+
+    def note_ended(self, request: ProxyRequest) -> None:
+        if request.priority == "interactive":
+            self._interactive_ended_at_s = self._clock()
+
+    def order(self, entries: Iterable[QueuedRequest]) -> Iterable[QueuedRequest]:
+        """Return waiting requests in the order in which their prompts would begin."""
+        if not self._pure():
+            return entries
+        return shortest_first(tuple(entries), lambda queued: queued.new_tokens)
+
+    def new_tokens(self, queued: QueuedRequest) -> int:
+        """Return the tokens of a prompt to compute; 0 if nothing depends on them."""
+        prompt, instances = queued.request.prompt, self._pure()
+        if prompt is None or not instances:
+            return 0
+        hint = self._prefix_index.look_up(prompt, queued.session)
+        return prompt.tokens - hint.cached_tokens(sum(instance.bit for instance in instances))
+
+    def is_beside_free_slot(self) -> bool:
+        """Return whether requests may wait for other prompts although a slot is free."""
+        return any(instance.has_free_slot for instance in self._pure())
+
+    def _pure(self) -> Sequence[RoutingTarget]:
+        return self._instances.of_model(self._queue.model).pure
+
+    def assign(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
+        """Lease a free slot to the first request that takes one; return that request."""
+        of_model, now_s = self._instances.of_model(self._queue.model), self._clock()
+        instances = of_model.answering
+        self.recheck_in_s = math.inf
+        if not of_model.has_free_slot:
+            return None
+        candidates: Candidates | None = None
+        for queued in entries:
+            if owner := self._awaited_owner(queued, of_model, now_s):
+                candidates = candidates or self._candidates(of_model)
+                candidates.bind(owner)
+                continue
+            is_batch = queued.request.priority == "batch"
+            left = self._instances_to_leave(queued, of_model, now_s) if is_batch else _NONE
+            if left is None:
+                continue
+            # For each decision, because the caches change while a request waits.
+            hint = self._prefix_index.look_up(queued.request.prompt, queued.session)
+            held = self._held_instances(queued, of_model, left, hint, now_s)
+            if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
+                if not held:  # most models have one instance
+                    self._lease(queued, instances[0], hint, now_s)
+                    return queued
+                self._recheck_after(None, held)
+                continue
+            candidates = candidates or self._candidates(of_model)
+            waited_s = now_s - queued.joined_at_s
+            choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
+            if choice.name is not None:
+                chosen = candidates.get(choice.name)
+                self._lease(queued, chosen, hint, now_s).is_diverted = choice.is_diverted
+                self._count_turn(chosen, candidates.weight(choice.name))
+                return queued
+            self._recheck_after(choice.moves_in_s, held)
+            queued.awaited = candidates.find(hint.owner)
+            queued.looks_again_at_s = now_s + min(choice.moves_in_s or 0.0, _LOOKS_AGAIN_S)
+        return None
+
+    def _awaited_owner(
+        self, queued: QueuedRequest, of_model: ModelInstances, now_s: float
+    ) -> RoutingTarget | None:
+        """Return the owner for which a request waits, if it need not choose again yet."""
+        owner, again_in_s = queued.awaited, queued.looks_again_at_s - now_s
+        if owner is None or again_in_s <= 0:
+            return None
+        if len(self._queue) <= _FEW_WAIT and len(of_model.answering) <= _FEW_INSTANCES:
+            return None
+        if owner.has_free_slot or owner.is_silent or not owner.in_service:
+            return None
+        self.recheck_in_s = min(self.recheck_in_s, again_in_s)
+        return owner
+
+    def _instances_to_leave(
+        self, queued: QueuedRequest, of_model: ModelInstances, now_s: float
+    ) -> Mapping[str, float] | None:
+        """Return the instances that a batch request must leave, and how long; None: all.
+
+        A batch request that is served while interactive requests wait may take any slot.
+        """
+        left_s = self._interactive_ended_at_s + _LEFT_S - now_s
+        if left_s <= 0 or self._queue.waiting("interactive"):
+            return _NONE
+        self.recheck_in_s = min(self.recheck_in_s, left_s)
+        if of_model.own_free > min(queued.request.slots, of_model.own_slots - 1):
+            return _NONE
+        if not of_model.has_free_spare:
+            return None
+        return {instance.upstream.name: left_s for instance in of_model.own}
+
+    def _held_instances(
+        self,
+        queued: QueuedRequest,
+        of_model: ModelInstances,
+        left: Mapping[str, float],
+        hint: CacheHint,
+        now_s: float,
+    ) -> Mapping[str, float]:
+        """Return the instances that a request may not take now, and how long.
+
+        It must leave them, another prompt comes first, or they compute its beginning.
+        """
+        prompt, alike, pure = queued.request.prompt, of_model.with_files, of_model.pure
+        if prompt is None or not (alike or pure) or self._queue.is_full(queued.request.priority):
+            return left
+        held = dict(left)
+        for instance in alike:
+            if instance.leases and (wait_s := self._alike_wait_s(instance, prompt, now_s)) > 0:
+                held[instance.upstream.name] = wait_s
+        for instance in pure and [busy for busy in pure if busy in of_model.answering]:
+            wait_s = prefill_wait_s(
+                instance.prefilling,
+                instance.decoding,
+                prompt.tokens - hint.cached_tokens(instance.bit),
+                now_s - queued.joined_at_s,
+                queued.request.queue_timeout_s,
+            )
+            if wait_s:
+                held[instance.upstream.name] = wait_s
+        return held
+
+    def _alike_wait_s(self, instance: RoutingTarget, prompt: Prompt, now_s: float) -> float:
+        """Return how long a wait for a prompt with the same beginning pays; 0 or less: not."""
+        if len(prompt.blocks) < _BLOCKS_MIN:
+            return 0.0
+        begun = (
+            (shared_blocks(other.blocks, prompt.blocks), lease)
+            for lease in instance.leases
+            if not lease.is_ending and (other := lease.request.prompt)
+        )
+        shared, first = max(begun, key=itemgetter(0), default=(0, None))
+        if first is None or shared < _BLOCKS_MIN:
+            return 0.0
+        more = shared - self._prefix_index.available_blocks(instance.upstream, prompt)
+        gain_s = more * BLOCK_TOKENS / instance.rates.prefill_tps
+        if more < _BLOCKS_MIN or self.times.decode_s > gain_s:
+            return 0.0
+        prompts = instance.prefilling + 1
+        expected_s = prompts * prompt.tokens / instance.rates.prefill_tps + self.times.decode_s
+        return _PATIENCE * expected_s - (now_s - first.began_at_s)
+
+    def _recheck_after(self, moves_in_s: float | None, held: Mapping[str, float]) -> None:
+        moves_in_s = math.inf if moves_in_s is None else moves_in_s
+        self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
+
+    def _candidates(self, of_model: ModelInstances) -> Candidates:
+        owners, policy = self._prefix_index.owners(self._queue.model), self._queue.settings.policy
+        trial_share = of_model.trial_share
+        if sets := of_model.sets:
+            return ManyCandidates(sets, owners, policy, self.times, trial_share)
+        return Candidates(
+            of_model.answering, owners, policy, of_model.weights, self.times, trial_share
+        )
+
+    def _lease(
+        self, queued: QueuedRequest, instance: RoutingTarget, hint: CacheHint, now_s: float
+    ) -> Lease:
+        request, prompt = queued.request, queued.request.prompt
+        on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
+        lease = Lease(request, instance, self._clock, on_first_token=on_first_token)
+        lease.queued_s = now_s - queued.joined_at_s
+        lease.position = queued.position
+        if prompt:
+            lease.expected_cached = hint.held_tokens(instance.bit)
+            lease.is_continued = hint.conversation is not None
+            lease.has_awaited_owner = queued.awaited is not None
+            conversation = self._prefix_index.assign(
+                instance.upstream, prompt, queued.session, hint
+            )
+            lease.conversation, lease.conversation_number = conversation, conversation.number
+        if request.slots > 1:
+            lease.beside = tuple(
+                Lease(request, instance, self._clock, first=lease)
+                for _ in range(instance.slots_needed(request) - 1)
+            )
+        instance.hold(lease.slots)
+        lease.sequences = len(instance.leases)
+        queued.lease = lease
+        return lease
+
+    def _count_turn(self, instance: RoutingTarget, weight: float) -> None:
+        # One that was busy or new has missed turns, and does not get them all now.
+        self._turn = max(self._turn, instance.turn)
+        instance.set_turn(self._turn + 1 / weight)

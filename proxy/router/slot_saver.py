@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.cache.conversations import Conversation
+from proxy.cache.holders import SavedPrompt
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import BLOCK_TOKENS
 from proxy.cache.save_policy import (
@@ -31,7 +32,6 @@ from proxy.cache.save_policy import (
     pays_to_restore,
     pays_to_save,
 )
-from proxy.cache.slot_files import SavedPrompt
 from proxy.cache.slot_map import SlotContent, SlotMap, TrackedSlot
 from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamTimeout
@@ -129,10 +129,10 @@ class SlotSaver:
 
     def _absence_p(self, upstream: Upstream, content: SlotContent) -> float:
         """Return the probability that content that leaves a slot is not copied; 0: unknown."""
-        run = self._prefix_index.run(upstream.name)
-        if run is None or run.host_cache is None:
+        slot_map = self._prefix_index.slot_maps.get(upstream.name)
+        if slot_map is None or slot_map.host_cache is None:
             return 0.0
-        return run.host_cache.absence_probability(content.tokens)
+        return slot_map.host_cache.absence_probability(content.tokens)
 
     def case(
         self, instance: RoutingTarget, content: SlotContent, *, is_taken_next: bool = False
@@ -299,13 +299,14 @@ class SlotWriter:
 
     async def _write(self, instance: RoutingTarget, work: _Work) -> None:
         """Save slots until the instance is idle and no further save pays."""
-        while instance.in_service and (run := self._prefix_index.run(instance.upstream.name)):
+        slot_maps, name = self._prefix_index.slot_maps, instance.upstream.name
+        while instance.in_service and (slot_map := slot_maps.get(name)):
             work.ended.clear()
-            worth = self._worth_saving(instance, work, run.slot_map)
+            worth = self._worth_saving(instance, work, slot_map)
             if instance.leases:
-                wait_s = await self._step_busy(instance, work, run.slot_map, worth)
+                wait_s = await self._step_busy(instance, work, slot_map, worth)
             elif worth:
-                wait_s = await self._step_idle(instance, work, run.slot_map, worth)
+                wait_s = await self._step_idle(instance, work, slot_map, worth)
             else:
                 return
             if wait_s > 0:

@@ -11,12 +11,11 @@ from typing import Final
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import Prompt
 from proxy.request.request import ProxyRequest
-from proxy.router.assignment import SlotAssignment
 from proxy.router.forecast import EngineWork, ModelWork, RunningRequest, WaitingRequest
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.measures import ModelMeasures, PromptLength, Span
 from proxy.router.policy import EQUAL
-from proxy.router.queue import QueuedRequest, RequestQueue, queue_entry
+from proxy.router.queue import QueuedRequest, RequestQueue, SlotAssignment, queue_entry
 from proxy.router.registry import Instances
 
 
@@ -78,8 +77,8 @@ class WorkReader:
         now_s = self._clock()
         self.learn_all()
         new = queue_entry(request, (), now_s)
-        new.new_tokens = self._assignment.turns.new_tokens(new)
-        order = self._assignment.turns.order(self._queue.order_with(new, now_s))
+        new.new_tokens = self._assignment.new_tokens(new)
+        order = self._assignment.order(self._queue.order_with(new, now_s))
         entries = list(order)
         place = entries.index(new)
         instances = self._instances_considered(request)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
-from proxy.router.assignment import SlotAssignment
+from proxy.router.queue import SlotAssignment
 from proxy.router.router import Router
 
 P = ParamSpec("P")

@@ -8,7 +8,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cache.prefix_tree import PrefixTree
+from proxy.cache.holders import PrefixTree
 
 HOLDERS = (1, 2, 4)
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from proxy.cache.conversations import Conversation
+from proxy.cache.conversations import Conversation, Run
 from proxy.cache.miss_cause import RecentPrompt, RecentPrompts, client_hash, recent_prompt
-from proxy.cache.processes import Run
 from proxy.cache.prompt import Prompt, answer_hashes, read_prompt
-from proxy.cache.slot_map import SlotMap
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 RULES = "Answer briefly, and only what you know. " * 20
 ME, OTHER = client_hash("chat", "me"), client_hash("chat", "you")
-RUN = Run("chat.0", (), 1, SlotMap(1), 0)
+RUN = Run("chat.0", (), 1)
 
 
 def answer_to(user: str) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.requests import upstream
 
+from proxy.cache.holders import RemotePrefixes
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import Prompt, read_prompt
-from proxy.cache.remote_prefixes import EXPIRES_S, RemotePrefixes
+from proxy.cache.remote_prefixes import EXPIRES_S
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.cache.holders import SavedPrompt, SlotFileIndex
 from proxy.cache.prompt import Prompt, read_prompt
-from proxy.cache.slot_files import SavedPrompt, SlotFileIndex
 from proxy.observe.cache_finding import NoFile
 from proxy.upstream.endpoint_kinds import EndpointKind
 

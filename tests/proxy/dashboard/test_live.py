@@ -17,7 +17,7 @@ from support.requests import ask
 from support.upstream import Call
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
-from proxy.cache.slot_files import SavedPrompt
+from proxy.cache.holders import SavedPrompt
 from proxy.router.lease import Completion
 from proxy.upstream.timings import Timings
 

@@ -10,10 +10,9 @@ import pytest
 from support.requests import ask, upstream
 
 from proxy.cache.index import CacheHint
-from proxy.router.candidates import Candidates
+from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
-from proxy.router.queue import LeaseTimes
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
 from proxy.upstream.timings import Rates, Timings

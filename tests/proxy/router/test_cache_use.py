@@ -9,7 +9,7 @@ from support.requests import ask, upstream
 
 from proxy.cache.conversations import Conversation
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
-from proxy.cache.slot_files import SavedPrompt
+from proxy.cache.holders import SavedPrompt
 from proxy.observe.cache_finding import Cause, NoFile, Tier
 from proxy.observe.explanation import cache_sentence
 from proxy.router.lease import Completion, Lease

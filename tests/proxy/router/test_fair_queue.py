@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.requests import ask
 
 from proxy.request.request import Priority
-from proxy.router.queue import FairQueue, QueueEntry
+from proxy.router.queue import QueuedRequest, RequestQueue
+from proxy.settings import ProxySettings
 
 
-def place(client: str = "a", priority: Priority = "interactive", at_s: float = 0.0) -> QueueEntry:
-    return QueueEntry(client=client, priority=priority, joined_at_s=at_s, timeout_s=10.0)
+def place(
+    client: str = "a", priority: Priority = "interactive", at_s: float = 0.0
+) -> QueuedRequest:
+    request = ask("hello", client=client, priority=priority, queue_timeout_s=10.0)
+    return QueuedRequest(request, at_s)
 
 
-def line_of(*places: QueueEntry) -> FairQueue[QueueEntry]:
-    line: FairQueue[QueueEntry] = FairQueue()
+def line_of(*places: QueuedRequest) -> RequestQueue:
+    line = RequestQueue("chat", ProxySettings())
     for place in places:
         line.join(place)
     return line
 
 
-def serve(line: FairQueue[QueueEntry], now_s: float = 0.0) -> QueueEntry:
+def serve(line: RequestQueue, now_s: float = 0.0) -> QueuedRequest:
     first = next(line.order(now_s))
     line.take(first)
     return first
@@ -28,7 +33,7 @@ def serve(line: FairQueue[QueueEntry], now_s: float = 0.0) -> QueueEntry:
 
 def test_a_client_with_many_requests_takes_turns_with_one_that_has_few() -> None:
     line = line_of(place("many"), place("many"), place("many"), place("few"), place("few"))
-    served = [serve(line).client for _ in range(5)]
+    served = [serve(line).request.client for _ in range(5)]
     assert served == ["many", "few", "many", "few", "many"]
 
 
@@ -37,7 +42,7 @@ def test_a_newcomer_is_not_put_behind_all_that_others_sent_before() -> None:
     for _ in range(3):
         serve(line)
     line.join(place("new"))
-    assert "new" in {serve(line).client for _ in range(2)}
+    assert "new" in {serve(line).request.client for _ in range(2)}
 
 
 def test_ever_new_clients_do_not_put_off_who_waits_already() -> None:
@@ -45,12 +50,12 @@ def test_ever_new_clients_do_not_put_off_who_waits_already() -> None:
     for number in range(5):
         line.join(place(f"new {number}"))
         serve(line)
-    assert "old" not in {entry.client for entry in line.order(0.0)}
+    assert "old" not in {entry.request.client for entry in line.order(0.0)}
 
 
 def test_a_batch_waits_for_the_interactive_but_for_one_turn_in_nine() -> None:
     line = line_of(place("batch", "batch"), *(place(f"{number}") for number in range(12)))
-    served = [serve(line).priority for _ in range(13)]
+    served = [serve(line).request.priority for _ in range(13)]
     assert served.index("batch") == 8
     assert served.count("batch") == 1
 
@@ -58,7 +63,7 @@ def test_a_batch_waits_for_the_interactive_but_for_one_turn_in_nine() -> None:
 def test_a_batch_that_waited_half_its_patience_goes_every_other_turn() -> None:
     batch = [place("batch", "batch") for _ in range(3)]
     line = line_of(*batch, *(place(f"{number}") for number in range(4)))
-    order = [entry.priority[0] for entry in line.order(5.0)]
+    order = [entry.request.priority[0] for entry in line.order(5.0)]
     assert "".join(order) == "ibibibi"
 
 
@@ -86,12 +91,12 @@ def test_a_line_knows_its_length_and_its_oldest_wait() -> None:
     line = line_of(place(at_s=2.0), place(priority="batch", at_s=1.0))
     assert len(line) == 2
     assert (line.waiting("interactive"), line.waiting("batch")) == (1, 1)
-    assert line.oldest_wait_s(4.0) == 3.0
-    assert FairQueue[QueueEntry]().oldest_wait_s(4.0) == 0.0
+    assert line.stats(4.0, 0.0).oldest_wait_s == 3.0
+    assert line_of().stats(4.0, 0.0).oldest_wait_s == 0.0
 
 
 def test_clients_that_came_once_are_not_remembered_for_ever() -> None:
-    line: FairQueue[QueueEntry] = FairQueue()
+    line = line_of()
     for number in range(2000):
         line.join(place(f"{number}"))
         serve(line)
@@ -105,8 +110,8 @@ clients = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30
 def test_a_clients_order_is_kept_within_a_lane(
     who: list[tuple[str, bool]], data: st.DataObject
 ) -> None:
-    line: FairQueue[QueueEntry] = FairQueue()
-    joined: dict[QueueEntry, int] = {}
+    line = line_of()
+    joined: dict[QueuedRequest, int] = {}
     served: dict[tuple[str, Priority], list[int]] = {}
     for number, (client, is_batch) in enumerate(who):
         one = place(client, "batch" if is_batch else "interactive")
@@ -114,9 +119,9 @@ def test_a_clients_order_is_kept_within_a_lane(
         line.join(one)
         if data.draw(st.booleans()):
             done = serve(line, float(number))
-            served.setdefault((done.client, done.priority), []).append(joined[done])
+            served.setdefault((done.request.client, done.request.priority), []).append(joined[done])
     while len(line):
         done = serve(line, 99.0)
-        served.setdefault((done.client, done.priority), []).append(joined[done])
+        served.setdefault((done.request.client, done.request.priority), []).append(joined[done])
     assert all(numbers == sorted(numbers) for numbers in served.values())
     assert sum(len(numbers) for numbers in served.values()) == len(who)

@@ -16,10 +16,9 @@ from support.virtual_time import run_in_virtual_time
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.request.request import ProxyRequest
 from proxy.router import registry
-from proxy.router.candidates import Candidates, ManyCandidates
+from proxy.router.candidates import Candidates, LeaseTimes, ManyCandidates
 from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
-from proxy.router.queue import LeaseTimes
 from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings

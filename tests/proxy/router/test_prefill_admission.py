@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
-from proxy.router.assignment import WAIT_MAX_S, prefill_wait_s, shortest_first
 from proxy.router.lease import FEW_TOKENS, Lease
-from proxy.router.queue import FairQueue, QueueEntry
+from proxy.router.queue import (
+    WAIT_MAX_S,
+    QueuedRequest,
+    RequestQueue,
+    prefill_wait_s,
+    shortest_first,
+)
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 
@@ -45,38 +50,30 @@ def test_the_wait_is_bounded() -> None:
     assert prefill_wait_s(*BUSY, 2000, waited_s=1.0, timeout_s=6.0) == 2.0
 
 
-def entries(*waiting: tuple[str, str]) -> list[QueueEntry]:
+def entries(*waiting: tuple[str, str]) -> list[QueuedRequest]:
     """Return requests in the order of the queue; each is a client and its priority."""
-    queue: FairQueue[QueueEntry] = FairQueue()
+    queue = RequestQueue("chat", ProxySettings())
     for client, priority in waiting:
-        queue.join(
-            QueueEntry(
-                client=client,
-                priority="batch" if priority == "batch" else "interactive",
-                joined_at_s=0.0,
-                timeout_s=120.0,
-            )
-        )
+        of_batch = priority == "batch"
+        request = ask("hello", client=client, priority="batch" if of_batch else "interactive")
+        queue.join(QueuedRequest(request, 0.0))
     return list(queue.order(0.0))
 
 
 def test_the_shortest_prompt_is_first() -> None:
     waiting = entries(("a", ""), ("b", ""), ("c", ""))
-    tokens = {entry.client: size for entry, size in zip(waiting, (2000, 100, 600), strict=True)}
-    assert [
-        waiter.client for waiter in shortest_first(waiting, lambda waiter: tokens[waiter.client])
-    ] == [
-        "b",
-        "c",
-        "a",
-    ]
+    tokens = {
+        entry.request.client: size for entry, size in zip(waiting, (2000, 100, 600), strict=True)
+    }
+    found = shortest_first(waiting, lambda waiter: tokens[waiter.request.client])
+    assert [waiter.request.client for waiter in found] == ["b", "c", "a"]
 
 
 def test_priorities_keep_their_turns() -> None:
     waiting = entries(("a", ""), ("b", "batch"), ("c", ""))
     tokens = {"a": 2000, "b": 10, "c": 100}
-    found = shortest_first(waiting, lambda waiter: tokens[waiter.client])
-    assert [entry.client for entry in found] == ["c", "a", "b"]
+    found = shortest_first(waiting, lambda waiter: tokens[waiter.request.client])
+    assert [entry.request.client for entry in found] == ["c", "a", "b"]
 
 
 @given(st.lists(st.integers(0, 3000), max_size=30))
@@ -85,7 +82,7 @@ def test_each_client_overtakes_a_prompt_four_times_at_most(sizes: list[int]) -> 
     tokens = dict(zip(map(id, waiting), (3000, *sizes), strict=False))
     found = shortest_first(waiting, lambda waiter: tokens[id(waiter)])
     assert sorted(map(id, found)) == sorted(map(id, waiting))
-    assert [entry.client for entry in found].index("long") <= 4
+    assert [entry.request.client for entry in found].index("long") <= 4
 
 
 # In the queue.

@@ -1,0 +1,391 @@
+"""Who holds most of a prompt: processes that were given it, slot files, other machines. Pure.
+
+A prompt is a sequence of hashes, each of which includes all before it (`proxy.cache.prompt`), so a
+block stands for the whole prompt up to its end. Holders are bits of a number, so that a thousand of
+them are compared at once. Everything is bounded: the least recently used goes first, and the end of
+a prompt before its beginning.
+
+`PrefixTree` tells which holders were given the same blocks. `SlotFileIndex` has a tree of its own
+for the files that the slot store reports and bounds: a file either belongs to a conversation, is
+identified by its turns, and begins with prompts that other conversations may share; or it holds
+such a prefix alone, and is small. `RemotePrefixes` has the turns that other machines report. Their
+reports are beliefs, weaker than our own records; they expire. A decision looks up each turn of its
+prompt once, however many machines there are and whatever they report; of the machines that hold the
+same prefix, only the latest few count.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from proxy.cache.fingerprint import SlotFile
+from proxy.cache.host_cache import continues
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.cache.remote_prefixes import EXPIRES_S
+from proxy.observe.cache_finding import NoFile
+
+
+@dataclass(slots=True, eq=False)
+class _Edge:
+    """Consecutive blocks.
+
+    Attributes:
+        holders: Set of holders that have all of them.
+        has_fork: Whether other edges continue from its end.
+    """
+
+    blocks: array[int]
+    holders: int
+    has_fork: bool = False
+
+
+class PrefixTree:
+    """A radix tree of prompts: at most `blocks_max` blocks, in at most `edges_max` edges.
+
+    Blocks that all known prompts pass together are one edge. An edge takes as much memory as 40
+    blocks, so a bound on blocks alone would let short prompts take ten times the memory of long
+    ones. The state of a recurrent model cannot be cut back, so only the ends of whole prompts count
+    for its holders: at most `edges_max` ends.
+    """
+
+    def __init__(self, blocks_max: int, edges_max: int) -> None:
+        self._blocks_max = blocks_max
+        self._edges_max = edges_max
+        self._ends: OrderedDict[int, int] = OrderedDict()  # holders by the last block of a prompt
+        self._edges: dict[int, _Edge] = {}  # by their first block
+        # Least recently used first; an edge comes after the edges that continue from it.
+        self._order: OrderedDict[_Edge, None] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size + len(self._ends)
+
+    def levels(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (block count from the start, holders of at least that many).
+
+        The fewest blocks first, and the ends of prompts last.
+        """
+        at, found = 0, []
+        while at < len(blocks) and (edge := self._edges.get(blocks[at])):
+            at += _count_shared_blocks(edge.blocks, blocks, at)
+            found.append((at, edge.holders))
+        if self._ends:
+            ends = ((end, self._ends.get(block, 0)) for end, block in enumerate(blocks, 1))
+            found += [(end, holders) for end, holders in ends if holders]
+        return found
+
+    def add_end(self, blocks: Sequence[int], holder: int, kept: int) -> None:
+        """Note that a holder has a whole prompt, and the last `kept` - 1 of the prompts before."""
+        before = [block for block in blocks[:-1] if self._ends.get(block, 0) & holder]
+        for end in before[: max(0, len(before) - kept + 1)]:
+            self._ends[end] &= ~holder
+        for end in blocks[-1:]:
+            self._ends[end] = self._ends.get(end, 0) | holder
+            self._ends.move_to_end(end)
+        while len(self._ends) > self._edges_max:
+            self._ends.popitem(last=False)
+
+    def add(self, blocks: Sequence[int], holder: int) -> None:
+        at, path = 0, []
+        while at < len(blocks) and (edge := self._edges.get(blocks[at])):
+            shared = _count_shared_blocks(edge.blocks, blocks, at)
+            if shared < len(edge.blocks):
+                first = _Edge(edge.blocks[:shared], edge.holders, has_fork=True)
+                del edge.blocks[:shared]
+                self._edges[first.blocks[0]], self._edges[edge.blocks[0]] = first, edge
+                self._order[first] = None
+                edge = first
+            edge.holders |= holder
+            path.append(edge)
+            at += shared
+        if at < len(blocks):
+            self._append(path, array("Q", blocks[at:]), holder)
+        for edge in reversed(path):
+            self._order.move_to_end(edge)
+        while self._size > self._blocks_max:
+            self._forget_oldest(self._size - self._blocks_max)
+        while len(self._order) > self._edges_max:
+            self._remove(next(iter(self._order)))
+
+    def remove(self, holders: int) -> None:
+        for edge in tuple(self._order):
+            edge.holders &= ~holders
+            if not edge.holders:  # and so no edge behind it has holders
+                self._remove(edge)
+        left = ((end, some & ~holders) for end, some in self._ends.items())
+        self._ends = OrderedDict((end, some) for end, some in left if some)
+
+    def _append(self, path: list[_Edge], blocks: array[int], holder: int) -> None:
+        self._size += len(blocks)
+        if path and path[-1].holders == holder and not path[-1].has_fork:
+            path[-1].blocks.extend(blocks)
+            return
+        if path:
+            path[-1].has_fork = True
+        edge = self._edges[blocks[0]] = _Edge(blocks, holder)
+        self._order[edge] = None
+        path.append(edge)
+
+    def _forget_oldest(self, excess: int) -> None:
+        edge = next(iter(self._order))
+        if len(edge.blocks) <= excess:
+            self._remove(edge)
+        else:
+            del edge.blocks[-excess:]
+            self._size -= excess
+
+    def _remove(self, edge: _Edge) -> None:
+        self._size -= len(edge.blocks)
+        del self._edges[edge.blocks[0]], self._order[edge]
+
+
+def _count_shared_blocks(edge: Sequence[int], blocks: Sequence[int], at: int) -> int:
+    """Return how many blocks of an edge a prompt shares, if it shares the first one at `at`."""
+    most = min(len(edge), len(blocks) - at)
+    if edge[most - 1] == blocks[at + most - 1]:  # and so all before it
+        return most
+    return bisect_left(range(most), 1, key=lambda place: edge[place] != blocks[at + place])
+
+
+# Assumed before the first restore: 500 tokens/s computed, 1 GB/s read. Source: SmolLM2-135M on a
+# CPU.
+_BYTE_TOKENS: Final = 500 / 1e9
+_FEW_TOKENS: Final = 32
+# Of the files with equally many tokens of a prompt, at most 16 of conversations and 16 of prefixes
+# are compared by size.
+_COMPARED_MAX: Final = 16
+# Turns of removed files that are remembered, to explain a miss.
+_REMOVED_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPrompt:
+    """The best file to continue a prompt from.
+
+    Attributes:
+        tokens: Tokens of the prompt that the file should hold, at least 1.
+        cost_tokens: Tokens that could be computed in the time of reading the file.
+    """
+
+    file: SlotFile
+    tokens: int
+    blocks: int
+    cost_tokens: int
+    is_own: bool
+
+    @property
+    def is_quick(self) -> bool:
+        return self.cost_tokens <= _FEW_TOKENS
+
+    @property
+    def worth_tokens(self) -> int:
+        """Estimated tokens of the prompt in it, less `cost_tokens`."""
+        return self.blocks * BLOCK_TOKENS - self.cost_tokens
+
+
+class SlotFileIndex:
+    """The files of all models; `blocks_max` bounds the index of their prompts."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._files: dict[str, SlotFile] = {}
+        self._bits: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._used = 0
+        self._without_conversation = 0  # of no conversation
+        self._by_turn: dict[tuple[str, int], str] = {}
+        self._byte_tokens: dict[str, float] = {}
+        self._removed: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._prompts = PrefixTree(blocks_max, blocks_max)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def add(self, file: SlotFile) -> None:
+        """Add or replace a file."""
+        self.remove((file.name,))
+        bit = ~self._used & (self._used + 1)
+        self._used |= bit
+        if not file.fingerprint.turn_hashes:
+            self._without_conversation |= bit
+        self._files[file.name], self._bits[file.name], self._names[bit] = file, bit, file.name
+        for turn_hash in _resumable(file):
+            self._by_turn[file.cache_key, turn_hash] = file.name
+            self._removed.pop((file.cache_key, turn_hash), None)
+        if not file.is_recurrent:
+            self._prompts.add(file.fingerprint.blocks, bit)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Forget files; unknown names are ignored."""
+        gone = 0
+        for name in names:
+            if (file := self._files.pop(name, None)) is None:
+                continue
+            bit = self._bits.pop(name)
+            gone |= bit
+            del self._names[bit]
+            for turn_hash in _resumable(file):
+                if self._by_turn.get((file.cache_key, turn_hash)) == name:
+                    del self._by_turn[file.cache_key, turn_hash]
+                    self._removed[file.cache_key, turn_hash] = None
+        while len(self._removed) > _REMOVED_MAX:
+            self._removed.popitem(last=False)
+        if gone:
+            self._prompts.remove(gone)
+            self._used &= ~gone
+            self._without_conversation &= ~gone
+
+    def set_restore_cost(self, cache_key: str, byte_tokens: float) -> None:
+        """Set the number of prompt tokens computed in the time of reading one byte."""
+        self._byte_tokens[cache_key] = byte_tokens
+
+    def find(
+        self, cache_key: str, prompt: Prompt, session: int | None = None
+    ) -> SavedPrompt | None:
+        """Return the file that engines of a cache key can best continue from, if any."""
+        if own := self._find_own_file(cache_key, prompt, session):
+            return own
+        best: SavedPrompt | None = None
+        for blocks, holders in reversed(self._prompts.levels(prompt.blocks)):
+            if best and blocks * BLOCK_TOKENS <= best.worth_tokens:
+                break
+            if found := self._smallest(cache_key, holders):
+                saved = self._to_saved_prompt(found, prompt, blocks, is_own=False)
+                best = saved if best is None or saved.worth_tokens > best.worth_tokens else best
+        return best
+
+    def tokens(self, cache_key: str, turn_hashes: Iterable[int]) -> int:
+        names = (self._by_turn.get((cache_key, turn_hash)) for turn_hash in turn_hashes)
+        return max((self._files[name].tokens for name in names if name), default=0)
+
+    def why_missing(self, cache_key: str, turn_hashes: Collection[int]) -> NoFile | None:
+        """Return why no file of a conversation can be restored; None if unknown."""
+        others = {file.cache_key for file in self._files.values()} - {cache_key}
+        if any(
+            (other, turn_hash) in self._by_turn for other in others for turn_hash in turn_hashes
+        ):
+            return NoFile.OTHER_BUILD
+        is_removed = any((cache_key, turn_hash) in self._removed for turn_hash in turn_hashes)
+        return NoFile.DELETED if is_removed else None
+
+    def _find_own_file(
+        self, cache_key: str, prompt: Prompt, session: int | None
+    ) -> SavedPrompt | None:
+        """Return the newest file of this conversation whose content is a prefix of the prompt."""
+        hashes = (*reversed(prompt.turn_hashes), *(() if session is None else (session,)))
+        for turn_hash in hashes:
+            name = self._by_turn.get((cache_key, turn_hash))
+            file = self._files[name] if name else None
+            if file is not None and continues(prompt.blocks, file.fingerprint.blocks):
+                blocks = len(file.fingerprint.blocks) or file.tokens // BLOCK_TOKENS
+                return self._to_saved_prompt(
+                    file, prompt, min(blocks, len(prompt.blocks)), is_own=True
+                )
+        return None
+
+    def _to_saved_prompt(
+        self, file: SlotFile, prompt: Prompt, blocks: int, *, is_own: bool
+    ) -> SavedPrompt:
+        tokens = min(file.tokens, prompt.tokens if is_own else blocks * BLOCK_TOKENS)
+        cost = self._byte_tokens.get(file.cache_key, _BYTE_TOKENS) * file.size_bytes
+        return SavedPrompt(file, tokens, blocks, round(cost), is_own)
+
+    def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
+        of_none = _bits(holders & self._without_conversation, _COMPARED_MAX)
+        of_conversations = _bits(holders & ~self._without_conversation, _COMPARED_MAX)
+        found = (self._files[self._names[bit]] for bit in (*of_none, *of_conversations))
+        fitting = (file for file in found if file.cache_key == cache_key)
+        return min(fitting, key=lambda file: file.size_bytes, default=None)
+
+
+def _resumable(file: SlotFile) -> Sequence[int]:
+    """Return the turns that a file can be continued from; a recurrent state cannot be cut back."""
+    turn_hashes = file.fingerprint.turn_hashes
+    return turn_hashes[-1:] if file.is_recurrent else turn_hashes
+
+
+def _bits(holders: int, most: int) -> Iterable[int]:
+    while holders and most:
+        bit = holders & -holders
+        yield bit
+        holders ^= bit
+        most -= 1
+
+
+_HOLDERS_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHint:
+    """Tokens of one prompt that other machines are believed to hold.
+
+    Attributes:
+        owner: The instance that has most of the conversation, or None.
+        turn: Index of the owner's latest turn in the prompt's turn hashes.
+    """
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    owner: str | None = None
+    turn: int = 0
+
+
+NO_REMOTE_HINT: Final = RemoteHint()
+
+
+class RemotePrefixes:
+    """At most `hashes_max` turn hashes, each with the instances that hold it."""
+
+    def __init__(self, hashes_max: int) -> None:
+        self._hashes_max = hashes_max
+        # Expiry time by instance; both dictionaries have the latest last.
+        self._holders: OrderedDict[int, dict[str, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, instance: str, turn_hashes: Iterable[int], now_s: float) -> None:
+        """Note turn hashes that an instance reports, oldest first."""
+        for turn_hash in turn_hashes:
+            holders = self._holders.setdefault(turn_hash, {})
+            holders.pop(instance, None)
+            holders[instance] = now_s + EXPIRES_S
+            if len(holders) > _HOLDERS_MAX:
+                del holders[next(iter(holders))]
+            self._holders.move_to_end(turn_hash)
+        while len(self._holders) > self._hashes_max:
+            self._holders.popitem(last=False)
+
+    def forget(self, instance: str) -> None:
+        """Drop all beliefs about an instance."""
+        for turn_hash in [
+            turn_hash for turn_hash, held in self._holders.items() if instance in held
+        ]:
+            holders = self._holders[turn_hash]
+            del holders[instance]
+            if not holders:
+                del self._holders[turn_hash]
+
+    def find(self, prompt: Prompt, now_s: float) -> RemoteHint:
+        """Return the beliefs about a prompt; the instances may serve other models."""
+        if not self._holders:
+            return NO_REMOTE_HINT
+        turns: dict[str, int] = {}
+        owner, owners_turn, told = None, 0, tuple(map(prompt.shared_turn_hash, prompt.turn_hashes))
+        for turn in reversed(range(len(prompt.turn_hashes))):
+            holders = self._holders.get(told[turn])
+            for instance, expires_at_s in reversed(holders.items()) if holders else ():
+                if instance not in turns and expires_at_s > now_s:
+                    turns[instance] = turn
+                    if owner is None and turn >= prompt.first_own:
+                        owner, owners_turn = instance, turn
+        tokens = {turn: prompt.tokens_until(turn) for turn in set(turns.values())}
+        return RemoteHint(
+            {instance: tokens[turn] for instance, turn in turns.items()}, owner, owners_turn
+        )
