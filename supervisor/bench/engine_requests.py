@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
 
+import orjson
+
 from proxy.upstream.timings import Timings
 from supervisor.bench.workload import WorkloadFailed
 from supervisor.engine.client import EngineClient, ErrorResponse
@@ -95,6 +97,15 @@ async def post(client: EngineClient, path: str, body: Mapping[str, Any]) -> byte
     if response.error:
         raise _rejection(path, response.error)
     return response.body
+
+
+async def tokenize(client: EngineClient, content: str, *, add_special: bool = False) -> list[int]:
+    """Return the tokens of a text; with `add_special`, also those that begin a prompt."""
+    body = {"content": content, "add_special": add_special}
+    match orjson.loads(await post(client, "/tokenize", body)):
+        case {"tokens": [*tokens]} if tokens:
+            return [int(token) for token in tokens]
+    raise WorkloadFailed("/tokenize: an answer without tokens")
 
 
 async def run_together(clients: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:

@@ -12,7 +12,7 @@ import functools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import zip_longest
 from textwrap import wrap
@@ -124,14 +124,8 @@ TIME: Final = Words("longer", "shorter", is_above_better=False)
 AMOUNT: Final = Words("more", "less", is_above_better=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, lowest and highest value of one variant."""
-
-    median: float
-    low: float
-    high: float
-    count: int
+# Median, lowest and highest value of one variant.
+Spread = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +158,7 @@ class Comparison:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.median(values), min(values), max(values), len(values))
+    return statistics.median(values), min(values), max(values)
 
 
 def compare(base: Sequence[float], other: Sequence[float], *, words: Words) -> Comparison:
@@ -343,31 +337,27 @@ def scale_for(unit: Unit, values: Sequence[float]) -> Scale:
     return Scale(unit, 1)
 
 
-# One round of one variant: figure name → value. Values that are not known are absent.
-Values = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Variant:
     """The measurements of one way to run the model.
 
     Attributes:
         profile: None for the engine's own defaults.
         argv: The command line, without the listening address.
-        rounds: One entry for each round that began, None if nothing was measured. Entries of all
-            variants at the same index belong to the same round.
+        rounds: The known values by figure name, in each round that began; of all variants, the
+            same index is the same round.
         failure: Why it was given up, with the fix; None if it was not.
     """
 
     name: str
     profile: str | None
     argv: tuple[str, ...]
-    rounds: tuple[Values | None, ...]
+    rounds: list[dict[str, float]] = field(default_factory=list)
     failure: str | None = None
 
     def values(self, figure: str) -> tuple[float, ...]:
         """The figure's values from all rounds that have it."""
-        return tuple(values[figure] for values in self.rounds if values and figure in values)
+        return tuple(values[figure] for values in self.rounds if figure in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,8 +451,7 @@ def words_for(unit: Unit) -> Words:
 def _finding(figure: Figure, variants: tuple[Variant, ...]) -> Finding:
     words = words_for(figure.unit)
     values = [
-        tuple((found or {}).get(figure.name, math.nan) for found in variant.rounds)
-        for variant in variants
+        tuple(found.get(figure.name, math.nan) for found in variant.rounds) for variant in variants
     ]
     found = tuple(
         _variant_finding(variant.name, own, values[0] if i else None, words)
@@ -536,11 +525,11 @@ def _rows(finding: Finding) -> Iterator[_Row]:
 def _values(variant: VariantFinding, finding: Finding) -> str:
     if variant.spread is None:
         return "-"
-    scale, spread = finding.scale, variant.spread
-    text = scale.quantity(spread.median)
-    if spread.count == 1:
+    scale, (median, low, high) = finding.scale, variant.spread
+    text = scale.quantity(median)
+    if len(variant.known_values) == 1:
         return text
-    return f"{text} ({scale.number(spread.low)}–{scale.number(spread.high)})"
+    return f"{text} ({scale.number(low)}–{scale.number(high)})"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str | None = None) -> str:

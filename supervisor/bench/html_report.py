@@ -177,10 +177,10 @@ def description(finding: Finding) -> str:
 def _sentence(variant: VariantFinding, finding: Finding) -> str:
     if variant.spread is None:
         return f"{variant.name}: no value."
-    scale, spread = finding.scale, variant.spread
+    scale, (median, low, high) = finding.scale, variant.spread
     text = (
-        f"{variant.name}: median {scale.quantity(spread.median)} of {spread.count} rounds, "
-        f"from {scale.number(spread.low)} to {scale.number(spread.high)}"
+        f"{variant.name}: median {scale.quantity(median)} of {len(variant.known_values)} rounds, "
+        f"from {scale.number(low)} to {scale.number(high)}"
     )
     return f"{text}; {variant.comparison.verdict}." if variant.comparison else f"{text}."
 
@@ -213,7 +213,7 @@ def _plot_row(
     row: VariantFinding, finding: Finding, axis: Axis, at: tuple[int, float]
 ) -> Iterator[Element]:
     place, top = at
-    median = finding.scale.quantity(row.spread.median) if row.spread else ""
+    median = finding.scale.quantity(row.spread[0]) if row.spread else ""
     name = row.name if len(row.name) <= _NAME_MAX else f"{row.name[: _NAME_MAX - 1]}…"
     yield element("text", name, x=_LEFT, y=top + 13, class_="name")
     yield element("text", median, x=_RIGHT, y=top + 13, class_="median")
@@ -243,7 +243,7 @@ def _strip(
             text = f"round {i + 1}: {finding.scale.quantity(value)}"
             yield marker(place, axis.position(value / factor), y, text)
     if row.spread:
-        x = axis.position(row.spread.median / factor)
+        x = axis.position(row.spread[0] / factor)
         yield element("line", x1=x, x2=x, y1=middle - 11, y2=middle + 11, class_="middle")
 
 
@@ -400,12 +400,8 @@ def _verdict_row(finding: Finding, variant: VariantFinding, place: int) -> Eleme
     return element(
         "tr",
         element("th", mark, variant.name, scope="row"),
-        element("td", number(spread.median) if spread else "none"),
-        element(
-            "td",
-            f"{number(spread.low)}–{number(spread.high)}" if spread else "",
-            class_="quiet range",
-        ),
+        element("td", number(spread[0]) if spread else "none"),
+        element("td", "–".join(map(number, spread[1:])) if spread else "", class_="quiet range"),
         element("td", _verdict(variant), class_=verdict_class(finding, variant)),
     )
 

@@ -7,16 +7,16 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 import orjson
 
-from supervisor.bench.engine_requests import complete, post, rate, text
-from supervisor.bench.figures import ENERGY, PEAK_MEMORY, READY, Values
+from supervisor.bench.engine_requests import complete, rate, text, tokenize
+from supervisor.bench.figures import ENERGY, PEAK_MEMORY, READY, Variant
 from supervisor.bench.own_engine import PrivateInstance, private_instance
 from supervisor.bench.variants import VariantSpec
 from supervisor.bench.workload import (
@@ -32,7 +32,7 @@ from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.errors import CorralError, EngineFailed, StartFailed
 from supervisor.output import ProgressMeter, duration
 from supervisor.system import energy
-from supervisor.system.energy import Energy, EnergyReading
+from supervisor.system.energy import EnergyReading
 from supervisor.system.paths import Directories
 from supervisor.system.processor_load import processor_load, read_this_processor
 
@@ -66,121 +66,26 @@ class RoundLimits:
         return done < self.repeats and elapsed_s + longest_s <= self.limit_s
 
 
-class Measurements:
-    """The values of each variant, round by round."""
-
-    def __init__(self, variants: Iterable[str]) -> None:
-        self._rounds: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
-        self._failures: dict[str, str] = {}
-        self._notes: dict[str, None] = {}  # in order, each once
-        self._others_cores: list[float] = []
-        self.complete_rounds = 0
-
-    def begin_round(self) -> None:
-        for rounds in self._rounds.values():
-            rounds.append({})
-
-    def end_round(self) -> None:
-        self.complete_rounds += 1
-
-    def add(self, variant: str, values: Mapping[str, float]) -> None:
-        self._rounds[variant][-1].update(values)
-
-    def give_up(self, variant: str, reason: str) -> None:
-        self._failures.setdefault(variant, reason)
-
-    def note(self, text: str) -> None:
-        self._notes[text] = None
-
-    def add_load(self, others_cores: float | None) -> None:
-        if others_cores is not None:
-            self._others_cores.append(others_cores)
-
-    @property
-    def others_cores(self) -> tuple[float, ...]:
-        return tuple(self._others_cores)
-
-    @property
-    def has_values(self) -> bool:
-        return any(values for rounds in self._rounds.values() for values in rounds)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(self._notes)
-
-    @property
-    def running(self) -> tuple[str, ...]:
-        """The variants that were not given up."""
-        return tuple(name for name in self._rounds if name not in self._failures)
-
-    def rounds(self, variant: str) -> tuple[Values | None, ...]:
-        return tuple(dict(values) or None for values in self._rounds[variant])
-
-    def failure(self, variant: str) -> str | None:
-        return self._failures.get(variant)
-
-
 _EVERY_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A part of a round: the start of a variant, or one of its workloads."""
-
-    variant: str
-    what: str
-
-
-class Timeline:
-    """Estimates the remaining time from the duration of earlier steps."""
-
-    def __init__(self, round_steps: Sequence[Step], limits: RoundLimits) -> None:
-        self._round = round_steps
-        self._limits = limits
-        self._took_s: dict[Step, list[float]] = defaultdict(list)
-        self._done: list[Step] = []  # in the current round
-
-    def begin_round(self) -> None:
-        self._done.clear()
-
-    def add(self, step: Step, took_s: float) -> None:
-        self._took_s[step].append(took_s)
-        self._done.append(step)
-
-    def remaining_s(self, rounds_done: int, step: Step, step_s: float, elapsed_s: float) -> float:
-        """Estimate the remaining time; `step` has run for `step_s`. Never negative."""
-        ahead = [other for other in self._round if other not in self._done and other != step]
-        present_s = max(0.0, self._mean_s(step) - step_s)
-        rest_s = present_s + sum(map(self._mean_s, ahead))
-        round_s = sum(map(self._mean_s, self._round))
-        further = max(0, self._limits.repeats - rounds_done - 1)
-        if self._limits.limit_s is None:
-            return rest_s + further * round_s
-        left_s = self._limits.limit_s - elapsed_s - rest_s
-        fitting = min(further, int(left_s / round_s) if round_s > 0 else 0)
-        return rest_s + max(0, fitting) * round_s
-
-    def _mean_s(self, step: Step) -> float:
-        """The mean over this step's runs, or the same step of other variants, or all steps."""
-        same = [s for other, took in self._took_s.items() if other.what == step.what for s in took]
-        every = [s for took in self._took_s.values() for s in took]
-        found = self._took_s.get(step) or same or every
-        return statistics.fmean(found) if found else 0.0
+# A variant, and its start or one of its workloads.
+Step = tuple[str, str]
 
 
 class Progress:
-    """Shows the steps of a bench."""
+    """Shows the steps of a bench, each a part of a round, and estimates the remaining time."""
 
     def __init__(
-        self, label: str, timeline: Timeline, limits: RoundLimits, meter: ProgressMeter
+        self, label: str, steps: Sequence[Step], limits: RoundLimits, meter: ProgressMeter
     ) -> None:
         self._label = label
-        self._timeline = timeline
+        self._steps = tuple(steps)
         self._limits = limits
         self._meter = meter
         self._began_s = self._step_began_s = time.monotonic()
         self._round = 0
         self._step: Step | None = None
+        self._took_s: dict[Step, list[float]] = defaultdict(list)
+        self._done: list[Step] = []  # in the current round
 
     @property
     def elapsed_s(self) -> float:
@@ -190,31 +95,53 @@ class Progress:
         if self._round == 0:
             self._began_s = time.monotonic()
         self._round += 1
-        self._timeline.begin_round()
+        self._done.clear()
+
+    def add(self, step: Step, took_s: float) -> None:
+        self._took_s[step].append(took_s)
+        self._done.append(step)
 
     @contextmanager
     def step(self, variant: str, what: str) -> Iterator[None]:
-        self._step, self._step_began_s = Step(variant, what), time.monotonic()
+        self._step, self._step_began_s = (variant, what), time.monotonic()
         self.show()
         yield
-        self._timeline.add(self._step, time.monotonic() - self._step_began_s)
+        self.add(self._step, time.monotonic() - self._step_began_s)
 
     def show(self) -> None:
         if self._step is None:
             return
-        step_s = time.monotonic() - self._step_began_s
-        what = f"{self._step.variant}: {self._step.what}"
+        what = ": ".join(self._step)
         if self._round == 0:
             self._meter.show(self._label, 0.0, f"first start · {what}")
             return
-        left_s = self._timeline.remaining_s(self._round - 1, self._step, step_s, self.elapsed_s)
+        step_s = time.monotonic() - self._step_began_s
+        left_s = self.remaining_s(self._round - 1, self._step, step_s, self.elapsed_s)
         whole_s = self.elapsed_s + left_s
         planned = self._limits.planned_rounds
         number = f"round {self._round}" + (f" of {planned}" if planned else "")
         left = f"{duration(left_s)} left · " if left_s else ""
-        self._meter.show(
-            self._label, self.elapsed_s / whole_s if whole_s else 0.0, f"{left}{number} · {what}"
-        )
+        share = self.elapsed_s / whole_s if whole_s else 0.0
+        self._meter.show(self._label, share, f"{left}{number} · {what}")
+
+    def remaining_s(self, rounds_done: int, step: Step, step_s: float, elapsed_s: float) -> float:
+        """Estimate the remaining time; `step` has run for `step_s`. Never negative."""
+        ahead = [other for other in self._steps if other not in self._done and other != step]
+        rest_s = max(0.0, self._mean_s(step) - step_s) + sum(map(self._mean_s, ahead))
+        round_s = sum(map(self._mean_s, self._steps))
+        further = max(0, self._limits.repeats - rounds_done - 1)
+        if self._limits.limit_s is None:
+            return rest_s + further * round_s
+        left_s = self._limits.limit_s - elapsed_s - rest_s
+        fitting = min(further, int(left_s / round_s) if round_s > 0 else 0)
+        return rest_s + max(0, fitting) * round_s
+
+    def _mean_s(self, step: Step) -> float:
+        """The mean over this step's runs, or the same step of other variants, or all steps."""
+        same = [s for (_, what), took in self._took_s.items() if what == step[1] for s in took]
+        every = [s for took in self._took_s.values() for s in took]
+        found = self._took_s.get(step) or same or every
+        return statistics.fmean(found) if found else 0.0
 
 
 @contextmanager
@@ -249,7 +176,7 @@ async def rehearse(spec: VariantSpec, directories: Directories) -> Measured:
     sample = text(Random(0), _PROMPT_WORDS)  # noqa: S311 (words of a prompt)
     async with private_instance(spec.plan, directories) as instance, instance.client() as client:
         slots, ctx_slot = await _slots(client)
-        tokens = await _count(client, sample)
+        tokens = len(await tokenize(client, sample))
         generates = not (spec.plan.embedding and spec.plan.embedding.is_only)
         prefill, decode = await _rates(client, sample) if generates else (0.0, 0.0)
     return Measured(prefill, decode, ctx_slot, slots, tokens / _PROMPT_WORDS)
@@ -262,15 +189,6 @@ async def _slots(client: EngineClient) -> tuple[int, int]:
             return max(1, slots), ctx or _CTX_SLOT
         case _:
             return 1, _CTX_SLOT
-
-
-async def _count(client: EngineClient, sample: str) -> int:
-    answer = orjson.loads(await post(client, "/tokenize", {"content": sample}))
-    match answer:
-        case {"tokens": [*tokens]} if tokens:
-            return len(tokens)
-        case _:
-            raise WorkloadFailed("/tokenize: an answer without tokens")
 
 
 async def _rates(client: EngineClient, sample: str) -> tuple[float, float]:
@@ -287,9 +205,17 @@ _START: Final = "start"
 _WORKLOAD_TIMEOUT_S: Final = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class BenchJob:
-    """The task of a bench; `seed` decides the texts and the order of variants."""
+@dataclass(kw_only=True)
+class Bench:
+    """One bench; what it has found so far can be read at any time.
+
+    Attributes:
+        specs: The variants to measure, by which `variants` is ordered too.
+        seed: Decides the texts and the order of variants.
+        variants: The values found, round by round.
+        notes: Sentences for the reader, in order.
+        others_cores: The cores that other programs took during each measurement.
+    """
 
     model: str
     specs: tuple[VariantSpec, ...]
@@ -297,128 +223,127 @@ class BenchJob:
     limits: RoundLimits
     seed: int
     directories: Directories
+    meter: ProgressMeter
     read_energy: Callable[[], EnergyReading] = energy.read
+    variants: dict[str, Variant] = field(init=False)
+    notes: dict[str, None] = field(default_factory=dict)  # each once
+    others_cores: list[float] = field(default_factory=list)
+    complete_rounds: int = 0
 
+    def __post_init__(self) -> None:
+        self.variants = {
+            spec.name: Variant(spec.name, spec.profile, spec.argv) for spec in self.specs
+        }
+        whats = (_START, *(workload.name for workload in self.workloads))
+        steps = [(spec.name, what) for spec in self.specs for what in whats]
+        self._progress = Progress(f"bench {self.model}", steps, self.limits, self.meter)
 
-async def measure(job: BenchJob, found: Measurements, meter: ProgressMeter) -> None:
-    """Measure into `found`, until cancelled or done; raises CorralError if no variant runs."""
-    whats = (_START, *(workload.name for workload in job.workloads))
-    steps = [Step(spec.name, what) for spec in job.specs for what in whats]
-    timeline = Timeline(steps, job.limits)
-    progress = Progress(f"bench {job.model}", timeline, job.limits, meter)
-    try:
-        with ticking(progress.show):
-            sizes = await _first_starts(job, found, progress)
-            await _rounds(_Run(job, sizes, found, progress))
-    finally:
-        meter.clear()
+    @property
+    def has_values(self) -> bool:
+        return any(values for variant in self.variants.values() for values in variant.rounds)
 
-
-async def _first_starts(job: BenchJob, found: Measurements, progress: Progress) -> Sizes:
-    """Start each variant once, unmeasured, which brings its files into the page cache."""
-    able: list[Measured] = []
-    errors: list[CorralError] = []
-    for spec in job.specs:
+    async def measure(self) -> None:
+        """Measure until cancelled or done; raises CorralError if no variant runs."""
         try:
-            with progress.step(spec.name, _START):
-                able.append(await rehearse(spec, job.directories))
-        except (StartFailed, EngineFailed) as error:
-            errors.append(error)
-            found.give_up(spec.name, _sentence(error))
-        except (WorkloadFailed, EngineUnreachable) as error:
-            errors.append(StartFailed(f"{spec.name}: {error}", hint="corral plan shows its flags"))
-            found.give_up(spec.name, str(error))
-    if not able:
-        raise errors[0]
-    return choose_sizes(able)
+            with ticking(self._progress.show):
+                sizes = await self._first_starts()
+                await self._rounds(sizes)
+        finally:
+            self.meter.clear()
 
+    async def _first_starts(self) -> Sizes:
+        """Start each variant once, unmeasured, which brings its files into the page cache."""
+        able: list[Measured] = []
+        errors: list[CorralError] = []
+        for spec in self.specs:
+            try:
+                with self._progress.step(spec.name, _START):
+                    able.append(await rehearse(spec, self.directories))
+            except (StartFailed, EngineFailed) as error:
+                errors.append(error)
+                self._give_up(spec, error)
+            except (WorkloadFailed, EngineUnreachable) as error:
+                hint = "corral plan shows its flags"
+                errors.append(StartFailed(f"{spec.name}: {error}", hint=hint))
+                self._give_up(spec, error)
+        if not able:
+            raise errors[0]
+        return choose_sizes(able)
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    job: BenchJob
-    sizes: Sizes
-    found: Measurements
-    progress: Progress
+    def _give_up(self, spec: VariantSpec, error: Exception) -> None:
+        hint = f"; {error.hint}" if isinstance(error, CorralError) and error.hint else ""
+        self.variants[spec.name].failure = f"{error}{hint}"
 
+    async def _rounds(self, sizes: Sizes) -> None:
+        longest_s = 0.0
+        while any(variant.failure is None for variant in self.variants.values()) and (
+            self.limits.may_begin(self.complete_rounds, self._progress.elapsed_s, longest_s)
+        ):
+            began_s = time.monotonic()
+            self._progress.begin_round()
+            for variant in self.variants.values():
+                variant.rounds.append({})
+            for spec in order(self.specs, self.seed, self.complete_rounds):
+                if self.variants[spec.name].failure is None:
+                    await self._measure_variant(spec, sizes)
+            self.complete_rounds += 1
+            longest_s = max(longest_s, time.monotonic() - began_s)
 
-async def _rounds(run: _Run) -> None:
-    longest_s = 0.0
-    while run.found.running and run.job.limits.may_begin(
-        run.found.complete_rounds, run.progress.elapsed_s, longest_s
-    ):
-        began_s = time.monotonic()
-        run.progress.begin_round()
-        run.found.begin_round()
-        for spec in order(run.job.specs, run.job.seed, run.found.complete_rounds):
-            if spec.name in run.found.running:
-                await _measure_one(run, spec)
-        run.found.end_round()
-        longest_s = max(longest_s, time.monotonic() - began_s)
+    async def _measure_variant(self, spec: VariantSpec, sizes: Sizes) -> None:
+        values = self.variants[spec.name].rounds[-1]
+        try:
+            async with AsyncExitStack() as stack:
+                with self._progress.step(spec.name, _START):
+                    starting = private_instance(spec.plan, self.directories)
+                    instance = await stack.enter_async_context(starting)
+                values[READY.name] = instance.ready_s
+                await self._run_workloads(spec, instance, sizes, values)
+        except (StartFailed, EngineFailed, EngineUnreachable) as error:
+            self._give_up(spec, error)  # if unreachable, although its process still runs
+
+    async def _run_workloads(
+        self, spec: VariantSpec, instance: PrivateInstance, sizes: Sizes, values: dict[str, float]
+    ) -> None:
+        engine = MeasuredEngine(
+            instance.client,
+            sizes,
+            self.model,
+            self.directories,
+            names_slots=spec.plan.has_own_slots,
+        )
+        pids = (instance.pid, os.getpid())
+        load_before, energy_before, tokens = read_this_processor(pids), self.read_energy(), 0
+        for workload in self.workloads:
+            with self._progress.step(spec.name, workload.name):
+                found, computed = await self._outcome(spec, workload, engine)
+            values.update(found)
+            tokens += computed
+        used = energy.energy_between(energy_before, self.read_energy())
+        if used.total_j is not None and tokens:
+            values[ENERGY.name] = 1000 * used.total_j / tokens
+            self.notes[f"energy is that of the {used.covers}, for all programs"] = None
+        load = processor_load(load_before, read_this_processor(pids))
+        if load.others_cores is not None:
+            self.others_cores.append(load.others_cores)
+        if peak := instance.peak_memory_bytes():
+            values[PEAK_MEMORY.name] = peak
+
+    async def _outcome(
+        self, spec: VariantSpec, workload: Workload, engine: MeasuredEngine
+    ) -> Outcome:
+        """Run a workload; note a failure, so that the next workload can run."""
+        rng = Random(f"{self.seed}:{self.complete_rounds}:{workload.name}")  # noqa: S311
+        try:
+            async with asyncio.timeout(_WORKLOAD_TIMEOUT_S):
+                return await workload.run(engine, rng)
+        except TimeoutError:
+            failure = f"not finished in {_WORKLOAD_TIMEOUT_S:g} s"
+        except WorkloadFailed as error:
+            failure = str(error)
+        self.notes[f"{spec.name}, {workload.name}: {failure}"] = None
+        return {}, 0
 
 
 def order(specs: Sequence[VariantSpec], seed: int, number: int) -> list[VariantSpec]:
     """Return the order of variants in a round; it differs by round and depends on the seed."""
     return Random(f"{seed}:{number}").sample(specs, len(specs))  # noqa: S311 (an order)
-
-
-async def _measure_one(run: _Run, spec: VariantSpec) -> None:
-    try:
-        async with AsyncExitStack() as stack:
-            with run.progress.step(spec.name, _START):
-                starting = private_instance(spec.plan, run.job.directories)
-                instance = await stack.enter_async_context(starting)
-            run.found.add(spec.name, {READY.name: instance.ready_s})
-            await _run_workloads(run, spec, instance)
-    except (StartFailed, EngineFailed) as error:
-        run.found.give_up(spec.name, _sentence(error))
-    except EngineUnreachable as error:  # although its process still runs
-        run.found.give_up(spec.name, str(error))
-
-
-async def _run_workloads(run: _Run, spec: VariantSpec, instance: PrivateInstance) -> None:
-    engine = MeasuredEngine(
-        instance.client,
-        run.sizes,
-        run.job.model,
-        run.job.directories,
-        names_slots=spec.plan.has_own_slots,
-    )
-    load_before = read_this_processor((instance.pid, os.getpid()))
-    before, tokens = run.job.read_energy(), 0
-    for workload in run.job.workloads:
-        with run.progress.step(spec.name, workload.name):
-            if outcome := await _outcome(run, spec, workload, engine):
-                run.found.add(spec.name, outcome.values)
-                tokens += outcome.tokens
-    _add_energy(run, spec, energy.energy_between(before, run.job.read_energy()), tokens)
-    load = processor_load(load_before, read_this_processor((instance.pid, os.getpid())))
-    run.found.add_load(load.others_cores)
-    if peak := instance.peak_memory_bytes():
-        run.found.add(spec.name, {PEAK_MEMORY.name: peak})
-
-
-def _add_energy(run: _Run, spec: VariantSpec, used: Energy, tokens: int) -> None:
-    if used.total_j is None or not tokens:
-        return
-    run.found.add(spec.name, {ENERGY.name: 1000 * used.total_j / tokens})
-    run.found.note(f"energy is that of the {used.covers}, for all programs")
-
-
-async def _outcome(
-    run: _Run, spec: VariantSpec, workload: Workload, engine: MeasuredEngine
-) -> Outcome | None:
-    """Run a workload; note a failure and return None, so that the next workload can run."""
-    rng = Random(f"{run.job.seed}:{run.found.complete_rounds}:{workload.name}")  # noqa: S311
-    try:
-        async with asyncio.timeout(_WORKLOAD_TIMEOUT_S):
-            return await workload.run(engine, rng)
-    except TimeoutError:
-        failure = f"not finished in {_WORKLOAD_TIMEOUT_S:g} s"
-    except WorkloadFailed as error:
-        failure = str(error)
-    run.found.note(f"{spec.name}, {workload.name}: {failure}")
-    return None
-
-
-def _sentence(error: CorralError) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -33,6 +33,7 @@ from supervisor.bench.engine_requests import (
     rate,
     run_together,
     text,
+    tokenize,
     without_none,
 )
 from supervisor.bench.figures import Figure, median_rate, percentile
@@ -40,7 +41,6 @@ from supervisor.bench.workload import (
     MeasuredEngine,
     Outcome,
     ReplayedRequest,
-    ReplayLimits,
     Workload,
     WorkloadFailed,
     plan_replay,
@@ -96,7 +96,7 @@ async def _run_batch(engine: MeasuredEngine, rng: Random) -> Outcome:
     took_s = time.perf_counter() - began_s
     found = _timings(answer if isinstance(answer, list) else [answer])
     tokens = sum(answer.prompt_tokens + answer.decoded_tokens for answer in found)
-    return Outcome({"batch.total_rate": tokens / took_s}, tokens)
+    return {"batch.total_rate": tokens / took_s}, tokens
 
 
 def _timings(answers: Iterable[object]) -> list[Timings]:
@@ -120,6 +120,26 @@ BATCH: Final = Workload(
 _CONVERSATIONS: Final = 2
 
 
+def _reply_values(workload: str, replies: Sequence[Reply]) -> dict[str, float | None]:
+    first_ms = [reply.first_token_ms for reply in replies]
+    return {
+        f"{workload}.first_token_p50": percentile(first_ms, 0.5),
+        f"{workload}.first_token_p95": percentile(first_ms, 0.95),
+        f"{workload}.decode_rate": median_rate([reply.decode_rate for reply in replies]),
+        f"{workload}.prompt_tokens": sum(reply.timings.prompt_tokens for reply in replies),
+    }
+
+
+def _reply_figures(workload: str, *more: Figure) -> tuple[Figure, ...]:
+    return (
+        Figure(f"{workload}.first_token_p50", "first token, median", "ms"),
+        Figure(f"{workload}.first_token_p95", "first token, 95 of 100", "ms"),
+        Figure(f"{workload}.decode_rate", "one stream", "tokens/s"),
+        *more,
+        Figure(f"{workload}.prompt_tokens", "prompt tokens computed", "tokens"),
+    )
+
+
 async def _run_chat(engine: MeasuredEngine, rng: Random) -> Outcome:
     system = text(rng, engine.sizes.words(engine.sizes.system))
     async with engine.client() as client:
@@ -128,16 +148,7 @@ async def _run_chat(engine: MeasuredEngine, rng: Random) -> Outcome:
             for _ in range(_CONVERSATIONS)
             for reply in await _conversation(client, system, engine, rng)
         ]
-    first_ms = [reply.first_token_ms for reply in replies]
-    values = without_none(
-        {
-            "chat.first_token_p50": percentile(first_ms, 0.5),
-            "chat.first_token_p95": percentile(first_ms, 0.95),
-            "chat.decode_rate": median_rate([reply.decode_rate for reply in replies]),
-            "chat.prompt_tokens": sum(reply.timings.prompt_tokens for reply in replies),
-        }
-    )
-    return Outcome(values, sum(reply.tokens for reply in replies))
+    return without_none(_reply_values("chat", replies)), sum(reply.tokens for reply in replies)
 
 
 async def _conversation(
@@ -160,12 +171,7 @@ async def _conversation(
 CHAT: Final = Workload(
     "chat",
     "conversations of many turns that share a system prompt",
-    (
-        Figure("chat.first_token_p50", "first token, median", "ms"),
-        Figure("chat.first_token_p95", "first token, 95 of 100", "ms"),
-        Figure("chat.decode_rate", "one stream", "tokens/s"),
-        Figure("chat.prompt_tokens", "prompt tokens computed", "tokens"),
-    ),
+    _reply_figures("chat"),
     _run_chat,
 )
 
@@ -179,10 +185,20 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
     values: dict[str, float] = {}
     tokens = 0
     system = text(rng, engine.sizes.words(engine.sizes.system))
+    words = engine.sizes.words(engine.sizes.question)
     for suffix, factor in _LOADS.items():
-        requests = _requests(engine, rng, system, factor * engine.sizes.slots)
+        clients = [
+            [
+                [
+                    {"role": "system", "content": system},
+                    {"role": "user", "content": text(rng, words)},
+                ]
+                for _ in range(_REQUESTS_EACH)
+            ]
+            for _ in range(factor * engine.sizes.slots)
+        ]
         began_s = time.perf_counter()
-        answers = await run_together([_client(engine, request) for request in requests])
+        answers = await run_together([_client(engine, requests) for requests in clients])
         took_s = time.perf_counter() - began_s
         replies = [reply for answer in answers for reply in answer]
         first_ms = [reply.first_token_ms for reply in replies]
@@ -191,23 +207,7 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
         values[f"concurrent.first_token_p50{suffix}"] = percentile(first_ms, 0.5)
         values[f"concurrent.first_token_p95{suffix}"] = percentile(first_ms, 0.95)
         tokens += sum(reply.tokens for reply in replies)
-    return Outcome(values, tokens)
-
-
-def _requests(
-    engine: MeasuredEngine, rng: Random, system: str, clients: int
-) -> list[list[list[Message]]]:
-    words = engine.sizes.words(engine.sizes.question)
-    return [
-        [
-            [
-                {"role": "system", "content": system},
-                {"role": "user", "content": text(rng, words)},
-            ]
-            for _ in range(_REQUESTS_EACH)
-        ]
-        for _ in range(clients)
-    ]
+    return values, tokens
 
 
 async def _client(engine: MeasuredEngine, requests: Sequence[Sequence[Message]]) -> list[Reply]:
@@ -251,7 +251,7 @@ async def _run_embedding(engine: MeasuredEngine, rng: Random) -> Outcome:
         "embedding.latency_p95": percentile(took_ms, 0.95),
         "embedding.total_rate": rate,
     }
-    return Outcome(values, tokens + together)
+    return values, tokens + together
 
 
 async def _embed(client: EngineClient, texts: Sequence[str]) -> int:
@@ -276,17 +276,19 @@ EMBEDDING: Final = Workload(
 )
 
 
-async def _run_generation(engine: MeasuredEngine, rng: Random) -> Outcome:
-    prompt = text(rng, engine.sizes.words(engine.sizes.question))
+async def _complete(
+    engine: MeasuredEngine, rng: Random, workload: str, prompt_tokens: int, answer_tokens: int
+) -> Outcome:
+    prompt = text(rng, engine.sizes.words(prompt_tokens))
     async with engine.client() as client:
-        reply = await complete(client, prompt, engine.sizes.generation)
-    values = without_none(
-        {
-            "generation.first_token": reply.first_token_ms,
-            "generation.decode_rate": reply.decode_rate,
-        }
-    )
-    return Outcome(values, reply.tokens)
+        reply = await complete(client, prompt, answer_tokens)
+    timings = reply.timings
+    if answer_tokens > 1:
+        speed = {f"{workload}.decode_rate": reply.decode_rate}
+    else:
+        speed = {f"{workload}.prefill_rate": rate(timings.prompt_tokens, timings.prompt_ms)}
+    values = {f"{workload}.first_token": reply.first_token_ms, **speed}
+    return without_none(values), reply.tokens
 
 
 GENERATION: Final = Workload(
@@ -296,23 +298,10 @@ GENERATION: Final = Workload(
         Figure("generation.first_token", "first token", "ms"),
         Figure("generation.decode_rate", "one stream", "tokens/s"),
     ),
-    _run_generation,
+    lambda engine, rng: _complete(
+        engine, rng, "generation", engine.sizes.question, engine.sizes.generation
+    ),
 )
-
-
-async def _run_long_prompt(engine: MeasuredEngine, rng: Random) -> Outcome:
-    prompt = text(rng, engine.sizes.words(engine.sizes.long_prompt))
-    async with engine.client() as client:
-        reply = await complete(client, prompt, 1)
-    values = without_none(
-        {
-            "long-prompt.first_token": reply.first_token_ms,
-            "long-prompt.prefill_rate": rate(reply.timings.prompt_tokens, reply.timings.prompt_ms),
-        }
-    )
-    return Outcome(values, reply.tokens)
-
-
 LONG_PROMPT: Final = Workload(
     "long-prompt",
     "one long prompt, and its first token",
@@ -320,7 +309,7 @@ LONG_PROMPT: Final = Workload(
         Figure("long-prompt.first_token", "first token", "ms"),
         Figure("long-prompt.prefill_rate", "prefill", "tokens/s"),
     ),
-    _run_long_prompt,
+    lambda engine, rng: _complete(engine, rng, "long-prompt", engine.sizes.long_prompt, 1),
 )
 
 
@@ -345,35 +334,22 @@ async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
     recorded = RecordFiles(engine.directories.request_record).requests(engine.model)
     requests = plan_replay(
         recorded,
-        ReplayLimits(
-            engine.sizes.context,
-            _SHARES * engine.sizes.long_prompt,
-            _SHARES * engine.sizes.generation,
-        ),
+        context=engine.sizes.context,
+        prompts=_SHARES * engine.sizes.long_prompt,
+        answers=_SHARES * engine.sizes.generation,
     )
     if not requests:
         raise WorkloadFailed(f"no request of {engine.model} is recorded")
-    async with _clients(engine, requests) as clients:
-        client = clients[0]
-        answer = orjson.loads(await post(client, "/tokenize", {"content": " ".join(WORDS)}))
-        tokens = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(tokens, list) or not tokens:
-            raise WorkloadFailed("/tokenize: an answer without tokens")
-        words = tokens
+    count = 1 + max(request.conversation for request in requests)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(engine.client()) for _ in range(count)]
+        words = await tokenize(clients[0], " ".join(WORDS))
         replay = _Replay(requests, clients, words, rng, names_slots=engine.names_slots)
         began_s = time.perf_counter()
         replies = await replay.run()
         took_s = time.perf_counter() - began_s
-    return Outcome(_values(replies, took_s), sum(reply.tokens for reply in replies))
-
-
-@asynccontextmanager
-async def _clients(
-    engine: MeasuredEngine, requests: Sequence[ReplayedRequest]
-) -> AsyncIterator[list[EngineClient]]:
-    count = 1 + max(request.conversation for request in requests)
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(engine.client()) for _ in range(count)]
+    values = _reply_values("yours", replies) | {"yours.duration": took_s}
+    return without_none(values), sum(reply.tokens for reply in replies)
 
 
 class _Replay:
@@ -437,29 +413,10 @@ class _Replay:
         return [*shared, *self._own[place][: request.prompt - len(shared)]]
 
 
-def _values(replies: Sequence[Reply], took_s: float) -> Mapping[str, float]:
-    first_ms = [reply.first_token_ms for reply in replies]
-    return without_none(
-        {
-            "yours.first_token_p50": percentile(first_ms, 0.5),
-            "yours.first_token_p95": percentile(first_ms, 0.95),
-            "yours.decode_rate": median_rate([reply.decode_rate for reply in replies]),
-            "yours.duration": took_s,
-            "yours.prompt_tokens": sum(reply.timings.prompt_tokens for reply in replies),
-        }
-    )
-
-
 YOURS: Final = Workload(
     "yours",
     "sizes and pauses of the requests that the daemon recorded",
-    (
-        Figure("yours.first_token_p50", "first token, median", "ms"),
-        Figure("yours.first_token_p95", "first token, 95 of 100", "ms"),
-        Figure("yours.decode_rate", "one stream", "tokens/s"),
-        Figure("yours.duration", "all of it", "s"),
-        Figure("yours.prompt_tokens", "prompt tokens computed", "tokens"),
-    ),
+    _reply_figures("yours", Figure("yours.duration", "all of it", "s")),
     _run_yours,
     unavailable=reason_unavailable,
 )
@@ -475,23 +432,18 @@ def choose(
     names: Sequence[str], model: str, plan: Plan, directories: Directories
 ) -> tuple[Workload, ...]:
     """Return the named workloads, or all that suit the model; raises SettingsInvalid."""
-    if not names:
-        return _all(model, plan, directories)
-    found = tuple(_workload(name) for name in dict.fromkeys(names))
-    for workload in found:
-        if reason := _reason_unsuited(workload, model, plan, directories):
-            raise SettingsInvalid(f"the workload {workload.name} cannot be measured: {reason}")
-    return found
-
-
-def _all(model: str, plan: Plan, directories: Directories) -> tuple[Workload, ...]:
+    wanted = tuple(map(_workload, dict.fromkeys(names))) or tuple(WORKLOADS.values())
     reasons = {
-        workload: _reason_unsuited(workload, model, plan, directories)
-        for workload in WORKLOADS.values()
+        workload.name: reason
+        for workload in wanted
+        if (reason := _reason_unsuited(workload, model, plan, directories))
     }
-    if found := tuple(workload for workload, reason in reasons.items() if reason is None):
+    if names and reasons:
+        name, reason = next(iter(reasons.items()))
+        raise SettingsInvalid(f"the workload {name} cannot be measured: {reason}")
+    if found := tuple(workload for workload in wanted if workload.name not in reasons):
         return found
-    every = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+    every = "; ".join(dict.fromkeys(reasons.values()))
     raise SettingsInvalid(f"no workload suits {model}: {every}")
 
 

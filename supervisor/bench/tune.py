@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,11 +20,10 @@ from typing import Any, Final
 
 import orjson
 
-from supervisor.bench.engine_requests import post
-from supervisor.bench.figures import spread
+from supervisor.bench.engine_requests import post, tokenize
 from supervisor.bench.own_engine import private_instance
-from supervisor.bench.tune_goal import GOALS, Figures, Goal, Trial, Trials
-from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans, tokens_of
+from supervisor.bench.tune_goal import GOALS, Figures, Trial, Trials
+from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
 from supervisor.bench.tune_search import BaseFailed, Outcome, Progress, Search
 from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
 from supervisor.bench.workload import WorkloadFailed
@@ -80,10 +80,8 @@ class Position:
     top: Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    prompt: tuple[int, ...]
-    positions: tuple[Position, ...]
+# A prompt and the answer to it.
+Answer = tuple[list[int], tuple[Position, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +109,8 @@ class Quality:
 async def record(client: EngineClient, tokens: int) -> tuple[Answer, ...]:
     answers = []
     for text in TEXTS:
-        prompt = await tokens_of(client, text)
-        answers.append(Answer(tuple(prompt), await _greedy(client, prompt, tokens)))
+        prompt = await tokenize(client, text, add_special=True)
+        answers.append((prompt, await _greedy(client, prompt, tokens)))
     return tuple(answers)
 
 
@@ -131,13 +129,14 @@ async def compare(client: EngineClient, reference: Sequence[Answer]) -> Quality:
 async def _compare_positions(
     client: EngineClient, reference: Answer
 ) -> list[tuple[Position, Position]]:
+    prompt, positions = reference
     pairs: list[tuple[Position, Position]] = []
     for _ in range(_PARTS_MAX):
-        wanted = reference.positions[len(pairs) :]
+        wanted = positions[len(pairs) :]
         if not wanted:
             break
-        done = [position.token for position in reference.positions[: len(pairs)]]
-        found = await _greedy(client, [*reference.prompt, *done], len(wanted))
+        done = [position.token for position in positions[: len(pairs)]]
+        found = await _greedy(client, [*prompt, *done], len(wanted))
         for ours, theirs in zip(wanted, found, strict=True):
             pairs.append((ours, theirs))
             if ours.token != theirs.token:
@@ -339,39 +338,33 @@ def _situation(plans: VariantPlans) -> Situation:
 HEAD: Final = ("VARIANT", "ROUNDS", "AGAINST BASE", "NOTE")
 # Below this ratio, noise alone explains that the best of many looks better than the base.
 _BETTER: Final = 1.03
-_Read = Callable[[Figures], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A figure to show: its name, and how to read and write it."""
-
-    name: str
-    read: _Read
-    text: Callable[[float], str]
-
-
-def shown_figures(goal: Goal, prompt_tokens: int) -> tuple[Shown, ...]:
-    decode = Shown("decoding, one stream", lambda figures: figures.decode, _tokens_per_s)
-    title = f"first token after a prompt of {prompt_tokens}"
-    first = Shown(
-        title, lambda figures: figures.first_token_s, lambda value: f"{value * 1000:.0f} ms"
-    )
-    total = Shown("all streams together", lambda figures: figures.total, _tokens_per_s)
-    peak = Shown(
-        "peak memory", lambda figures: float(figures.peak_bytes), lambda value: size(int(value))
-    )
-    by_goal = {"latency": (decode, first), "throughput": (total,), "memory": (peak, decode)}
-    return by_goal[goal.name]
 
 
 def figure_lines(
-    trials: Trials, variant: Variant, rounds: Iterable[int], figures: Iterable[Shown]
+    trials: Trials, variant: Variant, rounds: Iterable[int], prompt_tokens: int
 ) -> Iterator[tuple[str, str]]:
+    """Yield the name and the values of each figure that matters for the goal."""
     base, other = trials.pairs(variant, rounds)
-    for figure in figures if base else ():
-        texts = [_range(figure, list(map(figure.read, found))) for found in (base, other)]
-        yield figure.name, f"{texts[0]} before, {texts[1]} now; {len(base)} rounds"
+    first = f"first token after a prompt of {prompt_tokens}"
+    shown: dict[str, tuple[Callable[[Figures], float], Callable[[float], str]]] = {
+        "decoding, one stream": (lambda found: found.decode, "{:.1f} tokens/s".format),
+        first: (lambda found: found.first_token_s * 1000, "{:.0f} ms".format),
+        "all streams together": (lambda found: found.total, "{:.1f} tokens/s".format),
+        "peak memory": (lambda found: found.peak_bytes, lambda value: size(int(value))),
+    }
+    by_goal = {
+        "latency": ("decoding, one stream", first),
+        "throughput": ("all streams together",),
+        "memory": ("peak memory", "decoding, one stream"),
+    }
+    for name in by_goal[trials.goal.name] if base else ():
+        read, text = shown[name]
+        texts = []
+        for found in (base, other):
+            values = list(map(read, found))
+            low, high = text(min(values)), text(max(values))
+            texts.append(f"{text(statistics.median(values))} ({low} to {high})")
+        yield name, f"{texts[0]} before, {texts[1]} now; {len(base)} rounds"
 
 
 def rows(
@@ -417,12 +410,3 @@ def best_so_far(trials: Trials) -> Trial | None:
     known = [(trials.ratio(trial.variant), trial) for trial in trials if trial.variant != BASE]
     better = [(ratio, trial) for ratio, trial in known if ratio > _BETTER]
     return max(better, key=lambda pair: pair[0])[1] if better else None
-
-
-def _range(figure: Shown, values: Sequence[float]) -> str:
-    found = spread(values)
-    return f"{figure.text(found.median)} ({figure.text(found.low)} to {figure.text(found.high)})"
-
-
-def _tokens_per_s(value: float) -> str:
-    return f"{value:.1f} tokens/s"

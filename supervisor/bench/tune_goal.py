@@ -85,13 +85,6 @@ GOALS: Final[Mapping[GoalName, Goal]] = {
 PER_PART: Final = 0.99
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a variant was not measured, as a clause."""
-
-    reason: str
-
-
 @dataclass(slots=True)
 class Trial:
     """A variant's figures by round, and why it was given up, if it was."""
@@ -108,12 +101,12 @@ class Trials:
         self.goal = goal
         self._trials: dict[Variant, Trial] = {BASE: Trial(BASE)}
 
-    def add(self, variant: Variant, round_number: int, found: Figures | Failure) -> None:
+    def add(self, variant: Variant, round_number: int, found: Figures | str) -> None:
         trial = self._trials.setdefault(variant, Trial(variant))
         if isinstance(found, Figures):
             trial.rounds[round_number] = found
         elif variant != BASE:
-            trial.failure = found.reason
+            trial.failure = found
 
     def reject(self, variant: Variant, reason: str) -> None:
         self._trials.setdefault(variant, Trial(variant)).failure = reason

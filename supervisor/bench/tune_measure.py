@@ -14,9 +14,9 @@ from typing import Any, Final
 import orjson
 
 from proxy.upstream.timings import Timings
-from supervisor.bench.engine_requests import post, rate, run_together
+from supervisor.bench.engine_requests import post, rate, run_together, tokenize
 from supervisor.bench.own_engine import PrivateInstance, private_instance
-from supervisor.bench.tune_goal import Failure, Figures, Goal
+from supervisor.bench.tune_goal import Figures, Goal
 from supervisor.bench.tune_space import BASE, Variant
 from supervisor.bench.workload import WorkloadFailed
 from supervisor.engine.client import EngineClient, EngineUnreachable
@@ -227,17 +227,8 @@ _SAMPLED: Final[Mapping[str, Any]] = {
 }
 
 
-async def tokens_of(client: EngineClient, text: str) -> list[int]:
-    """Return the tokens of a text, with those that begin a prompt."""
-    body = await post(client, "/tokenize", {"content": text, "add_special": True})
-    match orjson.loads(body):
-        case {"tokens": list(tokens)} if tokens:
-            return [int(token) for token in tokens]
-    raise WorkloadFailed("/tokenize returned no tokens")
-
-
 async def long_prompt(client: EngineClient, tokens: int) -> list[int]:
-    found = await tokens_of(client, LONG_TEXT)
+    found = await tokenize(client, LONG_TEXT, add_special=True)
     return (found * (tokens // len(found) + 1))[:tokens]
 
 
@@ -272,19 +263,19 @@ class Measurements:
         self._prompt: list[int] = []
         self.sizes: Sizes | None = None
 
-    async def measure(self, variant: Variant, limit_s: float) -> Figures | Failure:
+    async def measure(self, variant: Variant, limit_s: float) -> Figures | str:
         """Measure a variant within `limit_s`; its engines have ended when this returns."""
         if reason := self._plans.reason_against(variant):
-            return Failure(reason)
+            return reason
         try:
             async with asyncio.timeout(limit_s):
                 return await self._measure(self._plans.plan(variant))
         except TimeoutError:
-            return Failure(f"it took longer than {limit_s:.0f} s")
+            return f"it took longer than {limit_s:.0f} s"
         except (StartFailed, EngineFailed) as error:
-            return Failure(error.message)
+            return error.message
         except (EngineUnreachable, WorkloadFailed) as error:
-            return Failure(f"its engine did not answer as it should: {error}")
+            return f"its engine did not answer as it should: {error}"
 
     async def _measure(self, planned: PlannedVariant) -> Figures:
         async with AsyncExitStack() as stack:

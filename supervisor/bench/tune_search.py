@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from supervisor.bench.figures import Comparison, compare
-from supervisor.bench.tune_goal import PER_PART, Failure, Figures, Goal, Trials
+from supervisor.bench.tune_goal import PER_PART, Figures, Goal, Trials
 from supervisor.bench.tune_space import BASE, Variant, combine_variants
 
 # Measures a variant within a number of seconds.
-Measure = Callable[[Variant, float], Awaitable[Figures | Failure]]
+Measure = Callable[[Variant, float], Awaitable[Figures | str]]
 # Takes the stage and the remaining seconds.
 Progress = Callable[[str, float], None]
 
@@ -66,8 +66,8 @@ class Rounds:
         """Measure the base twice uncounted, as the first start reads the disk; or BaseFailed."""
         for _ in range(2):
             found = await self._timed(BASE, until_s - self._clock())
-            if isinstance(found, Failure):
-                raise BaseFailed(found.reason)
+            if isinstance(found, str):
+                raise BaseFailed(found)
             self._base_s = self._taken_s[-1]
             del self._taken_s[:-1]
         self._shares_from_s = self._clock()
@@ -97,7 +97,7 @@ class Rounds:
             found = await self._timed(
                 variant, min(self.left_s, self._base_s * _LIMIT_FACTOR + _LIMIT_MORE_S)
             )
-            if isinstance(found, Failure) and self.left_s <= 0:
+            if isinstance(found, str) and self.left_s <= 0:
                 return False  # out of time, which says nothing about the variant
             self._trials.add(variant, self.number, found)
         return True
@@ -130,9 +130,9 @@ class Rounds:
                 return False
         return bool(alive)
 
-    async def _timed(self, variant: Variant, limit_s: float) -> Figures | Failure:
+    async def _timed(self, variant: Variant, limit_s: float) -> Figures | str:
         if limit_s <= 0:
-            return Failure("there was no time left")
+            return "there was no time left"
         self.show()
         began_at_s = self._clock()
         found = await self._measure(variant, limit_s)

@@ -232,39 +232,37 @@ _AXES: Final[Mapping[str, Callable[[GoalName, Situation], _Options]]] = {
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-@dataclass(frozen=True, slots=True)
-class TunedText:
-    """The content of a tuned profile; `facts` are the measurements, by name."""
+def render_profile(
+    model: str,
+    profile: str,
+    variant: Variant,
+    evidence: Evidence,
+    command: str,
+    facts: Sequence[tuple[str, str]],
+) -> str:
+    """Return the file's text, in which no value can end a comment or a string.
 
-    model: str
-    profile: str
-    variant: Variant
-    evidence: Evidence
-    command: str
-    facts: Sequence[tuple[str, str]]
-
-
-def render_profile(tuned: TunedText) -> str:
-    """Return the file's text; no value can end a comment or a string."""
-    goal, flags = tuned.evidence.goal, key_text(("models", tuned.model, "flags"))
+    `facts` are the measurements, by name.
+    """
+    goal, flags = evidence.goal, key_text(("models", model, "flags"))
     lines = [
         *_comments(
-            f"Written by: {tuned.command}",
-            f"It lies on the profile {tuned.profile}; [{flags}] wins over it.",
-            f"To be rid of it: corral tune {tuned.model} --undo",
+            f"Written by: {command}",
+            f"It lies on the profile {profile}; [{flags}] wins over it.",
+            f"To be rid of it: corral tune {model} --undo",
             "",
-            *(f"{name}: {value}" for name, value in tuned.facts),
+            *(f"{name}: {value}" for name, value in facts),
         ),
         "",
-        f"description = {_quote_string(f'{tuned.model} on this machine, tuned for {goal}')}",
-        f"extends = {_quote_string(tuned.profile)}",
-        *([f"replicas = {tuned.variant.replicas}"] if tuned.variant.replicas else []),
+        f"description = {_quote_string(f'{model} on this machine, tuned for {goal}')}",
+        f"extends = {_quote_string(profile)}",
+        *([f"replicas = {variant.replicas}"] if variant.replicas else []),
         "",
         "[flags]",
-        *_table(dict(tuned.variant.flags)),
+        *_table(dict(variant.flags)),
         "",
         "[tuned]",
-        *_table({key: getattr(tuned.evidence, key) for key in Evidence.__slots__}),
+        *_table({key: getattr(evidence, key) for key in Evidence.__slots__}),
     ]
     return "\n".join(lines) + "\n"
 

@@ -7,8 +7,9 @@ limit. So as many requests are in flight as there were, whatever the speed of th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from random import Random
 from typing import Final
 
@@ -117,12 +118,8 @@ class MeasuredEngine:
     names_slots: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The known values of one run, by figure name, and the number of computed tokens."""
-
-    values: Mapping[str, float]
-    tokens: int
+# The known values of one run, by figure name, and the number of computed tokens.
+Outcome = tuple[Mapping[str, float], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +147,7 @@ _REQUESTS_MAX: Final = 64
 _CLOCK_S: Final = 0.002
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayLimits:
-    """Limits in tokens: of one request, of all computed prompts, and of all answers."""
-
-    context: int
-    prompts: int
-    answers: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplayedRequest:
     """One request to send.
 
@@ -169,6 +157,7 @@ class ReplayedRequest:
         shared: Tokens at the beginning of the prompt that repeat the conversation so far or, in its
             first request, the beginning that other conversations share.
         answer: Tokens to generate.
+        began_s: When it was recorded, from the start of the first.
         after: Indices of the requests that must be answered before it is sent.
     """
 
@@ -176,78 +165,59 @@ class ReplayedRequest:
     prompt: int
     shared: int
     answer: int
-    after: tuple[int, ...]
-    pause_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """A recorded request; `began_s` counts from the start of the first."""
-
-    request: RecordedRequest
     began_s: float
-
-    @property
-    def ended_s(self) -> float:
-        return self.began_s + self.request.duration_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Sized:
-    """A recorded request with its sizes within the limits."""
-
-    timed: _Timed
-    conversation: int
-    prompt: int
-    shared: int
-    answer: int
+    ended_s: float
+    after: tuple[int, ...] = ()
+    pause_s: float = 0.0
 
 
 def plan_replay(
-    recorded: Sequence[RecordedRequest], limits: ReplayLimits
-) -> tuple[ReplayedRequest, ...]:
-    """Return the requests of a replay in the order in which they began."""
-    chosen: list[_Sized] = []
-    for number, conversation in enumerate(_latest_first(_with_times(recorded))):
-        sized = _fit_to_limits(_measure_sizes(number, conversation, limits.context), limits, chosen)
-        if not sized:
+    recorded: Iterable[RecordedRequest], *, context: int, prompts: int, answers: int
+) -> list[ReplayedRequest]:
+    """Return the requests of a replay in the order in which they began; at least one.
+
+    Args:
+        context: Limit of one request, in tokens.
+        prompts: Limit of all computed prompts, in tokens.
+        answers: Limit of all answers, in tokens.
+    """
+    chosen: list[ReplayedRequest] = []
+    for number, conversation in enumerate(_latest_first(recorded)):
+        before: ReplayedRequest | None = None
+        for began_s, request in conversation:
+            answer = max(1, min(request.generated_tokens, context // 2))
+            prompt = max(1, min(request.prompt_tokens, context - answer))
+            shared = _repeated_tokens(before, request, prompt)
+            is_over = prompt - shared > prompts or answer > answers
+            if (is_over and chosen) or len(chosen) >= _REQUESTS_MAX:
+                break
+            prompts, answers = prompts - (prompt - shared), answers - answer
+            ended_s = began_s + request.duration_s
+            before = ReplayedRequest(number, prompt, shared, answer, began_s, ended_s)
+            chosen.append(before)
+        if before is None:
             break
-        chosen += sized
-    return _order_requests(sorted(chosen, key=lambda entry: entry.timed.began_s))
+    return _order_requests(sorted(chosen, key=lambda entry: entry.began_s))
 
 
-def _with_times(recorded: Iterable[RecordedRequest]) -> list[_Timed]:
-    """Add up the pauses; requests after a restart of the daemon follow all before it."""
-    timed: list[_Timed] = []
+def _latest_first(
+    recorded: Iterable[RecordedRequest],
+) -> list[list[tuple[float, RecordedRequest]]]:
+    """Group requests with their starts by conversation, the latest conversation first.
+
+    Pauses are added up; requests after a restart of the daemon follow all before it.
+    """
+    groups: dict[object, list[tuple[float, RecordedRequest]]] = {}
     began_s = last_end_s = 0.0
     for request in recorded:
         began_s = last_end_s if request.after_any_s is None else began_s + request.after_any_s
-        timed.append(_Timed(request, began_s))
-        last_end_s = max(last_end_s, timed[-1].ended_s)
-    return timed
+        last_end_s = max(last_end_s, began_s + request.duration_s)
+        key = object() if request.conversation is None else request.conversation
+        groups[key] = [*groups.pop(key, []), (began_s, request)]
+    return [sorted(group, key=itemgetter(0)) for group in reversed(groups.values())]
 
 
-def _latest_first(timed: Iterable[_Timed]) -> list[list[_Timed]]:
-    """Group requests by conversation, the conversation of the last request first."""
-    groups: dict[object, list[_Timed]] = {}
-    for entry in timed:
-        number = entry.request.conversation
-        key = object() if number is None else number
-        groups[key] = [*groups.pop(key, []), entry]
-    return [sorted(group, key=lambda entry: entry.began_s) for group in reversed(groups.values())]
-
-
-def _measure_sizes(number: int, conversation: Iterable[_Timed], context: int) -> list[_Sized]:
-    sized: list[_Sized] = []
-    for timed in conversation:
-        answer = max(1, min(timed.request.generated_tokens, context // 2))
-        prompt = max(1, min(timed.request.prompt_tokens, context - answer))
-        shared = _repeated_tokens(sized[-1] if sized else None, timed.request, prompt)
-        sized.append(_Sized(timed, number, prompt, shared, answer))
-    return sized
-
-
-def _repeated_tokens(before: _Sized | None, request: RecordedRequest, prompt: int) -> int:
+def _repeated_tokens(before: ReplayedRequest | None, request: RecordedRequest, prompt: int) -> int:
     """Return how many tokens of a prompt repeat what came before it.
 
     A prompt longer than the last one continues from its answer. A shorter one was cut by its
@@ -258,36 +228,14 @@ def _repeated_tokens(before: _Sized | None, request: RecordedRequest, prompt: in
     return min(prompt, request.cached_tokens)
 
 
-def _fit_to_limits(
-    sized: Sequence[_Sized], limits: ReplayLimits, chosen: Sequence[_Sized]
-) -> list[_Sized]:
-    """Return as many requests of a conversation as fit beside the chosen ones; at least one."""
-    prompts = sum(entry.prompt - entry.shared for entry in chosen)
-    answers = sum(entry.answer for entry in chosen)
-    taken: list[_Sized] = []
-    for entry in sized:
-        prompts += entry.prompt - entry.shared
-        answers += entry.answer
-        is_over = prompts > limits.prompts or answers > limits.answers
-        if (is_over and (chosen or taken)) or len(chosen) + len(taken) >= _REQUESTS_MAX:
-            break
-        taken.append(entry)
-    return taken
-
-
-def _order_requests(sized: Sequence[_Sized]) -> tuple[ReplayedRequest, ...]:
-    replayed = []
-    for at, entry in enumerate(sized):
-        before = [
+def _order_requests(ordered: list[ReplayedRequest]) -> list[ReplayedRequest]:
+    for at, entry in enumerate(ordered):
+        entry.after = tuple(
             place
-            for place, other in enumerate(sized[:at])
-            if other.timed.ended_s <= entry.timed.began_s + _CLOCK_S
-        ]
-        last_end_s = max((sized[place].timed.ended_s for place in before), default=0.0)
-        pause_s = min(_PAUSE_MAX_S, max(0.0, entry.timed.began_s - last_end_s)) if before else 0.0
-        replayed.append(
-            ReplayedRequest(
-                entry.conversation, entry.prompt, entry.shared, entry.answer, tuple(before), pause_s
-            )
+            for place, other in enumerate(ordered[:at])
+            if other.ended_s <= entry.began_s + _CLOCK_S
         )
-    return tuple(replayed)
+        if entry.after:
+            last_end_s = max(ordered[place].ended_s for place in entry.after)
+            entry.pause_s = min(_PAUSE_MAX_S, max(0.0, entry.began_s - last_end_s))
+    return ordered

@@ -17,13 +17,12 @@ from supervisor.bench.figures import (
     ROUND_FIGURES,
     BenchMachine,
     BenchResult,
-    Variant,
     findings,
     table,
 )
 from supervisor.bench.html_report import shell, write_report
 from supervisor.bench.own_engine import measure_threads
-from supervisor.bench.runner import BenchJob, Measurements, RoundLimits, measure
+from supervisor.bench.runner import Bench, RoundLimits
 from supervisor.bench.variants import LoadedModel, MachineFacts
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
@@ -76,6 +75,10 @@ def data(result: BenchResult) -> dict[str, object]:
     return asdict(result) | {
         "began_at": result.began_at.isoformat(timespec="seconds"),
         "rounds": result.rounds,
+        "variants": [
+            asdict(variant) | {"rounds": [values or None for values in variant.rounds]}
+            for variant in result.variants
+        ],
         "figures": [
             asdict(figure)
             | {"workload": figure.workload, "is_higher_better": figure.is_higher_better}
@@ -91,20 +94,9 @@ def data(result: BenchResult) -> dict[str, object]:
 
 
 def result_of(
-    job: BenchJob,
-    found: Measurements,
-    began_at: datetime,
-    notes: Sequence[str],
-    *,
-    is_interrupted: bool,
+    job: Bench, began_at: datetime, notes: Sequence[str], *, is_interrupted: bool
 ) -> BenchResult:
-    plan = job.specs[0].plan
-    measured = tuple(
-        Variant(
-            spec.name, spec.profile, spec.argv, found.rounds(spec.name), found.failure(spec.name)
-        )
-        for spec in job.specs
-    )
+    plan, measured = job.specs[0].plan, tuple(job.variants.values())
     figures = (*(figure for load in job.workloads for figure in load.figures), *ROUND_FIGURES)
     return BenchResult(
         model=job.model,
@@ -172,51 +164,58 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
         variants.check(facts, specs)
     measure_threads(LaunchPlanner(settings, where), model, where)
     specs = variants.choose(settings, where, model, options.profiles)  # with measured threads
-    job = BenchJob(
+    job = Bench(
         model=model,
         specs=specs,
         workloads=workloads,
         limits=RoundLimits.from_options(options.repeats, options.minutes),
         seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
         directories=where,
+        meter=ProgressMeter(),
     )
     result = _measure(job, facts)
-    repeat = _repeat(result, word, config, options)
-    return _bench_result(result, *_write_report(result, repeat, options.report))
+    report, is_report_missing = "", False
+    if path is not None:
+        report = f"the report is in {path}"
+        try:
+            write_report(result, path, _repeat(result, word, config, options))
+        except OSError as error:
+            report = f"the report {path} was not written: {error.strerror}"
+            is_report_missing = True
+    failed = tuple(
+        f"{variant.name} was given up: {variant.failure}"
+        for variant in result.variants
+        if variant.failure
+    )
+    exit_code = 1 if failed or is_report_missing else 0
+    return CommandResult(
+        data(result),
+        _text(result),
+        (*failed, *result.notes, *filter(None, [report])),
+        _EXIT_INTERRUPTED if result.is_interrupted else exit_code,
+    )
 
 
-def _measure(job: BenchJob, facts: MachineFacts) -> BenchResult:
-    found = Measurements(spec.name for spec in job.specs)
+def _measure(job: Bench, facts: MachineFacts) -> BenchResult:
     began_at = datetime.now(UTC)
     is_interrupted = False
     try:
-        asyncio.run(measure(job, found, ProgressMeter()))
+        asyncio.run(job.measure())
     except KeyboardInterrupt as interrupt:
-        if not found.has_values:
+        if not job.has_values:
             raise Interrupted("stopped before anything was measured") from interrupt
         is_interrupted = True
     planned = f" of {job.limits.planned_rounds}" if job.limits.planned_rounds else ""
-    stopped = f"stopped after {found.complete_rounds}{planned} rounds; the figures are of those"
+    stopped = f"stopped after {job.complete_rounds}{planned} rounds; the figures are of those"
     notes = (
         *(f"measured although {obstacle}" for obstacle in variants.obstacles(facts, job.specs)),
         *variants.notes(facts),
         *(note for spec in job.specs for note in spec.plan.warnings),
-        *found.notes,
-        *filter(None, [variants.note_on_load(found.others_cores, facts.logical_cores)]),
+        *job.notes,
+        *filter(None, [variants.note_on_load(job.others_cores, facts.logical_cores)]),
         *([stopped] if is_interrupted else []),
     )
-    return result_of(job, found, began_at, notes, is_interrupted=is_interrupted)
-
-
-def _write_report(result: BenchResult, repeat: str, path: Path | None) -> tuple[str, bool]:
-    """Return a sentence about the report, and whether it failed."""
-    if path is None:
-        return "", False
-    try:
-        write_report(result, path, repeat)
-    except OSError as error:
-        return f"the report {path} was not written: {error.strerror}", True
-    return f"the report is in {path}", False
+    return result_of(job, began_at, notes, is_interrupted=is_interrupted)
 
 
 def _repeat(result: BenchResult, word: str, config: Path | None, options: BenchOptions) -> str:
@@ -228,22 +227,6 @@ def _repeat(result: BenchResult, word: str, config: Path | None, options: BenchO
     words += ["--minutes", f"{options.minutes:g}"] if options.minutes else []
     words += ["--config", str(config.absolute())] if config else []
     return shell(words)
-
-
-def _bench_result(result: BenchResult, report: str, is_report_missing: bool) -> CommandResult:  # noqa: FBT001
-    failed = tuple(
-        f"{variant.name} was given up: {variant.failure}"
-        for variant in result.variants
-        if variant.failure
-    )
-    exit_code = 1 if failed or is_report_missing else 0
-    notes = (*failed, *result.notes, *([report] if report else []))
-    return CommandResult(
-        data(result),
-        _text(result),
-        notes,
-        _EXIT_INTERRUPTED if result.is_interrupted else exit_code,
-    )
 
 
 def _text(result: BenchResult) -> str:

@@ -19,7 +19,7 @@ from supervisor.bench.tune import TuneJob, TuneOptions, refused_rows
 from supervisor.bench.tune_goal import Trial, Trials
 from supervisor.bench.tune_measure import VariantPlans
 from supervisor.bench.tune_search import Outcome
-from supervisor.bench.tune_space import TunedText, Variant, render_profile
+from supervisor.bench.tune_space import Variant, render_profile
 from supervisor.bench.variants import VariantSpec
 from supervisor.cli.bench import machine_facts
 from supervisor.cli.targets import choose, name_of
@@ -138,8 +138,8 @@ def _data(job: TuneJob, outcome: Outcome | None) -> dict[str, object]:
 
 
 def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, str]]:
-    shown = tune_module.shown_figures(job.goal, job.sizes.prompt)
-    return list(tune_module.figure_lines(_trials(job), winner, outcome.final_rounds, shown))
+    rounds, prompt = outcome.final_rounds, job.sizes.prompt
+    return list(tune_module.figure_lines(_trials(job), winner, rounds, prompt))
 
 
 def profile_text(
@@ -170,7 +170,7 @@ def profile_text(
     )
     words = ["corral", "tune", word, "--goal", options.goal, "--minutes", f"{options.minutes:g}"]
     command = shlex.join([*words, "--seed", str(options.seed)])
-    return render_profile(TunedText(model, profile, winner, evidence, command, facts))
+    return render_profile(model, profile, winner, evidence, command, facts)
 
 
 def tune(

@@ -43,7 +43,6 @@ from supervisor.bench.figures import (
     compare,
     compare_unpaired,
     requests_to_go,
-    spread,
 )
 
 # A value, and how many other requests its engine had at that time.
@@ -356,7 +355,7 @@ def _values(conversations: Conversations) -> Picked:
 
 def _median(conversations: Sequence[Sequence[float]]) -> float | None:
     values = [value for conversation in conversations for value in conversation]
-    return spread(values).median if values else None
+    return statistics.median(values) if values else None
 
 
 def _outcome(comparison: Comparison, to_go: int | None) -> str:

@@ -3,7 +3,7 @@
 import random
 from datetime import UTC, datetime
 
-from supervisor.bench.figures import BenchMachine, BenchResult, Figure, Values, Variant
+from supervisor.bench.figures import BenchMachine, BenchResult, Figure, Variant
 
 FIGURES = (
     Figure("chat.first_token_p50_ms", "first token, half within", "ms"),
@@ -27,7 +27,7 @@ def result(
             name=names[i] if names else ("engine", "base", "low-latency", "speculative")[i],
             profile=None,
             argv=("llama-server", "--model", "model.gguf", "--parallel", str(i + 1)),
-            rounds=tuple(_round(chance, factor, noise) for _ in range(rounds)),
+            rounds=[_round(chance, factor, noise) for _ in range(rounds)],
         )
         for i, factor in enumerate(factors)
     )
@@ -48,7 +48,7 @@ def result(
     )
 
 
-def _round(chance: random.Random, factor: float, noise: float) -> Values:
+def _round(chance: random.Random, factor: float, noise: float) -> dict[str, float]:
     return {
         figure.name: typical
         * (factor if figure.is_higher_better else 1 / factor)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from supervisor.bench.tune_goal import GOALS, Failure, Figures, Goal
+from supervisor.bench.tune_goal import GOALS, Figures, Goal
 from supervisor.bench.tune_search import Outcome, Search
 from supervisor.bench.tune_space import GoalName, Variant
 
@@ -41,7 +41,7 @@ class Machine:
         found = (self.speeds.get((key, int(value)), 1.0) for key, value in variant.flags)
         return math.prod(found)
 
-    async def measure(self, variant: Variant, limit_s: float) -> Figures | Failure:
+    async def measure(self, variant: Variant, limit_s: float) -> Figures | str:
         assert limit_s > 0
         self.measured.append(variant.name)
         speed = self.speed(variant)
@@ -49,7 +49,7 @@ class Machine:
         takes_s = math.inf if variant.name in self.stuck else usual_s / min(1, speed)
         self.now_s += min(takes_s, limit_s)
         if takes_s > limit_s:
-            return Failure(f"it took longer than {limit_s:.0f} s")
+            return f"it took longer than {limit_s:.0f} s"
         drift = self.drift_per_min * (self.now_s - 100) / 60
         factor = speed * math.exp(self._random.gauss(drift, self.noise))
         return Figures(

@@ -9,7 +9,7 @@ import pytest
 from support.samples import machine
 
 from supervisor.bench.tune import QualityChecks
-from supervisor.bench.tune_goal import GOALS, Failure, Figures
+from supervisor.bench.tune_goal import GOALS, Figures
 from supervisor.bench.tune_measure import Measurements, VariantPlans
 from supervisor.bench.tune_space import BASE, GoalName, Variant
 from supervisor.settings.schema import Settings
@@ -64,7 +64,7 @@ async def test_a_measurement_ends_at_its_limit_with_its_engine(
     plans: VariantPlans, where: Directories
 ) -> None:
     found = await Measurements(GOALS["latency"], plans, where).measure(BASE, 0.01)
-    assert found == Failure("it took longer than 0 s")
+    assert found == "it took longer than 0 s"
     assert engines(where) == []
 
 
@@ -73,8 +73,8 @@ async def test_an_engine_that_does_not_start_is_a_failure_with_its_cause(
 ) -> None:
     wrong = Variant(frozenset({"cache"}), (("override-tensor", "nonsense"),))
     found = await Measurements(GOALS["latency"], plans, where).measure(wrong, 60)
-    assert isinstance(found, Failure)
-    assert "tiny: " in found.reason
+    assert isinstance(found, str)
+    assert "tiny: " in found
 
 
 def reason(plans: VariantPlans, variant: Variant) -> str:

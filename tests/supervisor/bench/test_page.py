@@ -69,7 +69,7 @@ _SHAPES = {
     "zeros": dataclasses.replace(
         result(1, 1),
         variants=tuple(
-            dataclasses.replace(variant, rounds=({FIGURES[0].name: 0.0},) * 4)
+            dataclasses.replace(variant, rounds=[{FIGURES[0].name: 0.0}] * 4)
             for variant in result(1, 1).variants
         ),
     ),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from supervisor.bench.tune_space import TunedText, Variant, render_profile
+from supervisor.bench.tune_space import Variant, render_profile
 from supervisor.plan import tuned_profile
 from supervisor.plan.tuned_profile import Evidence
 
@@ -25,7 +25,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ("spec-draft-p-min", 0.5),
     )
     evidence = Evidence("latency", "2026-11-22", "1.3 times faster", "m", "e", "none", "0" * 32)
-    text = TunedText(
+    text = render_profile(
         "chat",
         "base",
         Variant(flags=flags, replicas=2),
@@ -33,16 +33,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         "corral tune chat --seed 0",
         (("decoding", "100 tokens/s before, 130 tokens/s now"),),
     )
-    found = written(tmp_path, render_profile(text))
+    found = written(tmp_path, text)
     assert dict(found.flags) == dict(flags)
     assert (found.replicas, found.extends, found.evidence) == (2, "base", evidence)
-    assert "# decoding: 100 tokens/s before, 130 tokens/s now" in render_profile(text)
-    assert "# Written by: corral tune chat --seed 0" in render_profile(text)
+    assert "# decoding: 100 tokens/s before, 130 tokens/s now" in text
+    assert "# Written by: corral tune chat --seed 0" in text
 
 
 def test_no_text_from_outside_becomes_a_setting(tmp_path: Path) -> None:
     evidence = Evidence(**dict.fromkeys(asdict(Evidence()), HOSTILE))
-    text = TunedText(HOSTILE, HOSTILE, Variant(), evidence, HOSTILE, ((HOSTILE, HOSTILE),))
-    found = written(tmp_path, render_profile(text))
+    text = render_profile(HOSTILE, HOSTILE, Variant(), evidence, HOSTILE, ((HOSTILE, HOSTILE),))
+    found = written(tmp_path, text)
     assert dict(found.flags) == {}
     assert found.evidence.engine == HOSTILE.replace("\udcff", "?")

@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-from supervisor.bench.runner import Measurements, Progress, RoundLimits, Step, Timeline
+from supervisor.bench.runner import Progress, RoundLimits
 from supervisor.output import ProgressMeter
 
-START, CHAT = Step("base", "start"), Step("base", "chat")
-OTHER_START, OTHER_CHAT = Step("fast", "start"), Step("fast", "chat")
+START, CHAT = ("base", "start"), ("base", "chat")
+OTHER_START, OTHER_CHAT = ("fast", "start"), ("fast", "chat")
 ROUND = (START, CHAT, OTHER_START, OTHER_CHAT)
 
 
@@ -46,8 +46,8 @@ def test_the_time_decides_the_number_of_rounds_only_if_set() -> None:
     assert RoundLimits.from_options(None, 2).planned_rounds is None
 
 
-def timeline(limits: RoundLimits) -> Timeline:
-    found = Timeline(ROUND, limits)
+def progress(limits: RoundLimits) -> Progress:
+    found = Progress("bench chat", ROUND, limits, ProgressMeter(io.StringIO()))
     found.begin_round()
     for step, took_s in ((START, 1), (CHAT, 4), (OTHER_START, 1)):
         found.add(step, took_s)
@@ -55,46 +55,24 @@ def timeline(limits: RoundLimits) -> Timeline:
 
 
 def test_the_remaining_time_is_of_the_steps_ahead() -> None:
-    found = timeline(RoundLimits.from_options(2, None))
+    found = progress(RoundLimits.from_options(2, None))
     # The other chat will take as long as the known one, of which 3 s are over; then a whole round.
     assert found.remaining_s(0, OTHER_CHAT, 3, 9) == pytest.approx(1 + 10)
     assert found.remaining_s(1, OTHER_CHAT, 99, 9) == 0
 
 
 def test_the_remaining_time_never_exceeds_the_limit() -> None:
-    found = timeline(RoundLimits.from_options(None, 1))
+    found = progress(RoundLimits.from_options(None, 1))
     assert found.remaining_s(0, OTHER_CHAT, 0, 6) == pytest.approx(4 + 5 * 10)
     assert found.remaining_s(0, OTHER_CHAT, 0, 55) == pytest.approx(4)
 
 
 def test_the_line_names_round_step_and_time() -> None:
     stream, limits = io.StringIO(), RoundLimits.from_options(2, None)
-    progress = Progress("bench chat", Timeline(ROUND, limits), limits, ProgressMeter(stream))
-    with progress.step("base", "start"):
+    shown = Progress("bench chat", ROUND, limits, ProgressMeter(stream))
+    with shown.step("base", "start"):
         pass
-    progress.begin_round()
-    with progress.step("base", "chat"):
+    shown.begin_round()
+    with shown.step("base", "chat"):
         pass
     assert stream.getvalue().splitlines()[0] == "bench chat · 0 % · first start · base: start"
-
-
-def test_values_stay_with_their_round() -> None:
-    found = Measurements(["base", "fast"])
-    assert not found.has_values
-    found.begin_round()
-    found.add("base", {"x": 1})
-    found.end_round()
-    found.begin_round()
-    found.add("base", {"x": 2})
-    found.add("base", {"y": 3})
-    found.add("fast", {"x": 4})
-    assert found.rounds("base") == ({"x": 1}, {"x": 2, "y": 3})
-    assert found.rounds("fast") == (None, {"x": 4})
-    assert (found.complete_rounds, found.has_values) == (1, True)
-
-
-def test_a_variant_is_given_up_once_and_for_the_first_reason() -> None:
-    found = Measurements(["base", "fast"])
-    found.give_up("fast", "it crashed")
-    found.give_up("fast", "it crashed again")
-    assert (found.running, found.failure("fast")) == (("base",), "it crashed")

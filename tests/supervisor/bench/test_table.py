@@ -69,8 +69,8 @@ def test_values_of_a_failed_round_stay_in_pairs() -> None:
         full,
         figures=tuple(figure for figure in full.figures if figure.name == "concurrent.total_rate"),
         variants=(
-            dataclasses.replace(base, rounds=tuple(grows)),
-            dataclasses.replace(other, rounds=(*doubled[:2], None, *doubled[3:])),
+            dataclasses.replace(base, rounds=grows),
+            dataclasses.replace(other, rounds=[*doubled[:2], {}, *doubled[3:]]),
         ),
     )
     (found,) = findings(with_gap)
@@ -81,7 +81,7 @@ def test_values_of_a_failed_round_stay_in_pairs() -> None:
 
 def test_a_variant_without_a_figure_has_no_value() -> None:
     full = result(1, 1)
-    empty = dataclasses.replace(full.variants[1], rounds=(None,) * 5, failure="exited")
+    empty = dataclasses.replace(full.variants[1], rounds=[{}] * 5, failure="exited")
     found = findings(dataclasses.replace(full, variants=(full.variants[0], empty)))
     assert found[0].variants[1].spread is None
     text = table(dataclasses.replace(full, variants=(full.variants[0], empty)))

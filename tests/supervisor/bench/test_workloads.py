@@ -52,10 +52,10 @@ async def test_workloads_find_every_figure_that_they_list(generating: MeasuredEn
     for workload in WORKLOADS.values():
         if workload.for_embedding or workload.unavailable("tiny", generating.directories):
             continue
-        outcome = await workload.run(generating, Random(1))
-        assert set(outcome.values) == {figure.name for figure in workload.figures}, workload.name
-        assert all(value > 0 for value in outcome.values.values())
-        assert outcome.tokens > 0
+        values, tokens = await workload.run(generating, Random(1))
+        assert set(values) == {figure.name for figure in workload.figures}, workload.name
+        assert all(value > 0 for value in values.values())
+        assert tokens > 0
 
 
 async def test_an_embedding_model_embeds(tmp_path: Path, runtime: Path) -> None:
@@ -64,15 +64,15 @@ async def test_an_embedding_model_embeds(tmp_path: Path, runtime: Path) -> None:
     plan = LaunchPlanner(settings, where).plan("tiny")
     workload = WORKLOADS["embedding"]
     async with private_instance(plan, where) as one:
-        outcome = await workload.run(measured(one, where), Random(1))
-    assert set(outcome.values) == {figure.name for figure in workload.figures}
+        values, _ = await workload.run(measured(one, where), Random(1))
+    assert set(values) == {figure.name for figure in workload.figures}
 
 
 async def test_a_conversation_computes_only_what_is_new(generating: MeasuredEngine) -> None:
     generating = replace(generating, sizes=replace(SIZES, system=400))
-    named = await WORKLOADS["chat"].run(generating, Random(1))
-    unnamed = await WORKLOADS["chat"].run(replace(generating, names_slots=False), Random(2))
-    computed, again = (case.values["chat.prompt_tokens"] for case in (named, unnamed))
+    named, _ = await WORKLOADS["chat"].run(generating, Random(1))
+    unnamed, _ = await WORKLOADS["chat"].run(replace(generating, names_slots=False), Random(2))
+    computed, again = (values["chat.prompt_tokens"] for values in (named, unnamed))
     # With the system prompt of the first conversation, and without that of a turn before.
     assert computed < 0.6 * again
 

@@ -46,14 +46,14 @@ def record(engine: MeasuredEngine, requests: list[RecordedRequest]) -> None:
 
 async def test_sizes_are_exact_and_turns_go_on_in_the_cache(engine: MeasuredEngine) -> None:
     record(engine, [turn(1, 40), turn(2, 30), turn(1, 60), turn(2, 50), turn(1, 80)])
-    outcome = await YOURS.run(engine, Random(1))
-    assert set(outcome.values) == {figure.name for figure in YOURS.figures}
+    values, tokens = await YOURS.run(engine, Random(1))
+    assert set(values) == {figure.name for figure in YOURS.figures}
     # The first prompts of both, then what was new: 60 - 40 - 5 and so on; the engine computes the
     # last token of a prompt again, and one that it had not stored of an answer.
-    computed = outcome.values["yours.prompt_tokens"]
+    computed = values["yours.prompt_tokens"]
     new = 40 + 30 + 15 + 15 + 15
     assert new <= computed <= new + 2 * 3
-    assert outcome.tokens == computed + 5 * 5
+    assert tokens == computed + 5 * 5
 
 
 async def test_more_conversations_than_slots_are_found_in_the_cache(
@@ -61,9 +61,9 @@ async def test_more_conversations_than_slots_are_found_in_the_cache(
 ) -> None:
     """A slot is named only while it holds the conversation: else the engine would not look."""
     record(engine, [turn(number, prompt) for prompt in (40, 60, 80) for number in (1, 2, 3)])
-    outcome = await YOURS.run(replace(engine, names_slots=True), Random(1))
+    values, _ = await YOURS.run(replace(engine, names_slots=True), Random(1))
     new = 3 * (40 + 15 + 15)
-    assert new <= outcome.values["yours.prompt_tokens"] <= new + 3 * 3
+    assert new <= values["yours.prompt_tokens"] <= new + 3 * 3
 
 
 async def test_without_a_record_nothing_is_replayed(engine: MeasuredEngine) -> None:
