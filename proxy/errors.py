@@ -63,6 +63,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import ClassVar, Final
 
@@ -90,6 +91,16 @@ def anthropic_type(status: int) -> str:
     return _ANTHROPIC_TYPES.get(status, default)
 
 
+class Retry(Enum):
+    """What the proxy does with a request whose instance failed (`proxy.forward.forward`)."""
+
+    NEVER = auto()
+    ONCE = auto()  # before the first byte
+    CONTINUE = auto()  # as ONCE; after the first byte, another instance continues a plain chat
+    MOVE = auto()  # to others as long as instances fail like this, up to a limit; then as ONCE
+    ELSEWHERE = auto()  # to others, each once, up to a limit
+
+
 class ProxyError(Exception):
     """A request failed; the message says what happened, to what, and how to fix it.
 
@@ -97,11 +108,15 @@ class ProxyError(Exception):
         code: Stable name in snake case for programs.
         param: The request's member that it is about, if programs look for that.
         retry_after_s: Whole seconds after which a retry can succeed, at least 1; None if unknown.
+        falls_back: Whether another model may answer: this one failed, was stopped, does not fit or
+            has no node, no slot became free in time, or no first byte arrived.
     """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "failed"
     param: ClassVar[str | None] = None
+    retry: ClassVar[Retry] = Retry.NEVER
+    falls_back: ClassVar[bool] = False
     retry_after_s: int | None = None
     extra_headers: Mapping[str, str] = MappingProxyType({})
     ends_connection: ClassVar[bool] = False
@@ -281,6 +296,7 @@ class KeyLimited(TooManyRequests):
 
 class QueueFull(TooManyRequests):
     code = "queue_full"
+    falls_back = True
 
 
 class HeaderTooLarge(ProxyError):
@@ -307,11 +323,6 @@ class NotServed(ProxyError):
     extra_headers = MappingProxyType({"X-Should-Retry": "false"})  # as UpstreamCrashed
 
 
-class UpstreamFailed(ProxyError):
-    status = 502
-    code = "upstream_failed"
-
-
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """The text that a client has of a chat whose stream broke off.
@@ -326,52 +337,65 @@ class Unfinished:
     id: object
 
 
+class UpstreamFailed(ProxyError):
+    """An instance failed; `unfinished` is the client's answer so far, if plain text."""
+
+    status = 502
+    code = "upstream_failed"
+    unfinished: Unfinished | None = None
+
+    def __init__(self, message: str, instance: str = "") -> None:
+        super().__init__(message)
+        self.instance = instance
+
+
 class UpstreamCrashed(UpstreamFailed):
+    # The request may have caused the crash: no other model answers it, and client libraries do not
+    # retry it. Source: `_should_retry` of openai-python and anthropic-python.
     code = "upstream_crashed"
-    # Keeps client libraries from retrying. Source: `_should_retry` of openai-python and
-    # anthropic-python.
     extra_headers = MappingProxyType({"X-Should-Retry": "false"})
 
 
 class TrialCrashed(UpstreamCrashed):
-    """An engine on trial crashed; `unfinished` is the client's answer so far, if plain text."""
+    retry = Retry.CONTINUE
 
     def __init__(self, instance: str) -> None:
         super().__init__(
             f"{instance}, which is on trial, crashed while computing this request; see its log "
-            "(`corral logs`)"
+            "(`corral logs`)",
+            instance,
         )
-        self.instance = instance
-        self.unfinished: Unfinished | None = None
 
 
 class UpstreamKilled(UpstreamFailed):
-    """SIGKILL from outside ended the engine; for `unfinished` see TrialCrashed."""
-
     code = "upstream_killed"
+    retry = Retry.CONTINUE
 
     def __init__(self, instance: str) -> None:
         super().__init__(
-            f"{instance} was killed from outside (SIGKILL) while it computed this request; retry"
+            f"{instance} was killed from outside (SIGKILL) while it computed this request; retry",
+            instance,
         )
-        self.instance = instance
-        self.unfinished: Unfinished | None = None
 
 
 class UpstreamShutDown(UpstreamFailed):
+    retry = Retry.ONCE
+    falls_back = True
+
     def __init__(self, instance: str) -> None:
-        super().__init__(f"{instance} was stopped before the response was complete")
-        self.instance = instance
+        super().__init__(f"{instance} was stopped before the response was complete", instance)
 
 
 class UpstreamConnectFailed(UpstreamFailed):
+    retry = Retry.ONCE
+    falls_back = True
+
     def __init__(self, instance: str, reason: str) -> None:
-        super().__init__(f"{instance} {reason}")
-        self.instance = instance
+        super().__init__(f"{instance} {reason}", instance)
 
 
 class UpstreamSilent(UpstreamConnectFailed):
-    pass
+    retry = Retry.MOVE
 
 
 class UpstreamUnconnected(UpstreamConnectFailed):
@@ -383,7 +407,7 @@ class TrialFailed(UpstreamConnectFailed):
 
 
 class NodeUnconnected(UpstreamUnconnected):
-    pass
+    retry = Retry.ELSEWHERE
 
 
 class UpstreamLoading(UpstreamConnectFailed):
@@ -396,6 +420,7 @@ class UpstreamUnavailable(UpstreamConnectFailed):
     status = 503
     code = "unavailable"
     retry_after_s = 1
+    retry = Retry.ELSEWHERE
 
 
 class UpstreamDraining(UpstreamUnavailable):
@@ -405,6 +430,7 @@ class UpstreamDraining(UpstreamUnavailable):
 class Unavailable(ProxyError):
     status = 503
     code = "unavailable"
+    falls_back = True
     retry_after_s: int | None = 1
 
 
@@ -424,6 +450,7 @@ class NoModelServes(Unavailable):
 class NotLoaded(Unavailable):
     code = "not_loaded"
     retry_after_s = None  # a retry changes nothing
+    falls_back = False  # the client wants to know
 
 
 class QueueTimeout(Unavailable):
@@ -436,22 +463,26 @@ class WaitTooLong(Unavailable):
 
 class BodyMemoryFull(Unavailable):
     code = "body_memory_full"
+    falls_back = False
     ends_connection = True  # the rest of the body is not read
 
 
 class StorageFailed(Unavailable):
     code = "storage_failed"
+    falls_back = False
     retry_after_s = 10
 
 
 class Draining(Unavailable):
     code = "draining"
+    falls_back = False
     ends_connection = True
 
 
 class UpstreamTimeout(ProxyError):
     status = 504
     code = "upstream_timeout"
+    falls_back = True
 
 
 class StorageFull(ProxyError):

@@ -37,7 +37,7 @@ from proxy.cache.shared_prefixes import SharedPrefixes
 from proxy.common.headers import JSON, RESPONSE_HEADERS
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import BadRequest, NotLoaded, ProxyError
-from proxy.forward.fallback import Fallback, is_refused
+from proxy.forward.fallback import is_refused, other_requests
 from proxy.forward.forward import Forward
 from proxy.forward.node_request import for_node
 from proxy.forward.response import ClientResponse
@@ -289,13 +289,9 @@ class ForwardedEndpoints:
             request[RESPONSE_HEADERS]["Preference-Applied"] = f"wait={proxy_request.wait_s:g}"
         if proxy_request.gathers:
             await self._batches.queue.gather(proxy_request.model, proxy_request.client)
-        try:
-            await self._forward.handle(proxy_request, answer.writer(), turn)
-        except ProxyError as error:
-            if is_refused(request.headers):
-                raise
-            fallback = Fallback(self._forward, names, share, answer)
-            proxy_request = await fallback.send(proxy_request, error, turn)
+        may_fall_back = not is_refused(request.headers)
+        others = other_requests(proxy_request, names, share, answer) if may_fall_back else None
+        proxy_request = await self._forward.handle(proxy_request, answer.writer(), turn, others)
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)
 

@@ -9,88 +9,30 @@ does not fall back: the proxy that has the client decides.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from proxy.common.headers import FALLBACK
-from proxy.errors import (
-    BodyMemoryFull,
-    Draining,
-    NotLoaded,
-    ProxyError,
-    QueueFull,
-    StorageFailed,
-    Unavailable,
-    UpstreamConnectFailed,
-    UpstreamShutDown,
-    UpstreamTimeout,
-)
-from proxy.forward.forward import Forward
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Share
 from proxy.request.models import ModelNames
 from proxy.request.request import ProxyRequest, encode_members, json_content
-from proxy.request.stored_responses import StoredTurn
 from proxy.request.variants import MEMBER
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
 
 _CHATS: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES})
-# The model failed, was stopped, does not fit or has no node; no slot became free in time; no first
-# byte arrived. A crash is not listed: the request may have caused it.
-_UNSERVED: Final = (
-    Unavailable,
-    QueueFull,
-    UpstreamConnectFailed,
-    UpstreamShutDown,
-    UpstreamTimeout,
-)
-# Another model would not help, or the client wants to know.
-_FINAL: Final = (NotLoaded, Draining, BodyMemoryFull, StorageFailed)
 
 
-class Fallback:
-    def __init__(
-        self, forward: Forward, names: ModelNames, share: Share, answer: ClientResponse
-    ) -> None:
-        self._forward = forward
-        self._names = names
-        self._share = share
-        self._answer = answer
-
-    async def send(
-        self, request: ProxyRequest, error: ProxyError, turn: StoredTurn | None
-    ) -> ProxyRequest:
-        """Let the next model answer a request that ended in `error`; return that model's request.
-
-        Raises:
-            ProxyError: `error` if no other model can be served; else the error of the model that
-                refused the request or broke off.
-        """
-        self._check(error)
-        for name in fallbacks(request, self._names):
-            other = await self._share.run(
-                len(request.body),
-                functools.partial(for_model, request, name, self._names, self._share.settings),
-            )
-            self._answer.requested_model = request.model
-            try:
-                await self._forward.handle(other, self._answer.writer(), turn)
-            except ProxyError as failed:
-                self._check(failed)
-            else:
-                return other
-        raise error
-
-    def _check(self, error: ProxyError) -> None:
-        """Raise an error after which no other model may answer."""
-        if self._answer.is_committed or not is_unserved(error):
-            raise error
-
-
-def is_unserved(error: ProxyError) -> bool:
-    return isinstance(error, _UNSERVED) and not isinstance(error, _FINAL)
+def other_requests(
+    request: ProxyRequest, names: ModelNames, share: Share, answer: ClientResponse
+) -> Iterator[Awaitable[ProxyRequest]]:
+    """Yield the request for each model that may answer instead; awaiting it raises BadRequest."""
+    for name in fallbacks(request, names):
+        answer.requested_model = request.model
+        other = functools.partial(for_model, request, name, names, share.settings)
+        yield share.run(len(request.body), other)
 
 
 def is_refused(headers: Mapping[str, str]) -> bool:

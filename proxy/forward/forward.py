@@ -11,30 +11,29 @@ from outside or crashed on trial is continued by another instance (`second_reque
 leaves closes the upstream connection at once.
 
 A request leaves an instance that sends no first byte and does not answer `/health` as soon as
-another has a free slot. A request that a node refuses goes to others until one accepts it. Each
-prompt of an array is a request of its own (`arrays`).
+another has a free slot. A request that a node refuses goes to others until one accepts it. If the
+model cannot be served, the next of its `fallback` answers (`fallback`). Each prompt of an array is
+a request of its own (`arrays`).
+
+    error                                        then
+    UpstreamConnectFailed, UpstreamShutDown      ONCE: one retry before the first byte
+    UpstreamKilled, TrialCrashed                 CONTINUE: as ONCE; later, the rest is requested
+    UpstreamSilent                               MOVE: to another, up to 4 times; then as ONCE
+    NodeUnconnected, UpstreamUnavailable         ELSEWHERE: to another, up to 4 times, each once
+    all others                                   NEVER: the client gets the error
+    those with `falls_back`, before the first byte, after all retries: the next model
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Awaitable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from proxy.auth.api_keys import Admission
-from proxy.errors import (
-    NodeUnconnected,
-    TrialCrashed,
-    UpstreamConnectFailed,
-    UpstreamFailed,
-    UpstreamKilled,
-    UpstreamShutDown,
-    UpstreamSilent,
-    UpstreamTimeout,
-    UpstreamUnavailable,
-)
+from proxy.errors import ProxyError, Retry, UpstreamFailed, UpstreamShutDown, UpstreamTimeout
 from proxy.forward.anthropic import MessagesWriter, as_chat
 from proxy.forward.arrays import array_of, forward_parts
 from proxy.forward.capture import CapturedResponse, CapturePoint
@@ -94,14 +93,29 @@ def translate_request(
     return request, client_response
 
 
-# A request leaves a silent instance after two seconds. If this many are silent, it fails.
+# Silent instances and refusing nodes that a request leaves for others.
 _MOVES_MAX: Final = 4
 
-# The request is not known to have caused the failure.
-_HARMLESS: Final = (TrialCrashed, UpstreamKilled)
-_RETRIED: Final = (UpstreamConnectFailed, UpstreamShutDown, *_HARMLESS)
-# A node has not begun to work on the request.
-_REFUSALS: Final = (NodeUnconnected, UpstreamUnavailable)
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How a request was tried so far; `moves` counts the instances that it left for others."""
+
+    avoid: tuple[str, ...] = ()
+    moves: int = 0
+    is_second: bool = False
+
+
+def next_try(error: UpstreamFailed, tries: Tries, *, is_committed: bool) -> Tries | None:
+    """Return how to try again after an error; None if the client gets it. The table is above."""
+    retry, instance = error.retry, error.instance
+    if retry is Retry.ELSEWHERE and instance in tries.avoid:
+        return None  # there is no other
+    if retry in {Retry.MOVE, Retry.ELSEWHERE} and tries.moves < _MOVES_MAX:
+        return replace(tries, avoid=(*tries.avoid, instance), moves=tries.moves + 1)
+    if retry in {Retry.NEVER, Retry.ELSEWHERE} or tries.is_second or is_committed:
+        return None
+    return Tries((instance,), is_second=True)
 
 
 class Forward:
@@ -129,15 +143,36 @@ class Forward:
         request: ProxyRequest,
         client_response: RequestWriter,
         turn: StoredTurn | None = None,
-    ) -> None:
-        """Answer a request; `turn` stores a response of the Responses API.
+        others: Iterator[Awaitable[ProxyRequest]] | None = None,
+    ) -> ProxyRequest:
+        """Answer a request, and return it, or the one of `others` that was answered instead.
+
+        `turn` stores a response of the Responses API.
 
         Raises:
             ConnectionError: The client left before its response was complete.
             TooManyRequests: Its key has used up its tokens.
             WaitTooLong: It would wait longer than its client does.
-            ProxyError: No instance accepted it, or none completed its response.
+            ProxyError: No instance accepted it, or none completed its response; the first error if
+                no other model can be served either.
         """
+        first_error: ProxyError | None = None
+        while True:
+            try:
+                await self._handle(request, client_response, turn)
+            except ProxyError as error:
+                if client_response.is_committed or not error.falls_back:
+                    raise
+                first_error = first_error or error
+                if (other := next(others or iter(()), None)) is None:
+                    raise first_error  # noqa: B904 (it has its own cause)
+            else:
+                return request
+            request = await other
+
+    async def _handle(
+        self, request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
+    ) -> None:
         with contextlib.ExitStack() as stack:
             if self._admission and (key := self._admission.keys.limited.get(request.client)):
                 tokens = request.prompt.tokens if request.prompt else 0
@@ -207,56 +242,29 @@ class Forward:
     async def _forward_one(
         self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
     ) -> None:
-        try:
-            await self._request(request, plan, client_response)
-        except _RETRIED as error:
-            if isinstance(error, _REFUSALS):
-                raise
-            if not client_response.is_committed:
-                await self._request(request, plan, client_response, avoid=(error.instance,))
-            elif isinstance(error, _HARMLESS):
-                await self._continue(request, client_response, error)
-            else:
-                raise
-
-    async def _continue(
-        self,
-        request: ProxyRequest,
-        client_response: ResponseWriter,
-        error: TrialCrashed | UpstreamKilled,
-    ) -> None:
-        """Let another instance continue an answer; raises the error if none can."""
-        unfinished = error.unfinished
-        if unfinished is None:
-            raise error
-        for rest, is_replay in continuations(request, unfinished):
-            writer = ContinuedResponse(client_response, unfinished, is_replay=is_replay)
+        """Try instances until one completes the response, or continues one that broke off."""
+        tries, writer = Tries(), client_response
+        rests: Iterator[tuple[ProxyRequest, ResponseWriter]] = iter(())
+        while True:
             try:
-                await self._request(rest, plan_request(rest), writer, avoid=(error.instance,))
+                await self._attempt(request, plan, writer, tries.avoid)
             except AnswerDiffers:
-                continue
-            client_response.record.continued += 1
-            return
-        raise error
-
-    async def _request(
-        self,
-        request: ProxyRequest,
-        plan: UpstreamRequestPlan,
-        client_response: ResponseWriter,
-        avoid: Collection[str] = (),
-    ) -> None:
-        """Send to an instance, then to others while instances are silent or refuse the request."""
-        for _ in range(_MOVES_MAX):
-            try:
-                await self._attempt(request, plan, client_response, avoid)
-            except (UpstreamSilent, *_REFUSALS) as error:
-                if error.instance in avoid and isinstance(error, _REFUSALS):
-                    raise  # there is no other
-                avoid = (*avoid, error.instance)
+                tries = Tries(tries.avoid[:1], is_second=True)
+                request, writer = next(rests)
+            except UpstreamFailed as error:
+                is_committed = client_response.is_committed
+                if further := next_try(error, tries, is_committed=is_committed):
+                    tries = further
+                    continue
+                if not is_committed or tries.is_second or error.retry is not Retry.CONTINUE:
+                    raise
+                tries = Tries((error.instance,), is_second=True)
+                rests = _rests(request, client_response, error)
+                request, writer = next(rests)
             else:
+                client_response.record.continued += writer is not client_response
                 return
-        await self._attempt(request, plan, client_response, avoid)
+            plan = plan_request(request)
 
     async def _attempt(
         self,
@@ -282,7 +290,7 @@ class Forward:
         except (UpstreamFailed, UpstreamTimeout) as error:
             if lease is not None and not isinstance(error, UpstreamShutDown):
                 record.emit_upstream_failure(self._emit, error)
-            if lease is not None and isinstance(error, _HARMLESS):
+            if lease is not None and isinstance(error, UpstreamFailed):
                 error.unfinished = lease.unfinished
             raise
         finally:
@@ -306,3 +314,13 @@ class Forward:
             lease.note_header()
             relay = ResponseRelay(self._router, plan, lease, response, client_response)
             return await relay.run()
+
+
+def _rests(
+    request: ProxyRequest, client_response: ResponseWriter, error: UpstreamFailed
+) -> Iterator[tuple[ProxyRequest, ResponseWriter]]:
+    """Yield how other instances can continue a broken answer; after the last, raise its error."""
+    if unfinished := error.unfinished:
+        for rest, is_replay in continuations(request, unfinished):
+            yield rest, ContinuedResponse(client_response, unfinished, is_replay=is_replay)
+    raise error

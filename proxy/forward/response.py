@@ -372,6 +372,8 @@ class ExplainedWriter(PassedRequest):
         self._status, self._headers, self._is_stream = status, headers, is_event_stream(headers)
         if self._is_stream:
             await self._writer.begin(status, headers)
+        else:
+            self._held = b""  # discards the response of an instance that broke off
 
     def put(self, chunk: bytes) -> bool:
         if not self._is_stream or not self._writer.put(b""):

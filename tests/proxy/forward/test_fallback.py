@@ -19,7 +19,6 @@ from proxy.errors import (
     UpstreamCrashed,
     UpstreamShutDown,
 )
-from proxy.forward.fallback import is_unserved
 from proxy.request.models import ModelInfo
 from proxy.request.variants import Variant
 
@@ -60,7 +59,7 @@ async def small(proxy: ProxyHarness) -> Fake:
 def test_only_a_model_that_cannot_be_served_has_another_answer(
     error: ProxyError, *, is_moved: bool
 ) -> None:
-    assert is_unserved(error) is is_moved
+    assert error.falls_back is is_moved
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
