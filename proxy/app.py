@@ -1,4 +1,4 @@
-"""Builds the proxy: all its parts, and the handlers of its addresses.
+"""The list of the proxy's features, and the handlers of its addresses.
 
 Besides the main address there may be one with Ollama's API and one with llama.cpp's web UI.
 """
@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 
 from proxy.apis.batch_completions import BatchCompletions
 from proxy.apis.forwarded import ControlEndpoint, ForwardedEndpoints
 from proxy.apis.generate import BatchTokenize, EngineEndpoints
 from proxy.apis.llama_server import ModelControlEndpoints
 from proxy.apis.responses import ResponsesEndpoint
-from proxy.auth.access import BATCH_TOKENIZE, Access
-from proxy.auth.api_keys import Admission, ApiKeys, TokenLimits
+from proxy.auth.access import Access
+from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import Sessions
 from proxy.batches.jobs import Jobs, JobStorage
 from proxy.batches.own_requests import OwnRequests
 from proxy.dashboard.dashboard import Dashboard
 from proxy.dashboard.host import DashboardHost
-from proxy.dashboard.live import Sources
+from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import LocalEndpoints
 from proxy.endpoints.prometheus import Metrics
 from proxy.endpoints.prompts import EstimateEndpoint, WarmEndpoint
@@ -37,239 +36,171 @@ from proxy.http.connections import Connections, descriptors_max, limit_of
 from proxy.http.middleware import Handler, RequestMiddleware, Routes
 from proxy.http.tls import RenewedContext, server_context
 from proxy.observe.past import Conversations, RequestHistory
-from proxy.observe.record import Emit, ServerState
+from proxy.observe.record import ServerState
 from proxy.observe.tracing import start_tracer
 from proxy.request.models import EngineReader, ModelControl, ModelLoader, OllamaHost, PromptWarmer
 from proxy.request.stored_responses import ResponseStore
-from proxy.router.batch_queue import BatchQueue, BatchQueueStats, metrics_of
+from proxy.router.batch_queue import BatchQueue
 from proxy.router.estimator import Estimator
 from proxy.router.forecast import LoadForecaster
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 
 
-def ollama_routes(
-    forwarded: ForwardedEndpoints, loader: ModelLoader, host: OllamaHost, bodies: Bodies
-) -> Callable[[Routes], None]:
-    """Return a function that adds Ollama's API to routes."""
-    # Imported here, because most daemons do not use it and save its memory.
-    from proxy.apis.ollama import OllamaEndpoints  # noqa: PLC0415
-
-    return OllamaEndpoints(forwarded, loader, host, bodies).add_routes
-
-
-def handle_ollama(
-    settings: ProxySettings,
-    routes: Routes,
-    add_ollama: Callable[[Routes], None],
-    guard: Callable[[ProxySettings, Routes], Handler],
-) -> Handler | None:
-    """Add Ollama's API to the routes; return the handler of its separate address, if any."""
-    if settings.ollama.enabled:
-        add_ollama(routes)
-    if (listen := settings.ollama.listen) is None:
-        return None
-    add_ollama(beside := Routes(beneath=routes))
-    return guard(settings.model_copy(update={"listen": listen}), beside)
-
-
-def handle_engine_ui(
-    settings: ProxySettings,
-    router: Router,
-    keys: ApiKeys,
-    routes: Routes,
-    guard: Callable[[ProxySettings, Routes, Access], Handler],
-) -> Handler | None:
-    """Return the handler of the web UI's address, if there is one."""
-    if settings.engine_ui is None:
-        return None
-    # Imported here, because most daemons do not use it and save its memory.
-    from proxy.endpoints.engine_ui import EngineUi, EngineUiAccess  # noqa: PLC0415
-
-    EngineUi(router, settings).add_routes(beside := Routes(beneath=routes))
-    own = settings.model_copy(update={"listen": settings.engine_ui})
-    return guard(own, beside, EngineUiAccess(keys))
-
-
-@dataclass(frozen=True, slots=True)
-class App:
-    """The proxy's request handler, and the parts that `proxy.server.Server` needs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What the proxy needs of its host. Without an optional part, its endpoints do not exist.
 
     Attributes:
-        handle_ollama: Handler of the address with Ollama's API, if there is one.
-        handle_engine_ui: Handler of the address with llama.cpp's web UI, if there is one.
-        token_limits: Token limits of the API keys; each request's tokens are charged to them.
+        process: Identifies this process for other proxies.
+        own_key: A key that is valid in addition to those of the API keys file.
+        load_forecaster: Without it, estimates have no loads.
+        conversations: Without it, conversations cannot be forgotten.
     """
 
-    handle: Handler
-    close: Callable[[], None]  # once no request is in flight
-    serve: Callable[[], Coroutine[Any, Any, None]]  # background work, until cancelled
-    server_state: ServerState
-    connections: Connections[Hashable]
-    requests: Requests
-    capture: CapturePoint
-    batch_stats: Callable[[], Mapping[str, BatchQueueStats]]  # by model
-    # Announces a port in the local network until cancelled; None if it is not announced.
-    announce: Callable[[int], Coroutine[Any, Any, None]] | None = None
-    tls: RenewedContext | None = None  # None: no TLS
-    handle_ollama: Handler | None = None
-    sessions: Sessions | None = None
-    handle_engine_ui: Handler | None = None
-    token_limits: TokenLimits | None = None
+    loader: ModelLoader
+    process: str = ""
+    own_key: Key | None = None
+    warmer: PromptWarmer | None = None
+    jobs: JobStorage | None = None
+    engine: EngineReader | None = None
+    control: ModelControl | None = None
+    ollama: OllamaHost | None = None
+    dashboard: DashboardHost | None = None
+    history: RequestHistory | None = None
+    load_forecaster: LoadForecaster | None = None
+    usage: UsageReader | None = None
+    conversations: Conversations | None = None
 
 
-def build_app(  # noqa: PLR0913, PLR0917 (optional arguments serve single endpoints)
-    router: Router,
-    loader: ModelLoader,
-    settings: ProxySettings,
-    metrics: Metrics,
-    warmer: PromptWarmer | None = None,
-    job_storage: JobStorage | None = None,
-    engine: EngineReader | None = None,
-    control: ModelControl | None = None,
-    own_key: Key | None = None,
-    ollama: OllamaHost | None = None,
-    process: str = "",
-    dashboard: DashboardHost | None = None,
-    history: RequestHistory | None = None,
-    load_forecaster: LoadForecaster | None = None,
-    usage: UsageReader | None = None,
-    conversations: Conversations | None = None,
-) -> App:
-    """Build the application.
+class App:
+    """All parts of one proxy; `proxy.server.Server` serves them. Raises ConfigError.
 
-    Optional parts add endpoints: `warmer` for prefilling, `job_storage` for jobs, `engine` for GPUs
-    and the runtime, `control` for loading and unloading models, `ollama` for Ollama's API,
-    `dashboard` for its page, `history` for past requests, `usage` for usage. `own_key` is valid in
-    addition to the API keys file. `process` identifies this process for other proxies. Without a
-    `load_forecaster`, estimates have no loads; without `conversations`, conversations cannot be
-    forgotten.
-
-    Raises:
-        ConfigError: An origin, a host, the API keys file or a certificate is invalid.
+    Attributes:
+        handle: The handler of the main address.
+        handlers: Further addresses, and their handlers.
+        sessions: None without a dashboard.
+        tls: None without TLS.
     """
-    server_state = ServerState(process)
-    capture = CapturePoint()
-    estimator = Estimator(router, load_forecaster)
-    metrics.add(estimator.collect)
-    keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=own_key)
-    admission = Admission(keys)
-    forward = Forward(
-        router, loader, settings, metrics.emit, estimator, capture, admission=admission
-    )
-    batch_queue = BatchQueue(settings.batch.config)
-    metrics.add(lambda: metrics_of(batch_queue.stats()))
-    loads_for_others = settings.load_for_others == "idle"
-    bodies = Bodies(settings)
-    own_requests = OwnRequests(forward, bodies, metrics, server_state, admission)
-    requests = Requests(router, server_state)
-    forwarded = ForwardedEndpoints(
-        loader,
-        forward,
-        server_state,
-        metrics,
-        warmer,
-        bodies,
-        BatchCompletions(own_requests, batch_queue),
-    )
-    connections = Connections[Hashable](limit_of(settings.max_connections, descriptors_max()))
-    routes = Routes()
-    LocalEndpoints(
-        router,
-        loader,
-        metrics,
-        batch_queue,
-        has_keys=keys.are_needed,
-        loads_for_others=loads_for_others,
-    ).add_routes(routes)
-    RequestsEndpoint(
-        requests, history, conversations, shares_caches=settings.share_caches == "all"
-    ).add_routes(routes)
-    EstimateEndpoint(loader, estimator, server_state, bodies).add_routes(routes)
-    ControlEndpoint(loader, router, server_state, bodies).add_routes(routes)
-    UsageEndpoint(usage).add_routes(routes)
-    if warmer:
-        WarmEndpoint(loader, warmer, server_state, bodies, admission, router).add_routes(routes)
-    if engine:
-        EngineEndpoints(loader, engine, server_state, bodies).add_routes(routes)
-    if control:
-        ModelControlEndpoints(
-            loader, control, server_state, bodies, loads_for_others=loads_for_others
-        ).add_routes(routes)
-    forwarded.add_routes(routes)
-    ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses)).add_routes(routes)
-    routes.add(
-        BATCH_TOKENIZE,
-        post=functools.partial(forwarded.answer_with, BatchTokenize(own_requests).serve),
-    )
-    board = None
-    if dashboard and settings.dashboard:
-        sources = Sources(router, loader, requests, metrics, server_state)
-        board = Dashboard(dashboard, keys, bodies, sources)
-        board.add_routes(routes, forwarded.chat)
-    access = board.access if board else Access(keys)
-    tasks = [board.serve] if board else []
-    tracer = start_tracer(settings.tracing, process, metrics.emit)
-    closing = [bodies.close, *([tracer.close] if tracer else [])]
 
-    def guard(settings: ProxySettings, routes: Routes, access: Access = access) -> Handler:
+    def __init__(
+        self, router: Router, settings: ProxySettings, metrics: Metrics, backend: Backend
+    ) -> None:
+        keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=backend.own_key)
+        self.core = Core(
+            router,
+            backend.loader,
+            settings,
+            metrics,
+            ServerState(backend.process),
+            Bodies(settings),
+            Admission(keys),
+        )
+        self.capture = CapturePoint()
+        self.batch_queue = BatchQueue(settings.batch.config)
+        self.requests = Requests(router, self.core.server_state)
+        has_dashboard = backend.dashboard and settings.dashboard
+        self.sessions = Sessions(keys) if has_dashboard else None
+        self._access = Access(keys, self.sessions)
+        limit = limit_of(settings.max_connections, descriptors_max())
+        self.connections = Connections[Hashable](limit)
+        self._tracer = start_tracer(settings.tracing, backend.process, metrics.emit)
+        self.tls: RenewedContext | None = None
+        if tls := settings.tls:
+            context = functools.partial(server_context, tls)
+            self.tls = RenewedContext(tls.files, context, metrics.emit)
+        self._routes = Routes()
+        self._features = tuple(self._make_features(backend))
+        for feature in self._features:
+            metrics.add(feature.metrics)
+            if feature.is_at_main_address:
+                feature.add_routes(self._routes)
+        self.handle = self._handler(settings, self._routes, self._access)
+        self.handlers = [
+            (feature.address, self._handle_beside(feature, feature.address))
+            for feature in self._features
+            if feature.address
+        ]
+
+    def _make_features(self, backend: Backend) -> Iterator[Feature]:
+        """Yield all features; of two with the same endpoint, the later one answers it."""
+        core, settings = self.core, self.core.settings
+        estimator = Estimator(core.router, backend.load_forecaster)
+        forward = Forward(
+            core.router,
+            core.loader,
+            settings,
+            core.metrics.emit,
+            estimator,
+            self.capture,
+            admission=core.admission,
+        )
+        own = OwnRequests(core, forward)
+        batches = BatchCompletions(own, self.batch_queue)
+        forwarded = ForwardedEndpoints(core, forward, batches, backend.warmer)
+        yield from self._make_local_features(backend, estimator)
+        yield forwarded
+        yield ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses))
+        yield BatchTokenize(own, forwarded.answer_with)
+        if backend.dashboard and self.sessions:
+            sessions, requests = (self.sessions, self._access), self.requests
+            yield Dashboard(core, backend.dashboard, *sessions, requests, forwarded.chat)
+        if backend.jobs:
+            yield Jobs(core, own, backend.jobs)
+        # The next two are imported here, because most daemons do not use them and save the memory.
+        if backend.ollama and settings.ollama.is_on:
+            from proxy.apis.ollama import OllamaEndpoints  # noqa: PLC0415
+
+            yield OllamaEndpoints(core, forwarded, backend.ollama)
+        if settings.engine_ui:
+            from proxy.endpoints.engine_ui import EngineUi  # noqa: PLC0415
+
+            yield EngineUi(core)
+
+    def _make_local_features(self, backend: Backend, estimator: Estimator) -> Iterator[Feature]:
+        """Yield the features that forward no request."""
+        core = self.core
+        yield LocalEndpoints(core, self.batch_queue)
+        yield RequestsEndpoint(core, self.requests, backend.history, backend.conversations)
+        yield EstimateEndpoint(core, estimator)
+        yield ControlEndpoint(core)
+        if backend.usage:
+            yield UsageEndpoint(backend.usage)
+        if backend.warmer:
+            yield WarmEndpoint(core, backend.warmer)
+        if backend.engine:
+            yield EngineEndpoints(core, backend.engine)
+        if backend.control:
+            yield ModelControlEndpoints(core, backend.control)
+
+    def _handle_beside(self, feature: Feature, address: str) -> Handler:
+        feature.add_routes(routes := Routes(beneath=self._routes))
+        settings = self.core.settings.model_copy(update={"listen": address})
+        return self._handler(settings, routes, feature.access or self._access)
+
+    def _handler(self, settings: ProxySettings, routes: Routes, access: Access) -> Handler:
+        core = self.core
         return RequestMiddleware(
             settings,
             routes,
-            server_state,
-            metrics.emit,
-            connections,
+            core.server_state,
+            core.metrics.emit,
+            self.connections,
             access,
-            admission,
-            tracer=tracer,
+            core.admission,
+            tracer=self._tracer,
         ).handle
 
-    app = App(
-        guard(settings, routes),
-        functools.partial(_call_all, closing),
-        functools.partial(_serve, tasks),
-        server_state,
-        connections,
-        requests,
-        capture,
-        batch_queue.stats,
-        _announcement(settings, process, metrics.emit),
-        RenewedContext(tls.files, functools.partial(server_context, tls), metrics.emit)
-        if (tls := settings.tls)
-        else None,
-        sessions=board.sessions if board else None,
-        handle_engine_ui=handle_engine_ui(settings, router, keys, routes, guard),
-        token_limits=admission.tokens,
-    )
-    if ollama and settings.ollama.is_on:
-        add_ollama = ollama_routes(forwarded, loader, ollama, bodies)
-        app = replace(app, handle_ollama=handle_ollama(settings, routes, add_ollama, guard))
-    if job_storage is None:
-        return app
-    jobs = Jobs(job_storage, own_requests, loader, keys, bodies, metrics.emit)
-    jobs.add_routes(routes, server_state)
-    metrics.add(jobs.collect)
-    tasks.append(jobs.serve)
-    return replace(app, close=functools.partial(_call_all, [jobs.close, *closing]))
+    async def run(self) -> None:
+        """Do the features' background work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for feature in self._features:
+                group.create_task(feature.run())
 
-
-def _call_all(calls: Iterable[Callable[[], object]]) -> None:
-    for call in calls:
-        call()
-
-
-def _announcement(
-    settings: ProxySettings, process: str, emit: Emit
-) -> Callable[[int], Coroutine[Any, Any, None]] | None:
-    if not settings.announce:
-        return None
-    # Imported here, because most daemons do not use it and save its memory.
-    from proxy.nodes.mdns import announce  # noqa: PLC0415
-
-    return lambda port: announce(settings.host, port, process, emit)
-
-
-async def _serve(tasks: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for task in tasks:
-            group.create_task(task())
+    def close(self) -> None:
+        """Close files and threads, once no request is in flight."""
+        for feature in self._features:
+            feature.close()
+        self.core.bodies.close()
+        if self._tracer:
+            self._tracer.close()

@@ -19,7 +19,6 @@ from proxy.errors import Draining, ListenFailed
 from proxy.http.connections import Connection, Handshakes
 from proxy.http.middleware import Handler
 from proxy.http.tls import listener_context
-from proxy.settings import ProxySettings
 
 # Time for responses that clients do not read, after all requests have ended.
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
@@ -48,20 +47,18 @@ def tune_gc() -> None:
 
 
 class Server:
-    """Serves an application built by `proxy.app.build_app`; `port` is set once started.
+    """Serves the addresses of an `App`; `port` is set once started.
 
     `sockets` already listen and outlive this process: while it drains, new connections wait in them
     for the next process, and requests on open connections are answered.
     """
 
-    def __init__(
-        self, app: App, settings: ProxySettings, sockets: Sequence[socket.socket] = ()
-    ) -> None:
-        self._settings = settings
+    def __init__(self, app: App, sockets: Sequence[socket.socket] = ()) -> None:
+        self._settings = settings = app.core.settings
         self._sockets = sockets
         self.port = settings.port
         self._app = app
-        self._server_state = app.server_state
+        self._server_state = app.core.server_state
         self._drain_timeout: asyncio.Timeout | None = None
         self._managers: list[web.Server] = []
         self._listeners: list[asyncio.Server] = []
@@ -87,13 +84,9 @@ class Server:
         host, port = self._settings.host, self._settings.port
         try:
             await self._start(self._app.handle, host, port, self._sockets)
-            for handle, address in (
-                (self._app.handle_ollama, self._settings.ollama.listen),
-                (self._app.handle_engine_ui, self._settings.engine_ui),
-            ):
-                if handle and address:
-                    host, port = host_of(address), port_of(address)
-                    await self._start(handle, host, port, ())
+            for address, handle in self._app.handlers:
+                host, port = host_of(address), port_of(address)
+                await self._start(handle, host, port, ())
         except OSError as error:
             self._stop_listening()
             self._app.close()
@@ -125,9 +118,13 @@ class Server:
     async def serve(self) -> None:
         """Run background work until cancelled, which must happen before `drain`."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._app.serve())
-            if announce := self._app.announce:
-                group.create_task(announce(self.port))
+            group.create_task(self._app.run())
+            if self._settings.announce:
+                # Imported here, because most daemons do not use it and save its memory.
+                from proxy.nodes.mdns import announce  # noqa: PLC0415
+
+                process, emit = self._server_state.process, self._app.core.metrics.emit
+                group.create_task(announce(self._settings.host, self.port, process, emit))
 
     async def drain(self, timeout_s: float) -> None:
         """Let in-flight requests finish for `timeout_s`, then abort them.

@@ -35,7 +35,7 @@ import orjson
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from proxy.app import build_app  # noqa: E402
+from proxy.app import App, Backend  # noqa: E402
 from proxy.endpoints.prometheus import Metrics  # noqa: E402
 from proxy.observe.record import discard  # noqa: E402 (the path first)
 from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load  # noqa: E402
@@ -208,8 +208,8 @@ async def _proxy(
     router.admit(
         Upstream("chat.1", "chat", 2, str(socket), "", 0, api_key="inner", can_name_slots=True)
     )
-    app = build_app(router, OneModel(), settings, Metrics(settings, discard))
-    server = Server(app, settings)
+    app = App(router, settings, Metrics(settings, discard), Backend(loader=OneModel()))
+    server = Server(app)
     engine = await asyncio.start_unix_server(Engine(trace).serve, socket)
     running = asyncio.get_running_loop().create_task(router.run())
     await server.start()

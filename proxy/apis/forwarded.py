@@ -35,19 +35,18 @@ from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import visible_client
 from proxy.cache.shared_prefixes import SharedPrefixes
 from proxy.common.headers import JSON, RESPONSE_HEADERS
-from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotLoaded, ProxyError
 from proxy.forward.fallback import is_refused, other_requests
 from proxy.forward.forward import Forward
 from proxy.forward.node_request import for_node
 from proxy.forward.response import ClientResponse
 from proxy.forward.upstream_errors import client_error_body, reclassify_error
-from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.body import Share, check_complexity, members_of, read_body
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
-from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest, ServerState
+from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest
 from proxy.request.models import (
     ModelInfo,
-    ModelLoader,
     ModelNames,
     PromptWarmer,
     client_models,
@@ -61,7 +60,6 @@ from proxy.request.request import (
     read_request,
 )
 from proxy.request.stored_responses import StoredTurn
-from proxy.router.router import Router
 from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
 from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind
 from proxy.upstream.upstream import Upstream
@@ -72,14 +70,10 @@ _TIMEOUT_S: Final = 30.0
 _MAX_BYTES: Final = 64 * 1024
 
 
-class ControlEndpoint:
-    def __init__(
-        self, loader: ModelLoader, router: Router, server_state: ServerState, bodies: Bodies
-    ) -> None:
-        self._loader = loader
-        self._router = router
-        self._server_state = server_state
-        self._bodies = bodies
+class ControlEndpoint(Feature):
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._bodies = core.bodies
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(PATH, post=self.answer)
@@ -91,12 +85,12 @@ class ControlEndpoint:
             NotLoaded: No instance of the model runs.
             ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
         """
-        in_flight = InFlightRequest(self._server_state.in_flight)
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
             body = await read_body(request, share)
             await check_complexity(body, share)
             name = named_model(members_of(body)) or request.query.get("model")
-            model = client_names(self._loader, request).resolve(name).model_info.id
+            model = client_names(self._core.loader, request).resolve(name).model_info.id
             answers = await self._send(self._upstreams(model), body)
         answer = first_successful(answers)
         status, body = reclassify_error(answer.status, answer.body)
@@ -107,7 +101,7 @@ class ControlEndpoint:
     def _upstreams(self, model: str) -> list[Upstream]:
         found = [
             instance.upstream
-            for instance in self._router.instances()
+            for instance in self._core.router.instances()
             if instance.upstream.model == model
         ]
         if not found:
@@ -153,24 +147,19 @@ _Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitabl
 _CHAT: Final = Translation("/v1/chat/completions", EndpointKind.CHAT, lambda members: members)
 
 
-class ForwardedEndpoints:
-    def __init__(  # noqa: PLR0913, PLR0917 (a request passes through all of them)
+class ForwardedEndpoints(Feature):
+    def __init__(
         self,
-        loader: ModelLoader,
+        core: Core,
         forward: Forward,
-        server_state: ServerState,
-        metrics: Metrics,
-        warmer: PromptWarmer | None,
-        bodies: Bodies,
         batches: BatchCompletions,
+        warmer: PromptWarmer | None,
     ) -> None:
-        self._loader = loader
+        self._core = core
+        self._loader = core.loader
         self._batches = batches
         self._forward = forward
-        self._server_state = server_state
-        self._metrics = metrics
         self._warmer = warmer
-        self._bodies = bodies
         self._shared_prefixes = SharedPrefixes()
         self._remembered = Remembered()
 
@@ -248,13 +237,13 @@ class ForwardedEndpoints:
         try:
             client = client_of(request)
             answer.record.client, answer.record.path = client, request.path
-            shares = self._bodies.settings.share_caches == "all"
+            shares = self._core.settings.share_caches == "all"
             answer.record.hides_others = shares and visible_client(request) is not None
-            body = self._bodies.share(client)
+            body = self._core.bodies.share(client)
             in_flight = InFlightRequest(
-                self._server_state.in_flight, OpenRequest(answer.record, client, request.path)
+                self._core.server_state.in_flight, OpenRequest(answer.record, client, request.path)
             )
-            with in_flight, self._metrics.counting(answer.record), body as share:
+            with in_flight, self._core.metrics.counting(answer.record), body as share:
                 await serve(request, answer, share, client_names(self._loader, request))
         except ConnectionError:  # the client left; an instance's error is an UpstreamFailed
             answer.record.status = CLIENT_GONE

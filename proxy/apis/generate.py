@@ -30,15 +30,17 @@ from proxy.apis.batch_completions import (
     write_whole,
 )
 from proxy.apis.llama_server import RewrittenResponse
+from proxy.auth.access import BATCH_TOKENIZE
 from proxy.auth.api_keys import KEY
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.common.headers import HOP
+from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, LimitExceeded, QueueTimeout, UpstreamFailed, quote
 from proxy.forward.response import ClientResponse
-from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.body import Share, check_complexity, members_of, read_body
 from proxy.http.middleware import Routes, json_response
-from proxy.observe.record import AccessRecord, InFlightRequest, ServerState
-from proxy.request.models import EngineReader, GpuUse, ModelLoader, ModelNames
+from proxy.observe.record import AccessRecord, InFlightRequest
+from proxy.request.models import EngineReader, GpuUse, ModelNames
 from proxy.request.request import Translation, client_of, named_model
 from proxy.settings import BatchConfig
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -273,11 +275,17 @@ _TEXTS_MAX: Final = 1024
 _AT_ONCE: Final = 4
 
 _Send = Callable[..., Awaitable[OwnAnswer]]
+_Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
+_AnswerWith = Callable[[_Serve, web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class BatchTokenize:
-    def __init__(self, own: OwnRequests) -> None:
+class BatchTokenize(Feature):
+    def __init__(self, own: OwnRequests, answer_with: _AnswerWith) -> None:
         self._own = own
+        self._answer_with = answer_with
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(BATCH_TOKENIZE, post=functools.partial(self._answer_with, self.serve))
 
     async def serve(
         self, request: web.BaseRequest, response: ClientResponse, share: Share, names: ModelNames
@@ -344,15 +352,13 @@ def _texts(members: Mapping[str, Any]) -> list[object]:
     return texts
 
 
-class EngineEndpoints:
-    def __init__(
-        self, loader: ModelLoader, engine: EngineReader, server_state: ServerState, bodies: Bodies
-    ) -> None:
-        self._batch = bodies.settings.batch.config
-        self._loader = loader
+class EngineEndpoints(Feature):
+    def __init__(self, core: Core, engine: EngineReader) -> None:
+        self._batch = core.settings.batch.config
+        self._loader = core.loader
         self._engine = engine
-        self._server_state = server_state
-        self._bodies = bodies
+        self._server_state = core.server_state
+        self._bodies = core.bodies
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/v1/gpu/warmup", post=self.warmup)

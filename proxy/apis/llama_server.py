@@ -32,13 +32,14 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.common.headers import EVENT_STREAM, HOP, JSON, RESPONSE_HEADERS
+from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import model_json
 from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel, UpstreamFailed
 from proxy.forward.response import ClientResponse
-from proxy.http.body import Bodies, check_complexity, members_of, read_body
+from proxy.http.body import check_complexity, members_of, read_body
 from proxy.http.middleware import Routes, json_response
-from proxy.observe.record import AccessRecord, InFlightRequest, ServerState
-from proxy.request.models import ModelControl, ModelInfo, ModelLoader, client_models, client_names
+from proxy.observe.record import AccessRecord, InFlightRequest
+from proxy.request.models import ModelControl, ModelInfo, client_models, client_names
 from proxy.request.request import client_of, named_model
 
 _DEFAULT_MAX_BYTES: Final = 64 * 1024**2
@@ -297,21 +298,13 @@ _STREAM_HEADERS: Final = MappingProxyType(
 )
 
 
-class ModelControlEndpoints:
-    def __init__(
-        self,
-        loader: ModelLoader,
-        control: ModelControl,
-        server_state: ServerState,
-        bodies: Bodies,
-        *,
-        loads_for_others: bool,
-    ) -> None:
-        self._loads_for_others = loads_for_others
-        self._loader = loader
+class ModelControlEndpoints(Feature):
+    def __init__(self, core: Core, control: ModelControl) -> None:
+        self._loads_for_others = core.settings.load_for_others == "idle"
+        self._loader = core.loader
         self._control = control
-        self._server_state = server_state
-        self._bodies = bodies
+        self._server_state = core.server_state
+        self._bodies = core.bodies
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/models/load", post=self.load)

@@ -40,6 +40,7 @@ from proxy.apis.ollama_response import (
 )
 from proxy.auth.api_keys import KEY
 from proxy.common.headers import RESPONSE_HEADERS
+from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import parameter_size
 from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError, QueueTimeout
 from proxy.forward.response import ClientResponse
@@ -362,19 +363,15 @@ class _Asked:
     keep_alive_s: float | None
 
 
-class OllamaEndpoints:
-    def __init__(
-        self,
-        forwarded: ForwardedEndpoints,
-        loader: ModelLoader,
-        host: OllamaHost,
-        bodies: Bodies,
-    ) -> None:
+class OllamaEndpoints(Feature):
+    def __init__(self, core: Core, forwarded: ForwardedEndpoints, host: OllamaHost) -> None:
         self._forwarded = forwarded
-        self._loader = loader
+        self._loader = core.loader
         self._host = host
-        self._lists = ModelLists(loader, host, bodies)
-        self._files = ModelFiles(loader, host, bodies)
+        self._lists = ModelLists(core.loader, host, core.bodies)
+        self._files = ModelFiles(core.loader, host, core.bodies)
+        settings = core.settings.ollama
+        self.address, self.is_at_main_address = settings.listen, settings.enabled
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/", get=self.root)

@@ -13,6 +13,7 @@ from aiohttp import web
 from proxy.apis.forwarded import ForwardedEndpoints
 from proxy.auth.api_keys import KEY
 from proxy.batches.api_objects import limit_of, order_of, page_object
+from proxy.endpoints.feature import Feature
 from proxy.errors import BadRequest, NotFound, quote
 from proxy.forward.response import ClientResponse
 from proxy.http.body import Share
@@ -29,7 +30,7 @@ _ITEMS_DEFAULT: Final = 20
 _ITEMS_MAX: Final = 100
 
 
-class ResponsesEndpoint:
+class ResponsesEndpoint(Feature):
     """Answers the endpoints; a client sees only the responses of its own API key."""
 
     def __init__(self, forwarded: ForwardedEndpoints, store: ResponseStore) -> None:

@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import Metric
 
-from proxy.auth.api_keys import KEY, ApiKeys
+from proxy.auth.api_keys import KEY
 from proxy.batches import rows
 from proxy.batches.api_objects import batch_object, limit_of, page_object
 from proxy.batches.database import Database
@@ -24,11 +24,10 @@ from proxy.batches.line_runner import Access, JobReporter, Tools, owner_of
 from proxy.batches.own_requests import OwnRequests
 from proxy.batches.records import COMPLETION_WINDOW, Batch, NewBatch
 from proxy.batches.runner import Places, Runner, places_of
+from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotFound, quote
 from proxy.http.body import Bodies, check_complexity, members_of, read_body
 from proxy.http.middleware import PATH_ID, Routes, json_response
-from proxy.observe.record import Emit, ServerState
-from proxy.request.models import ModelLoader
 from proxy.request.request import client_of
 from proxy.settings import JobSettings
 
@@ -168,50 +167,41 @@ class JobStorage:
     now: Callable[[], int] = lambda: int(datetime.now(tz=UTC).timestamp())
 
 
-class Jobs:
+class Jobs(Feature):
     """Files and batches: the endpoints, and the task that computes batches."""
 
-    def __init__(
-        self,
-        storage: JobStorage,
-        requests: OwnRequests,
-        loader: ModelLoader,
-        keys: ApiKeys,
-        bodies: Bodies,
-        emit: Emit,
-    ) -> None:
-        self._loader = loader
-        self._bodies = bodies
-        self._reporter = JobReporter(emit)
+    def __init__(self, core: Core, requests: OwnRequests, storage: JobStorage) -> None:
+        self._core = core
+        self._reporter = JobReporter(core.metrics.emit)
         self._database = Database(
             storage.directory / _FILE_NAME, storage.settings.total_bytes, self._reporter.note_pause
         )
         self._tools = Tools(
             database=self._database,
             requests=requests,
-            access=Access(keys, loader),
+            access=Access(core.keys, core.loader),
             settings=storage.settings,
             reporter=self._reporter,
             now=storage.now,
         )
-        self._runner = Runner(Places(self._places_of), self._tools, bodies.settings)
+        self._runner = Runner(Places(self._places_of), self._tools, core.settings)
 
-    def add_routes(self, routes: Routes, server_state: ServerState) -> None:
-        timeout_s = self._bodies.settings.body_timeout_s
+    def add_routes(self, routes: Routes) -> None:
+        server_state, timeout_s = self._core.server_state, self._core.settings.body_timeout_s
         FilesEndpoint(self._tools, self._runner, server_state, timeout_s).add_routes(routes)
-        BatchesEndpoint(self._tools, self._runner, self._bodies).add_routes(routes)
+        BatchesEndpoint(self._tools, self._runner, self._core.bodies).add_routes(routes)
 
-    async def serve(self) -> None:
+    async def run(self) -> None:
         """Compute batches until cancelled; lines in flight then return to their batches."""
         await self._runner.serve()
 
     def close(self) -> None:
         self._database.close()
 
-    def collect(self) -> Iterator[Metric]:
+    def metrics(self) -> Iterator[Metric]:
         return self._reporter.collect()
 
     def _places_of(self, model: str) -> int:
         # Not from `names`, whose slots date from the last change of the names.
-        slots = next((info.slots for info in self._loader.models() if info.id == model), 0)
+        slots = next((info.slots for info in self._core.loader.models() if info.id == model), 0)
         return places_of(slots, self._tools.settings)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
 
-from proxy.auth.api_keys import Admission
 from proxy.cache.prompt import ANYONE, CacheOwner
-from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.feature import Core
 from proxy.errors import (
     BadRequest,
     BodyTooLarge,
@@ -30,9 +29,9 @@ from proxy.errors import (
 )
 from proxy.forward.arrays import GATHERED_MAX_BYTES
 from proxy.forward.forward import Forward
-from proxy.http.body import Bodies, Share, check_complexity
+from proxy.http.body import Share, check_complexity
 from proxy.http.error_responses import error_body
-from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest, ServerState
+from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest
 from proxy.observe.timeline import Timeline
 from proxy.request.models import ModelNames
 from proxy.request.request import Priority, ProxyRequest, json_content
@@ -119,19 +118,9 @@ class OwnAnswer:
 class OwnRequests:
     """Sends the proxy's own requests through the router."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        bodies: Bodies,
-        metrics: Metrics,
-        server_state: ServerState,
-        admission: Admission,
-    ) -> None:
+    def __init__(self, core: Core, forward: Forward) -> None:
+        self._core = core
         self._forward = forward
-        self._admission = admission
-        self._bodies = bodies
-        self._metrics = metrics
-        self._server_state = server_state
 
     async def answer(  # noqa: PLR0913 (a client's request and its sender)
         self,
@@ -172,44 +161,54 @@ class OwnRequests:
         record = AccessRecord(request_id, Timeline())
         record.client, record.path, record.priority = client, path, priority
         held = HeldResponse(record, on_lease)
+        part = self._core.admission.part(client, requests=requests, wait_s=limit_wait_s)
+
+        async def send(share: Share) -> None:
+            async with part:
+                found = await _request(path, members, names, share, owner or self._owner(client))
+                default_s = found.queue_timeout_s
+                request = replace(
+                    found,
+                    request_id=request_id,
+                    client=client,
+                    priority=priority,
+                    queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
+                    is_from_proxy=is_from_proxy,
+                    is_let_in=is_let_in,
+                )
+                record.model, record.kind = request.model, request.kind
+                await self._forward.handle(request, held)
+
+        failure = await self._try(send, client, record)
+        return refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
+
+    async def _try(
+        self, send: Callable[[Share], Awaitable[None]], client: str, record: AccessRecord
+    ) -> ProxyError | None:
+        """Send a request in flight and log it; return its failure, whatever that is."""
+        core = self._core
         failure: ProxyError | None = None
         try:
-            in_flight = InFlightRequest(self._server_state.in_flight)
-            part = self._admission.part(client, requests=requests, wait_s=limit_wait_s)
-            with in_flight, self._metrics.counting(record), self._bodies.share(client) as share:
-                async with part:
-                    found = await _request(
-                        path, members, names, share, owner or self._owner(client)
-                    )
-                    default_s = found.queue_timeout_s
-                    request = replace(
-                        found,
-                        request_id=request_id,
-                        client=client,
-                        priority=priority,
-                        queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
-                        is_from_proxy=is_from_proxy,
-                        is_let_in=is_let_in,
-                    )
-                    record.model, record.kind = request.model, request.kind
-                    await self._forward.handle(request, held)
+            in_flight = InFlightRequest(core.server_state.in_flight)
+            with in_flight, core.metrics.counting(record), core.bodies.share(client) as share:
+                await send(share)
         except ProxyError as error:
             failure = error
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
             raise
         except Exception:  # noqa: BLE001 (like a client's: a failure is an answer)
-            _log.exception("internal error in request %s", request_id)
+            _log.exception("internal error in request %s", record.request_id)
             failure = InternalError()
         finally:
             if failure:
                 record.fail(failure)
-            record.emit(self._metrics.emit, failure)
-        return refusal(path, failure) if failure else OwnAnswer(held.status, held.body)
+            record.emit(core.metrics.emit, failure)
+        return failure
 
     def _owner(self, client: str) -> CacheOwner:
-        is_alone = self._bodies.settings.share_caches == "key"
-        return CacheOwner(client, is_alone) if self._admission.keys.are_needed else ANYONE
+        is_alone = self._core.settings.share_caches == "key"
+        return CacheOwner(client, is_alone) if self._core.keys.are_needed else ANYONE
 
 
 def refusal(path: str, error: ProxyError) -> OwnAnswer:

@@ -40,7 +40,7 @@ from proxy.auth.access import (
     check_admin,
     check_same_origin,
 )
-from proxy.auth.api_keys import ApiKeys, SignInLimit
+from proxy.auth.api_keys import SignInLimit
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import (
     PAGE_TOKEN,
@@ -53,8 +53,10 @@ from proxy.auth.sessions import (
 )
 from proxy.common.background_tasks import persist
 from proxy.dashboard.host import DashboardHost, Verb
-from proxy.dashboard.live import LiveEndpoint, LiveState, Sources, lines_of
+from proxy.dashboard.live import LiveEndpoint, LiveState, lines_of
 from proxy.dashboard.state import INTERVAL_S
+from proxy.endpoints.feature import Core, Feature
+from proxy.endpoints.requests import Requests
 from proxy.errors import (
     BadRequest,
     Forbidden,
@@ -66,7 +68,7 @@ from proxy.errors import (
 )
 from proxy.http.body import Bodies, check_complexity, members_of, read_body
 from proxy.http.middleware import PATH_ID, Handler, Routes, json_response
-from proxy.request.models import ModelLoader, client_models
+from proxy.request.models import client_models
 from proxy.request.request import client_of
 
 INDEX: Final = "index.html"
@@ -138,7 +140,7 @@ _HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-class PageEndpoint:
+class PageEndpoint(Feature):
     """Serves the page's files, which are read at the first request; `vendor` has its libraries."""
 
     def __init__(self, vendor: Path) -> None:
@@ -209,13 +211,12 @@ async def read_members(request: web.BaseRequest, bodies: Bodies) -> dict[str, An
 _LINES: Final = 500
 
 
-class ControlEndpoints:
+class ControlEndpoints(Feature):
     """The endpoints for commands, logs and settings of clients, all for admins."""
 
-    def __init__(self, host: DashboardHost, loader: ModelLoader, *, has_keys: bool) -> None:
+    def __init__(self, core: Core, host: DashboardHost) -> None:
+        self._core = core
         self._host = host
-        self._loader = loader
-        self._has_keys = has_keys
 
     def add_routes(self, routes: Routes) -> None:
         for verb in get_args(Verb):
@@ -256,10 +257,10 @@ class ControlEndpoints:
         found = asdict(await self._host.clients(request.query.get("model")))
         url = self._host.url
         urls = {"openai": f"{url}/v1", "anthropic": url}
-        return json_response({**found, "needs_key": self._has_keys, "urls": urls})
+        return json_response({**found, "needs_key": self._core.keys.are_needed, "urls": urls})
 
     def _local_model_id(self, request: web.BaseRequest) -> str:
-        name, models = request[PATH_ID], client_models(self._loader, request)
+        name, models = request[PATH_ID], client_models(self._core.loader, request)
         info = next((model for model in models if model.id == name), None)
         if info is None:
             raise UnknownModel(name, [model.id for model in models])
@@ -268,11 +269,11 @@ class ControlEndpoints:
         return name
 
 
-class SessionEndpoint:
-    def __init__(self, sessions: Sessions, keys: ApiKeys, bodies: Bodies) -> None:
+class SessionEndpoint(Feature):
+    def __init__(self, core: Core, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._keys = keys
-        self._bodies = bodies
+        self._keys = core.keys
+        self._bodies = core.bodies
         self._limit = SignInLimit()
 
     def add_routes(self, routes: Routes) -> None:
@@ -356,28 +357,34 @@ class SessionEndpoint:
         return json_response(content)
 
 
-class Dashboard:
+class Dashboard(Feature):
+    """The whole dashboard; `chat` answers the chats of its page."""
+
     def __init__(
-        self, host: DashboardHost, keys: ApiKeys, bodies: Bodies, sources: Sources
+        self,
+        core: Core,
+        host: DashboardHost,
+        sessions: Sessions,
+        access: Access,
+        requests: Requests,
+        chat: Handler,
     ) -> None:
-        self.sessions = Sessions(keys)
-        self.access = Access(keys, self.sessions)
-        self._live = LiveState(
-            host, sources, {"version": host.version, "has_keys": keys.are_needed}
-        )
+        self._access = access
+        self._chat = chat
+        self._live = LiveState(host, core, requests)
         self._parts = (
             PageEndpoint(host.vendor),
-            SessionEndpoint(self.sessions, keys, bodies),
-            LiveEndpoint(self._live, host, sources.server_state, self._is_admin),
-            ControlEndpoints(host, sources.loader, has_keys=keys.are_needed),
+            SessionEndpoint(core, sessions),
+            LiveEndpoint(self._live, host, core, self._is_admin),
+            ControlEndpoints(core, host),
         )
 
-    def add_routes(self, routes: Routes, chat: Handler) -> None:
+    def add_routes(self, routes: Routes) -> None:
         for part in self._parts:
             part.add_routes(routes)
-        routes.add(CHAT, post=chat)
+        routes.add(CHAT, post=self._chat)
 
-    async def serve(self) -> None:
+    async def run(self) -> None:
         await persist("dashboard", self._sample)
 
     async def _sample(self) -> NoReturn:
@@ -387,7 +394,7 @@ class Dashboard:
 
     def _is_admin(self, request: web.BaseRequest) -> bool:
         try:
-            key = self.access.key_of(request)
+            key = self._access.key_of(request)
         except ProxyError:
             return False
         return key is not None and key.admin

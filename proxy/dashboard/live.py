@@ -12,7 +12,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -32,24 +31,12 @@ from proxy.dashboard.state import (
     state_of,
     with_running,
 )
-from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.requests import Requests
 from proxy.errors import BadRequest, Draining, TooManyRequests
 from proxy.http.middleware import Routes
 from proxy.observe.cache_finding import Tier
-from proxy.observe.record import InFlightRequest, ServerState
-from proxy.request.models import ModelLoader
-from proxy.router.router import Router
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    router: Router
-    loader: ModelLoader
-    requests: Requests
-    metrics: Metrics
-    server_state: ServerState
-
+from proxy.observe.record import InFlightRequest
 
 _KEPT: Final = 100
 # Already part of the state.
@@ -134,19 +121,20 @@ _CACHES: Final[Mapping[str, str]] = {
 
 
 class LiveState:
-    """The state for all listeners; `server` has its constant members."""
+    """The state for all listeners."""
 
     def __init__(
         self,
         host: DashboardHost,
-        sources: Sources,
-        server: Mapping[str, Any],
+        core: Core,
+        requests: Requests,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.events = EventHistory()
         self._host = host
-        self._sources = sources
-        self._server = server
+        self._core = core
+        self._requests = requests
+        self._server = {"version": host.version, "has_keys": core.keys.are_needed}
         self._clock = clock
         self._started_at_s = clock()
         self._rates = Rates()
@@ -160,9 +148,9 @@ class LiveState:
         return self._clock() - self._started_at_s
 
     def sample(self) -> None:
-        queues = self._sources.router.queues().values()
+        queues = self._core.router.queues().values()
         queued = sum(queue.interactive + queue.batch for queue in queues)
-        totals = with_running(self._ended_totals(), self._sources.router.instances())
+        totals = with_running(self._ended_totals(), self._core.router.instances())
         self._rates.add(totals, queued, self.now_s)
 
     def snapshot(self) -> tuple[State, dict[str, Any]]:
@@ -192,22 +180,22 @@ class LiveState:
         return patch
 
     def _observe(self, now_s: float) -> Observed:
-        host, sources = self._host, self._sources
+        host, core = self._host, self._core
         disk_tokens = (
             (model, tiers[Tier.DISK].tokens)
-            for model, tiers in sources.router.cache_use.models.items()
+            for model, tiers in core.router.cache_use.models.items()
         )
-        phase = "stopping" if sources.server_state.is_draining else "serving"
+        phase = "stopping" if core.server_state.is_draining else "serving"
         return Observed(
             now_s,
             self._started_at_s,
             {**self._server, "url": host.url, "state": phase},
-            sources.loader.models(),
+            core.loader.models(),
             host.models(),
             host.instances(),
-            sources.router.instances(),
-            sources.router.queues(),
-            sources.requests.stats(),
+            core.router.instances(),
+            core.router.queues(),
+            self._requests.stats(),
             host.nodes(),
             self._rates.latest(),
             caches_of(
@@ -217,9 +205,9 @@ class LiveState:
         )
 
     def _ended_totals(self) -> Totals:
-        counts = self._sources.metrics.counts
+        counts = self._core.metrics.counts
         first_tokens, first_tokens_s = 0, 0.0
-        for histogram in self._sources.metrics.histograms("time_to_first_token_seconds"):
+        for histogram in self._core.metrics.histograms("time_to_first_token_seconds"):
             first_tokens += sum(histogram.counts)
             first_tokens_s += histogram.total
         return Totals(
@@ -231,7 +219,7 @@ class LiveState:
 
     def _by_model(self, counter: str) -> Iterator[tuple[str, float]]:
         sums: dict[str, float] = defaultdict(float)
-        for (model, *_), count in self._sources.metrics.counts(counter).items():
+        for (model, *_), count in self._core.metrics.counts(counter).items():
             sums[model] += count
         yield from sums.items()
 
@@ -245,19 +233,19 @@ _PING: Final = b":\n\n"
 _HEADERS: Final = MappingProxyType({"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no"})
 
 
-class LiveEndpoint:
+class LiveEndpoint(Feature):
     """The endpoint; `is_admin` returns whether a request's session or key is still valid."""
 
     def __init__(
         self,
         live: LiveState,
         host: DashboardHost,
-        server_state: ServerState,
+        core: Core,
         is_admin: Callable[[web.BaseRequest], bool],
     ) -> None:
         self._live = live
         self._host = host
-        self._server_state = server_state
+        self._server_state = core.server_state
         self._is_admin = is_admin
         self._listeners = 0
 

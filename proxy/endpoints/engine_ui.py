@@ -22,10 +22,9 @@ from aiohttp import web
 from proxy.auth.access import PREFIX, Access
 from proxy.auth.keys_file import Key
 from proxy.common.headers import RESPONSE_HEADERS
+from proxy.endpoints.feature import Core, Feature
 from proxy.errors import NotFound, Unavailable
 from proxy.http.middleware import Routes
-from proxy.router.router import Router
-from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamResponse, get_request, send
 from proxy.upstream.upstream import Upstream
 
@@ -68,10 +67,11 @@ class EngineUiAccess(Access):
         return super().key_of(request)
 
 
-class EngineUi:
-    def __init__(self, router: Router, settings: ProxySettings) -> None:
-        self._router = router
-        self._settings = settings
+class EngineUi(Feature):
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.address, self.is_at_main_address = core.settings.engine_ui, False
+        self.access = EngineUiAccess(core.keys)
 
     def add_routes(self, routes: Routes) -> None:
         for path in _EXACT:
@@ -92,14 +92,16 @@ class EngineUi:
             raise NotFound("there is no such file")
         upstream = self._engine()
         passed = {name: request.headers[name] for name in _PASSED if name in request.headers}
-        async with send(upstream, get_request(path, **passed), self._settings) as found:
+        async with send(upstream, get_request(path, **passed), self._core.settings) as found:
             if found.status == HTTPStatus.NOT_FOUND:
                 raise NotFound(f"the engine of {upstream.model} has no web UI with this file")
             return await _relay_response(request, found)
 
     def _engine(self) -> Upstream:
         """Return an engine in service, always the same, because files differ between builds."""
-        here = (instance.upstream for instance in self._router.instances() if instance.in_service)
+        here = (
+            instance.upstream for instance in self._core.router.instances() if instance.in_service
+        )
         own = sorted((upstream.name, upstream) for upstream in here if upstream.node is None)
         if not own:
             raise Unavailable(

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
 
 from aiohttp import web
+from prometheus_client import Metric
 
 from proxy.auth.access import PREFIXES
 from proxy.auth.api_keys import KEY, LIVE, visible_client
 from proxy.common.headers import HOP
-from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.slots import engine_list, engine_slot, has_idle, overview
 from proxy.errors import ModelLoading, NoModelServes, ProxyError, Unavailable
 from proxy.http.error_responses import error_response
 from proxy.http.middleware import PATH_ID, Routes, json_response
-from proxy.request.models import ModelInfo, ModelLoader, ModelNames, client_models, with_variants
-from proxy.router.batch_queue import BatchQueue
+from proxy.request.models import ModelInfo, ModelNames, client_models, with_variants
+from proxy.router.batch_queue import BatchQueue, metrics_of
 from proxy.router.lease import InstanceStats
-from proxy.router.router import Router
 
 HEALTHY: Final = MappingProxyType({"status": "ok"})
 _STATES: Final = ("loaded", "loading", "unloaded", "failed")
@@ -162,23 +162,11 @@ def parameter_size(count: int | str | None) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
-class LocalEndpoints:
-    def __init__(
-        self,
-        router: Router,
-        loader: ModelLoader,
-        metrics: Metrics,
-        batch_queue: BatchQueue,
-        *,
-        has_keys: bool,
-        loads_for_others: bool,
-    ) -> None:
-        self._loads_for_others = loads_for_others
+class LocalEndpoints(Feature):
+    def __init__(self, core: Core, batch_queue: BatchQueue) -> None:
+        self._core = core
+        self._router = core.router
         self._batch_queue = batch_queue
-        self._has_keys = has_keys
-        self._router = router
-        self._loader = loader
-        self._metrics = metrics
 
     def add_routes(self, routes: Routes) -> None:
         for path in ("/health", "/v1/health"):
@@ -192,13 +180,16 @@ class LocalEndpoints:
         routes.add("/corral/v1/slots", get=self.overview)
         routes.add("/corral/v1/batch", get=self.batch)
         routes.add(PREFIXES, get=self.prefixes)
-        routes.add("/metrics", get=self.metrics)
+        routes.add("/metrics", get=self.scrape)
+
+    def metrics(self) -> Iterator[Metric]:
+        return metrics_of(self._batch_queue.stats())
 
     async def health(self, request: web.BaseRequest) -> web.Response:
-        model_infos = self._loader.models()
+        model_infos = self._core.loader.models()
         if sick := unavailable_reason(model_infos):
             return error_response(request.path, sick)
-        if self._has_keys and request[KEY] is None:
+        if self._core.keys.are_needed and request[KEY] is None:
             return json_response(dict(HEALTHY))
         return json_response(health(model_infos, self._router.instances()))
 
@@ -208,7 +199,8 @@ class LocalEndpoints:
 
     async def models(self, request: web.BaseRequest) -> web.Response:
         listed = with_variants(self._model_infos(request))
-        if self._loads_for_others and HOP in request.headers:
+        is_for_node = HOP in request.headers and self._core.settings.load_for_others == "idle"
+        if is_for_node:
             listed = [replace(model, is_loadable=model.state == "unloaded") for model in listed]
         for_codex = "client_version" in request.query  # only Codex sends its version there
         return json_response(model_list(listed, for_codex=for_codex))
@@ -236,7 +228,7 @@ class LocalEndpoints:
     async def overview(self, request: web.BaseRequest) -> web.Response:
         model_infos, passes = (
             self._models_of_query(request),
-            await self._metrics.passes(self._router),
+            await self._core.metrics.passes(self._router),
         )
         instances, queues = self._router.instances(), self._router.queues()
         return json_response(overview(instances, queues, model_infos, time.monotonic(), passes))
@@ -256,15 +248,15 @@ class LocalEndpoints:
             return web.Response(status=204)
         return web.Response(body=digest.to_bytes(), content_type="application/json")
 
-    async def metrics(self, request: web.BaseRequest) -> web.Response:
+    async def scrape(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
-        body, content_type = await self._metrics.render(
+        body, content_type = await self._core.metrics.render(
             accept, self._model_infos(request), self._router, visible_client(request)
         )
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     def _model_infos(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
-        return client_models(self._loader, request)
+        return client_models(self._core.loader, request)
 
     def _models_of_query(self, request: web.BaseRequest) -> Sequence[ModelInfo]:
         model_infos = self._model_infos(request)

@@ -6,22 +6,24 @@ text completion, or a request of Anthropic's or the Responses API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
+from prometheus_client import Metric
 
-from proxy.auth.api_keys import KEY, Admission, visible_client
+from proxy.auth.api_keys import KEY, visible_client
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, read_prompt
 from proxy.common.headers import RESPONSE_HEADERS
+from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, Forbidden, TooManyRequests
-from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.body import Share, check_complexity, members_of, read_body
 from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
-from proxy.observe.record import InFlightRequest, ServerState
+from proxy.observe.record import InFlightRequest
 from proxy.request.limits import check
-from proxy.request.models import ModelLoader, PromptWarmer, ResolvedModel, client_names
+from proxy.request.models import PromptWarmer, ResolvedModel, client_names
 from proxy.request.request import (
     Content,
     ProxyRequest,
@@ -33,29 +35,27 @@ from proxy.request.request import (
 from proxy.request.variants import with_adapter
 from proxy.router.estimator import Estimate, Estimator
 from proxy.router.reports import SlotUse, Tokens
-from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 _PATH: Final = "/corral/v1/estimate"
 _ANTHROPIC: Final = "anthropic-version"
 
 
-class EstimateEndpoint:
-    def __init__(
-        self, loader: ModelLoader, estimator: Estimator, server_state: ServerState, bodies: Bodies
-    ) -> None:
-        self._loader = loader
+class EstimateEndpoint(Feature):
+    def __init__(self, core: Core, estimator: Estimator) -> None:
+        self._core = core
         self._estimator = estimator
-        self._server_state = server_state
-        self._bodies = bodies
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(_PATH, post=self.answer)
 
+    def metrics(self) -> Iterable[Metric]:
+        return self._estimator.collect()
+
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer with the estimate; raises like `proxy.request.request.read_request`."""
-        in_flight = InFlightRequest(self._server_state.in_flight)
-        with in_flight, self._bodies.share(client_of(request)) as share:
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
             proxy_request = await self._read(request, share)
         record = request[ACCESS_RECORD]
         record.client, record.path = proxy_request.client, request.path
@@ -63,13 +63,13 @@ class EstimateEndpoint:
         record.status = HTTPStatus.OK
         is_own = visible_client(request) is not None
         found = self._estimator.estimate(proxy_request, is_own=is_own)
-        names = client_names(self._loader, request)
+        names = client_names(self._core.loader, request)
         return json_response(estimate_json(found, lambda model: names.get(model) is not None))
 
     async def _read(self, request: web.BaseRequest, share: Share) -> ProxyRequest:
         body = await read_body(request, share)
         await check_complexity(body, share)
-        names, named = client_names(self._loader, request), request.query.get("model")
+        names, named = client_names(self._core.loader, request), request.query.get("model")
         owner = cache_owner(request, share.settings)
 
         def read() -> tuple[EndpointKind, Content]:
@@ -116,28 +116,16 @@ def _round_seconds(seconds: float | None) -> float | None:
 _RETRY_AFTER_S: Final = 5
 
 
-class WarmEndpoint:
+class WarmEndpoint(Feature):
     """Prefills a prompt, given as a chat request.
 
     It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
     prefilled per model, while no client needs its instances; it stops if its client disconnects.
     """
 
-    def __init__(
-        self,
-        loader: ModelLoader,
-        warmer: PromptWarmer,
-        server_state: ServerState,
-        bodies: Bodies,
-        admission: Admission,
-        router: Router,
-    ) -> None:
-        self._admission = admission
-        self._router = router
-        self._loader = loader
+    def __init__(self, core: Core, warmer: PromptWarmer) -> None:
+        self._core = core
         self._warmer = warmer
-        self._server_state = server_state
-        self._bodies = bodies
         self._prefilling: set[str] = set()
 
     def add_routes(self, routes: Routes) -> None:
@@ -155,10 +143,10 @@ class WarmEndpoint:
             ProxyError: See `PromptWarmer.warm` and `read_body`.
         """
         key = request[KEY]
-        names = self._loader.names().local.visible(key.models if key else None)
+        names = self._core.loader.names().local.visible(key.models if key else None)
         pick = names.resolve(request[PATH_ID])
-        in_flight = InFlightRequest(self._server_state.in_flight)
-        with in_flight, self._bodies.share(client_of(request)) as share:
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
             return await self._read(request, pick, share)
 
     async def _read(
@@ -190,12 +178,12 @@ class WarmEndpoint:
             self._prefilling.discard(model)
         for result in warmed:
             tokens = Tokens(result.tokens, result.cached_tokens, 1)
-            self._router.charge(SlotUse(client, model, result.instance, tokens, 0.0))
+            self._core.router.charge(SlotUse(client, model, result.instance, tokens, 0.0))
         record = request[ACCESS_RECORD]
         record.client, record.path, record.model = client, request.path, model
         record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
         if prompt and visible_client(request) is not None:
-            most = BLOCK_TOKENS * self._router.own_blocks(model, client, prompt)
+            most = BLOCK_TOKENS * self._core.router.own_blocks(model, client, prompt)
             warmed = [result.with_cached(most) for result in warmed]
         data = [
             {"instance": result.instance, "tokens": result.tokens, "cached": result.cached_tokens}
@@ -206,6 +194,6 @@ class WarmEndpoint:
     def _reserve_tokens(
         self, client: str, prompt: Prompt | None, members: Mapping[str, Any]
     ) -> AbstractContextManager[object]:
-        if (key := self._admission.keys.limited.get(client)) is None:
+        if (key := self._core.admission.keys.limited.get(client)) is None:
             return nullcontext()
-        return self._admission.tokens.reserve(key, prompt.tokens if prompt else 0, members)
+        return self._core.admission.tokens.reserve(key, prompt.tokens if prompt else 0, members)

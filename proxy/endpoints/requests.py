@@ -11,6 +11,7 @@ from typing import Final, Literal
 from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
+from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotFound, RequestCancelled
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.explanation import explain, own_figures
@@ -175,22 +176,18 @@ _PATH: Final = "/corral/v1/requests"
 _IN_FLIGHT, _FINISHED = "in_flight", "finished"
 
 
-class RequestsEndpoint:
-    """The endpoints of requests.
-
-    Without a `history` there are no past requests. `shares_caches` says whether the prompts of a
-    key may be found in another key's caches.
-    """
+class RequestsEndpoint(Feature):
+    """The endpoints of requests; without a `history` there are no past requests."""
 
     def __init__(
         self,
+        core: Core,
         requests: Requests,
         history: RequestHistory | None = None,
         conversations: Conversations | None = None,
-        *,
-        shares_caches: bool = True,
     ) -> None:
-        self._shares_caches = shares_caches
+        # Whether the prompts of a key may be found in another key's caches.
+        self._shares_caches = core.settings.share_caches == "all"
         self._requests = requests
         self._history = history
         self._conversations = conversations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Final, Protocol
 from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
+from proxy.endpoints.feature import Feature
 from proxy.errors import BadRequest
 from proxy.http.middleware import Routes, json_response
 
@@ -37,22 +37,19 @@ class UsageReader(Protocol):
         """
 
 
-class UsageEndpoint:
-    """The endpoint; without a `reader` it does not exist."""
-
-    def __init__(self, reader: UsageReader | None) -> None:
+class UsageEndpoint(Feature):
+    def __init__(self, reader: UsageReader) -> None:
         self._reader = reader
 
     def add_routes(self, routes: Routes) -> None:
-        if self._reader:
-            routes.add(_PATH, get=functools.partial(self.usage, self._reader))
+        routes.add(_PATH, get=self.usage)
 
-    async def usage(self, reader: UsageReader, request: web.BaseRequest) -> web.Response:
+    async def usage(self, request: web.BaseRequest) -> web.Response:
         given = dict(request.query)
         if unknown := sorted(given.keys() - _NAMES):
             names = ", ".join(sorted(_NAMES))
             raise BadRequest(f"unknown parameter {unknown[0]!r}; expected {names}")
         if (client := visible_client(request)) is not None:
             given["key"] = client
-        found = await reader.usage(UsageQuestion(**given))
+        found = await self._reader.usage(UsageQuestion(**given))
         return json_response({"usage": list(found)})

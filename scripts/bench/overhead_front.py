@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from proxy.app import build_app
+from proxy.app import App, Backend
 from proxy.endpoints.prometheus import Metrics
 from proxy.observe.record import discard
 from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load
@@ -46,7 +46,8 @@ async def serve(socket: str, port: int) -> None:
     settings = ProxySettings(listen=f"127.0.0.1:{port}")
     router = Router(settings)
     router.admit(Upstream("bench.1", "bench", _SLOTS, socket, "", 0, "inner"))
-    server = Server(build_app(router, OneModel(), settings, Metrics(settings, discard)), settings)
+    metrics = Metrics(settings, discard)
+    server = Server(App(router, settings, metrics, Backend(loader=OneModel())))
     tune_gc()
     await server.start()
     print(server.url, flush=True)

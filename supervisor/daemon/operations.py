@@ -156,7 +156,7 @@ class DaemonService:
             "weights": weight_statuses(parts.router.instances()),
             "workers": worker_statuses(parts.settings, parts.known_workers, parts.workers),
             "capture": capture_status(parts.captures.running),
-            "batches": batch_statuses(parts.app.batch_stats()),
+            "batches": batch_statuses(parts.app.batch_queue.stats()),
         }
 
     async def caches(self) -> CachesStatus:

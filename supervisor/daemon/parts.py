@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from proxy.app import App, build_app
+from proxy.app import App, Backend
 from proxy.auth.api_keys import TokenLimits
 from proxy.batches.jobs import JobStorage
 from proxy.endpoints.prometheus import Metrics
@@ -141,7 +141,7 @@ class DaemonParts:
         limits = self._token_limits() if self.settings.proxy.api_keys_file else None
         router_events.connect(self.fleet, self.admission, self.nodes, self.usage, limits)
         self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
-        self.server = Server(self.app, self.settings.proxy, environment.sockets)
+        self.server = Server(self.app, environment.sockets)
         self.keyless = () if self.desktop_key else keyless_addresses(self.settings.proxy)
         self.hooks = self._make_hooks()
         events.add_sink(self.hooks.observe)
@@ -245,10 +245,9 @@ class DaemonParts:
         self.metrics.add(lambda: usage_metrics(usage.since_start))
         return usage
 
-    def _token_limits(self) -> TokenLimits | None:
+    def _token_limits(self) -> TokenLimits:
         """Return the token limits of API keys, with today's recorded usage restored."""
-        if (limits := self.app.token_limits) is None:
-            return None
+        limits = self.app.core.admission.tokens
         day = f"{datetime.now().astimezone():%Y-%m-%d}"
         try:
             limits.restore(day, tokens_by_key(read_all(self.directories.usage), day))
@@ -277,31 +276,24 @@ class DaemonParts:
         warmer = PromptWarmerAdapter(self.fleet, self.router, self._prefix_files, self.events.emit)
         storage = JobStorage(self.directories.jobs, settings.jobs)
         control = ModelControlAdapter(self.fleet, self.admission, self.events)
-        return build_app(
-            self.router,
-            self.nodes,
-            settings.proxy,
-            self.metrics,
-            warmer,
-            storage,
-            EngineReaderAdapter(self.fleet),
-            control,
-            self.desktop_key.key if self.desktop_key else None,
-            OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
-            self.nodes.process,
-            DashboardHostAdapter(
-                self.fleet,
-                self.admission,
-                self.nodes,
-                self.events,
-                self.directories,
-                address,
+        backend = Backend(
+            loader=self.nodes,
+            process=self.nodes.process,
+            own_key=self.desktop_key.key if self.desktop_key else None,
+            warmer=warmer,
+            jobs=storage,
+            engine=EngineReaderAdapter(self.fleet),
+            control=control,
+            ollama=OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
+            dashboard=DashboardHostAdapter(
+                self.fleet, self.admission, self.nodes, self.events, self.directories, address
             ),
-            RequestHistoryAdapter(self.history),
-            LoadForecasterAdapter(self.fleet, self.admission),
-            UsageReaderAdapter(self.directories.usage),
-            self.conversations,
+            history=RequestHistoryAdapter(self.history),
+            load_forecaster=LoadForecasterAdapter(self.fleet, self.admission),
+            usage=UsageReaderAdapter(self.directories.usage),
+            conversations=self.conversations,
         )
+        return App(self.router, settings.proxy, self.metrics, backend)
 
     def _make_hooks(self) -> Hooks:
         router, app, fleet = self.router, self.app, self.fleet

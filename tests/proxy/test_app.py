@@ -386,7 +386,7 @@ async def test_a_client_disconnect_during_a_load_is_logged_as_499(proxy: ProxyHa
         asking = group.create_task(proxy.send())
         await proxy.loader.began.wait()
         asking.cancel()
-    await proxy.floor.in_flight.wait_empty()
+    await proxy.core.server_state.in_flight.wait_empty()
     assert proxy.events("request.finished")[0]["status"] == 499
 
 

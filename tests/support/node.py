@@ -14,7 +14,7 @@ import aiohttp
 from support.proxy_harness import FakeLoader
 from support.upstream import Call, Fake, Script, say_ok
 
-from proxy.app import build_app
+from proxy.app import App, Backend
 from proxy.auth.access import PREFIXES
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import UpstreamConnectFailed
@@ -155,8 +155,8 @@ class NodesProxy:
         self.here.model_infos = []
         self.nodes = Nodes(nodes, self.router, self.here, settings, self._hear, QUICK)
         events.nodes = self.nodes
-        app = build_app(self.router, self.nodes, settings, metrics, process=self.nodes.process)
-        self.server = Server(app, settings)
+        backend = Backend(loader=self.nodes, process=self.nodes.process)
+        self.server = Server(App(self.router, settings, metrics, backend))
 
     def _hear(self, name: str, /, **fields: object) -> None:
         self.emitted.append((name, fields))

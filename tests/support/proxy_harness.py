@@ -26,8 +26,7 @@ from typing import Any, Literal
 import aiohttp
 from support.upstream import Fake, Script, say_ok
 
-from proxy.app import build_app
-from proxy.auth.api_keys import TokenLimits
+from proxy.app import App, Backend
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
 from proxy.endpoints.prometheus import Metrics
@@ -346,12 +345,9 @@ class ProxyHarness:
 
     def build(self, settings: ProxySettings) -> Server:
         """Return a server that is not yet started."""
-        app = build_app(
-            self.router,
-            self.loader,
-            settings,
-            self.metrics,
-            self.reader,
+        backend = Backend(
+            loader=self.loader,
+            warmer=self.reader,
             engine=self.engine,
             control=self.control,
             ollama=self.ollama,
@@ -359,11 +355,12 @@ class ProxyHarness:
             dashboard=self.dashboard,
             conversations=self.conversations,
         )
+        app = App(self.router, settings, self.metrics, backend)
         self.sessions = app.sessions
-        self.floor = app.server_state
+        self.core = app.core
         self.capture = app.capture
-        self.token_limits = app.token_limits or TokenLimits()
-        return Server(app, settings, self.sockets)
+        self.token_limits = app.core.admission.tokens
+        return Server(app, self.sockets)
 
     async def fake(
         self, script: Script = say_ok, name: str = "chat.1", *, is_admitted: bool = True

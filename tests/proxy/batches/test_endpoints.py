@@ -13,7 +13,7 @@ from support.jobs_harness import CHAT, request
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
-from proxy.app import build_app
+from proxy.app import App, Backend
 from proxy.batches.jobs import JobStorage
 from proxy.server import Server
 from proxy.settings import JobSettings, ProxySettings
@@ -33,8 +33,8 @@ class JobsProxy(ProxyHarness):
 
     def build(self, settings: ProxySettings) -> Server:
         storage = JobStorage(self.jobs_directory, self.job_settings)
-        app = build_app(self.router, self.loader, settings, self.metrics, None, storage)
-        return Server(app, settings)
+        backend = Backend(loader=self.loader, jobs=storage)
+        return Server(App(self.router, settings, self.metrics, backend))
 
     async def begin(self, **changes: Any) -> None:
         await self.open(**changes)

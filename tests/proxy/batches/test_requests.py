@@ -12,11 +12,8 @@ from support.openai_events import check_response
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
-from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.forward.forward import Forward
-from proxy.http.body import Bodies
-from proxy.observe.record import discard
 from proxy.router.estimator import Estimator
 from supervisor.builds.discover import Engine
 
@@ -33,8 +30,7 @@ def own(proxy: ProxyHarness) -> OwnRequests:
     forward = Forward(
         proxy.router, proxy.loader, proxy.settings, proxy.metrics.emit, Estimator(proxy.router)
     )
-    admission = Admission(ApiKeys(None, discard))
-    return OwnRequests(forward, Bodies(proxy.settings), proxy.metrics, proxy.floor, admission)
+    return OwnRequests(proxy.core, forward)
 
 
 async def answer(own: OwnRequests, proxy: ProxyHarness, path: str, **members: Any) -> OwnAnswer:

@@ -220,7 +220,7 @@ class Mix:
                 self._random.choice(tasks).cancel()
                 await look()
             self._may_end.set()
-        await self._proxy.floor.in_flight.wait_empty()
+        await self._proxy.core.server_state.in_flight.wait_empty()
         await look()
 
     async def _send(self) -> None:

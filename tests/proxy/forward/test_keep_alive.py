@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
         await response.content.readexactly(3)
         response.close()
     proxy.loader.may_go_on.set()
-    await proxy.floor.in_flight.wait_empty()
+    await proxy.core.server_state.in_flight.wait_empty()
     assert proxy.events("request.rejected") == []
 
 

@@ -334,7 +334,7 @@ async def test_what_an_client_response_cost_is_learnt_whichever_way_it_was_given
     await proxy.fake(streams(HI, END, DONE))
     async with proxy.ask(stream=stream) as response:
         await response.read()
-    await proxy.floor.in_flight.wait_empty()
+    await proxy.core.server_state.in_flight.wait_empty()
     (finished,) = proxy.events("request.finished")
     assert (finished["cached_tokens"], finished["prompt_tokens"]) == (3, 4)
 
@@ -356,7 +356,7 @@ async def test_the_message_is_learnt_by_which_the_next_turn_is_known(
     await proxy.fake(streams(HI, END, DONE))
     async with proxy.ask(stream=stream) as response:
         await response.read()
-    await proxy.floor.in_flight.wait_empty()
+    await proxy.core.server_state.in_flight.wait_empty()
     message = {"role": "assistant", "content": "hi"}
     timings = Timings.read(TIMINGS)
     assert learnt == [Completion(timings, message, timings)]
