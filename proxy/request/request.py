@@ -356,16 +356,17 @@ def json_content(
 def _with_object_schema(members: dict[str, Any]) -> dict[str, Any]:
     """Add a schema for `json_object`; return the same object if nothing changes.
 
-    Without a schema the engine accepts any text, but in OpenAI's API the response is a JSON object.
-    Builds that enforce `json_object` themselves treat both alike.
+    Without a schema the engine accepts any text, even if the request has a `json_schema`, but in
+    OpenAI's API the response is a JSON object. Builds that enforce `json_object` themselves treat
+    both alike.
 
     Source: measured on build 10434; OpenAI's API reference, "Create chat completion".
     """
     match members["response_format"]:
-        case {"type": "json_object", **rest} if not rest.get("schema"):
-            if not (members.get("json_schema") or members.get("grammar")):
-                wanted = {"type": "json_object", **rest, "schema": {"type": "object"}}
-                return {**members, "response_format": wanted}
+        case {"type": "json_object", **rest} if not (rest.get("schema") or members.get("grammar")):
+            schema = members.get("json_schema") or {"type": "object"}
+            wanted = {"type": "json_object", **rest, "schema": schema}
+            return {**members, "response_format": wanted}
     return members
 
 

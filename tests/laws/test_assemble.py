@@ -261,9 +261,13 @@ def stable(answer: Any) -> Any:
     kept = {name: stable(part) for name, part in answer.items() if name not in PASSING}
     if "n_ctx" in kept or kept.get("type") == "invalid_request_error":
         kept |= {"code": None, "param": None}  # ours to say: `client_error_body`
-    if "cache_read_input_tokens" in kept:  # this page always looks into the cache
-        kept["input_tokens"] += kept.pop("cache_read_input_tokens")
-    return kept
+    return with_cached_input(kept)
+
+
+def with_cached_input(usage: dict[str, Any]) -> dict[str, Any]:
+    """Count cached input as input: `/v1/messages` ignores `cache_prompt`, so the slot decides."""
+    cached = usage.pop("cache_read_input_tokens", 0)
+    return {**usage, "input_tokens": usage["input_tokens"] + cached} if cached else usage
 
 
 STREAMS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -313,4 +317,5 @@ def without_names(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     gone = PASSING | {"item_id", "created_at", "time_ms", "id_slot", "return_progress"}
-    return {name: without_names(entry) for name, entry in part.items() if name not in gone}
+    kept = {name: without_names(entry) for name, entry in part.items() if name not in gone}
+    return with_cached_input(kept)

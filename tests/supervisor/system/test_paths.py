@@ -173,13 +173,12 @@ def test_a_session_directory_of_another_user_is_not_used(
 
 
 def test_a_private_session_directory_is_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:
     for name in ("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "s").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "s"))
-    assert directories().runtime == tmp_path / "s" / "llama-corral"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert directories().runtime == runtime / "llama-corral"
 
 
 def test_a_link_is_refused_as_a_private_directory(tmp_path: Path) -> None:
