@@ -24,7 +24,6 @@ from proxy.http.tls import listener_context
 _SHUTDOWN_TIMEOUT_S: Final = 0.1
 _LINGERING_S: Final = 2.0
 _BACKLOG_MAX: Final = 1024
-_IDLE_TIMEOUT_S: Final = 75.0
 _MAX_HEADER_LINE_BYTES: Final = 16 * 1024
 _MAX_HEADERS: Final = 128
 # Time for a client that was connected before a drain to send a request.
@@ -53,8 +52,11 @@ class Server:
     for the next process, and requests on open connections are answered.
     """
 
-    def __init__(self, app: App, sockets: Sequence[socket.socket] = ()) -> None:
+    def __init__(
+        self, app: App, sockets: Sequence[socket.socket] = (), *, idle_timeout_s: float = 75.0
+    ) -> None:
         self._settings = settings = app.core.settings
+        self._idle_timeout_s = idle_timeout_s
         self._sockets = sockets
         self.port = settings.port
         self._app = app
@@ -197,7 +199,7 @@ class Server:
             access_log=None,
             auto_decompress=False,  # `proxy.http.body` decompresses, within limits
             logger=self._logger,
-            keepalive_timeout=_IDLE_TIMEOUT_S,
+            keepalive_timeout=self._idle_timeout_s,
             lingering_time=_LINGERING_S,
             read_bufsize=_READ_BYTES,
             max_line_size=_MAX_HEADER_LINE_BYTES,

@@ -82,7 +82,6 @@ def _block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
-_FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
 # After this time without a failure, the backoff starts again.
 _LONG_S: Final = 60.0
@@ -109,9 +108,11 @@ class Failures:
     def report_to(self, emit: _Emit) -> None:
         """Emit `task.failed` with `task`, `error`, `traceback` and `more`.
 
-        `more` counts failures of the same cause that were not reported in the minute before.
+        `more` counts failures of the same cause that were not reported in the minute before. A new
+        listener hears of each cause again.
         """
         self._emit = emit
+        self._throttle = Throttle(1, self._rest)
 
     def begin(self, task: str) -> None:
         self._add(task, 0)
@@ -157,12 +158,14 @@ class FailureHandler(logging.Handler):
             FAILURES.warn(record.name, str(record.msg)[:_TEXT_MAX], message)
 
 
-async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Run work until it returns; restart it 0.1 to 5 s after an exception.
+async def persist(
+    task: str, work: Callable[[], Awaitable[_Result]], *, first_pause_s: float = 0.1
+) -> _Result:
+    """Run work until it returns; restart it `first_pause_s` to 5 s after an exception.
 
     `task` is its name in the log and in `/metrics`: a constant of few words.
     """
-    clock, pause_s = asyncio.get_running_loop().time, _FIRST_PAUSE_S
+    clock, pause_s = asyncio.get_running_loop().time, first_pause_s
     FAILURES.begin(task)
     while True:
         began_at_s = clock()
@@ -171,7 +174,7 @@ async def persist(task: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
         except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
             FAILURES.note(task, error)
         if clock() - began_at_s > _LONG_S:
-            pause_s = _FIRST_PAUSE_S
+            pause_s = first_pause_s
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 

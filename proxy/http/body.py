@@ -34,7 +34,6 @@ from proxy.errors import (
 )
 from proxy.settings import ProxySettings
 
-_COUNTED_BYTES: Final = 64 * 1024
 # Memory and time of a list or an object, and of a member's name, relative to a number.
 _CONTAINER_VALUES: Final = 8
 _NAME_VALUES: Final = 2
@@ -42,26 +41,25 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_STRUCTURAL: Final = bytes(byte for byte in range(256) if byte not in b'",:[]{}')
 
 
-def count_values(body: bytes, max_values: int, max_depth: int) -> int:
-    """Return the number of values, or a slightly larger number within the limit.
+def count_values(
+    body: bytes, max_values: int, max_depth: int, *, piece_bytes: int = 64 * 1024
+) -> int:
+    """Return the number of values; for one piece, maybe a larger number within the limit.
 
     A number, a string or a literal counts 1, a member's name 2, a list or an object 8 plus its
     content. Raises BodyTooComplex above a limit.
     """
     # A count that includes the inside of strings spares most small texts the exact scan.
-    if (
-        len(body) <= _COUNTED_BYTES
-        and (openings := body.count(b"[") + body.count(b"{")) <= max_depth
-    ):
+    if len(body) <= piece_bytes and (openings := body.count(b"[") + body.count(b"{")) <= max_depth:
         most = _values(body, openings)
         if most < max_values:
             return most + 1
-    return _count_outside_strings(body, max_values, max_depth)
+    return _count_outside_strings(body, max_values, max_depth, piece_bytes)
 
 
-def _count_outside_strings(body: bytes, max_values: int, max_depth: int) -> int:
+def _count_outside_strings(body: bytes, max_values: int, max_depth: int, piece_bytes: int) -> int:
     values, depth = 1, 0
-    for text in _outside_strings(body):
+    for text in _outside_strings(body, piece_bytes):
         steps = array("b", text.translate(_STEPS, b",:"))
         deepest = max(accumulate(steps, initial=depth))
         depth += sum(steps)
@@ -78,11 +76,11 @@ def _values(text: bytes, openings: int) -> int:
     return text.count(b",") + _NAME_VALUES * text.count(b":") + _CONTAINER_VALUES * openings
 
 
-def _outside_strings(body: bytes) -> Iterator[bytes]:
+def _outside_strings(body: bytes, piece_bytes: int) -> Iterator[bytes]:
     """Yield the characters `,:[]{}` outside of strings, piece by piece."""
     is_inside, held = False, b""
-    for start in range(0, len(body), _COUNTED_BYTES):
-        text, held = _drop_escapes(held + body[start : start + _COUNTED_BYTES])
+    for start in range(0, len(body), piece_bytes):
+        text, held = _drop_escapes(held + body[start : start + piece_bytes])
         # Structural characters and quotes are a small part of most texts.
         parts = text.translate(None, _NOT_STRUCTURAL).split(b'"')
         yield b"".join(parts[is_inside::2])

@@ -219,7 +219,6 @@ def _times(fields: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 _AGE_MIN_S: Final = 2.0
-_TIMEOUT_S: Final = 1.0
 _MAX_BYTES: Final = 256 * 1024
 _COMPUTED: Final = ("prompt_tokens_total", "tokens_predicted_total")
 # Averages since the last read of `/metrics`, with the counters of their tokens and seconds.
@@ -261,11 +260,16 @@ class Passes:
 
 
 class Scrape:
-    """Reads each engine at most once in two seconds."""
+    """Reads each engine at most once in two seconds; it has `timeout_s` to answer."""
 
     def __init__(
-        self, settings: ProxySettings, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: ProxySettings,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        timeout_s: float = 1.0,
     ) -> None:
+        self._timeout_s = timeout_s
         self._settings = settings
         self._clock = clock
         self._readings: dict[str, Scraped] = {}
@@ -347,7 +351,7 @@ class Scrape:
     async def _fetch(self, upstream: Upstream) -> str:
         request = get_request("/metrics")
         try:
-            response = await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
+            response = await fetch(upstream, request, self._settings, self._timeout_s, _MAX_BYTES)
         except ProxyError:
             return ""
         return response.body.decode("utf-8", "replace") if response.status == 200 else ""

@@ -36,8 +36,6 @@ from proxy.observe.record import Emit, RequestTrace
 from proxy.settings import TracingSettings
 
 _QUEUE_MAX: Final = 2048
-_BATCH_MAX: Final = 512
-_CLOSE_S: Final = 0.5
 _REASON_MAX: Final = 400
 
 
@@ -46,7 +44,8 @@ class SpanQueue(SpanProcessor):
 
     Args:
         exporter: Sends one batch; blocks.
-        delay_s: The longest time that a span waits for others.
+        delay_s: The longest time that a span waits for others, up to `max_batch` of them.
+        close_s: The longest time for the remaining spans at the end.
         on_failure: Called with the reason, for the first lost batch in a row.
         on_recovery: Called with the number of spans lost since.
     """
@@ -57,8 +56,13 @@ class SpanQueue(SpanProcessor):
         delay_s: float,
         on_failure: Callable[[str], None],
         on_recovery: Callable[[int], None],
+        *,
+        max_batch: int = 512,
+        close_s: float = 0.5,
     ) -> None:
         self._exporter = exporter
+        self._max_batch = max_batch
+        self._close_s = close_s
         self._on_failure = on_failure
         self._on_recovery = on_recovery
         self._delay_s = delay_s
@@ -75,14 +79,14 @@ class SpanQueue(SpanProcessor):
         if len(self._spans) == _QUEUE_MAX:
             self._lost += 1
         self._spans.append(span)
-        if len(self._spans) >= _BATCH_MAX:
+        if len(self._spans) >= self._max_batch:
             self._woken.set()
 
     def shutdown(self) -> None:
-        """Send the remaining spans, for half a second at most."""
+        """Send the remaining spans within `close_s`."""
         self._is_closed = True
         self._woken.set()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(self._close_s)
         self._exporter.shutdown()
 
     def _work(self) -> None:
@@ -90,7 +94,8 @@ class SpanQueue(SpanProcessor):
             self._woken.wait(self._delay_s)
             self._woken.clear()
             while self._spans:
-                batch = [self._spans.popleft() for _ in range(min(_BATCH_MAX, len(self._spans)))]
+                count = min(self._max_batch, len(self._spans))
+                batch = [self._spans.popleft() for _ in range(count)]
                 is_sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
                 self._note(len(batch), is_sent=is_sent)
 

@@ -66,7 +66,6 @@ class DeviceMemory:
         return self.free_bytes
 
 
-_PAUSE_S: Final = 0.25
 _HOST_MEMORY: Final = "host_memory"
 # Causes of failure after which a reduced plan is tried.
 OUT_OF_MEMORY: Final = frozenset({"device_memory", _HOST_MEMORY, DeviceMemoryShort.code})
@@ -77,11 +76,15 @@ _HINT: Final = (
 
 
 class StartMemory:
-    """Checks and reduces the device memory of instances."""
+    """Checks and reduces the device memory of instances.
 
-    def __init__(self, devices: DeviceMemory, emit: Emit) -> None:
+    `pause_s` is the time between two looks at memory that an ended engine may still return.
+    """
+
+    def __init__(self, devices: DeviceMemory, emit: Emit, *, pause_s: float = 0.25) -> None:
         self._devices = devices
         self._emit = emit
+        self._pause_s = pause_s
 
     async def is_there(self, replica: Replica) -> bool:
         """Return whether the memory that a replica needs is free; False if more may be free soon.
@@ -103,7 +106,7 @@ class StartMemory:
         if reason is None:
             return True
         if self._devices.may_grow:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
             return False
         # The engine puts fewer layers on the device, and the others into main memory.
         if plan.estimate.is_fitted and not _exceeds_host(

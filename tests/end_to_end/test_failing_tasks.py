@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from proxy.common.background_tasks import FAILURES, Throttle
+from proxy.common.background_tasks import FAILURES
 from proxy.nodes.monitor import NodeMonitor
 from proxy.router.release import SlotReleaser
 from supervisor.daemon.daemon import Daemon
@@ -100,7 +100,6 @@ async def test_failures_end_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(FAILURES, "counts", Counter())
-    monkeypatch.setattr(FAILURES, "_throttle", Throttle(1, FAILURES._rest))
     for kind in ("config", "log", "runtime", "data"):
         monkeypatch.setenv(f"CORRAL_{kind.upper()}_DIR", str(tmp_path / kind))
     (tmp_path / "corral.toml").write_text(CONFIG.format(path=tiny_model))

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pytest
 
-from proxy.common.background_tasks import FAILURES, FailureHandler, Throttle
+from proxy.common.background_tasks import FAILURES, FailureHandler
 from supervisor.events import Event, EventStream
 from supervisor.log import (
     Sink,
@@ -154,10 +154,9 @@ def test_a_field_named_like_a_key_of_the_log_does_not_replace_it() -> None:
     assert (entry["event"], entry["field_event"]) == ("events.withheld", "request.rejected")
 
 
-def test_a_record_of_a_library_is_logged_as_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_a_library_is_logged_as_an_event() -> None:
     lines: list[str] = []
-    monkeypatch.setattr(FAILURES, "_emit", EventStream(json_sink(lines.append)).emit)
-    monkeypatch.setattr(FAILURES, "_throttle", Throttle(1, FAILURES._rest))
+    FAILURES.report_to(EventStream(json_sink(lines.append)).emit)
     record = logging.makeLogRecord(
         {"name": "aiohttp.server", "levelno": logging.WARNING, "msg": "odd %s", "args": ("peer",)}
     )

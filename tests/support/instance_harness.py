@@ -20,8 +20,9 @@ from supervisor.engine.client import Endpoint
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance
 from supervisor.engine.launch import Launch, clean_environment
-from supervisor.engine.state_tasks import NeedsRestart
+from supervisor.engine.state_tasks import NeedsRestart, NoSlotPersister, SlotPersister
 from supervisor.engine.states import Event
+from supervisor.errors import CorralError
 from supervisor.events import EventStream
 from supervisor.settings.tables import InstanceLimits, RestartPolicy
 
@@ -122,15 +123,17 @@ class InstanceHarness:
         needs_restart: NeedsRestart | None = None,
         prepare: Callable[[], Awaitable[None]] | None = None,
         reduce: Callable[[FailureCause], bool] = lambda _: False,
+        persister: SlotPersister | None = None,
     ) -> None:
         self.launch = launch
+        self.launch_error: CorralError | None = None
         self.traffic = RecordingTraffic()
         self.events: list[tuple[str, Mapping[str, object]]] = []
         stream = EventStream(lambda event: self.events.append((event.name, event.fields)))
         self.instance = Instance(
             "chat.0",
             "chat",
-            lambda _run: self.launch,
+            self._launch,
             limits=limits,
             policy=policy,
             traffic=self.traffic,
@@ -139,7 +142,13 @@ class InstanceHarness:
             needs_restart=needs_restart,
             prepare=prepare,
             reduce=reduce,
+            persister=persister or NoSlotPersister(),
         )
+
+    def _launch(self, _run: int) -> Launch:
+        if self.launch_error:
+            raise self.launch_error
+        return self.launch
 
     @property
     def story(self) -> list[object]:

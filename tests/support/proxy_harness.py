@@ -320,6 +320,7 @@ class ProxyHarness:
         self.conversations = FakeConversations()
         self.dashboard = FakeDashboardHost()
         self.sockets: Sequence[socket.socket] = ()
+        self.idle_timeout_s = 75.0
         self._directory = directory
         self._stack = stack
         self._tend()
@@ -358,9 +359,10 @@ class ProxyHarness:
         app = App(self.router, settings, self.metrics, backend)
         self.sessions = app.sessions
         self.core = app.core
+        self.tls = app.tls
         self.capture = app.capture
         self.token_limits = app.core.admission.tokens
-        return Server(app, self.sockets)
+        return Server(app, self.sockets, idle_timeout_s=self.idle_timeout_s)
 
     async def fake(
         self, script: Script = say_ok, name: str = "chat.1", *, is_admitted: bool = True

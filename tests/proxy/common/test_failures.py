@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from proxy.common import background_tasks
 from proxy.common.background_tasks import (
     FAILURES,
     WINDOW_S,
@@ -25,11 +24,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_tasks, "_FIRST_PAUSE_S", 0.001)
 
 
 def reported(of: Failures) -> list[dict[str, Any]]:
@@ -48,7 +42,7 @@ async def test_failed_work_is_retried_and_counted() -> None:
         return "done"
 
     before = FAILURES.counts["a test"]
-    assert await persist("a test", work) == "done"
+    assert await persist("a test", work, first_pause_s=0.001) == "done"
     assert FAILURES.counts["a test"] - before == 3
 
 

@@ -9,7 +9,6 @@ from aiohttp import ClientPayloadError
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call, Script, say_ok
 
-from proxy.forward import relay
 from proxy.router.lease import Completion
 from proxy.router.router import Router
 from proxy.upstream.timings import Timings
@@ -114,10 +113,10 @@ async def test_what_breaks_before_anything_went_out_is_asked_once_more(
 
 
 async def test_an_client_response_too_long_to_be_put_together_says_so(
-    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyHarness,
 ) -> None:
-    monkeypatch.setattr(relay, "_ASSEMBLED_MAX_BYTES", 100)
-    await proxy.fake(streams(HI, HI, END, DONE))
+    comment = b":" + b"x" * (1024**2 - 1) + b"\n\n"
+    await proxy.fake(streams(HI, *[comment] * 64, END, DONE))
     async with proxy.ask() as response:
         assert response.status == 502
         assert "request a stream" in (await response.json())["error"]["message"]
@@ -282,11 +281,8 @@ async def test_the_engines_own_pages_speak_its_own_words(proxy: ProxyHarness) ->
         assert (await response.json())["error"] == TOO_LONG
 
 
-async def test_an_error_without_end_is_a_bad_gateway(
-    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "_ERROR_MAX_BYTES", 10)
-    await proxy.fake(says(b"x" * 100, "500 Internal Server Error"))
+async def test_an_error_without_end_is_a_bad_gateway(proxy: ProxyHarness) -> None:
+    await proxy.fake(says(b"x" * (1024**2 + 1), "500 Internal Server Error"))
     async with proxy.ask() as response:
         assert response.status == 502
 

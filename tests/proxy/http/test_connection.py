@@ -276,10 +276,8 @@ async def test_a_body_may_take_longer_than_a_header(proxy: ProxyHarness) -> None
         assert b"the body did not arrive within 0.2 s" in await reader.read()
 
 
-async def test_a_connection_without_a_byte_is_closed_without_a_word(
-    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy.server._IDLE_TIMEOUT_S", 0.05)
+async def test_a_connection_without_a_byte_is_closed_without_a_word(proxy: ProxyHarness) -> None:
+    proxy.idle_timeout_s = 0.05
     await proxy.open()
     async with proxy.raw() as (reader, _):
         assert await reader.read() == b""

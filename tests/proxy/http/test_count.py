@@ -1,5 +1,6 @@
 """What a JSON text holds, counted before it is parsed."""
 
+import functools
 import json
 
 import orjson
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 from support.growth import FACTOR, is_linear
 
 from proxy.errors import BodyTooComplex
-from proxy.http import body as body_module
 from proxy.http.body import count_values
 
 JSON = st.recursive(
@@ -38,17 +38,17 @@ def test_the_count_and_the_depth_are_exact_wherever_the_pieces_end(
     said: object, piece: int, *, is_ascii: bool
 ) -> None:
     body = json.dumps(said, ensure_ascii=is_ascii).encode()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body_module, "_COUNTED_BYTES", piece)
-        found = body_module._count_outside_strings(body, 10**9, 10**9)
-        assert found == counted(said)
-        assert count_values(body, found, depth(said)) >= found
-        if depth(said):
-            with pytest.raises(BodyTooComplex, match="max_body_depth"):
-                count_values(body, 10**9, depth(said) - 1)
-        if found > 1:
-            with pytest.raises(BodyTooComplex, match="max_body_values"):
-                count_values(body, found - 1, 10**9)
+    body += b" " * piece  # more than a piece
+    count = functools.partial(count_values, body, piece_bytes=piece)
+    found = count(10**9, 10**9)
+    assert found == counted(said)
+    assert count_values(body, found, depth(said)) >= found
+    if depth(said):
+        with pytest.raises(BodyTooComplex, match="max_body_depth"):
+            count(10**9, depth(said) - 1)
+    if found > 1:
+        with pytest.raises(BodyTooComplex, match="max_body_values"):
+            count(found - 1, 10**9)
 
 
 def test_what_stands_in_strings_counts_for_nothing_where_it_matters() -> None:
@@ -76,6 +76,6 @@ def test_sixteen_mebibytes_of_anything_are_counted_in_linear_time(
     begin: bytes, pump: bytes
 ) -> None:
     def counted(size: int) -> None:
-        body_module._count_outside_strings(begin + pump * size, 10**9, 10**9)
+        count_values(begin + pump * size, 10**9, 10**9)
 
     assert is_linear(counted, 8_000_000 // FACTOR)

@@ -13,7 +13,6 @@ from support.certificates import serial, trusting, write, write_ca
 from support.proxy_harness import ProxyHarness
 from support.upstream import Call
 
-from proxy.http import tls
 from proxy.settings import TlsSettings
 
 GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
@@ -27,11 +26,6 @@ Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @pytest.fixture
 def authority() -> trustme.CA:
     return trustme.CA()
-
-
-@pytest.fixture(autouse=True)
-def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "_RECHECK_S", 0)
 
 
 @asynccontextmanager
@@ -53,6 +47,9 @@ async def get(proxy: ProxyHarness, context: ssl.SSLContext) -> bytes:
 
 
 async def shown(proxy: ProxyHarness, context: ssl.SSLContext) -> str:
+    """Return the certificate that the proxy shows after a look at its files."""
+    assert proxy.tls
+    proxy.tls.renew()
     async with connected(proxy, context) as (_, writer):
         return serial(writer)
 

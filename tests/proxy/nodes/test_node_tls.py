@@ -14,7 +14,6 @@ from support.node import SETTINGS, FakeNode, NodesProxy
 from support.proxy_harness import ProxyHarness, until
 
 from proxy.errors import NodeUnconnected
-from proxy.http import tls
 from proxy.nodes.configured import NodeAddress, configured_nodes
 from proxy.nodes.poll import NodePoller
 from proxy.nodes.settings import NodeSettings, parse_url
@@ -108,17 +107,17 @@ async def test_a_node_that_speaks_no_tls_is_named_so(proxy: ProxyHarness) -> Non
     assert "does not speak TLS; its url may be http://" in await outcome(url)
 
 
-async def test_a_renewed_ca_file_is_taken(
-    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tls, "_RECHECK_S", 0)
+async def test_a_renewed_ca_file_is_taken(authority: trustme.CA, tmp_path: Path) -> None:
     ca_file = write_ca(tmp_path / "ca.pem", trustme.CA())
     async with fake_node(authority.issue_cert("127.0.0.1")) as url:
         tables = {"one": NodeSettings(url=url, ca_file=ca_file)}
-        near = NodesProxy(*configured_nodes(tables, lambda _, /, **__: None))
+        (node,) = configured_nodes(tables, lambda _, /, **__: None)
+        assert node.tls
+        near = NodesProxy(node)
         async with near.running():
             await until(lambda: bool(near.events("node.down")))
             write_ca(ca_file, authority)
+            node.tls.renew()
             await until(lambda: near.states() == [True])
 
 

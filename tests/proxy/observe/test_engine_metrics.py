@@ -155,10 +155,8 @@ async def test_an_instance_can_be_withdrawn_while_it_is_read(proxy: ProxyHarness
 
 
 async def test_an_engine_that_does_not_answer_does_not_affect_the_others(
-    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyHarness,
 ) -> None:
-    monkeypatch.setattr("proxy.observe.metrics._TIMEOUT_S", 0.05)
-
     async def refuse(call: Call) -> None:
         await call.head(f"Content-Length: {len(PAGE)}", status="501 Not Implemented")
         await call.send(PAGE.encode())
@@ -171,7 +169,8 @@ async def test_an_engine_that_does_not_answer_does_not_affect_the_others(
         for number, script in enumerate((refuse, send_metrics, hang))
     ]
     gone = upstream("chat.3", port=9)
-    readings = await Scrape(proxy.settings).read([*(fake.upstream() for fake in fakes), gone])
+    scrape = Scrape(proxy.settings, timeout_s=0.05)
+    readings = await scrape.read([*(fake.upstream() for fake in fakes), gone])
     assert [bool(reading.families) for reading in readings] == [False, True, False, False]
 
 

@@ -19,7 +19,7 @@ from support.proxy_harness import ProxyHarness
 from support.upstream import Call
 
 from proxy.errors import ConfigError
-from proxy.observe import otel, tracing
+from proxy.observe import tracing
 from proxy.observe.otel import SpanQueue
 from proxy.observe.tracing import check_tracing, endpoint_of
 from proxy.settings import TracingSettings
@@ -87,7 +87,6 @@ class Collector:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setattr(otel, "_CLOSE_S", 20)
     yield
     logger = logging.getLogger("opentelemetry")
     logger.handlers, logger.propagate = [], True
@@ -169,7 +168,7 @@ class _Exporter(SpanExporter):
 
 def test_a_collector_that_is_down_is_one_warning_and_what_is_lost_is_counted() -> None:
     exporter, told = _Exporter(), list[str | int]()
-    queue = SpanQueue(exporter, 0.01, told.append, told.append)
+    queue = SpanQueue(exporter, 0.01, told.append, told.append, close_s=20)
 
     def send() -> None:
         exporter.tried.clear()
@@ -185,10 +184,9 @@ def test_a_collector_that_is_down_is_one_warning_and_what_is_lost_is_counted() -
     assert exporter.sent == 1
 
 
-def test_a_full_queue_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel, "_BATCH_MAX", 1_000_000)
+def test_a_full_queue_drops_the_oldest() -> None:
     exporter, told = _Exporter(), list[str | int]()
-    queue = SpanQueue(exporter, 3600, told.append, told.append)
+    queue = SpanQueue(exporter, 3600, told.append, told.append, max_batch=10_000, close_s=20)
     for _ in range(2050):
         queue.on_end(ReadableSpan("POST"))
     exporter.is_down = False
@@ -204,7 +202,7 @@ def test_tracing_is_on_where_something_names_a_collector(monkeypatch: pytest.Mon
     assert endpoint_of(off, named) == "http://c:4318"
     assert endpoint_of(on, {"OTEL_SDK_DISABLED": "true"}) is None
     assert endpoint_of(off, {**named, "OTEL_TRACES_EXPORTER": "none"}) is None
-    monkeypatch.setattr(tracing, "_PACKAGES", ("opentelemetry.missing",))
+    monkeypatch.setattr(tracing, "find_spec", lambda _package: None)
     check_tracing(off)
     with pytest.raises(ConfigError, match="not installed"):
         check_tracing(on)

@@ -72,4 +72,4 @@ def spawn(module: object) -> None:
         run = launch.Launch((sys.executable,), {}, here, Endpoint(), "", here)
         child.Child.spawn(run)
     else:
-        probe._run([sys.executable, "--version"], {}, 5)
+        probe.list_devices([sys.executable], (), 5)

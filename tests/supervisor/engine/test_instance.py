@@ -560,11 +560,7 @@ async def test_a_log_that_cannot_be_written_is_a_cause(runtime: Path) -> None:
 
 async def test_an_error_of_the_planner_is_a_cause(runtime: Path) -> None:
     harness = InstanceHarness(fake_launch(runtime))
-
-    def launch(run: int) -> Launch:
-        raise EngineMissing(f"no llama-server for run {run}")
-
-    harness.instance._launch = launch
+    harness.launch_error = EngineMissing("no llama-server")
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(FAILED)

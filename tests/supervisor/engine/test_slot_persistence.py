@@ -6,13 +6,15 @@ import signal
 from pathlib import Path
 
 from support.corral_cli import PATIENCE_S
-from support.instance_harness import InstanceHarness, fake_launch, mark_unhealthy, quick
+from support.instance_harness import QUICK, InstanceHarness, fake_launch, mark_unhealthy, quick
 
 from proxy.router.lease import Activity
 from supervisor.engine.client import EngineClient
+from supervisor.engine.launch import Launch
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.state_tasks import NoSlotPersister
 from supervisor.engine.states import State
+from supervisor.settings.tables import InstanceLimits
 
 UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED})
@@ -21,11 +23,10 @@ DOWN = frozenset({State.STOPPED})
 class Recorder:
     """Writes down what it is asked, and in which state the instance is then."""
 
-    def __init__(self, harness: InstanceHarness) -> None:
+    def __init__(self, launch: Launch, limits: InstanceLimits = QUICK) -> None:
         self.calls: list[tuple[str, str]] = []
         self.called = asyncio.Event()
-        self._harness = harness
-        harness.instance._persister = self
+        self.harness = InstanceHarness(launch, limits=limits, persister=self)
 
     async def restore(self, _client: EngineClient, run: int, /) -> int:
         self._note("restore", run)
@@ -38,15 +39,15 @@ class Recorder:
         self._note("save", run)
 
     def _note(self, call: str, run: int) -> None:
-        facts = self._harness.instance.snapshot()
+        facts = self.harness.instance.snapshot()
         assert facts.run == run
         self.calls.append((call, facts.state.value))
         self.called.set()
 
 
 async def test_slots_are_restored_before_service_and_saved_after_the_drain(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime))
-    recorder = Recorder(harness)
+    recorder = Recorder(fake_launch(runtime))
+    harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
@@ -61,8 +62,8 @@ async def test_slots_are_restored_before_service_and_saved_after_the_drain(runti
 
 
 async def test_an_engine_without_completions_restores_nothing(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime, "no-completion"))
-    recorder = Recorder(harness)
+    recorder = Recorder(fake_launch(runtime, "no-completion"))
+    harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
@@ -71,8 +72,8 @@ async def test_an_engine_without_completions_restores_nothing(runtime: Path) -> 
 
 async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1)
-    harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    recorder = Recorder(harness)
+    recorder = Recorder(fake_launch(runtime), limits=limits)
+    harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
@@ -85,8 +86,8 @@ async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
 
 
 async def test_slots_are_saved_as_requests_end_while_others_go_on(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime))
-    recorder = Recorder(harness)
+    recorder = Recorder(fake_launch(runtime))
+    harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
@@ -103,8 +104,8 @@ async def test_slots_are_saved_as_requests_end_while_others_go_on(runtime: Path)
 
 async def test_of_an_engine_that_hangs_nothing_is_saved_at_the_end(runtime: Path) -> None:
     limits = quick(stop_timeout_s=0.1, liveness_interval_s=0.4, idle_probe_s=0)
-    harness = InstanceHarness(fake_launch(runtime, "wedged"), limits=limits)
-    recorder = Recorder(harness)
+    recorder = Recorder(fake_launch(runtime, "wedged"), limits=limits)
+    harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)
@@ -117,8 +118,8 @@ async def test_of_an_engine_that_hangs_nothing_is_saved_at_the_end(runtime: Path
 
 async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> None:
     limits = quick(liveness_interval_s=0.2, idle_probe_s=0.2)
-    harness = InstanceHarness(fake_launch(runtime), limits=limits)
-    recorder = Recorder(harness)
+    recorder = Recorder(fake_launch(runtime), limits=limits)
+    harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
@@ -130,8 +131,8 @@ async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> N
 
 
 async def test_a_drain_that_takes_too_long_saves_what_was_idle_as_it_began(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
-    recorder = Recorder(harness)
+    recorder = Recorder(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
+    harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await instance.wait(UP)

@@ -15,7 +15,6 @@ from support.samples import GPU, engine, model
 from supervisor.builds.discover import Device, Engine
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.errors import DeviceMemoryShort, EngineBroken
-from supervisor.fleet import start_memory
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
@@ -59,7 +58,7 @@ class Machine:
         self.now_s = 100.0
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.devices = DeviceMemory(self.list_devices, lambda: self.now_s)
-        self.memory = StartMemory(self.devices, self.emit)
+        self.memory = StartMemory(self.devices, self.emit, pause_s=0)
         fleet = Fleet(self.planner, RecordingTraffic(), self.emit)
         self.replica: Replica = fleet.replica("chat.0")
 
@@ -88,10 +87,7 @@ async def test_memory_that_others_hold_is_named(tmp_path: Path) -> None:
         await machine.memory.is_there(machine.replica)
 
 
-async def test_after_an_unload_memory_is_awaited_but_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start_memory, "_PAUSE_S", 0)
+async def test_after_an_unload_memory_is_awaited_but_not_for_ever(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 100)
     machine.devices.note_exit(5.0)
     assert not await machine.memory.is_there(machine.replica)

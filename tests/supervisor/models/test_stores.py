@@ -201,9 +201,10 @@ def test_a_file_of_another_user_is_not_served_unless_its_directory_is_named(
     path.chmod(0o644)
     if os.geteuid() == 0:
         os.chown(path, 54_321, -1)
-    else:
+    elif os.geteuid() >= 1000:
         monkeypatch.setattr("supervisor.system.ownership.os.geteuid", lambda: 54_321)
-        monkeypatch.setattr("supervisor.system.ownership._PEOPLE_FROM", 0)
+    else:
+        pytest.skip("the files of this user count as those of a service")
     found = look(("lmstudio", path.parent), cache=tmp_path / "cache")
     assert "another user" in (problems(found)["tiny"] or "")
     named = look(("models_dir", path.parent), cache=tmp_path / "cache")
