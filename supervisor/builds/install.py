@@ -392,7 +392,7 @@ def _remote(asset: Asset, tag: str, mirror: str | None) -> RemoteFile:
             "or extract it yourself and set engine to the path of its llama-server",
         )
     url = f"{mirror}/{tag}/{asset.name}" if mirror else asset.url
-    return RemoteFile(asset.name, url, asset.sha256, asset.size_bytes)
+    return RemoteFile(asset.name, url, asset.size_bytes, asset.sha256)
 
 
 def _try_engine(choice: Choice, new: Path) -> tuple[InstalledBuild, Engine]:

@@ -24,13 +24,14 @@ from supervisor.models.local_stores import HubCache
 from supervisor.models.metadata import Gguf
 from supervisor.models.reference import HubReference, UrlReference
 from supervisor.models.repository import RemoteFile, Repository
-from supervisor.models.transfer import Fetched, RemotePart, Transfer, fetch
+from supervisor.models.transfer import Transfer, fetch
 from supervisor.output import CommandResult, size
 from supervisor.plan.fit import MemoryCapacity, capacity, misfit_reason
 from supervisor.plan.plan import Plan, make_plan
 from supervisor.plan.resolve import ModelEntry
 from supervisor.settings.load import load
 from supervisor.system import machine
+from supervisor.system.download import RemoteFile as DownloadFile
 from supervisor.system.paths import Directories, make_ours
 
 
@@ -208,8 +209,8 @@ class _Chooser:
     def _fit(self, model: FileGroup, others: tuple[FileGroup, ...]) -> Fit:
         files = [self._repository.file(file) for file in model.files]
         parts = [
-            RemotePart(
-                self._client.file_url(self._repository, file.path), file.path, file.size_bytes
+            DownloadFile(
+                file.path, self._client.file_url(self._repository, file.path), file.size_bytes
             )
             for file in files
         ]
@@ -299,9 +300,7 @@ def _fetch_model(
             return CommandResult(_hub_data(download, 0))
         transfer_module.check_space(cache.root, download.missing_bytes)
         received = sum(
-            fetch(
-                _hub_transfer(download, file, client), client, partial(meter.show, file.path)
-            ).received_bytes
+            fetch(_hub_transfer(download, file, client), client, partial(meter.show, file.path))[0]
             for file in download.missing
         )
         for _, file in download.files:
@@ -405,27 +404,25 @@ def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) 
         ]
     data, first = _url_data(transfers, done), transfers[0]
     shown = [
-        f"the SHA-256 of {transfer.name} is {fetched.sha256}"
-        for transfer, fetched in zip(transfers, done, strict=True)
-        if fetched.sha256
+        f"the SHA-256 of {transfer.name} is {digest}"
+        for transfer, (_, digest) in zip(transfers, done, strict=True)
+        if digest
     ]
     return CommandResult(
         data, str(first.target), (*shown, f"corral start {data['name']} serves it")
     )
 
 
-def _url_data(transfers: Sequence[Transfer], done: Sequence[Fetched]) -> dict[str, object]:
+def _url_data(transfers: Sequence[Transfer], done: Sequence[tuple[int, str]]) -> dict[str, object]:
     first = transfers[0]
     return {
         "name": file_names.model_name(first.name),
         "path": str(first.target),
         "size_bytes": sum(transfer.size_bytes for transfer in transfers),
-        "received_bytes": sum(fetched.received_bytes for fetched in done),
+        "received_bytes": sum(received_bytes for received_bytes, _ in done),
         "files": [
             {"path": str(transfer.target), "size_bytes": transfer.size_bytes, "sha256": digest}
-            for transfer, digest in zip_longest(
-                transfers, (fetched.sha256 or None for fetched in done)
-            )
+            for transfer, digest in zip_longest(transfers, (digest or None for _, digest in done))
         ],
     }
 
@@ -456,8 +453,7 @@ def _url_transfer(wanted: UrlReference, models: Path, client: HubClient) -> Tran
 def _url_announcement(
     transfers: Sequence[Transfer], here: MachineFit, client: HubClient
 ) -> Iterator[str]:
-    parts = [RemotePart(transfer.url, transfer.name, transfer.size_bytes) for transfer in transfers]
-    gguf = transfer_module.read(parts, client)
+    gguf = transfer_module.read(transfers, client)
     fit, shards = here.fit_of(gguf, 0), len(transfers)
     amount = size(gguf.size_bytes) + (f" in {shards} shards" if shards > 1 else "")
     yield f"{transfers[0].name}: {gguf.quantisation}, {amount}: {fit.text}"

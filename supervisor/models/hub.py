@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 # huggingface_hub reads it while it is imported.
@@ -40,54 +40,7 @@ from supervisor.errors import (
 )
 from supervisor.models.reference import without_secrets
 from supervisor.models.repository import FoundRepository, RemoteFile, Repository
-
-_ATTEMPTS: Final = 5
-_FIRST_WAIT_S: Final = 1.0
-_LONGEST_WAIT_S: Final = 8.0
-# If a server asks for a longer pause, tell the user instead of hanging silently.
-ASKED_WAIT_MAX_S: Final = 60.0
-
-
-class Interruption(Exception):
-    """A request broke, but another attempt may succeed.
-
-    Attributes:
-        reason: A clause.
-        wait_s: The pause that the server asked for, or None.
-        is_unresolved: Whether the server's name has no address, as without a network.
-    """
-
-    def __init__(
-        self, reason: str, wait_s: float | None = None, *, is_unresolved: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.wait_s = wait_s
-        self.is_unresolved = is_unresolved
-
-
-@dataclass(slots=True)
-class Attempts:
-    """Counts the attempts since the last progress."""
-
-    failed: int = 0
-    has_progressed: bool = False
-
-    def note_progress(self) -> None:
-        self.failed = 0
-        self.has_progressed = True
-
-    def wait_s(self, broken: Interruption) -> float | None:
-        """Return the pause before the next attempt; None to give up."""
-        self.failed += 1
-        # A running download survives a gap in the network.
-        is_offline = broken.is_unresolved and not self.has_progressed
-        if is_offline or self.failed >= _ATTEMPTS:
-            return None
-        if broken.wait_s is None:
-            return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (self.failed - 1))
-        return broken.wait_s if broken.wait_s <= ASKED_WAIT_MAX_S else None
-
+from supervisor.system.download import ASKED_WAIT_MAX_S, Attempts, Client, Interruption
 
 _RATE_LIMIT: Final = re.compile(r";\s*r=0\s*;\s*t=(\d{1,6})(?!\d)")
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -363,14 +316,12 @@ def _translate_shape_errors(what: str) -> Iterator[None]:
         ) from error
 
 
-_NOTICE_MIN_S: Final = 0.5
 # The list of a repository with 10 000 files has some 4 MB.
 _ANSWER_MAX_BYTES: Final = 16 * 1024**2
 _SEARCHED: Final = ("downloads", "likes", "lastModified", "gated", "gguf")
-T = TypeVar("T")
 
 
-class HubClient:
+class HubClient(Client):
     """The hub at an endpoint.
 
     Args:
@@ -385,9 +336,8 @@ class HubClient:
         sleep: Callable[[float], None] = time.sleep,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__(sleep, notify)
         self.endpoint = (endpoint or default_endpoint()).rstrip("/")
-        self.notify = notify
-        self._sleep = sleep
 
     def repository(self, repo: str, revision: str) -> Repository:
         """List the GGUF files of a repository.
@@ -429,29 +379,13 @@ class HubClient:
         with stream(url, self.endpoint, name, wanted, {}) as response:
             yield response
 
-    def retry(self, call: Callable[[Attempts], T], what: str, kept: str = "") -> T:
-        """Repeat a call after interruptions.
-
-        Args:
-            call: Gets the attempts, to note its progress.
-            what: The subject of the error.
-            kept: Text to append to the error's hint.
-
-        Raises:
-            DownloadFailed: It was interrupted too often without progress.
-        """
-        attempts = Attempts()
-        while True:
-            try:
-                return call(attempts)
-            except Interruption as broken:
-                wait_s = attempts.wait_s(broken)
-                if wait_s is None:
-                    message = f"{what}: {broken.reason}"
-                    raise DownloadFailed(message, _next_step(broken, kept)) from broken
-                if wait_s >= _NOTICE_MIN_S:
-                    self.notify(f"{what}: {broken.reason}; trying again in {wait_s:.0f} s")
-                self._sleep(wait_s)
+    def next_step(self, broken: Interruption, kept: str) -> str:
+        if broken.is_unresolved:
+            return f"check the network, or HF_ENDPOINT; the same command tries again{kept}"
+        if broken.wait_s:
+            then = "requests with HF_TOKEN have a higher limit"
+            return f"run the same command again in {broken.wait_s:.0f} s{kept}; {then}"
+        return f"check the network, then run the same command again{kept}"
 
     def _get(self, path: str, parameters: Mapping[str, Any], what: str) -> bytes:
         url = f"{self.endpoint}{path}"
@@ -466,12 +400,3 @@ class HubClient:
             return body
 
         return self.retry(attempt, f"cannot read {what} from {self.endpoint}")
-
-
-def _next_step(broken: Interruption, kept: str) -> str:
-    if broken.is_unresolved:
-        return f"check the network, or HF_ENDPOINT; the same command tries again{kept}"
-    if broken.wait_s:
-        then = "requests with HF_TOKEN have a higher limit"
-        return f"run the same command again in {broken.wait_s:.0f} s{kept}; {then}"
-    return f"check the network, then run the same command again{kept}"

@@ -12,56 +12,23 @@ import glob
 import hashlib
 import io
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Final, NoReturn, Protocol, Self, cast
+from typing import Any, Final, cast
 
 import filelock
 
 from supervisor.errors import AccessDenied, DiskFull, DownloadFailed
 from supervisor.models import gguf, metadata
 from supervisor.models.gguf import Header
-from supervisor.models.hub import Attempts, HubClient, Interruption
 from supervisor.models.metadata import Gguf
 from supervisor.output import size
-
-_CHUNK_BYTES: Final = 1024**2
-_SHA1_LENGTH: Final = 40
-
-
-class Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-    def hexdigest(self) -> str: ...
-
-
-def digest_like(expected: str, size_bytes: int) -> Digest:
-    """Return a new digest of the same kind as `expected`, for a file of this size.
-
-    A file in LFS has a SHA-256, any other the SHA-1 of a git blob. Source: gitformat-blob; the
-    hub's field `blobId`.
-    """
-    if len(expected) != _SHA1_LENGTH:
-        return hashlib.sha256()
-    found = hashlib.sha1(usedforsecurity=False)
-    found.update(b"blob %d\0" % size_bytes)
-    return found
-
-
-def update_from(
-    digest: Digest, file: IO[bytes], size_bytes: int, progress: Callable[[int], None]
-) -> None:
-    done_bytes = 0
-    while chunk := file.read(min(_CHUNK_BYTES, size_bytes - done_bytes)):
-        digest.update(chunk)
-        done_bytes += len(chunk)
-        progress(done_bytes)
+from supervisor.system import download
+from supervisor.system.download import Attempts, Client, Progress, RemoteFile
 
 
 def check_space(directory: Path, wanted_bytes: int) -> None:
@@ -131,124 +98,29 @@ def _size(part: Path) -> int:
     return size_bytes
 
 
-_BUFFER_BYTES: Final = 1024**2
-
-
-class PartFile:
-    """Appends to a partial file, and computes the digest of its content.
-
-    Args:
-        path: The partial file, in an existing directory.
-        digest: The digest of the whole file; if empty, the SHA-256 is computed.
-        size_bytes: The size of the whole file.
-        progress: Receives the bytes read so far from an earlier partial file.
-    """
-
-    def __init__(
-        self, path: Path, digest: str, size_bytes: int, progress: Callable[[int], None]
-    ) -> None:
-        self._path = path
-        self._expected = digest
-        self._size_bytes = size_bytes
-        self._file = path.open("ab+", buffering=_BUFFER_BYTES)
-        self.done_bytes = path.stat().st_size
-        self._digest = digest_like(digest, size_bytes)
-        if self.done_bytes > size_bytes:
-            self.restart()
-        self._file.seek(0)
-        update_from(self._digest, self._file, self.done_bytes, progress)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-
-    @property
-    def is_complete(self) -> bool:
-        return self.done_bytes >= self._size_bytes
-
-    @property
-    def hex_digest(self) -> str:
-        return self._digest.hexdigest()
-
-    @property
-    def is_as_expected(self) -> bool:
-        return not self._expected or self.hex_digest == self._expected
-
-    def append(self, data: bytes) -> None:
-        """Append bytes; raises OSError if the disk is full, but keeps the file."""
-        self._file.write(data)
-        self._digest.update(data)
-        self.done_bytes += len(data)
-
-    def flush(self) -> None:
-        """Pass appended bytes to the system, so that they survive this process."""
-        self._file.flush()
-
-    def restart(self) -> None:
-        self._file.seek(0)
-        self._file.truncate()
-        self._digest = digest_like(self._expected, self._size_bytes)
-        self.done_bytes = 0
-
-    def publish(self, path: Path) -> None:
-        """Write everything to the disk, then rename the file."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._path.replace(path)
-
-    def discard(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
-# A CDN does not send objects of more than 50 GB at once, but it sends ranges of them. Source:
-# huggingface_hub, constants.py, MAX_HTTP_DOWNLOAD_SIZE; CloudFront's quotas.
-_RANGE_MAX_BYTES: Final = 16 * 1024**3
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
-_AGAIN: Final = "; it continues where it stopped"
-
-# Receives a stage (`check`, `download`), bytes done, and bytes in all.
-Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A file to fetch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer(RemoteFile):
+    """A file to fetch into a store of models.
 
     Attributes:
-        name: For messages.
-        digest: The hub's digest; empty if unknown.
-        tag: The entity tag of a file without digest; needed to resume.
         part: The path of the partial file.
         target: The final path.
         lock: Held by the command that fetches the file.
     """
 
-    name: str
-    url: str
-    size_bytes: int
-    digest: str
     part: Path
     target: Path
     lock: Path
-    tag: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    received_bytes: int  # by this command
-    sha256: str  # or the SHA-1 of a git blob; empty if the file was there
-
-
-def fetch(transfer: Transfer, client: HubClient, progress: Progress) -> Fetched:
+def fetch(transfer: Transfer, client: Client, progress: Progress) -> tuple[int, str]:
     """Fetch a file unless it is there; two commands for the same file take turns.
+
+    Returns:
+        The bytes received by this command, and the digest; empty if the file was there.
 
     Raises:
         DownloadFailed: The download broke too often, or the file's digest or size is wrong.
@@ -256,90 +128,23 @@ def fetch(transfer: Transfer, client: HubClient, progress: Progress) -> Fetched:
         AccessDenied: The directory cannot be used.
         CorralError: The server refuses.
     """
+
+    def wrong(reason: str) -> DownloadFailed:
+        return DownloadFailed(
+            f"{transfer.name} is not the file that the hub lists: {reason}",
+            hint="what came of it was removed; run the same command again, "
+            "and if it fails again, ask who runs the hub or the proxy on the way",
+        )
+
+    part, target = transfer.part, transfer.target
     with (
         _translate_disk_errors(transfer),
-        take_turn(transfer.lock, transfer.part, transfer.name, client.notify),
+        take_turn(transfer.lock, part, transfer.name, client.notify),
     ):
-        if _is_there(transfer):
-            return Fetched(0, "")
-        transfer.part.parent.mkdir(parents=True, exist_ok=True)
-
-        def step(stage: str) -> Callable[[int], None]:
-            return lambda done: progress(stage, done, transfer.size_bytes)
-
-        with PartFile(transfer.part, transfer.digest, transfer.size_bytes, step("check")) as part:
-            if not (transfer.digest or transfer.tag):
-                part.restart()
-            received = _receive(transfer, part, client, step("download"))
-            if not part.is_as_expected:
-                _reject(transfer, part, "its digest differs")
-            part.publish(transfer.target)
-            return Fetched(received, part.hex_digest)
-
-
-def _is_there(transfer: Transfer) -> bool:
-    try:
-        return transfer.target.stat().st_size == transfer.size_bytes
-    except OSError:
-        return False
-
-
-def _receive(
-    transfer: Transfer, part: PartFile, client: HubClient, progress: Callable[[int], None]
-) -> int:
-    """Complete the partial file; return the bytes received."""
-    received = 0
-
-    def attempt(attempts: Attempts) -> None:
-        nonlocal received
-        try:
-            for data in _pieces(transfer, part, client):
-                part.append(data)
-                attempts.note_progress()
-                received += len(data)
-                progress(part.done_bytes)
-        finally:
-            part.flush()
-
-    while not part.is_complete:
-        client.retry(attempt, f"the download of {transfer.name} broke", _AGAIN)
-    return received
-
-
-def _pieces(transfer: Transfer, part: PartFile, client: HubClient) -> Iterator[bytes]:
-    """Request the next range; restarts the partial file if the server sends the whole file."""
-    last = min(part.done_bytes + _RANGE_MAX_BYTES, transfer.size_bytes) - 1
-    headers = {"range": f"bytes={part.done_bytes}-{last}"}
-    if transfer.tag and part.done_bytes:
-        headers["if-range"] = transfer.tag
-    with client.stream(transfer.url, headers, transfer.name) as response:
-        if response.status_code == HTTPStatus.OK:
-            part.restart()
-        elif not _continues(response, transfer, part):
-            _reject(transfer, part, "the server has a file of another size")
-        for data in response.iter_raw():
-            if part.done_bytes + len(data) > transfer.size_bytes:
-                _reject(transfer, part, "the server sends more than the hub lists")
-            yield data
-    if part.done_bytes <= last:
-        raise Interruption("the connection ended early")
-
-
-def _continues(response: Any, transfer: Transfer, part: PartFile) -> bool:
-    found = _RANGE.fullmatch(response.headers.get("content-range", ""))
-    if found is None or response.status_code != HTTPStatus.PARTIAL_CONTENT:
-        return False
-    whole = str(transfer.size_bytes)
-    return int(found[1]) == part.done_bytes and found[2] in {whole, "*"}
-
-
-def _reject(transfer: Transfer, part: PartFile, reason: str) -> NoReturn:
-    part.discard()
-    raise DownloadFailed(
-        f"{transfer.name} is not the file that the hub lists: {reason}",
-        hint="what came of it was removed; run the same command again, "
-        "and if it fails again, ask who runs the hub or the proxy on the way",
-    )
+        if target.exists() and target.stat().st_size == transfer.size_bytes:
+            return 0, ""
+        part.parent.mkdir(parents=True, exist_ok=True)
+        return download.fetch(transfer, part, target, client, progress, wrong)
 
 
 @contextmanager
@@ -351,7 +156,8 @@ def _translate_disk_errors(transfer: Transfer) -> Iterator[None]:
         if error.errno in _NO_SPACE:
             raise DiskFull(
                 f"no space is left in {where} for {transfer.name} ({size(transfer.size_bytes)})",
-                hint=f"free some space, then run the same command again{_AGAIN}",
+                hint="free some space, then run the same command again; "
+                "it continues where it stopped",
             ) from error
         raise AccessDenied(
             f"cannot write {transfer.name} in {where}: {error.strerror or error}",
@@ -362,13 +168,6 @@ def _translate_disk_errors(transfer: Transfer) -> Iterator[None]:
 # The reader of headers reads no further.
 _MOST_BYTES: Final = 64 * 1024**2 + 1024
 _HEADER_BUFFER_BYTES: Final = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class RemotePart:
-    url: str
-    name: str
-    size_bytes: int
 
 
 class _Stream(io.RawIOBase):
@@ -405,12 +204,12 @@ class _Stream(io.RawIOBase):
         return count
 
 
-def read(parts: Sequence[RemotePart], client: HubClient) -> Gguf:
+def read(parts: Sequence[RemoteFile], client: Client) -> Gguf:
     """Read the metadata of a model, given its shards in order.
 
     Raises:
         ModelInvalid: A shard is not a valid GGUF.
-        CorralError: As HubClient.stream and HubClient.retry.
+        CorralError: As Client.stream and Client.retry.
     """
     headers = [_header(part, client) for part in parts]
     digest = hashlib.sha256("".join(part.url for part in parts).encode()).hexdigest()
@@ -418,7 +217,7 @@ def read(parts: Sequence[RemotePart], client: HubClient) -> Gguf:
     return metadata.from_headers(Path(parts[0].name), size_bytes, headers, digest[:32])
 
 
-def _header(part: RemotePart, client: HubClient) -> Header:
+def _header(part: RemoteFile, client: Client) -> Header:
     last = max(0, min(part.size_bytes, _MOST_BYTES) - 1)
 
     def attempt(_: Attempts) -> Header:

@@ -1,7 +1,7 @@
-"""Downloads files of known size and SHA-256, and wheels from pip's package index. Blocks.
+"""Downloads files of known size and digest, and wheels from pip's package index. Blocks.
 
-A broken download resumes. The file is called `NAME.part` until it is complete and its hash is
-verified. An existing file with the right hash is not downloaded again.
+A broken download resumes. A file is partial, under another name, until it is complete and its
+digest is verified.
 
 A wheel comes from the package index that pip is configured to use. pip downloads it itself if the
 index has no JSON (PEP 691), is not reached by HTTP, or lacks the wheel: pip may have more sources.
@@ -18,39 +18,327 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
-import httpx
+from supervisor.errors import CorralError, DownloadFailed
 
-from supervisor.errors import DownloadFailed
+if TYPE_CHECKING:
+    import httpx
 
-# The download fails after this many broken connections in a row that brought no byte.
-_ATTEMPTS: Final = 4
-_PAUSE_S = 2.0
-_CONNECTIONS_MAX: Final = 100
+T = TypeVar("T")
 PART: Final = ".part"
 _RETRY: Final = "run the same command again"
+_AGAIN: Final = "; it continues where it stopped"
 
-Progress = Callable[[int, int], None]
+_ATTEMPTS: Final = 5
+_FIRST_WAIT_S = 1.0
+_LONGEST_WAIT_S: Final = 8.0
+_NOTICE_MIN_S: Final = 0.5
+# If a server asks for a longer pause, tell the user instead of hanging silently.
+ASKED_WAIT_MAX_S: Final = 60.0
+# One download fails after so many breaks, whatever came between them.
+_BREAKS_MAX = 1000
+
+
+class Interruption(Exception):
+    """A request broke, but another attempt may succeed.
+
+    Attributes:
+        reason: A clause.
+        wait_s: The pause that the server asked for, or None.
+        is_unresolved: Whether the server's name has no address, as without a network.
+    """
+
+    def __init__(
+        self, reason: str, wait_s: float | None = None, *, is_unresolved: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_s = wait_s
+        self.is_unresolved = is_unresolved
+
+
+class Attempts:
+    """Counts the attempts since the last progress."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+        self._breaks = 0
+        self._has_progressed = False
+
+    def note_progress(self) -> None:
+        self._failed = 0
+        self._has_progressed = True
+
+    def wait_s(self, broken: Interruption) -> float | None:
+        """Return the pause before the next attempt; None to give up."""
+        self._failed += 1
+        self._breaks += 1
+        # A running download survives a gap in the network.
+        is_offline = broken.is_unresolved and not self._has_progressed
+        if is_offline or self._failed >= _ATTEMPTS or self._breaks >= _BREAKS_MAX:
+            return None
+        if broken.wait_s is None:
+            return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (self._failed - 1))
+        return broken.wait_s if broken.wait_s <= ASKED_WAIT_MAX_S else None
+
+
+class Client(ABC):
+    """A way to reach servers.
+
+    Args:
+        sleep: Waits between attempts.
+        notify: Receives a sentence for each wait.
+    """
+
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        notify: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.notify = notify
+        self._sleep = sleep
+
+    @abstractmethod
+    def stream(
+        self, url: str, headers: Mapping[str, str], name: str
+    ) -> AbstractContextManager[Any]:
+        """Request a file; yield the response before its body arrives.
+
+        Raises:
+            Interruption: Another attempt may succeed.
+            CorralError: The server refuses.
+        """
+
+    @abstractmethod
+    def next_step(self, broken: Interruption, kept: str) -> str:
+        """Return the hint of a request that broke too often; `kept` is its end."""
+
+    def retry(self, call: Callable[[Attempts], T], what: str, kept: str = "") -> T:
+        """Repeat a call after interruptions.
+
+        Args:
+            call: Gets the attempts, to note its progress.
+            what: The subject of the error.
+            kept: Text to append to the error's hint.
+
+        Raises:
+            DownloadFailed: It was interrupted too often without progress.
+        """
+        attempts = Attempts()
+        while True:
+            try:
+                return call(attempts)
+            except Interruption as broken:
+                wait_s = attempts.wait_s(broken)
+                if wait_s is None:
+                    message = f"{what}: {broken.reason}"
+                    raise DownloadFailed(message, self.next_step(broken, kept)) from broken
+                if wait_s >= _NOTICE_MIN_S:
+                    self.notify(f"{what}: {broken.reason}; trying again in {wait_s:.0f} s")
+                self._sleep(wait_s)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file to download; `name` is valid as a local file name."""
+    """A file to fetch.
+
+    Attributes:
+        name: For messages.
+        digest: Its SHA-256, or the SHA-1 of a git blob; empty if unknown.
+        tag: The entity tag of a file without digest; needed to resume.
+    """
 
     name: str
-    url: str | httpx.URL
-    sha256: str
+    url: str
     size_bytes: int
+    digest: str = ""
+    tag: str = ""
+
+
+_SHA1_LENGTH: Final = 40
+_CHUNK_BYTES: Final = 1024**2
+# A CDN does not send objects of more than 50 GB at once, but it sends ranges of them. Source:
+# huggingface_hub, constants.py, MAX_HTTP_DOWNLOAD_SIZE; CloudFront's quotas.
+_RANGE_MAX_BYTES = 16 * 1024**3
+_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+# Receives a stage (`check`, `download`), bytes done, and bytes in all.
+Progress = Callable[[str, int, int], None]
+
+
+def fetch(
+    file: RemoteFile,
+    part: Path,
+    target: Path,
+    client: Client,
+    progress: Progress,
+    wrong: Callable[[str], CorralError],
+) -> tuple[int, str]:
+    """Complete the partial file `part`, verify it, and rename it to `target`.
+
+    Args:
+        progress: Receives stages, and in `check` the bytes read of an earlier partial file.
+        wrong: Makes the error of a file that is not the expected one, from a clause that says why.
+
+    Returns:
+        The bytes received, and the file's digest.
+
+    Raises:
+        DownloadFailed: The download broke too often; the partial file stays.
+        OSError: The file cannot be written, or the disk is full; the partial file stays.
+    """
+    with part.open("ab+", buffering=_CHUNK_BYTES) as content:
+        found = _Part(file, content, progress)
+        try:
+            found.read_earlier(part.stat().st_size)
+            while found.done_bytes < file.size_bytes:
+                what = f"the download of {file.name} broke"
+                client.retry(partial(found.receive, client), what, _AGAIN)
+            found.verify()
+        except _Wrong as error:
+            part.unlink(missing_ok=True)
+            raise wrong(str(error)) from None
+        os.fsync(content.fileno())
+        part.replace(target)
+        return found.received_bytes, found.digest.hexdigest()
+
+
+class _Wrong(Exception):
+    """It is not the expected file; the text is a clause."""
+
+
+class _Part:
+    """The content of a partial file, and its digest."""
+
+    def __init__(self, file: RemoteFile, content: IO[bytes], progress: Progress) -> None:
+        self._file = file
+        self._content = content
+        self._progress = progress
+        self.digest = _digest_for(file)
+        self.done_bytes = self.received_bytes = 0
+
+    def read_earlier(self, size_bytes: int) -> None:
+        """Read what an earlier command received, unless it is of no use."""
+        if size_bytes > self._file.size_bytes or not (self._file.digest or self._file.tag):
+            self._restart()
+            return
+        self._content.seek(0)
+        while chunk := self._content.read(min(_CHUNK_BYTES, size_bytes - self.done_bytes)):
+            self._add(chunk, "check")
+
+    def receive(self, client: Client, attempts: Attempts) -> None:
+        """Request the next range; begins again if the server sends the whole file."""
+        file = self._file
+        last = min(self.done_bytes + _RANGE_MAX_BYTES, file.size_bytes) - 1
+        headers = {"Range": f"bytes={self.done_bytes}-{last}"}
+        if file.tag and self.done_bytes:
+            headers["If-Range"] = file.tag
+        try:
+            with client.stream(file.url, headers, file.name) as response:
+                if response.status_code == HTTPStatus.OK:
+                    self._restart()
+                elif not self._is_next(response):
+                    raise _Wrong("the server has a file of another size")
+                for data in response.iter_raw():
+                    if self.done_bytes + len(data) > file.size_bytes:
+                        raise _Wrong("the server sends more than the hub lists")
+                    self._content.write(data)
+                    attempts.note_progress()
+                    self.received_bytes += len(data)
+                    self._add(data, "download")
+        finally:
+            self._content.flush()  # so that they survive this process
+        if self.done_bytes <= last:
+            raise Interruption("the connection ended early")
+
+    def verify(self) -> None:
+        if self._file.digest and self.digest.hexdigest() != self._file.digest:
+            raise _Wrong("its digest differs")
+
+    def _add(self, data: bytes, stage: str) -> None:
+        self.digest.update(data)
+        self.done_bytes += len(data)
+        self._progress(stage, self.done_bytes, self._file.size_bytes)
+
+    def _restart(self) -> None:
+        self._content.seek(0)
+        self._content.truncate()
+        self.digest = _digest_for(self._file)
+        self.done_bytes = 0
+
+    def _is_next(self, response: Any) -> bool:
+        found = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        if found is None or response.status_code != HTTPStatus.PARTIAL_CONTENT:
+            return False
+        whole = {str(self._file.size_bytes), "*"}
+        return int(found[1]) == self.done_bytes and found[2] in whole
+
+
+def _digest_for(file: RemoteFile) -> Any:
+    """Return a new digest of the kind of the file's own.
+
+    A file in LFS has a SHA-256, any other the SHA-1 of a git blob. Source: gitformat-blob; the
+    hub's field `blobId`.
+    """
+    if len(file.digest) != _SHA1_LENGTH:
+        return hashlib.sha256()
+    found = hashlib.sha1(usedforsecurity=False)
+    found.update(b"blob %d\0" % file.size_bytes)
+    return found
+
+
+class HttpClient(Client):
+    """Servers that need no token; the httpx client follows redirects."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        super().__init__()
+        self._client = client
+
+    @contextmanager
+    def stream(self, url: str, headers: Mapping[str, str], name: str) -> Iterator[httpx.Response]:
+        import httpx  # noqa: PLC0415 (0.1 s, and downloads from the hub do not need it)
+
+        sent = {"Accept-Encoding": "identity", **headers}
+        try:
+            with self._client.stream("GET", url, headers=sent) as response:
+                response.raise_for_status()
+                yield response
+        except httpx.TooManyRedirects as error:
+            raise DownloadFailed(f"too many redirects while downloading {name}") from error
+        except httpx.HTTPStatusError as error:
+            answer = error.response
+            raise DownloadFailed(
+                f"{name} cannot be downloaded: {answer.url.host} answers "
+                f"{answer.status_code} {answer.reason_phrase}",
+                hint=_RETRY,
+            ) from error
+        except httpx.TransportError as error:
+            raise Interruption(repr(error)) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            message = f"the download of {name} broke: {error!r}"
+            raise DownloadFailed(message, hint=f"{_RETRY}{_AGAIN}") from error
+
+    def next_step(self, broken: Interruption, kept: str) -> str:
+        del broken
+        return f"{_RETRY}{kept}"
 
 
 def download(
-    client: httpx.Client, file: RemoteFile, directory: Path, progress: Progress, source: str
+    client: httpx.Client,
+    file: RemoteFile,
+    directory: Path,
+    progress: Callable[[int, int], None],
+    source: str,
 ) -> Path:
-    """Download a file into a directory, and resume an earlier partial download.
+    """Download a file with a SHA-256 into a directory, unless it is there with the right one.
 
     Args:
         client: Follows redirects.
@@ -62,78 +350,24 @@ def download(
         DownloadFailed: The download broke, or the file's hash is wrong.
         OSError: The directory cannot be written.
     """
-    whole = directory / file.name
-    if whole.exists() and _digest(whole) == file.sha256:
-        return whole
-    part = directory / f"{file.name}{PART}"
-    try:
-        _transfer(client, file, part, progress)
-    except httpx.TooManyRedirects as error:
-        raise DownloadFailed(f"too many redirects while downloading {file.name}") from error
-    except httpx.HTTPStatusError as error:
-        raise DownloadFailed(
-            f"{file.name} cannot be downloaded: {error.response.url.host} answers "
-            f"{error.response.status_code} {error.response.reason_phrase}",
-            hint=_RETRY,
-        ) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise DownloadFailed(
-            f"the download of {file.name} broke: {error!r}",
-            hint=f"{_RETRY}; it continues where it stopped",
-        ) from error
-    if _digest(part) != file.sha256:
-        part.unlink()
-        raise DownloadFailed(
+    target = directory / file.name
+
+    def show(stage: str, done_bytes: int, all_bytes: int) -> None:
+        if stage == "download":
+            progress(done_bytes, all_bytes)
+
+    def wrong(_: str) -> DownloadFailed:
+        return DownloadFailed(
             f"{file.name} is damaged: its SHA-256 is not that of {source}",
             hint=f"it was removed; {_RETRY}",
         )
-    return part.replace(whole)
+
+    if not (target.exists() and _sha256(target) == file.digest):
+        fetch(file, directory / f"{file.name}{PART}", target, HttpClient(client), show, wrong)
+    return target
 
 
-def _transfer(client: httpx.Client, file: RemoteFile, part: Path, progress: Progress) -> None:
-    """Complete a partial file; reconnect after a break, without a pause if bytes came."""
-    failures, most_bytes = 0, _size(part)
-    for _ in range(_CONNECTIONS_MAX):
-        if _size(part) == file.size_bytes:
-            return
-        try:
-            _receive(client, file, part, progress)
-        except httpx.TransportError:
-            failures = 1 if _size(part) > most_bytes else failures + 1
-            if failures == _ATTEMPTS:
-                raise
-            if failures > 1:
-                time.sleep(_PAUSE_S)
-        most_bytes = max(most_bytes, _size(part))
-    raise httpx.ReadError(f"the connection broke {_CONNECTIONS_MAX} times")
-
-
-def _receive(client: httpx.Client, file: RemoteFile, part: Path, progress: Progress) -> None:
-    done = _size(part)
-    headers = {"Accept-Encoding": "identity"}
-    if 0 < done < file.size_bytes:
-        headers["Range"] = f"bytes={done}-"
-    with client.stream("GET", file.url, headers=headers) as response:
-        response.raise_for_status()
-        is_partial = response.status_code == httpx.codes.PARTIAL_CONTENT
-        with part.open("ab" if is_partial else "wb") as target:
-            for chunk in response.iter_raw():
-                if target.tell() + len(chunk) > file.size_bytes:
-                    target.truncate(0)
-                    raise httpx.DecodingError("it is longer than it should be")
-                target.write(chunk)
-                progress(target.tell(), file.size_bytes)
-            target.flush()
-            os.fsync(target.fileno())
-    if _size(part) < file.size_bytes:
-        raise httpx.ReadError("it ended early")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -141,7 +375,6 @@ def _digest(path: Path) -> str:
 # The default of `--index-url` in pip's help; no other option has a URL as its default.
 _DEFAULT_INDEX: Final = re.compile(r"\(default (https?://[^\s()]{1,500})\)")
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
-_TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
 _PAGE_MAX_BYTES: Final = 16 * 1024**2
 _PIP_DOWNLOAD_TIMEOUT_S: Final = 3600
 _PIP_TIMEOUT_S: Final = 30
@@ -149,7 +382,7 @@ _PIP_LINES_SHOWN: Final = 3
 
 
 def download_wheel(
-    requirement: str, directory: Path, size_max_bytes: int, progress: Progress
+    requirement: str, directory: Path, size_max_bytes: int, progress: Callable[[int, int], None]
 ) -> None:
     """Download the wheel of `NAME==VERSION` into a directory, as `download` does.
 
@@ -162,9 +395,11 @@ def download_wheel(
         DownloadFailed: The download broke, or the wheel is too large or its hash is wrong.
         OSError: The directory cannot be written.
     """
-    pip = _pip_settings()
+    import httpx  # noqa: PLC0415 (as above)
+
+    pip, timeout = _pip_settings(), httpx.Timeout(30.0, connect=10.0)
     context = ssl.create_default_context(cafile=pip["cert"]) if "cert" in pip else True
-    with httpx.Client(timeout=_TIMEOUT, follow_redirects=True, verify=context) as client:
+    with httpx.Client(timeout=timeout, follow_redirects=True, verify=context) as client:
         index = pip.get("index-url") or _default_index()
         wheel = _find(client, index, requirement) if index else None
         if wheel is None:
@@ -180,6 +415,8 @@ def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | No
 
     Source: PEP 691, PEP 503 (names), PEP 427 (file names).
     """
+    import httpx  # noqa: PLC0415 (as above)
+
     name, _, version = requirement.partition("==")
     url = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', name).lower()}/"
     try:
@@ -194,9 +431,9 @@ def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | No
         found = next(wheel for wheel in wheels if wheel["filename"].split("-")[1] == version)
         return RemoteFile(
             Path(found["filename"]).name,
-            response.url.join(found["url"]),
-            found["hashes"]["sha256"],
+            str(response.url.join(found["url"])),
             found["size"],
+            found["hashes"]["sha256"],
         )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopIteration):
         return None

@@ -155,9 +155,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"")
             return
         wanted = self.headers["Range"] if faults.has_ranges else None
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         end = faults.cuts.pop(0) if faults.cuts else len(content)
-        self._send(206 if wanted else 200, content[start:end], length=len(content) - start)
+        whole = len(content)
+        place = {"Content-Range": f"bytes {start}-{whole - 1}/{whole}"} if wanted else {}
+        self._send(206 if wanted else 200, content[start:end], place, whole - start)
 
     def _send(
         self,

@@ -31,7 +31,7 @@ Install = Callable[..., tuple[InstalledBuild, Engine]]
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_connection_that_breaks_is_continued_by_the_next_command(
     assert isinstance(failing(run, engines, parts=True), DownloadFailed)
     server.faults.cuts = []
     run()
-    assert server.ranges[-1] == "bytes=100-"
+    assert str(server.ranges[-1]).startswith("bytes=100-")
 
 
 def test_a_wrong_digest(run: Install, server: ReleaseServer, engines: Path) -> None:

@@ -19,7 +19,7 @@ from supervisor.errors import (
 from supervisor.models import metadata, transfer
 from supervisor.models.hub import HubClient
 from supervisor.models.local_stores import HubCache
-from supervisor.models.transfer import RemotePart
+from supervisor.system.download import RemoteFile
 
 
 def test_a_repository_is_listed_with_digests(client: HubClient, hub: FakeHub) -> None:
@@ -133,7 +133,7 @@ def test_a_header_is_read_without_its_weights(
     hub.repositories[REPO][FILE] = path.read_bytes()
     size_bytes = path.stat().st_size
     url = client.file_url(client.repository(REPO, "main"), FILE)
-    found = transfer.read([RemotePart(url, FILE, size_bytes)], client)
+    found = transfer.read([RemoteFile(FILE, url, size_bytes)], client)
     local = metadata.read(path, cache_dir=tmp_path)
     same = ("architecture", "layers", "size_bytes", "tensor_bytes", "matrix_bytes", "ctx_train")
     assert [getattr(found, entry) for entry in same] == [getattr(local, entry) for entry in same]
@@ -145,13 +145,13 @@ def test_a_cut_header_is_read_again(client: HubClient, hub: FakeHub, tmp_path: P
     content = tiny_gguf.make(tmp_path / FILE).read_bytes()
     hub.repositories[REPO][FILE], hub.cuts = content, [1000]
     url = client.file_url(client.repository(REPO, "main"), FILE)
-    assert transfer.read([RemotePart(url, FILE, len(content))], client).layers == 2
+    assert transfer.read([RemoteFile(FILE, url, len(content))], client).layers == 2
 
 
 def test_what_is_no_gguf_is_refused_before_it_comes(client: HubClient, hub: FakeHub) -> None:
     url = client.file_url(client.repository(REPO, "main"), FILE)
     with pytest.raises(ModelInvalid, match="not a GGUF"):
-        transfer.read([RemotePart(url, FILE, len(CONTENT))], client)
+        transfer.read([RemoteFile(FILE, url, len(CONTENT))], client)
 
 
 def test_huggingface_hub_finds_what_is_published(

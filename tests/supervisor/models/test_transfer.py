@@ -22,11 +22,11 @@ from supervisor.errors import (
     NoSuchModel,
 )
 from supervisor.models import transfer as transfer_module
-from supervisor.models import transfer as transfers
 from supervisor.models.hub import HubClient
 from supervisor.models.local_stores import HubCache
 from supervisor.models.repository import RemoteFile, Repository
 from supervisor.models.transfer import Transfer, fetch
+from supervisor.system import download
 
 Make = Callable[[], Transfer]
 
@@ -55,7 +55,7 @@ def test_a_file_comes_whole_and_is_verified(
     done = fetch(one, client, lambda *step: steps.append(step))
     assert one.target.read_bytes() == CONTENT
     assert not one.part.exists()
-    assert (done.received_bytes, done.sha256) == (len(CONTENT), one.digest)
+    assert done == (len(CONTENT), one.digest)
     assert steps[-1] == ("download", len(CONTENT), len(CONTENT))
 
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_there_is_not_requested(
 ) -> None:
     fetch(transfer(), client, ignore)
     before = len(hub.seen)
-    assert fetch(transfer(), client, ignore).received_bytes == 0
+    assert fetch(transfer(), client, ignore) == (0, "")
     assert len(hub.seen) == before
 
 
@@ -75,7 +75,7 @@ def test_a_part_is_continued_with_the_rest_alone(
     begin(one, CONTENT[:300_000])
     done = fetch(one, client, ignore)
     assert one.target.read_bytes() == CONTENT
-    assert hub.served_bytes[FILE] == len(CONTENT) - 300_000 == done.received_bytes
+    assert hub.served_bytes[FILE] == len(CONTENT) - 300_000 == done[0]
 
 
 def test_a_cut_connection_is_continued(
@@ -137,7 +137,7 @@ def test_a_damaged_part_is_found_out(transfer: Make, client: HubClient) -> None:
     one = transfer()
     begin(one, b"x" * 1000)
     failure(one, client)
-    assert fetch(one, client, ignore).received_bytes == len(CONTENT)
+    assert fetch(one, client, ignore)[0] == len(CONTENT)
 
 
 @pytest.mark.parametrize("part", [CONTENT[:1000], CONTENT + b"more"])
@@ -162,7 +162,7 @@ def test_a_server_with_another_file_is_not_believed(
 def test_a_large_file_comes_in_parts(
     transfer: Make, client: HubClient, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers, "_RANGE_MAX_BYTES", 200_000)
+    monkeypatch.setattr(download, "_RANGE_MAX_BYTES", 200_000)
     one = transfer()
     fetch(one, client, ignore)
     assert one.target.read_bytes() == CONTENT
@@ -257,8 +257,8 @@ def test_two_commands_for_one_file_take_turns(
         other = pool.submit(fetch, transfer(), second, ignore)
         assert waiting.wait(60)
         hub.gate.set()
-        assert begun.result().received_bytes == len(CONTENT)
-        assert other.result().received_bytes == 0
+        assert begun.result()[0] == len(CONTENT)
+        assert other.result()[0] == 0
     assert hub.served_bytes[FILE] == len(CONTENT)
     assert waits == []
 
@@ -316,8 +316,8 @@ def test_a_file_without_a_digest_is_continued_only_if_it_has_a_tag(
 ) -> None:
     one = replace(transfer(), digest="")
     begin(one, CONTENT[:1000])
-    assert fetch(one, client, ignore).received_bytes == len(CONTENT)
+    assert fetch(one, client, ignore)[0] == len(CONTENT)
     two = replace(one, tag='"1"', target=tmp_path / "two.gguf")
     two.part.write_bytes(CONTENT[:1000])
-    assert fetch(two, client, ignore).received_bytes == len(CONTENT) - 1000
+    assert fetch(two, client, ignore)[0] == len(CONTENT) - 1000
     assert two.target.read_bytes() == CONTENT

@@ -48,13 +48,16 @@ class Handler(BaseHTTPRequestHandler):
             return
         wanted = self.headers["Range"] if self.server.has_ranges else None
         self.server.ranges.append(self.headers["Range"])
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
         body, self.server.cut_at = CONTENT[start : self.server.cut_at], None
         self._send(206 if wanted else 200, body, len(CONTENT) - start)
 
     def _send(self, status: int, body: bytes, length: int) -> None:
+        whole = len(CONTENT)
         self.send_response(status)
         self.send_header("Content-Length", str(length))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {whole - length}-{whole - 1}/{whole}")
         self.end_headers()
         self.wfile.write(body)
 
@@ -65,6 +68,7 @@ class Handler(BaseHTTPRequestHandler):
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     with Index() as index:
         url = f"http://127.0.0.1:{index.server_port}/simple/"
+        monkeypatch.setattr(download_module, "_FIRST_WAIT_S", 0.0)
         monkeypatch.setattr(download_module, "_pip_settings", lambda: {"index-url": url})
         thread = threading.Thread(target=index.serve_forever, args=[0.01])
         thread.start()
@@ -95,7 +99,8 @@ def test_a_wheel_is_downloaded_with_progress(index: Index, tmp_path: Path) -> No
 def test_a_broken_download_is_resumed(index: Index, tmp_path: Path, *, has_ranges: bool) -> None:
     index.cut_at, index.has_ranges = 700_000, has_ranges
     fetch(tmp_path)
-    assert index.ranges == [None, "bytes=700000-"]
+    last = len(CONTENT) - 1
+    assert index.ranges == [f"bytes=0-{last}", f"bytes=700000-{last}"]
     assert (tmp_path / NAME).read_bytes() == CONTENT
 
 
