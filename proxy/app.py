@@ -43,6 +43,7 @@ from proxy.request.stored_responses import ResponseStore
 from proxy.router.batch_queue import BatchQueue
 from proxy.router.estimator import Estimator
 from proxy.router.forecast import LoadForecaster
+from proxy.router.reports import SlotUse
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 
@@ -111,6 +112,8 @@ class App:
             self.tls = RenewedContext(tls.files, context, metrics.emit)
         self._routes = Routes()
         self._features = tuple(self._make_features(backend))
+        if settings.api_keys_file:
+            router.signals.slots_freed.connect(self._charge)
         for feature in self._features:
             metrics.add(feature.metrics)
             if feature.is_at_main_address:
@@ -196,6 +199,10 @@ class App:
         async with asyncio.TaskGroup() as group:
             for feature in self._features:
                 group.create_task(feature.run())
+
+    def _charge(self, _: Hashable, use: SlotUse) -> None:
+        if use.client:
+            self.core.admission.tokens.charge(use.client, use.tokens.total)
 
     def close(self) -> None:
         """Close files and threads, once no request is in flight."""

@@ -257,6 +257,7 @@ class Nodes:
         self._version = self._merged_version = 0
         self._is_stale = asyncio.Event()
         self.set_nodes(nodes)
+        router.signals.connect_failed.connect(self.mark_suspect)
 
     @property
     def process(self) -> str:

@@ -38,7 +38,7 @@ from proxy.router.lease import Clock, Completion, Lease, ProcessExit, RoutingTar
 from proxy.router.model_queue import ModelQueue, ModelQueues
 from proxy.router.queue import QueuedRequest, queue_entry
 from proxy.router.release import SlotReleaser
-from proxy.router.reports import RouterListener, slot_use
+from proxy.router.reports import RouterSignals, slot_use
 from proxy.upstream.timings import Timings
 
 _RETRY_AFTER_LOAD_S: Final = 10
@@ -227,7 +227,7 @@ class Leases:
     def __init__(  # noqa: PLR0913, PLR0917 (its neighbours)
         self,
         queues: ModelQueues,
-        listener: RouterListener,
+        signals: RouterSignals,
         crash_suspects: CrashSuspects,
         slot_releaser: SlotReleaser,
         first_byte_monitor: FirstByteMonitor,
@@ -238,7 +238,7 @@ class Leases:
         self._instances = queues.instances
         self._prefix_index = queues.prefix_index
         self._clock = queues.clock
-        self._listener = listener
+        self._signals = signals
         self._crash_suspects = crash_suspects
         self._slot_releaser = slot_releaser
         self._first_byte_monitor = first_byte_monitor
@@ -280,7 +280,7 @@ class Leases:
             self._crash_suspects.check(request)  # an equal request may have crashed meanwhile
             with lease:
                 if request.keep_alive_s is not None and lease.upstream.node is None:
-                    self._listener.keep_alive(request.model, request.keep_alive_s)
+                    self._signals.keep_alive(request.model, request.keep_alive_s)
                 self._first_byte_monitor.watch(lease)
                 await self._slot_selector.select(lease)
                 try:
@@ -293,7 +293,7 @@ class Leases:
             for slot_lease in lease.slots:
                 self._release(slot_lease)  # the engine does not compute it
             if isinstance(error, UpstreamConnectFailed):
-                self._listener.connect_failed(lease.upstream, error)
+                self._signals.connect_failed(lease.upstream, error)
             raise
         finally:
             self._end(lease)
@@ -368,7 +368,7 @@ class Leases:
                 )
         if request.kind.takes_slot:
             lease = await acquire_slot(queue, queue_entry(request, avoid, self._clock()), load)
-            self._listener.slots_taken(lease, lease.upstream, len(lease.slots))
+            self._signals.slots_taken(lease, lease.upstream, len(lease.slots))
             return lease
         await ensure_serving(queue, request, load)
         instances = [
@@ -393,7 +393,7 @@ class Leases:
     ) -> None:
         name = lease.upstream.name
         if lease.restored_tokens and lease.id_slot is not None:
-            self._listener.restore_verified(name, lease.restored_tokens, timings)
+            self._signals.restore_verified(name, lease.restored_tokens, timings)
         if lease.conversation:
             held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
             slot_map = self._prefix_index.slot_map(name)
@@ -408,7 +408,7 @@ class Leases:
         lease.note_released()
         if lease.is_taken:
             lease.is_taken = False
-            self._listener.slots_freed(lease, slot_use(lease, len(lease.slots), held))
+            self._signals.slots_freed(lease, slot_use(lease, len(lease.slots), held))
         self._queues.queue_of(lease.request.model).release(lease)
         if lease.upstream.cache_key:
             self._on_free(lease.instance)

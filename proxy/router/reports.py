@@ -10,9 +10,9 @@ were cut off, in prefill and in decoding.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, ParamSpec
 
 from proxy.errors import UpstreamConnectFailed
 from proxy.upstream.timings import Timings
@@ -122,29 +122,44 @@ def cut_off_tokens(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tok
     return Tokens(min(found, total) - cached, cached, decoded), True
 
 
-class RouterListener:
-    """Events for the code that runs the instances; subclasses must not fail or block."""
-
-    def idle(self) -> None:
-        """A model holds no request any more."""
-
-    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
-        """An instance did not begin its response to a request."""
-
-    def overdue(self, upstream: Upstream, reason: str, /) -> None:
-        """An engine still computes although its request ended `cancel_timeout_s` ago."""
-
-    def keep_alive(self, model: str, seconds: float, /) -> None:
-        """A request wants its local model to stay loaded for a time after it; infinity: forever."""
-
-    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
-        """The first response to a prompt ended whose slot was filled with `tokens` of it."""
-
-    def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None:
-        """A request got slots of an instance."""
-
-    def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None:
-        """The slots of a request are idle again; called once for each `slots_taken`."""
+_Given = ParamSpec("_Given")
 
 
-NO_LISTENER: Final = RouterListener()
+class Signal(Generic[_Given]):
+    """Calls what is connected to it, which must not fail or block."""
+
+    def __init__(self) -> None:
+        self._handlers: tuple[Callable[_Given, object], ...] = ()
+
+    def connect(self, handler: Callable[_Given, object]) -> None:
+        self._handlers = (*self._handlers, handler)
+
+    def __call__(self, *given: _Given.args, **named: _Given.kwargs) -> None:
+        for handler in self._handlers:
+            handler(*given, **named)
+
+
+class RouterSignals:
+    """What a router reports.
+
+    Attributes:
+        idle: A model holds no request any more.
+        connect_failed: An instance did not begin its response to a request.
+        overdue: An engine still computes although its request ended `cancel_timeout_s` ago; with
+            the reason.
+        keep_alive: A request wants its local model to stay loaded for so many seconds after it;
+            infinity: forever.
+        restore_verified: The first response to a prompt ended whose slot was filled with so many
+            tokens of it; the instance's name comes first.
+        slots_taken: A request, known by its lease, got so many slots of an instance.
+        slots_freed: The slots of a request are idle again; called once for each `slots_taken`.
+    """
+
+    def __init__(self) -> None:
+        self.idle = Signal[[]]()
+        self.connect_failed = Signal[[Upstream, UpstreamConnectFailed]]()
+        self.overdue = Signal[[Upstream, str]]()
+        self.keep_alive = Signal[[str, float]]()
+        self.restore_verified = Signal[[str, int, Timings]]()
+        self.slots_taken = Signal[[Hashable, Upstream, int]]()
+        self.slots_freed = Signal[[Hashable, SlotUse]]()

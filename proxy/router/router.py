@@ -58,7 +58,7 @@ from proxy.router.policy import EQUAL
 from proxy.router.queue import QueueStats
 from proxy.router.registry import Instances
 from proxy.router.release import CountBusySlots, SlotContents, SlotReleaser, slots_in_use
-from proxy.router.reports import NO_LISTENER, RouterListener, SlotUse
+from proxy.router.reports import RouterSignals, SlotUse
 from proxy.router.slot_saver import SlotFiller, SlotSaver, SlotWriter
 from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
@@ -126,10 +126,9 @@ class Router:
         saves_skipped: The number of conversations that were not saved, by model and reason.
     """
 
-    def __init__(  # noqa: PLR0913 (its neighbours, and three for tests)
+    def __init__(
         self,
         settings: ProxySettings = ProxySettings(),  # noqa: B008 (frozen)
-        listener: RouterListener = NO_LISTENER,
         emit: Emit = discard,
         storage: SlotFileStorage = NO_SLOT_FILES,
         *,
@@ -138,7 +137,7 @@ class Router:
         responds: Responds | None = None,
     ) -> None:
         self._settings = settings
-        self._listener = listener
+        self.signals = RouterSignals()
         self._emit = emit
         self._storage = CountedStorage(storage, self._model_of)
         self._clock = clock
@@ -146,7 +145,7 @@ class Router:
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks, clock)
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
         self._queues = ModelQueues(
-            self._instances, self._prefix_index, settings, clock, listener.idle
+            self._instances, self._prefix_index, settings, clock, self.signals.idle
         )
         contents = SlotContents(clock)
         self._slot_releaser = SlotReleaser(
@@ -168,7 +167,7 @@ class Router:
         )
         self._leases = Leases(
             self._queues,
-            listener,
+            self.signals,
             self._crash_suspects,
             self._slot_releaser,
             self._first_byte_monitor,
@@ -354,7 +353,7 @@ class Router:
 
     def charge(self, use: SlotUse) -> None:
         """Report tokens that were computed for a client without a lease of its own."""
-        self._listener.slots_freed(use, use)
+        self.signals.slots_freed(use, use)
 
     # Statistics.
 
@@ -443,4 +442,4 @@ class Router:
             phase="end",
             error=f"{lease.upstream.name} {reason}",
         )
-        self._listener.overdue(lease.upstream, reason)
+        self.signals.overdue(lease.upstream, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -11,26 +11,20 @@ from typing import Any, Final, get_args
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from proxy.auth.api_keys import TokenLimits
 from proxy.endpoints.usage import UsageQuestion
-from proxy.errors import BadRequest, StorageFailed, Unavailable, UpstreamConnectFailed, quote
-from proxy.nodes.nodes import Nodes
+from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
 from proxy.observe.metrics import BY_INSTANCE
 from proxy.observe.past import HistoryQuery, StoredRequest
-from proxy.router.reports import RouterListener, SlotUse, Tokens
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
+from proxy.router.reports import Tokens
 from supervisor.backend.models import without_directories
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import HistoryUnavailable
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
-from supervisor.loading.controller import AdmissionController
 from supervisor.records.history import History
 from supervisor.records.usage import By, Query, Totals, Usage, first_day, groups, members
 from supervisor.records.usage_files import read_all
-from supervisor.records.usage_recorder import UsageRecorder
 from supervisor.rpc.relay import ShardRun
 from supervisor.system.processor_load import process_s
 
@@ -147,44 +141,6 @@ class RequestHistoryAdapter:
             return await self._history.requests(query)
         except HistoryUnavailable as error:
             raise StorageFailed(without_directories(error.message)) from error
-
-
-class RouterEvents(RouterListener):
-    """Passes the router's events on; `connect` gives it parts that are built after the router."""
-
-    def connect(
-        self,
-        fleet: Fleet,
-        admission: AdmissionController,
-        nodes: Nodes,
-        usage: UsageRecorder,
-        token_limits: TokenLimits | None = None,
-    ) -> None:
-        self._fleet, self._admission, self._nodes = fleet, admission, nodes
-        self._usage, self._token_limits = usage, token_limits
-
-    def idle(self) -> None:
-        self._admission.wake()
-
-    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
-        self._nodes.mark_suspect(upstream, error)
-
-    def overdue(self, upstream: Upstream, reason: str, /) -> None:
-        self._fleet.mark_overdue(upstream.name, reason)
-
-    def keep_alive(self, model: str, seconds: float, /) -> None:
-        self._admission.keep_alive(model, seconds)
-
-    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
-        self._fleet.restore_verified(name, tokens, timings)
-
-    def slots_taken(self, lease: Hashable, upstream: Upstream, slots: int, /) -> None:
-        self._usage.slots_taken(lease, upstream, slots)
-
-    def slots_freed(self, lease: Hashable, use: SlotUse, /) -> None:
-        self._usage.slots_freed(lease, use)
-        if self._token_limits and use.client:
-            self._token_limits.charge(use.client, use.tokens.total)
 
 
 _SHARD_LABELS: Final = (*BY_INSTANCE, "worker")

@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 
 from proxy.app import App, Backend
-from proxy.auth.api_keys import TokenLimits
 from proxy.batches.jobs import JobStorage
 from proxy.endpoints.prometheus import Metrics
 from proxy.http.tls import server_context
@@ -36,7 +35,6 @@ from supervisor.backend.proxy_settings import (
 )
 from supervisor.backend.request_records import (
     RequestHistoryAdapter,
-    RouterEvents,
     UsageEngines,
     UsageReaderAdapter,
     shard_metrics,
@@ -104,25 +102,20 @@ class DaemonParts:
         proxy = check_proxy_settings(loaded.settings.proxy)
         self._tls = proxy.tls
         self.metrics = Metrics(proxy, events.emit)
-        router_events = RouterEvents()
         storage = SlotFileStorageAdapter()
-        self.router = Router(proxy, router_events, self.metrics.emit, storage)
+        self.router = Router(proxy, self.metrics.emit, storage)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
         self._adapted = AdaptedValues()
         self._canary_trials = CanaryTrials()
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
-        self.fleet = Fleet(
-            self._planner(loaded),
-            self.router,
-            events.emit,
-            on_change=lambda: self.admission.wake(),  # noqa: PLW0108 (made below)
-        )
+        self.fleet = Fleet(self._planner(loaded), self.router, events.emit)
         storage.connect(self.fleet)
         self._prefix_files = PrefixFiles(self.fleet, self.router, storage, events.emit)
         self.conversations = ConversationForgetter(self.fleet, self.router, storage)
         memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
+        events.add_sink(self.admission.observe)
         self.adaptive = self._make_adaptive(replacer, memory_usage)
         self.layer_mover = self._make_layer_mover(replacer)
         self.reload = self._make_reload(loaded, reread, replacer)
@@ -138,8 +131,8 @@ class DaemonParts:
         self.nodes = self._make_nodes()
         self.usage = self._make_usage()
         self.app = self._make_app()
-        limits = self._token_limits() if self.settings.proxy.api_keys_file else None
-        router_events.connect(self.fleet, self.admission, self.nodes, self.usage, limits)
+        if self.settings.proxy.api_keys_file:
+            self._restore_token_limits()
         self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
         self.server = Server(self.app, environment.sockets)
         self.keyless = () if self.desktop_key else keyless_addresses(self.settings.proxy)
@@ -242,18 +235,19 @@ class DaemonParts:
             has_keys=bool(self.desktop_key or self.settings.proxy.api_keys_file),
         )
         self.events.add_sink(usage.observe)
+        self.router.signals.slots_taken.connect(usage.slots_taken)
+        self.router.signals.slots_freed.connect(usage.slots_freed)
         self.metrics.add(lambda: usage_metrics(usage.since_start))
         return usage
 
-    def _token_limits(self) -> TokenLimits:
-        """Return the token limits of API keys, with today's recorded usage restored."""
+    def _restore_token_limits(self) -> None:
+        """Charge today's recorded usage to the token limits of API keys."""
         limits = self.app.core.admission.tokens
         day = f"{datetime.now().astimezone():%Y-%m-%d}"
         try:
             limits.restore(day, tokens_by_key(read_all(self.directories.usage), day))
         except OSError as error:
             self.events.emit("usage.record_failed", reason=str(error))
-        return limits
 
     def _make_nodes(self) -> Nodes:
         model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.common.background_tasks import FAILURES, persist
 from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Upstream
 from supervisor.engine.calibration import ThreadCalibrator
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance
@@ -44,25 +45,17 @@ Result = TypeVar("Result")
 class Fleet:
     """All instances of all models.
 
-    Args:
-        on_change: Called after each change of an instance's state.
-
     Attributes:
         models: By name, in the order of the settings; removed ones come last.
         planner: Plans the instances that are started from now on.
     """
 
-    def __init__(
-        self,
-        planner: LaunchPlanner,
-        traffic: Router,
-        emit: Emit,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, planner: LaunchPlanner, traffic: Router, emit: Emit) -> None:
         self._traffic = traffic
+        traffic.signals.overdue.connect(self._mark_overdue)
+        traffic.signals.restore_verified.connect(self._check_restore)
         self._emit = emit
         self.planner = planner
-        self._on_change = on_change
         self.slot_files = SlotFiles(lambda: self.planner.launches.slot_persistence, traffic, emit)
         self.device_memory = DeviceMemory()
         self._start_memory = StartMemory(self.device_memory, emit)
@@ -167,17 +160,18 @@ class Fleet:
 
     # Reports of the proxy; an instance may be gone by then.
 
-    def mark_overdue(self, instance: str, reason: str) -> None:
-        if replica := self._find(instance):
+    def _mark_overdue(self, upstream: Upstream, reason: str) -> None:
+        if replica := self._find(upstream.name):
             replica.instance.mark_overdue(replica.instance.snapshot().run, reason)
 
     def worker_ended(self, name: str) -> None:
         """Replace the processes that used a worker: they would fail with their next request."""
         for replica in self.all_replicas():
             if replica.plan and name in {worker.name for worker in replica.plan.workers}:
-                self.mark_overdue(replica.name, f"worker {name} has ended")
+                run = replica.instance.snapshot().run
+                replica.instance.mark_overdue(run, f"worker {name} has ended")
 
-    def restore_verified(self, instance: str, tokens: int, timings: Timings) -> None:
+    def _check_restore(self, instance: str, tokens: int, timings: Timings) -> None:
         """Stop saving and restoring slots of a model whose engine does not use restored slots."""
         replica = self._find(instance)
         if replica is None or replica.slots.check_restore(tokens, timings):
@@ -323,8 +317,6 @@ class Fleet:
             replica = self._find(instance)
             if replica and replica.plan and replica.plan.memory_inputs.engine.devices:
                 self.device_memory.note_exit(self.planner.supervisor.device_memory_wait_s)
-        if name == "instance.state_changed":
-            self._on_change()
 
     def _slot_manager(self, replica: Replica) -> SlotManager:
         def model() -> Model:

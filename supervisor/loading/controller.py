@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from supervisor.events import Emit
+from supervisor.events import Emit, Event
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model, Phase, phase_of, snapshots_of
 from supervisor.loading.decide import (
@@ -103,6 +103,12 @@ class AdmissionController:
         self._paused: frozenset[str] = frozenset()
         self._load_times = LoadTimes()
         self._woken = asyncio.Event()
+        router.signals.idle.connect(self.wake)
+        router.signals.keep_alive.connect(self.keep_alive)
+
+    def observe(self, event: Event) -> None:
+        if event.name == "instance.state_changed":
+            self.wake()
 
     def wake(self) -> None:
         self._woken.set()

@@ -21,7 +21,6 @@ from proxy.errors import UpstreamConnectFailed
 from proxy.nodes.configured import ConfiguredNode, NodeTimes
 from proxy.nodes.nodes import Nodes
 from proxy.nodes.settings import NodeSettings
-from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
@@ -112,15 +111,6 @@ def configured_node(name: str, url: str, *, api_key: str = "", **options: Any) -
     return ConfiguredNode(name, NodeSettings(url=url, **options), api_key)
 
 
-class NodeEvents(RouterListener):
-    """Passes failed connections on to the nodes (proxy.router.reports.RouterListener)."""
-
-    nodes: Nodes
-
-    def connect_failed(self, upstream: Upstream, error: UpstreamConnectFailed, /) -> None:
-        self.nodes.mark_suspect(upstream, error)
-
-
 class NotingRouter(Router):
     """Notes the prefixes that it is told nodes hold, by instance."""
 
@@ -148,13 +138,11 @@ class NodesProxy:
 
     def __init__(self, *nodes: ConfiguredNode, settings: ProxySettings = SETTINGS) -> None:
         self.emitted: list[tuple[str, dict[str, Any]]] = []
-        events = NodeEvents()
         metrics = Metrics(settings, self._hear)
-        self.router = NotingRouter(settings, events, metrics.emit)
+        self.router = NotingRouter(settings, metrics.emit)
         self.here = FakeLoader(self.router)
         self.here.model_infos = []
         self.nodes = Nodes(nodes, self.router, self.here, settings, self._hear, QUICK)
-        events.nodes = self.nodes
         backend = Backend(loader=self.nodes, process=self.nodes.process)
         self.server = Server(App(self.router, settings, metrics, backend))
 

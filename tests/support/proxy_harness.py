@@ -8,7 +8,6 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
-    Hashable,
     Iterator,
     Mapping,
     Sequence,
@@ -44,7 +43,7 @@ from proxy.request.models import (
     Residence,
     do_nothing_on_load,
 )
-from proxy.router.reports import RouterListener, SlotUse
+from proxy.router.reports import SlotUse
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
@@ -283,18 +282,16 @@ class FakeConversations:
         return ForgottenConversation(2, 1, in_use=False)
 
 
-class KeepAlives(RouterListener):
+class KeepAlives:
     """Remembers how long requests want their models to stay, and what they took."""
 
     def __init__(self) -> None:
         self.given: list[tuple[str, float]] = []
         self.uses: list[SlotUse] = []
 
-    def slots_freed(self, _lease: Hashable, use: SlotUse, /) -> None:
-        self.uses.append(use)
-
-    def keep_alive(self, model: str, seconds: float, /) -> None:
-        self.given.append((model, seconds))
+    def listen(self, router: Router) -> None:
+        router.signals.keep_alive.connect(lambda *given: self.given.append(given))
+        router.signals.slots_freed.connect(lambda _, use: self.uses.append(use))
 
 
 class ProxyHarness:
@@ -310,7 +307,8 @@ class ProxyHarness:
         )
         self.metrics = Metrics(self.settings, self._hear)
         self.keep_alives = KeepAlives()
-        self.router = Router(listener=self.keep_alives, emit=self.metrics.emit)
+        self.router = Router(emit=self.metrics.emit)
+        self.keep_alives.listen(self.router)
         self.loader = FakeLoader(self.router)
         self.reader = FakeReader()
         self.engine = FakeEngine()
@@ -329,9 +327,8 @@ class ProxyHarness:
         """Start the server; `changes` are settings."""
         self.settings = self.settings.model_copy(update=changes)  # unchecked
         if not self.router.instances():
-            self.router = self.loader.router = Router(
-                self.settings, self.keep_alives, self.metrics.emit
-            )
+            self.router = self.loader.router = Router(self.settings, self.metrics.emit)
+            self.keep_alives.listen(self.router)
             self._tend()
         self.server = self.build(self.settings)
         await self.server.start()
@@ -361,7 +358,6 @@ class ProxyHarness:
         self.core = app.core
         self.tls = app.tls
         self.capture = app.capture
-        self.token_limits = app.core.admission.tokens
         return Server(app, self.sockets, idle_timeout_s=self.idle_timeout_s)
 
     async def fake(

@@ -16,7 +16,6 @@ from support.upstream import Call, Fake
 from proxy.cache.fingerprint import RestoredSlot, decode_fingerprint
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion
-from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState, get_slots
@@ -28,11 +27,11 @@ NEXT = ask(STORY, "verse", "and then?")
 HELD = [{"id": 0, "id_task": 3, "n_prompt_tokens": 300, "is_processing": False}]
 
 
-class Verified(RouterListener):
+class Verified:
     def __init__(self) -> None:
         self.found: list[tuple[str, int, int]] = []
 
-    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
+    def note(self, name: str, tokens: int, timings: Timings) -> None:
         self.found.append((name, tokens, timings.cached_tokens))
 
 
@@ -78,7 +77,8 @@ async def begun(engine: Engine, verified: Verified) -> Router:
     (chain,) = before.conversation_fingerprints(
         "chat.0", [SlotState(0, 1, 300, is_busy=False)]
     ).values()
-    router = Router(listener=verified)
+    router = Router()
+    router.signals.restore_verified.connect(verified.note)
     router.admit(upstream, [RestoredSlot(0, 3, 300, decode_fingerprint(chain.to_ascii()))])
     return router
 

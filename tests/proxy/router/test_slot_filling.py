@@ -18,7 +18,6 @@ from proxy.cache.save_policy import Transfer
 from proxy.errors import UpstreamCrashed, UpstreamFailed
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion, Lease, ProcessExit
-from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.timings import Timings
@@ -45,7 +44,7 @@ class Engine(Fake):
         await call.send(said)
 
 
-class Storage(RouterListener):
+class Storage:
     """Keeps files in memory, and tells the router of them at once."""
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class Storage(RouterListener):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
+    def note_verified(self, name: str, tokens: int, timings: Timings) -> None:
         self.verified.append((name, tokens, timings.cached_tokens))
 
     def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
@@ -89,7 +88,8 @@ async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Storage]:
         engine = Engine(Path(directory) / "engine.sock")
         await engine.start()
         found = Storage()
-        found.router = Router(listener=found, storage=found)
+        found.router = Router(storage=found)
+        found.router.signals.restore_verified.connect(found.note_verified)
         upstream = replace(
             engine.upstream(slots=1),
             can_name_slots=True,

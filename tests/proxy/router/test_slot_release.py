@@ -16,7 +16,6 @@ from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamConnectFailed
 from proxy.router.release import SlotContents, slots_in_use
-from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
@@ -24,7 +23,7 @@ from proxy.upstream.upstream import Upstream
 EVENT = b'data: {"n":0}\n\n'
 
 
-class Overdue(RouterListener):
+class Overdue:
     """Keeps what is reported, and withdraws the instance if it is to."""
 
     router: Router
@@ -66,8 +65,9 @@ def tended(
         clock = asyncio.get_running_loop().time
         listener = overdue or Overdue()
         router = listener.router = Router(
-            ProxySettings(), listener, listener.emit, clock=clock, count=engine.count
+            ProxySettings(), listener.emit, clock=clock, count=engine.count
         )
+        router.signals.overdue.connect(listener.overdue)
         router.admit(upstream("a", slots=2))
         async with asyncio.TaskGroup() as group:
             tending = group.create_task(router.run())

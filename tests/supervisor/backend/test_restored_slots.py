@@ -11,20 +11,10 @@ from support.proxy_harness import until
 from support.requests import ask
 
 from proxy.router.lease import Completion
-from proxy.router.reports import RouterListener
 from proxy.router.router import Router
 from proxy.upstream.timings import Timings
-from supervisor.fleet.fleet import Fleet
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileHeader
 from supervisor.slot_store.store import SlotStore
-
-
-class Verifications(RouterListener):
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def restore_verified(self, name: str, tokens: int, timings: Timings, /) -> None:
-        self._fleet.restore_verified(name, tokens, timings)
 
 
 class Proxy:
@@ -35,7 +25,8 @@ class Proxy:
     """
 
     def __init__(self, harness: FleetHarness) -> None:
-        self.router = Router(listener=Verifications(harness.fleet))
+        self.router = Router()
+        self.router.signals.restore_verified.connect(harness.traffic.signals.restore_verified)
         harness.traffic.fingerprints = self.router.conversation_fingerprints
         self._harness = harness
         replica = harness.replica
