@@ -293,14 +293,14 @@ class PrefixIndex:
         if name not in self._runs:
             return {}
         held = self.slot_map(name).idle_conversations(listed, now_s)
-        return {slot: self.fingerprint(name, tracked.content) for slot, tracked in held.items()}
+        return {number: self.fingerprint(name, slot.content) for number, slot in held.items()}
 
     def fingerprint(self, name: str, content: SlotContent) -> ConversationFingerprint:
         """Return the fingerprint of a slot's content; empty if it holds no conversation."""
         run, conversation = self._runs.get(name), content.conversation
         if run is None:
             return ConversationFingerprint()
-        if not isinstance(conversation, Conversation):
+        if conversation is None:
             return ConversationFingerprint((), content.blocks)
         owner = conversation.run
         is_elsewhere = owner is not run and self._runs.is_latest(owner) and not owner.has_ended

@@ -29,30 +29,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from enum import IntEnum
 from itertools import count, takewhile
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
+from proxy.cache.conversations import Conversation
 from proxy.cache.fingerprint import RestoredSlot
-from proxy.cache.host_cache import Held, HostCache
+from proxy.cache.host_cache import HostCache
 from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, shared_blocks
 from proxy.upstream.engine_state import SlotState
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sent:
-    """A request whose slot is uncertain: from before it is sent until the engine reports it."""
-
-    owner: CacheOwner
-    id_slot: int | None
-    is_reusing: bool
-
-
-@cache
-def _shared(id_slot: int | None) -> _Sent:
-    """Return a cached `_Sent` of an owner that shares caches, as nearly all do; slots are few."""
-    return _Sent(ANYONE, id_slot, is_reusing=True)
 
 
 class SlotOwners:
@@ -70,10 +56,11 @@ class SlotOwners:
         self._alone = ANYONE  # the latest
         self._has_several = False
         self._by_slot: dict[int, CacheOwner] = {}
-        self._named: dict[
-            int, CacheOwner
-        ] = {}  # by requests that no unnamed one can have displaced
-        self._sent: dict[object, _Sent] = {}
+        # By requests that no unnamed one can have displaced.
+        self._named: dict[int, CacheOwner] = {}
+        # Requests whose slots are uncertain, from before they are sent until the engine reports
+        # them: owner, id_slot, whether they reuse tokens.
+        self._sent: dict[object, tuple[CacheOwner, int | None, bool]] = {}
         self._in_engine: dict[object, CacheOwner] = {}
         self._only: CacheOwner | None = None
 
@@ -98,7 +85,7 @@ class SlotOwners:
         self._sent.pop(holder, None)
         if not (owner.is_alone or self.has_alone):
             self.has_shared = True
-            self._sent[holder], self._in_engine[holder] = _shared(id_slot), ANYONE
+            self._sent[holder], self._in_engine[holder] = (ANYONE, id_slot, True), ANYONE
             return True
         is_reusing, group = self.may_reuse(owner, id_slot), _group(owner)
         if owner.is_alone:
@@ -113,7 +100,7 @@ class SlotOwners:
             if self._by_slot.get(id_slot) != group:
                 self._by_slot.pop(id_slot, None)
             self._note_named(group, id_slot)
-        self._sent[holder] = _Sent(group, id_slot, is_reusing)
+        self._sent[holder] = (group, id_slot, is_reusing)
         self._in_engine[holder] = group
         return is_reusing
 
@@ -127,12 +114,11 @@ class SlotOwners:
         own = self._sent.get(holder)
         if own is None:
             return False
-        for earlier in takewhile(lambda other: other is not holder, self._sent):
-            other = self._sent[earlier]
-            may_meet = None in {other.id_slot, own.id_slot}
-            if may_meet and other.is_reusing and other.owner != own.owner:
-                return True
-        return False
+        earlier = takewhile(lambda sent: sent is not own, self._sent.values())
+        return any(
+            is_reusing and owner != own[0] and (id_slot is None or own[1] is None)
+            for owner, id_slot, is_reusing in earlier
+        )
 
     def note_placed(self, holder: object) -> None:
         self._sent.pop(holder, None)
@@ -157,7 +143,7 @@ class SlotOwners:
             self._by_slot[id_slot] = _group(owner)
 
     def _note_named(self, group: CacheOwner, id_slot: int) -> None:
-        if any(sent.id_slot is None for sent in self._sent.values()):
+        if any(sent_to is None for _, sent_to, _ in self._sent.values()):
             self._named.pop(id_slot, None)
         else:
             self._named[id_slot] = group
@@ -187,185 +173,203 @@ _TOKENS_AWAY_MAX: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """The content of a slot; for the attributes see `TrackedSlot`."""
-
-    conversation: object | None
-    tokens: int
-    blocks: tuple[int, ...]
-    task: int | None
-    is_saved: bool
-
-
-EMPTY: Final = SlotContent(None, 0, (), None, is_saved=False)
-
-
-@dataclass(slots=True, eq=False)
-class TrackedSlot:
-    """One slot and its believed content.
-
-    Its phases: unused (`started_tick` is 0); idle (no holder); reserved (a holder, and
-    `started_tick <= freed_tick`: its request is not sent yet, and `before` has the content that it
-    will replace); busy (a holder, and `started_tick > freed_tick`).
+    """The believed content of a slot.
 
     Attributes:
         conversation: None if it will not be continued.
         task: For a restored slot that was not used since: number of its last task; while it is
             unchanged, so is the content. None otherwise.
-        is_saved: Whether a file has all of the content.
-        is_confirmed: Whether `id_slot` is known, and not only guessed from the order of use.
-        is_numbered: Whether `id_slot` was confirmed at the last use; another client may have used
-            the slot since.
-        is_aimed: Whether the engine will take this slot even if its request does not name it.
-        before: Content before a request of another conversation got the slot; None once it is sent.
+        is_saved: Whether a file has all of it.
+    """
+
+    conversation: Conversation | None = None
+    tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    task: int | None = None
+    is_saved: bool = False
+
+
+EMPTY: Final = SlotContent()
+
+
+class Certainty(IntEnum):
+    """How sure the number of a slot is."""
+
+    GUESSED = 0
+    """From the order of use."""
+    SEEN = 1
+    """Known when the slot was last used; another client may have used it since."""
+    CONFIRMED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No request has the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A request has the slot and is not sent yet.
+
+    Attributes:
+        previous: Content that the request will replace; None if the slot holds its conversation.
+        is_aimed: Whether the engine will take this slot even if the request does not name it.
+    """
+
+    holder: object
+    previous: SlotContent | None = None
+    is_aimed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A request was sent to the slot and has not ended."""
+
+    holder: object
+
+
+_IDLE: Final = Idle()
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot of a process; outsiders change it by methods only.
+
+    Attributes:
         started_tick: When a request was last sent to it, in the map's own count; 0 for never.
         freed_tick: When it was last freed, in the same count; 0 for never.
     """
 
     id_slot: int
-    conversation: object | None = None
-    tokens: int = 0
-    blocks: tuple[int, ...] = ()
-    task: int | None = None
-    is_saved: bool = False
-    is_confirmed: bool = False
-    is_numbered: bool = False
-    is_aimed: bool = False
-    before: SlotContent | None = None
-    holder: object | None = None
+    certainty: Certainty = Certainty.CONFIRMED
+    content: SlotContent = EMPTY
+    state: Idle | Reserved | Busy = _IDLE
     started_tick: int = 0
     freed_tick: int = 0
 
     @property
-    def content(self) -> SlotContent:
-        return SlotContent(
-            self.conversation, self.tokens, self.blocks, self.task, is_saved=self.is_saved
-        )
+    def conversation(self) -> Conversation | None:
+        return self.content.conversation
 
-    @content.setter
-    def content(self, held: SlotContent) -> None:
-        self.conversation, self.tokens, self.blocks = held.conversation, held.tokens, held.blocks
-        self.task, self.is_saved = held.task, held.is_saved
+    @property
+    def holder(self) -> object | None:
+        return None if isinstance(self.state, Idle) else self.state.holder
 
-    def empty(self) -> None:
-        self.content = EMPTY
+    @property
+    def is_idle(self) -> bool:
+        return isinstance(self.state, Idle)
 
-    def give(self, holder: object) -> None:
-        self.before, self.is_aimed = self.content, False
-        self.empty()
-        self.holder = holder
+    @property
+    def is_confirmed(self) -> bool:
+        return self.certainty is Certainty.CONFIRMED
 
-    def empty_before(self) -> None:
-        self.before = EMPTY
+    @property
+    def previous(self) -> SlotContent | None:
+        """Content that its request will replace; None once that is sent, or without a request."""
+        return self.state.previous if isinstance(self.state, Reserved) else None
 
-    def fill(self, conversation: object | None, tokens: int, blocks: tuple[int, ...]) -> None:
-        self.content = SlotContent(conversation, tokens, blocks, None, is_saved=True)
-        self.is_aimed = True
+    @property
+    def in_engine(self) -> SlotContent:
+        """The content until a request is sent."""
+        return self.content if self.conversation else self.previous or self.content
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it has no request, or one that will replace its content."""
+        return self.is_idle or self.previous is not None
+
+    def drop_previous(self) -> None:
+        """Note that the content which its request would replace is overwritten now."""
+        if isinstance(self.state, Reserved):
+            self.state = replace(self.state, previous=EMPTY)
+
+    def fill(self, conversation: Conversation | None, tokens: int, blocks: tuple[int, ...]) -> None:
+        """Note that the slot was filled from a file, for the request that has it."""
+        self.content = SlotContent(conversation, tokens, blocks, is_saved=True)
+        if isinstance(self.state, Reserved):
+            self.state = replace(self.state, is_aimed=True)
 
     def note_saved(self, content: SlotContent) -> None:
-        """Note that a file has this content, current or from before its holder got it."""
-        if self.before is content:
-            self.before = replace(content, is_saved=True)
+        """Note that a file has this content, the current or the previous one."""
+        if isinstance(self.state, Reserved) and self.state.previous is content:
+            self.state = replace(self.state, previous=replace(content, is_saved=True))
         elif self.content == content:
-            self.is_saved = True
-
-    def take_back(self) -> object | None:
-        """Take the slot from a request that did not use it; return that request's lease."""
-        holder, self.holder = self.holder, None
-        if self.conversation is None and self.before is not None:
-            self.content = self.before
-        self.before = None
-        return holder
+            self.content = replace(content, is_saved=True)
 
     def verifies_restore(self, prompt: Prompt | None) -> bool:
         """Return whether the response to this prompt will show if the restored cache is used.
 
         True for the first request that names the slot and continues its last answered prompt.
         """
-        ours, its = self.blocks, prompt.blocks if prompt else ()
+        ours, its = self.content.blocks, prompt.blocks if prompt else ()
         goes_on = 0 < len(ours) <= len(its) and its[len(ours) - 1] == ours[-1]
-        return self.is_confirmed and self.task is not None and goes_on
-
-
-class Search(NamedTuple):
-    """The prompt that an engine searches its host cache for."""
-
-    conversation: object | None = None
-    blocks: Sequence[int] = ()
+        return self.is_confirmed and self.content.task is not None and goes_on
 
 
 class SlotMap:
-    """The slots of one process; keeps the model of its `host_cache` up to date and searches it."""
+    """The slots of one process; keeps the model of its `host_cache` up to date and searches it.
+
+    Attributes:
+        uses: Changes when a slot is given to a request, used or freed.
+    """
 
     def __init__(
         self, slots: int, host_cache: HostCache | None = None, *, is_empty: bool = True
     ) -> None:
         self.owners = SlotOwners(is_new=is_empty)
         self.host_cache = host_cache
-        self._slots = [TrackedSlot(number, is_confirmed=True) for number in range(slots)]
+        self.uses = 0
+        self._slots = [Slot(number) for number in range(slots)]
         self._turn = count(1)
         self._seen_at_s = float("-inf")
 
     @property
     def tokens(self) -> int:
-        return sum(tracked.tokens for tracked in self._slots if tracked.conversation is not None)
+        return sum(slot.content.tokens for slot in self._slots if slot.conversation is not None)
 
     @property
     def conversations(self) -> int:
-        return sum(tracked.conversation is not None for tracked in self._slots)
+        return sum(slot.conversation is not None for slot in self._slots)
 
-    def slot_of(self, conversation: object) -> int | None:
-        idle = (slot for slot in self._slots if slot.holder is None)
-        return next((slot.id_slot for slot in idle if slot.conversation is conversation), None)
+    def find(self, conversation: Conversation | None) -> Slot | None:
+        """Return a slot that holds a conversation, idle or not."""
+        held = (slot for slot in self._slots if slot.conversation is conversation)
+        return next(held, None) if conversation else None
 
-    def content_of(self, conversation: object) -> SlotContent | None:
-        held = (slot.content for slot in self._slots if slot.conversation is conversation)
-        return next(held, None)
-
-    def holds(self, conversation: object) -> bool:
+    def holds(self, conversation: Conversation) -> bool:
         """Return whether a slot or the host cache is believed to hold a conversation."""
-        is_in_slot = any(slot.conversation is conversation for slot in self._slots)
-        return is_in_slot or self.is_copied(conversation)
+        cache = self.host_cache
+        is_copied = cache is not None and cache.is_trusted and cache.holds(conversation) > 0
+        return self.find(conversation) is not None or is_copied
 
     @property
-    def idle_slots(self) -> list[int]:
-        """Ids of the idle slots, in the order in which the engine takes them."""
-        idle = [slot for slot in self._slots if slot.holder is None]
-        return [slot.id_slot for slot in sorted(idle, key=_age)]
-
-    @property
-    def unsaved_idle(self) -> list[TrackedSlot]:
-        """Idle slots whose conversations are in no file, in the order the engine takes them."""
-        idle = (slot for slot in self._slots if slot.holder is None and not slot.is_saved)
-        return sorted((slot for slot in idle if slot.conversation is not None), key=_age)
-
-    @property
-    def uses(self) -> list[tuple[object, int, int]]:
-        """A value that changes when a slot is given to a request, used or freed."""
-        return [(slot.holder, slot.started_tick, slot.freed_tick) for slot in self._slots]
+    def idle(self) -> list[Slot]:
+        """The idle slots, in the order in which the engine takes them."""
+        return sorted((slot for slot in self._slots if slot.is_idle), key=_age)
 
     @property
     def is_pending(self) -> bool:
         """Whether a request has a slot and is not sent yet."""
-        return any(
-            slot.holder is not None and slot.started_tick <= slot.freed_tick for slot in self._slots
-        )
+        return any(isinstance(slot.state, Reserved) for slot in self._slots)
 
-    def add_restored(self, filled: RestoredSlot, conversation: object | None) -> None:
-        """Note the content of a restored slot; call in the order of the slots' tasks."""
-        for tracked in self._slots:
-            if tracked.id_slot == filled.id_slot:
-                tracked.conversation, tracked.tokens = conversation, filled.tokens
-                tracked.blocks, tracked.task = filled.fingerprint.blocks, filled.task
-                if filled.task >= 0:
-                    tracked.started_tick = tracked.freed_tick = next(self._turn)
-
-    def is_in_use(self, conversation: object | None) -> bool:
-        used = (slot.conversation for slot in self._slots if slot.holder is not None)
+    def is_in_use(self, conversation: Conversation | None) -> bool:
+        used = (slot.conversation for slot in self._slots if not slot.is_idle)
         return conversation is not None and any(other is conversation for other in used)
 
+    def add_restored(self, filled: RestoredSlot, conversation: Conversation | None) -> None:
+        """Note the content of a restored slot; call in the order of the slots' tasks."""
+        for slot in self._slots:
+            if slot.id_slot == filled.id_slot:
+                blocks = filled.fingerprint.blocks
+                slot.content = SlotContent(conversation, filled.tokens, blocks, filled.task)
+                if filled.task >= 0:
+                    slot.started_tick = slot.freed_tick = next(self._turn)
+
+    # A request gets a slot.
+
     def reserve(
-        self, holder: object, conversation: object | None, now_s: float
-    ) -> TrackedSlot | None:
+        self, holder: object, conversation: Conversation | None, now_s: float
+    ) -> Slot | None:
         """Reserve the slot with the conversation, or else the one that the engine would take.
 
         `conversation` is None if the request will name no slot. Returns None if no slot is known to
@@ -375,271 +379,284 @@ class SlotMap:
         for slot in self._slots:
             # Only the request that uses a restored slot confirms it. Tokens that other clients put
             # into a slot we never used belong to no conversation.
-            if (is_stale and slot.started_tick and slot.holder is None) or slot.task is not None:
-                slot.is_confirmed = False
-        idle = [tracked for tracked in self._slots if tracked.holder is None]
-        tracked = next(
-            (
-                slot
-                for slot in idle
-                if conversation is not None and slot.conversation is conversation
-            ),
-            None,
-        )
-        if tracked is None and idle:
-            tracked = min(idle, key=_age)
-            tracked.give(holder)
-        elif tracked:
-            tracked.holder, tracked.is_aimed = holder, True
-        return tracked
+            is_doubtful = is_stale and slot.started_tick and slot.is_idle
+            if is_doubtful or slot.content.task is not None:
+                slot.certainty = min(slot.certainty, Certainty.SEEN)
+        idle = self.idle
+        own = next((slot for slot in idle if slot.conversation is conversation), None)
+        if own and conversation:
+            own.state = Reserved(holder, is_aimed=True)
+            self.uses += 1
+            return own
+        return self._give(idle[0], holder) if idle else None
 
-    def rebind(
-        self, tracked: TrackedSlot, conversation: object, now_s: float
-    ) -> TrackedSlot | None:
-        return self.reserve(tracked.take_back(), conversation, now_s)
+    def rebind(self, slot: Slot, conversation: Conversation | None, now_s: float) -> Slot | None:
+        """Reserve again, for a slot that is not the conversation's."""
+        return self.reserve(self._take_back(slot), conversation, now_s)
 
-    def reserve_lru(self, tracked: TrackedSlot) -> TrackedSlot:
+    def reserve_lru(self, slot: Slot) -> Slot:
         """Give a new conversation the least recently used confirmed slot, if there is one."""
-        holder = tracked.take_back()
-        certain = (slot for slot in self._slots if slot.is_confirmed and slot.holder is None)
-        chosen = min(certain, key=_age, default=tracked)
-        chosen.give(holder)
-        return chosen
+        holder = self._take_back(slot)
+        certain = (slot for slot in self._slots if slot.is_confirmed and slot.is_idle)
+        return self._give(min(certain, key=_age, default=slot), holder)
 
-    def has_unsaved(self, tracked: TrackedSlot) -> bool:
+    def _give(self, slot: Slot, holder: object) -> Slot:
+        slot.state, slot.content = Reserved(holder, slot.content), EMPTY
+        self.uses += 1
+        return slot
+
+    def _take_back(self, slot: Slot) -> object:
+        """Take the slot from a request that did not use it; return that request's lease."""
+        holder, slot.content, slot.state = slot.holder, slot.in_engine, _IDLE
+        self.uses += 1
+        return holder
+
+    def has_unsaved(self, slot: Slot) -> bool:
         """Return whether another idle slot was freed after the engine's last task began.
 
         The engine cannot find its new tokens for other slots, because it searches only the copies
         from then.
         """
-        begun = max(slot.started_tick for slot in self._slots)
-        idle = (slot for slot in self._slots if slot.holder is None and slot is not tracked)
-        return any(slot.freed_tick > begun for slot in idle)
+        begun = max(other.started_tick for other in self._slots)
+        return any(
+            other.freed_tick > begun for other in self._slots if other.is_idle and other is not slot
+        )
 
-    def mark_refreshed(self, tracked: TrackedSlot) -> list[int]:
-        """Note that all other slots without a request are used at once; return their ids."""
-        now = next(self._turn)
-        self._note_copied(None)
-        others = [slot for slot in self._slots if _is_unsent(slot) and slot is not tracked]
-        for slot in others:
-            slot.started_tick = slot.freed_tick = now
-            slot.task = None
-        return [slot.id_slot for slot in others]
+    def mark_refreshed(self, slot: Slot) -> list[int]:
+        """Note that all other slots without a request are used at once; return their ids.
 
-    def is_copied(self, conversation: object | None) -> bool:
-        host_cache = self.host_cache
-        return bool(host_cache and host_cache.is_trusted and host_cache.holds(conversation))
-
-    def is_lost_if_named(self, tracked: TrackedSlot) -> bool:
-        """Return whether naming this slot loses the only copy of its previous content."""
-        before = tracked.before
-        if self.host_cache is None or before is None or before.conversation is None:
-            return False
-        return not (before.is_saved or self.host_cache.holds(before.conversation))
-
-    def found_blocks(
-        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
-    ) -> int:
-        """Return the blocks of a prompt that a request without a named slot would find."""
-        held: Held = _content_before_use(tracked)
-        if self.host_cache and self.host_cache.is_trusted:
-            held = self.host_cache.search(held, conversation, blocks)
-        return shared_blocks(held.blocks, blocks)
-
-    def held_blocks(self, tracked: TrackedSlot, blocks: Sequence[int]) -> int:
-        return shared_blocks(_content_before_use(tracked).blocks, blocks)
-
-    def held_blocks_max(self, blocks: Sequence[int]) -> int:
-        """Return the most blocks of a prompt that an idle slot or the host cache holds."""
-        held: list[Held] = [_content_before_use(slot) for slot in self._slots if _is_unsent(slot)]
-        if self.host_cache and self.host_cache.is_trusted:
-            held.append(self.host_cache.search(EMPTY, None, blocks))
-        return max((shared_blocks(content.blocks, blocks) for content in held), default=0)
-
-    def is_elsewhere(
-        self, tracked: TrackedSlot, conversation: object | None, blocks: Sequence[int]
-    ) -> bool:
-        """Return whether the engine would find many more blocks of a prompt than this slot has."""
-        own = self.held_blocks(tracked, blocks)
-        return self.found_blocks(tracked, conversation, blocks) - own >= _WORTH_BLOCKS
-
-    def note_return(self, conversation: object | None) -> None:
-        if self.host_cache and conversation and not self.is_in_use(conversation):
-            self.host_cache.note_return(conversation)
-
-    def note_found(self, conversation: object, cached_tokens: int) -> None:
-        if self.host_cache:
-            self.host_cache.note_found(conversation, cached_tokens)
-
-    def mark_sent(self, tracked: TrackedSlot, search: Search | None = None) -> None:
-        """Note that a request is sent now; with `search` if it names no slot.
-
-        In that case the engine may give it another slot, and also searches the host cache for its
-        prompt.
+        Then the engine takes this slot next.
         """
-        if search and self.host_cache:
-            self.host_cache.note_slot_taken(
-                _content_before_use(tracked), search.conversation, search.blocks
-            )
-        self._note_copied(tracked)
-        tracked.started_tick, tracked.task = next(self._turn), None
-        tracked.is_confirmed = tracked.is_confirmed and (search is None or tracked.is_aimed)
-        tracked.is_numbered = tracked.is_confirmed
-        tracked.before, tracked.is_saved = None, False
+        now = next(self._turn)
+        self.uses += 1
+        self._note_copied(None)
+        others = [other for other in self._slots if other.is_unused and other is not slot]
+        for other in others:
+            other.started_tick = other.freed_tick = now
+            other.content = replace(other.content, task=None)
+        if isinstance(slot.state, Reserved):
+            slot.state = replace(slot.state, is_aimed=True)
+        return [other.id_slot for other in others]
 
-    def _note_copied(self, tracked: TrackedSlot | None) -> None:
+    def mark_sent(
+        self,
+        slot: Slot,
+        *,
+        is_named: bool,
+        conversation: Conversation | None = None,
+        blocks: Sequence[int] = (),
+    ) -> None:
+        """Note that the request which has a slot is sent now.
+
+        If it does not name the slot, the engine may give it another one, and also searches the host
+        cache for its prompt, of which `conversation` and `blocks` are given.
+        """
+        if self.host_cache and not is_named:
+            self.host_cache.note_slot_taken(slot.in_engine, conversation, blocks)
+        is_aimed = isinstance(slot.state, Reserved) and slot.state.is_aimed
+        if is_named:
+            slot.certainty = Certainty.CONFIRMED
+        elif not (is_aimed and slot.is_confirmed):
+            slot.certainty = Certainty.GUESSED
+        self.mark_used(slot)
+
+    def mark_used(self, slot: Slot) -> None:
+        """Note that the engine begins a task in a slot, by a request that has it."""
+        self._note_copied(slot)
+        slot.started_tick = next(self._turn)
+        slot.content = replace(slot.content, task=None, is_saved=False)
+        slot.state = Busy(slot.holder)
+        self.uses += 1
+
+    def _note_copied(self, slot: Slot | None) -> None:
         """Note that a task begins in a slot: the engine copies all other idle slots."""
         if self.host_cache:
-            idle = [slot for slot in self._slots if _is_unsent(slot) and slot is not tracked]
-            idle.sort(key=_id_slot)
-            self.host_cache.note_copies(map(_content_before_use, idle))
+            idle = [other for other in self._slots if other.is_unused and other is not slot]
+            idle.sort(key=attrgetter("id_slot"))
+            self.host_cache.note_copies(other.in_engine for other in idle)
 
     def release(self, holder: object, now_s: float) -> None:
-        """Note that a request has ended; the content of its slot is now unknown."""
-        for tracked in self._slots:
-            if tracked.holder is not holder:
+        """Note that a request has ended; the content of its slot is now unknown if it was sent."""
+        for slot in self._slots:
+            if slot.is_idle or slot.holder is not holder:
                 continue
-            if tracked.before is not None:  # it was not sent
-                tracked.take_back()
+            if isinstance(slot.state, Reserved):
+                self._take_back(slot)
                 continue
-            tracked.holder, tracked.freed_tick = None, next(self._turn)
-            tracked.empty()
+            slot.state, slot.content, slot.freed_tick = _IDLE, EMPTY, next(self._turn)
+            self.uses += 1
             self._seen_at_s = now_s
 
     def set_conversation(
-        self, tracked: TrackedSlot, conversation: object, tokens: int, blocks: tuple[int, ...] = ()
+        self, slot: Slot, conversation: Conversation, tokens: int, blocks: tuple[int, ...] = ()
     ) -> None:
         """Note the content of a slot after a response, unless the next request already uses it."""
-        if tracked.holder is None:
+        if slot.is_idle:
             for other in self._slots:
                 if other.conversation is conversation:
-                    other.empty()
-            tracked.conversation, tracked.tokens, tracked.blocks = conversation, tokens, blocks
+                    other.content = EMPTY
+            slot.content = SlotContent(conversation, tokens, blocks)
 
-    def forget(self, conversation: object) -> int | None:
+    def forget(self, conversation: Conversation) -> int | None:
         """Forget the idle slot that holds a conversation; return its id."""
-        for tracked in self._slots:
-            if tracked.holder is None and tracked.conversation is conversation:
-                tracked.empty()
-                return tracked.id_slot
+        for slot in self._slots:
+            if slot.is_idle and slot.conversation is conversation:
+                slot.content = EMPTY
+                return slot.id_slot
         return None
 
-    def idle_conversations(
-        self, listed: Sequence[SlotState], now_s: float
-    ) -> dict[int, TrackedSlot]:
+    # What the engine would find.
+
+    def is_lost_if_named(self, slot: Slot) -> bool:
+        """Return whether naming this slot loses the only copy of its previous content."""
+        previous = slot.previous
+        if self.host_cache is None or previous is None or previous.conversation is None:
+            return False
+        return not (previous.is_saved or self.host_cache.holds(previous.conversation))
+
+    def found_blocks(
+        self, slot: Slot, conversation: Conversation | None, blocks: Sequence[int]
+    ) -> int:
+        """Return the blocks of a prompt that a request without a named slot would find."""
+        if self.host_cache and self.host_cache.is_trusted:
+            held = self.host_cache.search(slot.in_engine, conversation, blocks)
+            return shared_blocks(held.blocks, blocks)
+        return shared_blocks(slot.in_engine.blocks, blocks)
+
+    def held_blocks_max(self, blocks: Sequence[int]) -> int:
+        """Return the most blocks of a prompt that an idle slot or the host cache holds."""
+        held = [
+            shared_blocks(slot.in_engine.blocks, blocks) for slot in self._slots if slot.is_unused
+        ]
+        if self.host_cache and self.host_cache.is_trusted:
+            held.append(shared_blocks(self.host_cache.search(EMPTY, None, blocks).blocks, blocks))
+        return max(held, default=0)
+
+    def is_elsewhere(
+        self, slot: Slot, conversation: Conversation | None, blocks: Sequence[int]
+    ) -> bool:
+        """Return whether the engine would find many more blocks of a prompt than this slot has."""
+        own = shared_blocks(slot.in_engine.blocks, blocks)
+        return self.found_blocks(slot, conversation, blocks) - own >= _WORTH_BLOCKS
+
+    def note_return(self, conversation: Conversation | None) -> None:
+        if self.host_cache and conversation and not self.is_in_use(conversation):
+            self.host_cache.note_return(conversation)
+
+    # What the engine lists.
+
+    def idle_conversations(self, listed: Sequence[SlotState], now_s: float) -> dict[int, Slot]:
+        """Return the idle slots with a conversation and a sure number, by number."""
         self.sync(listed, None, now_s)
-        idle = (slot for slot in self._slots if slot.holder is None and slot.is_confirmed)
+        idle = (slot for slot in self._slots if slot.is_idle and slot.is_confirmed)
         return {slot.id_slot: slot for slot in idle if slot.conversation is not None}
 
-    def sync(self, listed: Sequence[SlotState], pending: TrackedSlot | None, now_s: float) -> None:
-        """Match the tracked slots with the slots that the engine reports, to learn their ids.
-
-        A known id stays if the slot still has the same content, or if a request uses it: two
-        requests that are sent at once may begin in another order. The content has changed if the
-        slot's last task is later than that of a request that was sent after the slot's own request
-        had ended, even with the same number of tokens. The other slots are matched by recency, the
-        latest first on both sides; slots used at the same time are interchangeable. A task that is
-        not ours is ignored, and a conversation that matches no slot is in none any more.
-
-        Args:
-            listed: The engine's current /slots.
-            pending: The slot of a request that is not sent yet, or None.
-            now_s: Monotonic time.
-        """
+    def sync(self, listed: Sequence[SlotState], pending: Slot | None, now_s: float) -> None:
+        """Learn numbers and lost contents from the engine's current /slots; see `match_slots`."""
         self._seen_at_s = now_s
-        states = {state.id_slot: state for state in listed}
-        for tracked in [slot for slot in self._slots if self._is_overwritten(slot, states)]:
-            tracked.empty()
-        known = {slot.id_slot for slot in self._slots if _is_known(slot, states.get(slot.id_slot))}
-        rest = [slot for slot in self._slots if slot.id_slot not in known]
-        rest.sort(key=lambda slot: slot.started_tick, reverse=True)
-        lost: list[TrackedSlot] = []
-        unknown: list[int] = []
-        open_states = (state for state in listed if state.id_slot not in known)
-        for seen in sorted(open_states, key=lambda state: state.task, reverse=True):
-            at = _place(rest, seen, pending)
-            if at is None:
-                unknown.append(seen.id_slot)
-                continue
-            tracked = rest.pop(at)
-            tracked.id_slot, tracked.is_numbered = seen.id_slot, True
-            while rest and rest[0].started_tick > tracked.started_tick:
-                lost.append(rest.pop(0))
-        for tracked, slot in zip((*lost, *rest), unknown, strict=False):
-            tracked.empty()
-            tracked.id_slot, tracked.is_numbered = slot, False
-        for tracked in self._slots:
-            tracked.is_confirmed = tracked.is_numbered
-
-    def _is_overwritten(self, tracked: TrackedSlot, states: Mapping[int, SlotState]) -> bool:
-        """Return whether the order of the tasks shows that an unnamed request got this slot.
-
-        Each request that was sent after this slot was freed should have ended in another slot with
-        a later task. If fewer slots have later tasks, one of these requests ended here.
-        """
-        seen = states.get(tracked.id_slot)
-        if seen is None or not (tracked.is_numbered and tracked.conversation is not None):
-            return False
-        if tracked.task is not None or tracked.started_tick > tracked.freed_tick:
-            return False
-        sent_later = [
-            slot for slot in self._slots if tracked.freed_tick < slot.started_tick < slot.freed_tick
-        ]
-        ended = sum(slot.conversation is not None and slot.task is None for slot in sent_later)
-        return sum(state.task > seen.task for state in states.values()) < ended
+        found = match_slots(self._slots, listed, pending)
+        for slot in self._slots:
+            # An engine that does not list a slot does not contradict us either.
+            is_known = slot.certainty > Certainty.GUESSED
+            unlisted = (
+                slot.id_slot,
+                Certainty.CONFIRMED if is_known else slot.certainty,
+                slot.content,
+            )
+            slot.id_slot, slot.certainty, slot.content = found.get(slot, unlisted)
 
 
-def _is_known(tracked: TrackedSlot, seen: SlotState | None) -> bool:
-    if seen is None or not tracked.is_numbered:
-        return False
-    is_sent = tracked.holder is not None and tracked.started_tick > tracked.freed_tick
-    return is_sent or _holds(tracked, seen)
+def match_slots(
+    slots: Sequence[Slot], listed: Sequence[SlotState], pending: Slot | None = None
+) -> dict[Slot, tuple[int, Certainty, SlotContent]]:
+    """Return number, certainty and content of tracked slots, from the list of an engine's slots.
 
+    1. A slot of known number keeps it if a request uses it, or if that slot has the same content.
+    2. Other slots match tasks by recency, latest first, if their content is equal or unknown.
+    3. Of slots used at once an equal one matches; an older equal one too: those after it are lost.
+    4. A task that matches none is not ours; lost slots get such numbers as guesses, and no content.
 
-def _is_unsent(tracked: TrackedSlot) -> bool:
-    """Return whether no request was sent to a slot since its last one ended."""
-    return tracked.holder is None or tracked.before is not None
-
-
-def _content_before_use(tracked: TrackedSlot) -> TrackedSlot | SlotContent:
-    """Return the content of a slot to which no request was sent yet."""
-    return tracked if tracked.before is None or tracked.conversation else tracked.before
-
-
-_id_slot = attrgetter("id_slot")
-
-
-def _age(tracked: TrackedSlot) -> tuple[int, int]:
-    """Sort key of the order in which engines take slots: least recently used; unused, the last."""
-    return tracked.freed_tick, -tracked.id_slot
-
-
-def _place(
-    slot_map: Sequence[TrackedSlot], seen: SlotState, pending: TrackedSlot | None
-) -> int | None:
-    """Return the index of the tracked slot that `seen` describes, or None.
-
-    Certain matches win; slots used at the same time are interchangeable.
+    Requests that are sent at once may begin in another order, so their numbers stay. `pending` is
+    the slot of a request that is not sent yet.
     """
-    certain = [at for at, slot in enumerate(slot_map) if _holds(slot, seen)]
-    first = [
-        at for at, slot in enumerate(slot_map) if slot.started_tick == slot_map[0].started_tick
-    ]
-    possible = [at for at in first if _may_match(slot_map[at], seen, pending)]
-    return next(iter((*(at for at in certain if at in possible), *possible, *certain)), None)
-
-
-def _may_match(tracked: TrackedSlot, seen: SlotState, pending: TrackedSlot | None) -> bool:
-    if (tracked.started_tick == 0) != (seen.task < 0):
-        return False
-    is_open = tracked.conversation is None or (
-        tracked.holder is not None and tracked is not pending
+    states = {state.id_slot: state for state in listed}
+    contents = {
+        slot: EMPTY if _is_overwritten(slot, slots, states) else slot.content for slot in slots
+    }
+    found: dict[Slot, tuple[int, Certainty, SlotContent]] = {}
+    for slot in slots:
+        state = states.get(slot.id_slot)
+        if state is None or slot.certainty is Certainty.GUESSED:
+            continue
+        if isinstance(slot.state, Busy) or _holds(slot, contents[slot], state):
+            found[slot] = slot.id_slot, Certainty.CONFIRMED, contents[slot]
+    kept = {number for number, _, _ in found.values()}
+    rest = sorted(
+        (slot for slot in slots if slot not in found), key=attrgetter("started_tick"), reverse=True
     )
-    return is_open or _holds(tracked, seen)
+    lost: list[Slot] = []
+    foreign: list[int] = []
+    for state in sorted(listed, key=attrgetter("task"), reverse=True):
+        if state.id_slot in kept:
+            continue
+        matched = _match(rest, state, contents, pending)
+        if matched is None:
+            foreign.append(state.id_slot)
+            continue
+        found[matched] = state.id_slot, Certainty.CONFIRMED, contents[matched]
+        rest.remove(matched)
+        while rest and rest[0].started_tick > matched.started_tick:
+            lost.append(rest.pop(0))
+    guesses = zip((*lost, *rest), foreign, strict=False)
+    return found | {slot: (number, Certainty.GUESSED, EMPTY) for slot, number in guesses}
 
 
-def _holds(tracked: TrackedSlot, seen: SlotState) -> bool:
-    is_idle = tracked.conversation is not None and not seen.is_busy
-    if tracked.task is not None:  # the engine does not report the size of a restored slot
-        return is_idle and (tracked.id_slot, tracked.task) == (seen.id_slot, seen.task)
-    return is_idle and 0 <= tracked.tokens - seen.tokens <= _TOKENS_AWAY_MAX
+def _match(
+    rest: Sequence[Slot],
+    state: SlotState,
+    contents: Mapping[Slot, SlotContent],
+    pending: Slot | None,
+) -> Slot | None:
+    """Return which of the slots, latest first, has had a task; None: none of them."""
+    equal = [slot for slot in rest if _holds(slot, contents[slot], state)]
+    latest: list[Slot] = []
+    for slot in rest:
+        is_open = contents[slot].conversation is None or not (slot.is_idle or slot is pending)
+        is_equally_new = (slot.started_tick == 0) == (state.task < 0)
+        if slot.started_tick == rest[0].started_tick and is_equally_new:
+            latest += [slot] if is_open or slot in equal else []
+    both = (slot for slot in latest if slot in equal)
+    return next(iter((*both, *latest, *equal)), None)
+
+
+def _is_overwritten(slot: Slot, slots: Sequence[Slot], listed: Mapping[int, SlotState]) -> bool:
+    """Return whether the order of the tasks shows that an unnamed request got this slot.
+
+    Each request that was sent after this slot was freed should have ended in another slot with a
+    later task. If fewer slots have later tasks, one of these requests ended here.
+    """
+    state, is_guess = listed.get(slot.id_slot), slot.certainty is Certainty.GUESSED
+    if state is None or is_guess or slot.conversation is None:
+        return False
+    if slot.content.task is not None or isinstance(slot.state, Busy):
+        return False
+    ended = sum(
+        slot.freed_tick < other.started_tick < other.freed_tick
+        and other.conversation is not None
+        and other.content.task is None
+        for other in slots
+    )
+    return sum(other.task > state.task for other in listed.values()) < ended
+
+
+def _holds(slot: Slot, content: SlotContent, state: SlotState) -> bool:
+    """Return whether an engine's slot has as many tokens as this content."""
+    is_idle = content.conversation is not None and not state.is_busy
+    if content.task is not None:  # the engine does not report the size of a restored slot
+        return is_idle and (slot.id_slot, content.task) == (state.id_slot, state.task)
+    return is_idle and 0 <= content.tokens - state.tokens <= _TOKENS_AWAY_MAX
+
+
+def _age(slot: Slot) -> tuple[int, int]:
+    """Sort key of the order in which engines take slots: least recently used; unused, the last."""
+    return slot.freed_tick, -slot.id_slot

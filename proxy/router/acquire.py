@@ -16,7 +16,7 @@ import orjson
 from xxhash import xxh3_128_digest
 
 from proxy.cache.prompt import Prompt
-from proxy.cache.slot_map import TrackedSlot
+from proxy.cache.slot_map import Slot
 from proxy.errors import (
     CrashesEngine,
     ModelLoading,
@@ -319,7 +319,7 @@ class Leases:
     def note_chunk(self, lease: Lease) -> None:
         """Note that a request to compute a part of the prompt is sent now."""
         if lease.slot:
-            self._prefix_index.slot_map(lease.upstream.name).mark_sent(lease.slot)
+            self._prefix_index.slot_map(lease.upstream.name).mark_used(lease.slot)
 
     async def send_again(self, lease: Lease) -> None:
         """Return once the request may be sent again, after a complete response to it."""
@@ -388,16 +388,15 @@ class Leases:
         )
         return Lease(request, chosen, self._clock)
 
-    def _record_slot(
-        self, lease: Lease, slot: TrackedSlot, prompt: Prompt, timings: Timings
-    ) -> None:
+    def _record_slot(self, lease: Lease, slot: Slot, prompt: Prompt, timings: Timings) -> None:
         name = lease.upstream.name
         if lease.restored_tokens and lease.id_slot is not None:
             self._signals.restore_verified(name, lease.restored_tokens, timings)
         if lease.conversation:
             held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
             slot_map = self._prefix_index.slot_map(name)
-            slot_map.note_found(lease.conversation, timings.cached_tokens)
+            if slot_map.host_cache:
+                slot_map.host_cache.note_found(lease.conversation, timings.cached_tokens)
             slot_map.release(lease, self._clock())
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
             if lease.upstream.cache_key:

@@ -143,7 +143,7 @@ class CacheFindings:
             return None
         conversation, index = lease.conversation, self._prefix_index
         prompt, run = request.prompt, index.run(lease.upstream.name)
-        if prompt is None or run is None or not isinstance(conversation, Conversation):
+        if prompt is None or run is None or conversation is None:
             return None
         if not prompt.outline.hashes:
             return None
@@ -182,7 +182,7 @@ class CacheFindings:
         """Return the tokens of a prompt that requests of the same key can have left in caches."""
         client = client_hash(lease.request.model, lease.request.client)
         estimated = BLOCK_TOKENS * self._recent.own_blocks(client, prompt)
-        if isinstance(lease.conversation, Conversation):
+        if lease.conversation:
             known = set(lease.conversation.turn_hashes)
             turns = [
                 at for at, turn_hash in enumerate(prompt.turn_hashes[:-1]) if turn_hash in known

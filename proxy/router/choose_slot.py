@@ -15,7 +15,7 @@ from typing import Final
 
 from proxy.cache.conversations import Run
 from proxy.cache.index import PrefixIndex
-from proxy.cache.slot_map import Search, SlotContent, SlotMap, SlotOwners, TrackedSlot
+from proxy.cache.slot_map import Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
@@ -47,9 +47,10 @@ class HandOver:
 
     async def wait(self, lease: Lease) -> None:
         """Wait until a file has a draining instance's content, unless computing it is faster."""
-        prompt, content = lease.request.prompt, self._left_behind(lease)
-        if prompt is None or content is None:
+        prompt, left = lease.request.prompt, self._left_behind(lease)
+        if prompt is None or left is None:
             return
+        content = left.content
         compute_s = content.tokens / lease.instance.rates.prefill_tps
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_WAIT_MAX_S, _SHARE_MAX * compute_s)):
@@ -59,19 +60,15 @@ class HandOver:
                         return
                     await self._added.wait()
 
-    def _left_behind(self, lease: Lease) -> SlotContent | None:
-        """Return a conversation's content in a slot of a draining instance."""
+    def _left_behind(self, lease: Lease) -> Slot | None:
+        """Return a slot of a draining instance that holds a conversation."""
         if not lease.is_continued:
             return None
         key = lease.upstream.cache_key
         runs = (run for run in self._prefix_index.runs_with_files() if run.cache_key == key)
         slot_maps = self._prefix_index.slot_maps
-        contents = (
-            slot_maps[run.name].content_of(lease.conversation) for run in runs if self._drains(run)
-        )
-        return next(
-            (content for content in contents if content and content.tokens >= _TOKENS_MIN), None
-        )
+        slots = (slot_maps[run.name].find(lease.conversation) for run in runs if self._drains(run))
+        return next((slot for slot in slots if slot and slot.content.tokens >= _TOKENS_MIN), None)
 
     def _drains(self, run: Run) -> bool:
         instance = self._instances.get(run.name)
@@ -151,18 +148,23 @@ class SlotSelector:
                 has_cache = not lease.is_cache_off
                 has_cache &= lease.request.json.get("cache_prompt") is not False
                 if has_cache and slot.verifies_restore(lease.request.prompt):
-                    lease.restored_tokens = slot.tokens
+                    lease.restored_tokens = slot.content.tokens
                 await self._keep_paused(lease, slot_map)
-                slot_map.mark_sent(slot, _search(lease))
+                slot_map.mark_sent(
+                    slot,
+                    is_named=lease.id_slot is not None,
+                    conversation=lease.conversation,
+                    blocks=lease.request.prompt.blocks if lease.request.prompt else (),
+                )
             else:
                 await self.enter(lease)
             for slot_lease in lease.beside:
                 if tracked := slot_map.reserve(slot_lease, None, lease.clock()):
                     slot_lease.slot = tracked
-                    slot_map.mark_sent(tracked, Search())
+                    slot_map.mark_sent(tracked, is_named=False)
 
     async def _separate(
-        self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting
+        self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
     ) -> None:
         """Separate a request from content of other owners: it names its slot, if it can."""
         owner, owners = lease.request.owner, slot_map.owners
@@ -176,7 +178,7 @@ class SlotSelector:
                 lease.id_slot = slot.id_slot
         # A slot file is found by its owner's hashes, so restored content is the owner's.
         is_own = lease.conversation is not None and slot.conversation is lease.conversation
-        if lease.restored or (is_own and slot.task is not None and slot.is_confirmed):
+        if lease.restored or (is_own and slot.content.task is not None and slot.is_confirmed):
             owners.fill(owner, lease.id_slot)
         await self.enter(lease)
 
@@ -225,7 +227,7 @@ class SlotSelector:
 
     @asynccontextmanager
     async def _order(
-        self, lease: Lease, slot: TrackedSlot | None, reach: SlotTargeting
+        self, lease: Lease, slot: Slot | None, reach: SlotTargeting
     ) -> AsyncIterator[bool]:
         """Hold the instance's slot-order lock while a slot is prepared.
 
@@ -244,10 +246,10 @@ class SlotSelector:
         self._filler.saver.note_turn(lease, timings)
 
     async def _target(
-        self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting
-    ) -> TrackedSlot | None:
+        self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
+    ) -> Slot | None:
         """Return the slot for a conversation; it holds the conversation if possible."""
-        found: TrackedSlot | None = slot
+        found: Slot | None = slot
         if slot.conversation is not None:
             found = await self._confirm(lease, slot_map, slot)
         else:
@@ -262,7 +264,7 @@ class SlotSelector:
             await refresh_slots(lease.upstream, slot_map.mark_refreshed(found), self._settings)
         return found
 
-    async def _fill(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> TrackedSlot:
+    async def _fill(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot:
         """Fill a slot from a file if that pays and its number is known; return the slot."""
         await self._hand_over.wait(lease)
         if not self._filler.is_wanted(lease, slot):
@@ -274,9 +276,7 @@ class SlotSelector:
             await self._filler.fill(lease, slot)
         return slot
 
-    async def _confirm(
-        self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot
-    ) -> TrackedSlot | None:
+    async def _confirm(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot | None:
         """Return the slot with a conversation, confirmed by the engine's list, or another slot."""
         if not slot.is_confirmed:
             await self._sync(lease, slot_map, slot)
@@ -284,7 +284,7 @@ class SlotSelector:
             return slot
         return slot_map.rebind(slot, lease.conversation, lease.clock())
 
-    async def _target_new(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> TrackedSlot:
+    async def _target_new(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot:
         """Make the engine copy its other idle slots to the host cache, for shared prefixes.
 
         Only if a new conversation shares its beginning with an unsaved one. Any task makes the
@@ -298,10 +298,9 @@ class SlotSelector:
         if slot.is_confirmed:
             await refresh_slots(lease.upstream, [slot.id_slot], self._settings)
             await refresh_slots(lease.upstream, slot_map.mark_refreshed(slot), self._settings)
-            slot.is_aimed = True
         return slot
 
-    async def _sync(self, lease: Lease, slot_map: SlotMap, slot: TrackedSlot) -> None:
+    async def _sync(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> None:
         with suppress(UpstreamTimeout):
             found = await get_slots(lease.upstream, self._settings, _LISTED_TIMEOUT_S) or ()
             slot_map.sync(found, slot, lease.clock())
@@ -321,14 +320,14 @@ class SlotSelector:
         await refresh_slots(lease.upstream, slots, self._settings)
         for paused_lease in paused:
             if paused_lease.slot:
-                slot_map.mark_sent(paused_lease.slot)
+                slot_map.mark_used(paused_lease.slot)
 
 
-def _is_ready(slot: TrackedSlot, reach: SlotTargeting) -> bool:
+def _is_ready(slot: Slot, reach: SlotTargeting) -> bool:
     return reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None
 
 
-def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot, *, is_alone: bool) -> bool:
+def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot, *, is_alone: bool) -> bool:
     """Return whether a request names its slot.
 
     Without a name, the engine could take a slot that is being filled for another request, and the
@@ -348,19 +347,10 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: TrackedSlot, *, is_alone:
 
 
 def _note_slot(
-    lease: Lease, slot_map: SlotMap, slot: TrackedSlot, reach: SlotTargeting, *, is_alone: bool
+    lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting, *, is_alone: bool
 ) -> None:
     """Set whether a request names its slot, and whether the slot holds its conversation."""
     if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot, is_alone=is_alone):
         lease.id_slot = slot.id_slot
-        slot.is_confirmed = True
     lease.has_own_slot = slot.conversation is not None and lease.restored is None
     lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(lease.conversation)
-
-
-def _search(lease: Lease) -> Search | None:
-    """Return the engine's search in its host cache; None for a request that names its slot."""
-    prompt = lease.request.prompt
-    if lease.id_slot is not None:
-        return None
-    return Search(lease.conversation, prompt.blocks if prompt else ())

@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 
 from aiorwlock import RWLock
 
+from proxy.cache.conversations import Conversation
 from proxy.cache.holders import SavedPrompt
-from proxy.cache.slot_map import SlotOwners, TrackedSlot
+from proxy.cache.slot_map import Slot, SlotOwners
 from proxy.errors import (
     ContextTooLong,
     Unfinished,
@@ -512,10 +513,10 @@ class Lease(InFlightRequest):
         self.expected_cached = 0
         self.queued_s = 0.0
         self.position = 0
-        self.conversation: object | None = None
+        self.conversation: Conversation | None = None
         self.conversation_number: int | None = None
         self.is_diverted = False
-        self.slot: TrackedSlot | None = None
+        self.slot: Slot | None = None
         self.id_slot: int | None = None
         self.owners: SlotOwners | None = None
         self.is_cache_off = False

@@ -18,10 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.cache.conversations import Conversation
 from proxy.cache.holders import SavedPrompt
 from proxy.cache.index import PrefixIndex
-from proxy.cache.prompt import BLOCK_TOKENS
+from proxy.cache.prompt import BLOCK_TOKENS, shared_blocks
 from proxy.cache.save_policy import (
     SaveCase,
     SlotFileMeasures,
@@ -32,7 +31,7 @@ from proxy.cache.save_policy import (
     pays_to_restore,
     pays_to_save,
 )
-from proxy.cache.slot_map import SlotContent, SlotMap, TrackedSlot
+from proxy.cache.slot_map import Slot, SlotContent, SlotMap
 from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import NoFile
@@ -83,7 +82,7 @@ class SlotSaver:
         return is_worth_saving(case, self._pause_max_s)
 
     async def save(
-        self, instance: RoutingTarget, slot: TrackedSlot, content: SlotContent
+        self, instance: RoutingTarget, slot: Slot, content: SlotContent
     ) -> Transfer | None:
         """Save a slot of known number; None: it failed."""
         upstream, sent = instance.upstream, slot.started_tick
@@ -94,7 +93,7 @@ class SlotSaver:
         )
         if transfer:
             self.measures(upstream.model).note_save(transfer)
-            if isinstance(content.conversation, Conversation):
+            if content.conversation:
                 content.conversation.no_file = None
             if slot.started_tick == sent:
                 slot.note_saved(content)
@@ -123,7 +122,7 @@ class SlotSaver:
     def _skip(self, instance: RoutingTarget, content: SlotContent, reason: NoFile) -> None:
         """Set why a conversation is not saved; a reason counts once until it changes."""
         conversation = content.conversation
-        if isinstance(conversation, Conversation) and conversation.no_file is not reason:
+        if conversation and conversation.no_file is not reason:
             conversation.no_file = reason
             self.skipped[instance.upstream.model, reason] += 1
 
@@ -140,7 +139,7 @@ class SlotSaver:
         """Return the expected cost and benefit of saving a slot; None: it cannot be saved."""
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
-        if content.is_saved or not turn_hashes or not isinstance(conversation, Conversation):
+        if content.is_saved or not turn_hashes or conversation is None:
             return None
         size_bytes = content.tokens * upstream.token_bytes + upstream.state_bytes
         if not self._storage.may_save(upstream.name, size_bytes):
@@ -176,20 +175,20 @@ class SlotFiller:
         self._storage = storage
         self.saver = saver
 
-    def is_wanted(self, lease: Lease, slot: TrackedSlot) -> bool:
+    def is_wanted(self, lease: Lease, slot: Slot) -> bool:
         return self.has_file(lease, slot) or self._pays(lease, slot)
 
-    def has_file(self, lease: Lease, slot: TrackedSlot) -> bool:
+    def has_file(self, lease: Lease, slot: Slot) -> bool:
         return self._to_restore(lease, slot) is not None
 
-    async def fill(self, lease: Lease, slot: TrackedSlot) -> None:
+    async def fill(self, lease: Lease, slot: Slot) -> None:
         """Save the old content of a slot of known number, and fill it from the best file."""
-        if slot.before and self._pays(lease, slot):
-            await self.saver.save(lease.instance, slot, slot.before)
+        if slot.previous and self._pays(lease, slot):
+            await self.saver.save(lease.instance, slot, slot.previous)
         if saved := self._to_restore(lease, slot):
             await self._restore(lease, slot, saved)
 
-    def _to_restore(self, lease: Lease, slot: TrackedSlot) -> SavedPrompt | None:
+    def _to_restore(self, lease: Lease, slot: Slot) -> SavedPrompt | None:
         """Return a file with more of the prompt than slot and host cache, if restoring it pays."""
         prompt, name = lease.request.prompt, lease.upstream.name
         if prompt is None or lease.request.json.get("cache_prompt") is False:
@@ -197,7 +196,7 @@ class SlotFiller:
         if saved := self._prefix_index.files.find(lease.upstream.cache_key, prompt):
             slot_map = self._prefix_index.slot_map(name)
             found = slot_map.found_blocks(slot, lease.conversation, prompt.blocks)
-            here = slot_map.held_blocks(slot, prompt.blocks)
+            here = shared_blocks(slot.in_engine.blocks, prompt.blocks)
             # The content of the host cache is only estimated, so a file with as much that is read
             # quickly comes first.
             cached = here if saved.blocks >= found and saved.is_quick else found
@@ -207,11 +206,11 @@ class SlotFiller:
                 return saved
         return None
 
-    def _pays(self, lease: Lease, slot: TrackedSlot) -> bool:
-        return slot.before is not None and self.saver.pays(lease.instance, slot.before)
+    def _pays(self, lease: Lease, slot: Slot) -> bool:
+        return slot.previous is not None and self.saver.pays(lease.instance, slot.previous)
 
-    async def _restore(self, lease: Lease, slot: TrackedSlot, saved: SavedPrompt) -> None:
-        slot.empty_before()
+    async def _restore(self, lease: Lease, slot: Slot, saved: SavedPrompt) -> None:
+        slot.drop_previous()
         name, upstream = saved.file.name, lease.upstream
         began_at_s = lease.clock()
         transfer = await self._storage.restore(upstream.name, slot.id_slot, name)
@@ -235,7 +234,7 @@ _SHORTEST_S: Final = 0.001
 _LOOKS_AGAIN_S: Final = 5.0
 
 ListSlots = Callable[[Upstream], Awaitable[Sequence[SlotState] | None]]
-_Worth = Sequence[tuple[TrackedSlot, SaveCase]]
+_Worth = Sequence[tuple[Slot, SaveCase]]
 
 
 @dataclass(slots=True, eq=False)
@@ -251,7 +250,7 @@ class _Work:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     ended_at_s: float = 0.0
     listed_at_s: float = -math.inf
-    failed: dict[TrackedSlot, int] = field(default_factory=dict)
+    failed: dict[Slot, int] = field(default_factory=dict)
 
 
 class SlotWriter:
@@ -316,7 +315,8 @@ class SlotWriter:
 
     def _worth_saving(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> _Worth:
         """Return the slots to save, in the order in which the engine takes them."""
-        new = (slot for slot in slot_map.unsaved_idle if work.failed.get(slot) != slot.freed_tick)
+        idle = (slot for slot in slot_map.idle if slot.conversation and not slot.content.is_saved)
+        new = (slot for slot in idle if work.failed.get(slot) != slot.freed_tick)
         cases = ((slot, self._saver.case(instance, slot.content)) for slot in new)
         return [(slot, case) for slot, case in cases if case and self._saver.is_worth(case)]
 
@@ -354,7 +354,7 @@ class SlotWriter:
         instance: RoutingTarget,
         work: _Work,
         slot_map: SlotMap,
-        slot: TrackedSlot,
+        slot: Slot,
         *,
         is_listed: bool,
     ) -> None:

@@ -147,7 +147,7 @@ def answered(
     slot_map = prefix_index.slot_map(name)
     slot = slot_map.reserve(holder, conversation, 0.0)
     assert slot
-    slot_map.mark_sent(slot)
+    slot_map.mark_sent(slot, is_named=True)
     slot_map.release(holder, 0.0)
     slot_map.set_conversation(slot, conversation, 300, asked.blocks)
     prefix_index.record("a", asked, 0, None, {"content": "verse"})
@@ -165,7 +165,7 @@ def test_what_a_slot_holds_is_told_and_known_again_by_the_next_run() -> None:
     conversation = assign(later, upstream("a"), turn, None)
     slot = later.slot_map("a").reserve("turn", conversation, 0.0)
     assert slot
-    assert (slot.conversation, slot.tokens) == (conversation, 300)
+    assert (slot.conversation, slot.content.tokens) == (conversation, 300)
 
 
 def test_a_conversation_belongs_to_the_process_that_begins_with_it() -> None:

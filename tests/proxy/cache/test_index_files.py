@@ -9,7 +9,6 @@ from support.requests import ask, upstream
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import Prompt
-from proxy.cache.slot_map import Search
 
 ONE, OTHER = (replace(upstream(name), can_name_slots=True, cache_key="key") for name in "ab")
 
@@ -38,6 +37,7 @@ def in_slot(index: PrefixIndex) -> None:
     slot_map, conversation = index.slot_map("a"), index.look_up(FIRST, None).conversation
     slot = slot_map.reserve(object(), None, 0.0)
     assert slot
+    assert conversation
     slot_map.release(slot.holder, 0.0)
     slot_map.set_conversation(slot, conversation, 400)
 
@@ -62,12 +62,13 @@ def test_an_instance_owns_what_its_host_cache_holds() -> None:
     slot_map = index.slot_map("a")
     slot = slot_map.reserve(object(), None, 0.0)
     assert slot
-    slot_map.mark_sent(slot, Search(None, OTHER_FIRST.blocks))
+    slot_map.mark_sent(slot, is_named=False, blocks=OTHER_FIRST.blocks)
     slot_map.release(slot.holder, 0.0)
     assert index.look_up(NEXT, None).owner == "a"
     slot = slot_map.reserve(object(), None, 0.0)
     assert slot
-    slot_map.mark_sent(slot, Search(index.look_up(NEXT, None).conversation, NEXT.blocks))
+    conversation = index.look_up(NEXT, None).conversation
+    slot_map.mark_sent(slot, is_named=False, conversation=conversation, blocks=NEXT.blocks)
     assert index.look_up(NEXT, None).owner is None
 
 

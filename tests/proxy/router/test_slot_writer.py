@@ -12,7 +12,7 @@ from support.virtual_time import run_in_virtual_time
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.index import PrefixIndex
 from proxy.cache.save_policy import NoSlotFiles, Transfer
-from proxy.cache.slot_map import TrackedSlot
+from proxy.cache.slot_map import Slot
 from proxy.router.lease import Lease
 from proxy.router.registry import Instances
 from proxy.router.slot_saver import SlotSaver, SlotWriter
@@ -75,7 +75,7 @@ class Harness:
         self.instance.hold((lease,))
         lease.slot = self.slot_map.reserve(lease, lease.conversation, self.clock())
         assert lease.slot
-        self.slot_map.mark_sent(lease.slot)
+        self.slot_map.mark_sent(lease.slot, is_named=True)
         self._set(lease.slot, prompt.tokens, is_busy=True)
         return lease
 
@@ -85,6 +85,7 @@ class Harness:
         assert prompt
         self.index.record("a", prompt, 0, None, {"content": "verse"})
         self.instance.drop(lease)
+        assert lease.conversation
         self.slot_map.release(lease, self.clock())
         self.slot_map.set_conversation(slot, lease.conversation, prompt.tokens, prompt.blocks)
         self._set(slot, prompt.tokens, is_busy=False)
@@ -93,7 +94,7 @@ class Harness:
     def answer(self, text: str) -> None:
         self.end(self.begin(text))
 
-    def _set(self, slot: TrackedSlot, tokens: int, *, is_busy: bool) -> None:
+    def _set(self, slot: Slot, tokens: int, *, is_busy: bool) -> None:
         self.states[slot.id_slot] = SlotState(
             slot.id_slot, slot.started_tick, tokens, is_busy=is_busy
         )
