@@ -25,7 +25,7 @@ from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import NotFound, Unavailable
 from proxy.http.middleware import Routes
-from proxy.upstream.client import UpstreamResponse, get_request, send
+from proxy.upstream.client import UpstreamResponse, get_request
 from proxy.upstream.upstream import Upstream
 
 _EXACT: Final = frozenset(
@@ -92,7 +92,8 @@ class EngineUi(Feature):
             raise NotFound("there is no such file")
         upstream = self._engine()
         passed = {name: request.headers[name] for name in _PASSED if name in request.headers}
-        async with send(upstream, get_request(path, **passed), self._core.settings) as found:
+        wanted = get_request(path, **passed)
+        async with UpstreamResponse(upstream, wanted, self._core.settings) as found:
             if found.status == HTTPStatus.NOT_FOUND:
                 raise NotFound(f"the engine of {upstream.model} has no web UI with this file")
             return await _relay_response(request, found)

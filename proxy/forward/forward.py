@@ -61,7 +61,7 @@ from proxy.router.estimator import Estimator
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.client import UpstreamRequest, send
+from proxy.upstream.client import UpstreamRequest, UpstreamResponse
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 
@@ -310,7 +310,7 @@ class Forward:
         if node := lease.upstream.node:
             upstream_request = await readdress(upstream_request, node, lease.request)
         lease.note_sent()
-        async with send(lease.upstream, upstream_request, self._settings) as response:
+        async with UpstreamResponse(lease.upstream, upstream_request, self._settings) as response:
             lease.note_header()
             relay = ResponseRelay(self._router, plan, lease, response, client_response)
             return await relay.run()

@@ -16,11 +16,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from proxy.errors import ProxyError, UpstreamConnectFailed, UpstreamSilent
+from proxy.errors import (
+    ProxyError,
+    UpstreamConnectFailed,
+    UpstreamSilent,
+    UpstreamUnconnected,
+)
 from proxy.router.lease import Lease, RoutingTarget
 from proxy.router.registry import Instances
 from proxy.settings import ProxySettings
-from proxy.upstream.client import ConnectionBroken, fetch, get_request
+from proxy.upstream.client import fetch, get_request
 from proxy.upstream.upstream import Upstream
 
 FIRST_BYTE_S: Final = 1.0
@@ -30,7 +35,7 @@ _LATE_S: Final = 0.25
 _HEALTH_MAX_BYTES: Final = 64 * 1024
 
 # Errors that show that no process listens any more.
-_ENDED: Final = (ConnectionBroken, ConnectionError, FileNotFoundError)
+_ENDED: Final = (ConnectionError, FileNotFoundError)
 
 Responds = Callable[[Upstream], Awaitable[bool]]
 
@@ -156,7 +161,8 @@ def answers_health(settings: ProxySettings) -> Responds:
         try:
             await fetch(upstream, health, settings, _HEALTH_S, _HEALTH_MAX_BYTES)
         except UpstreamConnectFailed as error:
-            return isinstance(error.__cause__, _ENDED)
+            is_closed = not isinstance(error, UpstreamUnconnected)
+            return is_closed or isinstance(error.__cause__, _ENDED)
         except ProxyError:
             return False
         return True

@@ -14,25 +14,24 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
-from types import TracebackType
-from typing import Final, cast
+from typing import Final, Self, cast
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from proxy.errors import (
     BadRequest,
     NodeUnconnected,
+    ProxyError,
     UpstreamConnectFailed,
     UpstreamFailed,
     UpstreamTimeout,
     UpstreamUnconnected,
 )
 from proxy.settings import ProxySettings
-from proxy.upstream.http1 import InvalidResponse, Response
+from proxy.upstream.http1 import NO_HEADERS, InvalidResponse, Response
 from proxy.upstream.upstream import Upstream
 
 # X509_V_ERR_*: self-signed, or unknown issuer. Source: OpenSSL, x509_vfy.h.
@@ -72,57 +71,103 @@ _JOINED_MAX_BYTES: Final = 64 * 1024
 OnChunk = Callable[[bytes], bool]
 
 
-class ConnectionBroken(Exception):
-    """The connection ended early, or (`is_malformed`) its bytes are not an HTTP response.
+@dataclass(slots=True)
+class UpstreamRequest:
+    """A request: `headers` without key, Host and framing; `path` quoted; `query` without `?`."""
 
-    `tls_refusal` says why the other side ended TLS, if it did.
+    method: str
+    path: str
+    query: str
+    headers: CIMultiDict[str]
+    body: bytes
+
+
+class UpstreamResponse(asyncio.Protocol):
+    """Sends a request on a connection of its own, and reads the response; used by one task.
+
+    The context manager is entered when the response header has arrived. It and `read` raise:
+
+        UpstreamUnconnected: It accepted no connection.
+        UpstreamConnectFailed: It closed the connection without a response.
+        UpstreamTimeout: It sent nothing for `upstream_read_timeout_s`.
+        UpstreamFailed: Its response is not HTTP, it broke off, or it rejected our key.
+        BadRequest: The header of the request contains a line break or a NUL.
+
+    Attributes:
+        status: 0 before the header has arrived.
+        is_read: Whether the body was read to its end.
     """
+
+    __slots__ = (
+        "_failure",
+        "_held",
+        "_held_bytes",
+        "_is_paused",
+        "_loop",
+        "_parser",
+        "_request",
+        "_settings",
+        "_take",
+        "_timer",
+        "_transport",
+        "_upstream",
+        "_waiter",
+        "_waiting_since_s",
+        "headers",
+        "is_read",
+        "status",
+    )
 
     def __init__(
-        self, reason: str, *, is_malformed: bool = False, tls_refusal: str | None = None
+        self, upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
     ) -> None:
-        super().__init__(reason)
-        self.is_malformed = is_malformed
-        self.tls_refusal = tls_refusal
-
-
-class ReadTimeout(Exception):
-    """No bytes arrived in time."""
-
-
-class UpstreamConnection(asyncio.Protocol):
-    """A connection for one request, used by one task.
-
-    It fails if no bytes arrive within `silence_s`.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, method: str, silence_s: float) -> None:
-        self.response = Response(method)
-        self._loop = loop
-        self._silence_s = silence_s
-        self._request: tuple[bytes, ...] = ()
+        self.status = 0
+        self.headers = NO_HEADERS
+        self.is_read = False
+        self._upstream = upstream
+        self._request = _head(upstream, upstream_request), upstream_request.body
+        self._settings = settings
+        self._parser = Response(upstream_request.method)
+        self._loop = asyncio.get_running_loop()
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._take: OnChunk | None = None
         self._is_paused = False
-        self._failure: Exception | None = None
+        self._failure: ProxyError | None = None
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_since_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_read(self) -> bool:
-        return self.response.is_over and not self._held
+    async def __aenter__(self) -> Self:
+        upstream = self._upstream
+        try:
+            if upstream.socket:  # connects at once or not at all, so it needs no timeout
+                await self._loop.create_unix_connection(lambda: self, upstream.socket)
+            else:
+                async with asyncio.timeout(self._settings.connect_timeout_s):
+                    await _connect_tcp(self._loop, self, upstream)
+        except OSError as error:
+            reason = tls_refusal(error) or f"takes no connection: {error}"
+            if isinstance(error, TimeoutError):
+                reason = "takes no connection in time"
+            failure = NodeUnconnected if upstream.node else UpstreamUnconnected
+            raise failure(upstream.name, reason) from error
+        try:
+            while not self.status:
+                await self._change()
+        except BaseException:
+            self.close()
+            raise
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            self.close()
+            # A 401 would tell the client that its own key is wrong.
+            reason = "see its key_file" if upstream.node else "is something else on its port?"
+            raise UpstreamFailed(f"{upstream.name} does not know our key; {reason}")
+        return self
 
-    def send(self, head: bytes, body: bytes) -> None:
-        """Send the request in the loop step that connects."""
-        self._request = (head + body,) if len(body) <= _JOINED_MAX_BYTES else (head, body)
-
-    async def wait_header(self) -> None:
-        """Wait for the response header. Raises ReadTimeout, ConnectionBroken."""
-        while not self.response.status:
-            await self._change()
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     async def read(self, take: OnChunk | None = None) -> bytes:
         """Return the bytes of the body that have arrived; empty at its end.
@@ -130,15 +175,12 @@ class UpstreamConnection(asyncio.Protocol):
         Args:
             take: Gets bytes that arrive meanwhile, except the last ones of the body, in the loop
                 step in which they arrive; only bytes that it does not consume are returned.
-
-        Raises:
-            ReadTimeout: No bytes arrived in time.
-            ConnectionBroken: The body will not be complete.
         """
         self._take = take
         try:
             while not self._held:
-                if self.response.is_over:
+                if self._parser.is_over:
+                    self.is_read = True
                     return b""
                 await self._change()
         finally:
@@ -146,6 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
         held = self._held
         body = held[0] if len(held) == 1 else b"".join(held)
         self._held, self._held_bytes = [], 0
+        self.is_read = self._parser.is_over
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
@@ -161,44 +204,57 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        for part in self._request:
-            self._transport.write(part)
-        self._request = ()
-        self._timer = self._loop.call_later(self._silence_s, self._check_silence)
+        head, body = self._request
+        if len(body) <= _JOINED_MAX_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+        self._request = b"", b""
+        silence_s = self._settings.upstream_read_timeout_s
+        self._timer = self._loop.call_later(silence_s, self._check_silence)
 
     def data_received(self, data: bytes) -> None:
         if self._failure is not None:
             return
+        parser = self._parser
         try:
-            body = self.response.feed(data)
+            body = parser.feed(data)
         except InvalidResponse as error:
-            self._fail(ConnectionBroken(str(error), is_malformed=True))
+            self.status = parser.status  # the header may be valid
+            sentence = f"{self._upstream.name} sent an invalid HTTP response: {error}"
+            self._fail(UpstreamFailed(sentence), error)
             return
-        if self.response.is_over:
+        if parser.is_over:
+            self.is_read = not body and not self._held
             self.close()
         elif body and self._take and not self._held and self._take(body):
             self._waiting_since_s = self._loop.time()
             return
+        if not self.status:
+            self.status, self.headers = parser.status, parser.headers
         if body:
-            self._hold(body)
+            self._held.append(body)
+            self._held_bytes += len(body)
+            if self._held_bytes > _HELD_MAX_BYTES and not self._is_paused and self._transport:
+                self._is_paused = True
+                self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self._transport = None
-        if self._failure is None and not self.response.end():
-            reason = str(exc or "the connection was closed")
-            self._fail(ConnectionBroken(reason, tls_refusal=tls_refusal(exc)))
+        if self._failure is None and not self._parser.end():
+            refusal = tls_refusal(exc) or "closed the connection without an answer"
+            self._fail(UpstreamConnectFailed(self._upstream.name, refusal), exc)
         self._wake()
 
-    def _hold(self, body: bytes) -> None:
-        self._held.append(body)
-        self._held_bytes += len(body)
-        if self._held_bytes > _HELD_MAX_BYTES and not self._is_paused and self._transport:
-            self._is_paused = True
-            self._transport.pause_reading()
-
-    def _fail(self, failure: Exception) -> None:
+    def _fail(self, failure: ProxyError, cause: Exception | None = None) -> None:
+        """Fail with this error, or with that of a response that breaks off after its header."""
+        if self.status and not isinstance(failure, UpstreamTimeout):
+            failure = UpstreamFailed(f"{self._upstream.name} broke off its answer")
+        failure.__cause__ = cause
         self._failure = self._failure or failure
         self.close()
         self._wake()
@@ -207,82 +263,31 @@ class UpstreamConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _change(self) -> None:
-        """Wait for bytes or the end of the connection."""
+    def _change(self) -> asyncio.Future[None]:
+        """Return a future that ends with the next bytes, or with the connection."""
         if self._failure is not None:
             raise self._failure
         self._waiting_since_s = self._loop.time()
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _check_silence(self) -> None:
         # The timer is moved when it expires, not restarted for each chunk.
-        now_s = self._loop.time()
-        since_s = now_s if self._waiter is None else self._waiting_since_s
-        if now_s - since_s >= self._silence_s:
-            self._fail(ReadTimeout())
+        now_s, silence_s = self._loop.time(), self._settings.upstream_read_timeout_s
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        since_s = self._waiting_since_s if is_waiting else now_s
+        if now_s - since_s >= silence_s:
+            reason = (
+                "stopped sending its answer" if self.status else "did not begin to answer in time"
+            )
+            self._fail(UpstreamTimeout(f"{self._upstream.name} {reason}"))
         else:
-            self._timer = self._loop.call_at(since_s + self._silence_s, self._check_silence)
+            self._timer = self._loop.call_at(since_s + silence_s, self._check_silence)
 
 
 # A vanished machine is detected after this silence and three probes.
 _ALIVE_S: Final = 15
 _PROBE_INTERVAL_S: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
-    """A request: `headers` without key, Host and framing; `path` quoted; `query` without `?`."""
-
-    method: str
-    path: str
-    query: str
-    headers: CIMultiDict[str]
-    body: bytes
-
-
-class UpstreamResponse:
-    def __init__(self, connection: UpstreamConnection, upstream: Upstream) -> None:
-        self.status: int = connection.response.status
-        self.headers: CIMultiDictProxy[str] = connection.response.headers
-        self._connection = connection
-        self._upstream = upstream
-
-    @property
-    def is_read(self) -> bool:
-        return self._connection.is_read
-
-    async def read(self, take: OnChunk | None = None) -> bytes:
-        """Return the next bytes of the body; empty at its end. See `UpstreamConnection.read`.
-
-        Raises:
-            UpstreamTimeout: The instance sent nothing for too long.
-            UpstreamFailed: It broke off before the end.
-        """
-        try:
-            return await self._connection.read(take)
-        except ReadTimeout as error:
-            raise UpstreamTimeout(f"{self._upstream.name} stopped sending its answer") from error
-        except ConnectionBroken as error:
-            raise UpstreamFailed(f"{self._upstream.name} broke off its answer") from error
-
-
-def send(
-    upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
-) -> AbstractAsyncContextManager[UpstreamResponse]:
-    """Send a request; the block is entered when the response header has arrived.
-
-    Raises:
-        UpstreamUnconnected: It accepted no connection.
-        UpstreamConnectFailed: It closed the connection without a response.
-        UpstreamTimeout: It sent nothing for too long.
-        UpstreamFailed: Its response is not HTTP, or it rejected our key.
-        BadRequest: The header of the request contains a line break or a NUL.
-    """
-    return _Exchange(upstream, upstream_request, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +313,7 @@ async def fetch(
     body = bytearray()
     limit = asyncio.timeout(limit_s)
     try:
-        async with limit, send(upstream, upstream_request, settings) as response:
+        async with limit, UpstreamResponse(upstream, upstream_request, settings) as response:
             while chunk := await response.read():
                 body += chunk
                 if len(body) > max_bytes:
@@ -323,65 +328,15 @@ def get_request(path: str, query: str = "", **fields: str) -> UpstreamRequest:
     return UpstreamRequest("GET", path, query, CIMultiDict(fields), b"")
 
 
-class _Exchange:
-    """A context manager without a generator, which would cost ten times as much."""
-
-    def __init__(
-        self, upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
-    ) -> None:
-        self._upstream = upstream
-        self._upstream_request = upstream_request
-        self._settings = settings
-
-    async def __aenter__(self) -> UpstreamResponse:
-        upstream, upstream_request = self._upstream, self._upstream_request
-        self._connection = await _connect_upstream(upstream, upstream_request, self._settings)
-        try:
-            await _wait_header(self._connection, upstream)
-        except BaseException:
-            self._connection.close()
-            raise
-        return UpstreamResponse(self._connection, upstream)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._connection.close()
-
-
-async def _connect_upstream(
-    upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
-) -> UpstreamConnection:
-    loop = asyncio.get_running_loop()
-    connection = UpstreamConnection(loop, upstream_request.method, settings.upstream_read_timeout_s)
-    connection.send(_head(upstream, upstream_request), upstream_request.body)
-    try:
-        if upstream.socket:  # connects at once or not at all, so it needs no timeout
-            await loop.create_unix_connection(lambda: connection, upstream.socket)
-        else:
-            async with asyncio.timeout(settings.connect_timeout_s):
-                await _connect_tcp(loop, connection, upstream)
-    except OSError as error:
-        reason = tls_refusal(error) or f"takes no connection: {error}"
-        if isinstance(error, TimeoutError):
-            reason = "takes no connection in time"
-        failure = NodeUnconnected if upstream.node else UpstreamUnconnected
-        raise failure(upstream.name, reason) from error
-    return connection
-
-
 async def _connect_tcp(
-    loop: asyncio.AbstractEventLoop, connection: UpstreamConnection, upstream: Upstream
+    loop: asyncio.AbstractEventLoop, response: UpstreamResponse, upstream: Upstream
 ) -> None:
     node = upstream.node
     tls = (node.tls or _tls)() if node and node.is_tls else None
     host, port = upstream.host, upstream.port
     name = node.hostname if node and node.hostname and tls else None
     transport, _ = await loop.create_connection(
-        lambda: connection, host, port, ssl=tls, server_hostname=name
+        lambda: response, host, port, ssl=tls, server_hostname=name
     )
     if node:
         _enable_keepalive(transport.get_extra_info("socket"))
@@ -407,23 +362,6 @@ def _enable_keepalive(connection: socket.socket) -> None:
 def _tls() -> ssl.SSLContext:
     # Reading the system's certificates takes 30 ms.
     return ssl.create_default_context()
-
-
-async def _wait_header(connection: UpstreamConnection, upstream: Upstream) -> None:
-    name = upstream.name
-    try:
-        await connection.wait_header()
-    except ReadTimeout as error:
-        raise UpstreamTimeout(f"{name} did not begin to answer in time") from error
-    except ConnectionBroken as error:
-        if error.is_malformed:
-            raise UpstreamFailed(f"{name} sent an invalid HTTP response: {error}") from error
-        reason = error.tls_refusal or "closed the connection without an answer"
-        raise UpstreamConnectFailed(name, reason) from error
-    if connection.response.status == HTTPStatus.UNAUTHORIZED:
-        # A 401 would tell the client that its own key is wrong.
-        reason = "see its key_file" if upstream.node else "is something else on its port?"
-        raise UpstreamFailed(f"{name} does not know our key; {reason}")
 
 
 def _head(upstream: Upstream, upstream_request: UpstreamRequest) -> bytes:

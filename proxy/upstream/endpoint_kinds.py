@@ -31,35 +31,16 @@ class EndpointKind(Enum):
     PROMPT = auto()  # needs no slot: render or count the prompt of a request
     INFO = auto()  # needs no slot: tokenise, read properties
 
-    @property
-    def takes_slot(self) -> bool:
-        return self is not EndpointKind.INFO and self is not EndpointKind.PROMPT
-
-    @property
-    def generates(self) -> bool:
-        """Whether the response is generated text of a chat or completion."""
-        return self not in _GENERATE_NOTHING
-
-    @property
-    def takes_variants(self) -> bool:
-        return self.generates or self is EndpointKind.PROMPT
-
-    @property
-    def takes_forms(self) -> bool:
-        """Whether the body may be a multipart form; all endpoints take JSON."""
-        return self is EndpointKind.TRANSCRIPTION
+    def __init__(self, _number: int) -> None:
+        self.takes_slot = self.name not in {"INFO", "PROMPT"}
+        # Whether the response is generated text of a chat or completion.
+        self.generates = self.takes_slot and self.name not in {"EMBED_OR_RERANK", "TRANSCRIPTION"}
+        self.takes_variants = self.generates or self.name == "PROMPT"
+        # Whether the body may be a multipart form; all endpoints take JSON.
+        self.takes_forms = self.name == "TRANSCRIPTION"
 
     __hash__ = object.__hash__  # Enum's is written in Python, and kinds are looked up often
 
-
-_GENERATE_NOTHING: Final = frozenset(
-    {
-        EndpointKind.EMBED_OR_RERANK,
-        EndpointKind.TRANSCRIPTION,
-        EndpointKind.PROMPT,
-        EndpointKind.INFO,
-    }
-)
 
 ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
     {

@@ -14,7 +14,7 @@ each, and sends `:` lines as pings.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -142,7 +142,14 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _CHUNKED: Final = -1
 _TO_END: Final = -2
+# The next line of a chunked body.
+_SIZE: Final = 0
+_END: Final = 1
+_TRAILER: Final = 2
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
+
+
+NO_HEADERS: Final[CIMultiDictProxy[str]] = CIMultiDictProxy(CIMultiDict())
 
 
 class InvalidResponse(Exception):
@@ -157,29 +164,52 @@ class Response:
         is_over: Whether the body is complete; later bytes are ignored.
     """
 
+    __slots__ = (
+        "_expects",
+        "_framing",
+        "_left_bytes",
+        "_method",
+        "_rest",
+        "_spent_bytes",
+        "headers",
+        "is_over",
+        "status",
+    )
+
     def __init__(self, method: str) -> None:
         self.status = 0
-        self.headers: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+        self.headers = NO_HEADERS
         self.is_over = False
         self._method = method
+        self._framing = 0
+        self._expects = _SIZE
         self._rest = b""
         self._spent_bytes = 0
         self._left_bytes = 0
-        # The next parser; unbound, because a bound method would be a reference cycle.
-        self._take: Callable[[Response, bytes], bytes] = Response._take_head
-        self._meet_line: Callable[[Response, bytes], None] = Response._meet_size
 
     def feed(self, data: bytes) -> bytes:
         """Return the body's part of the next bytes. Raises InvalidResponse."""
-        return self._take(self, data)
+        if not self.status:
+            data = self._take_head(data)
+            if not self.status:
+                return b""
+        if self._framing == _CHUNKED:
+            return self._take_chunks(data)
+        if self._framing == _TO_END:
+            return data
+        body = data[: self._left_bytes]
+        self._left_bytes -= len(body)
+        self.is_over = not self._left_bytes
+        return body
 
     def end(self) -> bool:
         """Note the end of the connection; return whether the response is complete."""
-        if self._take is Response._take_all:
+        if self.status and self._framing == _TO_END:
             self.is_over = True
         return self.is_over
 
     def _take_head(self, data: bytes) -> bytes:
+        """Return the bytes after the header, if it is complete."""
         data, status, framing = self._rest + data, 0, 0
         while status < 200:  # an interim response: the real one is still to come
             if not data.startswith(_BEGINNING[: len(data)]):
@@ -194,23 +224,8 @@ class Response:
             status, self.headers, framing = _read_head(head, is_head=self._method == "HEAD")
             data = after
         self._rest, self._spent_bytes = b"", 0
-        if framing == _CHUNKED:
-            self._take = Response._take_chunks
-        elif framing == _TO_END:
-            self._take = Response._take_all
-        else:
-            self._take, self._left_bytes = Response._take_counted, framing
-        self.status = status
-        return self._take(self, data)
-
-    def _take_all(self, data: bytes) -> bytes:
+        self.status, self._framing, self._left_bytes = status, framing, max(0, framing)
         return data
-
-    def _take_counted(self, data: bytes) -> bytes:
-        body = data[: self._left_bytes]
-        self._left_bytes -= len(body)
-        self.is_over = not self._left_bytes
-        return body
 
     def _take_chunks(self, data: bytes) -> bytes:
         data, self._rest = self._rest + data, b""
@@ -231,24 +246,27 @@ class Response:
             if end < 0:
                 self._rest = data[at:]
                 break
-            self._meet_line(self, data[at:end])
-            at = end + 2
-            stop = at + self._left_bytes
-            if stop > at and data.startswith(b"\r\n", stop):  # all of the chunk is here
-                pieces.append(data[at:stop])
-                at, self._left_bytes, self._meet_line = stop + 2, 0, Response._meet_size
+            line, at = data[at:end], end + 2
+            if self._expects != _SIZE:
+                self._take_line(line)
+            elif left := _chunk_bytes(line):
+                stop = at + left
+                if data.startswith(b"\r\n", stop):  # all of the chunk is here
+                    pieces.append(data[at:stop])
+                    at = stop + 2
+                else:
+                    self._left_bytes, self._expects = left, _END
+            else:
+                self._expects = _TRAILER
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _meet_size(self, line: bytes) -> None:
-        self._left_bytes = _chunk_bytes(line)
-        self._meet_line = Response._meet_end if self._left_bytes else Response._meet_trailer
-
-    def _meet_end(self, line: bytes) -> None:
-        if line:
-            raise InvalidResponse(f"a chunk is longer than its size: {line[:40]!r}")
-        self._meet_line = Response._meet_size
-
-    def _meet_trailer(self, line: bytes) -> None:
+    def _take_line(self, line: bytes) -> None:
+        """Read the end of a chunk, or a line of the trailer."""
+        if self._expects == _END:
+            if line:
+                raise InvalidResponse(f"a chunk is longer than its size: {line[:40]!r}")
+            self._expects = _SIZE
+            return
         self._spent_bytes += len(line)
         if self._spent_bytes > _HEAD_MAX_BYTES:
             raise InvalidResponse(f"its trailer is larger than {_HEAD_MAX_BYTES} bytes")

@@ -24,13 +24,7 @@ from proxy.errors import (
     UpstreamUnconnected,
 )
 from proxy.settings import ProxySettings
-from proxy.upstream.client import (
-    ReadTimeout,
-    UpstreamConnection,
-    UpstreamRequest,
-    UpstreamResponse,
-    send,
-)
+from proxy.upstream.client import UpstreamRequest, UpstreamResponse
 from proxy.upstream.upstream import Upstream
 
 LETTER = UpstreamRequest(
@@ -57,7 +51,8 @@ class Bench:
         """Send a letter; `changes` are members of it, or of the settings."""
         limits = {key: changes.pop(key) for key in list(changes) if key.endswith("_timeout_s")}
         upstream = Upstream("chat.1", "chat", 1, str(self.directory / "chat.1"), "", 0, "inner")
-        return send(upstream, replace(LETTER, **changes), SETTINGS.model_copy(update=limits))
+        settings = SETTINGS.model_copy(update=limits)
+        return UpstreamResponse(upstream, replace(LETTER, **changes), settings)
 
     async def fails(self, error: type[ProxyError], **changes: Any) -> str:
         """Return what the exchange and the reading of its body to the end fail with."""
@@ -274,7 +269,7 @@ async def test_nobody_listens(bench: Bench) -> None:
 async def test_a_port_on_which_nobody_listens() -> None:
     upstream = Upstream("chat.1", "chat", 1, None, "127.0.0.1", 1, "")
     with pytest.raises(UpstreamConnectFailed, match="takes no connection"):
-        async with send(upstream, LETTER, SETTINGS):
+        async with UpstreamResponse(upstream, LETTER, SETTINGS):
             pass
 
 
@@ -285,7 +280,9 @@ async def test_a_connection_that_is_not_accepted_in_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(type(asyncio.get_running_loop()), "create_connection", hang)
     upstream = Upstream("chat.1", "chat", 1, None, "127.0.0.1", 1, "")
     with pytest.raises(UpstreamConnectFailed, match=r"chat\.1 takes no connection in time"):
-        async with send(upstream, LETTER, SETTINGS.model_copy(update={"connect_timeout_s": 0.01})):
+        async with UpstreamResponse(
+            upstream, LETTER, SETTINGS.model_copy(update={"connect_timeout_s": 0.01})
+        ):
             pass
 
 
@@ -304,7 +301,7 @@ async def test_a_socket_with_no_place_left_for_a_connection_is_not_waited_for(
                 waiting.connect(path)
         upstream = Upstream("chat.1", "chat", 1, path, "", 0, "inner")
         with pytest.raises(UpstreamConnectFailed):
-            async with send(upstream, LETTER, SETTINGS):
+            async with UpstreamResponse(upstream, LETTER, SETTINGS):
                 pass
 
 
@@ -402,14 +399,19 @@ def test_what_is_taken_at_once_ends_a_silence_too() -> None:
         def abort(self) -> None:
             pass
 
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            pass
+
     async def read() -> None:
         loop = asyncio.get_running_loop()
-        connection = UpstreamConnection(loop, "GET", silence_s=10)
+        upstream = Upstream("chat.1", "chat", 1, None, "", 0, "")
+        settings = ProxySettings(upstream_read_timeout_s=10)
+        connection = UpstreamResponse(upstream, LETTER, settings)
         connection.connection_made(Line())
         connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
         for after_s in (6, 12, 18):
             loop.call_later(after_s, connection.data_received, b"more")
-        with pytest.raises(ReadTimeout):
+        with pytest.raises(UpstreamTimeout):
             await connection.read(take)
 
     run_in_virtual_time(read())
