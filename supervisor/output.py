@@ -20,7 +20,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import Final, Self, TextIO
 
 from supervisor.errors import CorralError
 
@@ -229,12 +229,21 @@ def duration(seconds: float | None) -> str:
 
 
 class ProgressMeter:
-    """Shows progress on stderr: one redrawn line on a terminal, otherwise a line per quarter."""
+    """Shows progress on stderr within its block.
+
+    One redrawn line on a terminal, otherwise a line per quarter.
+    """
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream
         self._live = stream.isatty()
         self._shown: dict[str, tuple[int, str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     def show(self, label: str, fraction: float, detail: str = "") -> None:
         percent = int(fraction * 100)

@@ -192,13 +192,9 @@ def measure_threads(planner: LaunchPlanner, model: str, directories: Directories
     plan = planner.plan(model)
     if plan.untried_threads is None:
         return
-    meter = ProgressMeter()
-    meter.show(model, 0, "measuring how many threads are fastest, once for this model")
-    try:
-        with suppress(StartFailed, EngineFailed):
-            asyncio.run(_measure(planner, plan, directories))
-    finally:
-        meter.clear()
+    with ProgressMeter() as meter, suppress(StartFailed, EngineFailed):
+        meter.show(model, 0, "measuring how many threads are fastest, once for this model")
+        asyncio.run(_measure(planner, plan, directories))
 
 
 async def _measure(planner: LaunchPlanner, plan: Plan, directories: Directories) -> None:

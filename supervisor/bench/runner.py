@@ -244,12 +244,8 @@ class Bench:
 
     async def measure(self) -> None:
         """Measure until cancelled or done; raises CorralError if no variant runs."""
-        try:
-            with ticking(self._progress.show):
-                sizes = await self._first_starts()
-                await self._rounds(sizes)
-        finally:
-            self.meter.clear()
+        with self.meter, ticking(self._progress.show):
+            await self._rounds(await self._first_starts())
 
     async def _first_starts(self) -> Sizes:
         """Start each variant once, unmeasured, which brings its files into the page cache."""

@@ -41,10 +41,13 @@ def requests(
     ] = None,
 ) -> CommandResult:
     """List the requests in flight; with any of these options, the latest 20 that have ended."""
-    from supervisor.cli.requests import PastFilter, list_past, list_requests
+    from proxy.observe.past import HistoryQuery
+    from supervisor.cli.requests import list_past, list_requests
 
-    chosen = PastFilter(last, model, client, failed, since)
-    return list_past(chosen) if chosen.is_any else list_requests()
+    if not failed and all(value is None for value in (last, model, client, since)):
+        return list_requests()
+    query = HistoryQuery(limit=last or 20, model=model, client=client, is_failed=failed)
+    return list_past(query, since)
 
 
 @verb(requests_commands, "show")

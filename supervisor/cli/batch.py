@@ -233,14 +233,12 @@ def wait(
     During a restart the daemon drains for up to half a minute, and may replay its database.
     """
     pace, pause_s = Pace(_count_done(batch), time.monotonic()), _POLL_FIRST_S
-    try:
+    with meter:
         while batch["status"] in _ACTIVE:
             meter.show(batch["id"], _fraction(batch), _detail(batch, pace))
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _POLL_MAX_S)
             batch = _await_batch(client, batch, meter, restart_max_s)
-    finally:
-        meter.clear()
     return batch
 
 

@@ -138,17 +138,15 @@ def stop() -> CommandResult:
 
 
 def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: float) -> None:
-    meter = ProgressMeter()
     try:
-        for line in client.capture(body):
-            file.write(line)
-            done = min(1.0, file.age_s / duration_s)
-            meter.show("capturing", done, f"{file.requests} requests, {size(file.size_bytes)}")
+        with ProgressMeter() as meter:
+            for line in client.capture(body):
+                file.write(line)
+                done = min(1.0, file.age_s / duration_s)
+                meter.show("capturing", done, f"{file.requests} requests, {size(file.size_bytes)}")
     except DaemonBusy:
         if not file.size_bytes:
             raise  # it never began; with a line, the daemon ended in the middle of the capture
-    finally:
-        meter.clear()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -188,15 +188,6 @@ def _refusal_error(answer: httpx.Response) -> CorralError:
 _FILE_MAX_BYTES: Final = 4 * 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredFile:
-    """A file from which our settings were removed, except values changed since (`left`)."""
-
-    path: Path
-    left: tuple[Place, ...]
-    is_removed: bool
-
-
 class SettingsFiles:
     """Clients' settings files and records of our changes; after an error no file is changed."""
 
@@ -223,8 +214,12 @@ class SettingsFiles:
             write_atomic(self._journal(client), json.dumps(to_json(entries)))
         return [_write_text(entries.path, text) for text, entries in made]
 
-    def undo(self, client: str) -> list[RestoredFile]:
-        """Remove the settings that were written; raises CorralError if there are none."""
+    def undo(self, client: str) -> list[tuple[Path, tuple[Place, ...], bool]]:
+        """Remove the settings that were written; raises CorralError if there are none.
+
+        Returns:
+            Each file, its values that were changed since and stay, and whether it was removed.
+        """
         written = self._read(client)
         if not written:
             raise CorralError(
@@ -244,7 +239,7 @@ class SettingsFiles:
                     file.path.unlink(missing_ok=True)
                 else:
                     rewrite(file.path, result.text)
-            restored.append(RestoredFile(file.path, result.left, is_removed))
+            restored.append((file.path, result.left, is_removed))
         with _report_os_errors(self._journals):
             self._journal(client).unlink()
         return restored
@@ -382,14 +377,12 @@ def undo(name: str) -> CommandResult:
     """Remove the settings that `write` wrote, except values that were changed since."""
     client = _client(name)
     undone = SettingsFiles(directories().data).undo(client.name)
-    lines = [
-        f"removed {file.path}" if file.is_removed else f"restored {file.path}" for file in undone
-    ]
-    left = [(file.path, ".".join(map(str, place))) for file in undone for place in file.left]
+    lines = [f"{'removed' if is_removed else 'restored'} {path}" for path, _, is_removed in undone]
+    left = [(path, ".".join(map(str, place))) for path, places, _ in undone for place in places]
     notes = tuple(f"{path}: {place} was changed since, and stays" for path, place in left)
     data = {
         "client": name,
-        "files": [str(file.path) for file in undone],
+        "files": [str(path) for path, _, _ in undone],
         "left": [[str(path), place] for path, place in left],
     }
     return CommandResult(data, "\n".join(lines) or "none of its files exists any more", notes)

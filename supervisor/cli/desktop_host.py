@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -262,21 +261,16 @@ _ANSWER_S: Final = 0.5
 _POLL_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class HostSession:
-    """A place among the hosts while `messages` is open; `started`: models of a new daemon."""
-
-    messages: Iterator[StreamMessage]
-    host: JoinedHost
-    started: tuple[str, ...] | None
-
-
 def join(
     client: Client, where: Directories, words: Sequence[str], options: Sequence[str]
-) -> HostSession:
+) -> tuple[Iterator[StreamMessage], JoinedHost, tuple[str, ...] | None]:
     """Join within half a minute; starts a daemon with `words` and `options` if none runs.
 
-    Raises CorralError if no daemon can be started, or the running daemon is no desktop backend.
+    Returns:
+        Messages: the host is joined while they are open. The host. The models of a new daemon.
+
+    Raises:
+        CorralError: No daemon can be started, or the running daemon is no desktop backend.
     """
     until_s = time.monotonic() + _TIMEOUT_S
     started, spawn_at_s = None, 0.0
@@ -284,7 +278,7 @@ def join(
         while True:
             try:
                 messages = client.host()
-                return HostSession(messages, next(messages)["host"], started)
+                return messages, next(messages)["host"], started
             except DaemonStopping:
                 _wait_until_stopped(where, until_s)
             except NotRunning:
@@ -369,15 +363,14 @@ class _DesktopHost:
     def serve(self, words: Sequence[str], options: Sequence[str]) -> None:
         """Join the daemon, and forward its events until it ends or this host has left."""
         _run_in_thread(self._wait_for_reasons)
-        session = join(self._client, self._where, words, options)
-        self._number = session.host["host"]
-        is_attached = session.started is None
-        models: Sequence[str] | None = session.started
-        if is_attached and words:
-            models = resolve_running(words, session.host["status"])
+        messages, host, started = join(self._client, self._where, words, options)
+        self._number, status = host["host"], host["status"]
+        models: Sequence[str] | None = started
+        if started is None and words:
+            models = resolve_running(words, status)
         log = str(self._where.daemon_log)
-        self._write(ready_line(session.host, models or (), log, attached=is_attached))
-        for line in state_lines(session.host["status"]):
+        self._write(ready_line(host, models or (), log, attached=started is None))
+        for line in state_lines(status):
             self._write(line)
         if models is not None:
             names = models
@@ -388,9 +381,9 @@ class _DesktopHost:
 
             _run_in_thread(start)
         try:
-            is_done = self._forward_events(session)
+            is_done = self._forward_events(messages, status["pid"])
         except DaemonBusy:
-            if _is_alive(session.host["status"]["pid"]):
+            if _is_alive(status["pid"]):
                 raise
             is_done = False
         if not is_done:
@@ -410,9 +403,9 @@ class _DesktopHost:
         self._reasons.get()
         os._exit(0)
 
-    def _forward_events(self, session: HostSession) -> bool:
+    def _forward_events(self, messages: Iterator[StreamMessage], pid: int) -> bool:
         """Return whether the stream of events came to its regular end."""
-        for message in session.messages:
+        for message in messages:
             if event := message.get("event"):
                 self._has_stopped |= event["name"] == DAEMON_STOPPED
                 self._log(
@@ -421,7 +414,6 @@ class _DesktopHost:
                 for line in event_lines(event):
                     self._write(line)
             elif "done" in message:
-                pid = session.host["status"]["pid"]
                 if self._has_stopped:
                     with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
                         end.wait(_EXIT_TIMEOUT_S)

@@ -34,13 +34,8 @@ from supervisor.system import machine
 from supervisor.system.download import RemoteFile as DownloadFile
 from supervisor.system.paths import Directories, make_ours
 
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A clause about the memory of a model; `misfit`: why it can never fit, or None."""
-
-    text: str
-    misfit: str | None
+# A clause about the memory of a model, and why it can never fit, or None.
+Fit = tuple[str, str | None]
 
 
 class MachineFit:
@@ -81,7 +76,7 @@ class MachineFit:
             instances=1,
             projector_bytes=projector_bytes,
         )
-        return Fit(_text(plan, self.room), misfit_reason(plan.estimate, self.room))
+        return _text(plan, self.room), misfit_reason(plan.estimate, self.room)
 
     def _by_size(self, size_bytes: int) -> Fit:
         misfit = (
@@ -89,7 +84,7 @@ class MachineFit:
             if size_bytes > self.room.host
             else None
         )
-        return Fit("no engine is installed, so only the size of its files was compared", misfit)
+        return "no engine is installed, so only the size of its files was compared", misfit
 
 
 def _text(plan: Plan, room: MemoryCapacity) -> str:
@@ -186,24 +181,25 @@ class _Chooser:
         others = companions(self._repository, model, self._left_out)
         if model.first.kind is not FileKind.MODEL:
             return ModelChoice(model, others, "as named")
-        fit = self._fit(model, others)
-        warning = f"it will not fit: {fit.misfit}" if fit.misfit else None
-        return ModelChoice(model, others, f"as named, {fit.text}", warning)
+        text, misfit = self._fit(model, others)
+        warning = f"it will not fit: {misfit}" if misfit else None
+        return ModelChoice(model, others, f"as named, {text}", warning)
 
     def choose_fitting(self) -> ModelChoice:
         """Try the models in their order; skip models as large as one that does not fit."""
-        most_bytes, misfit, tried = self._here.most_bytes, "", ""
+        most_bytes, tried = self._here.most_bytes, ""
+        misfit: str | None = None
         for model in repository_module.rank_models(self._repository):
             size_bytes = self._repository.size_bytes(model)
             if size_bytes >= most_bytes:
                 continue
             others = companions(self._repository, model, self._left_out)
-            fit = self._fit(model, others)
-            if fit.misfit is None:
-                reason = _reason(self._repository, model, fit, tried)
+            text, misfit = self._fit(model, others)
+            if misfit is None:
+                reason = _reason(self._repository, model, text, tried)
                 return ModelChoice(model, others, reason)
-            most_bytes, misfit = size_bytes, fit.misfit
-            tried = tried or f"{model.first.quantisation} can never fit: {fit.misfit}"
+            most_bytes = size_bytes
+            tried = tried or f"{model.first.quantisation} can never fit: {misfit}"
         raise self._nothing_fits(misfit)
 
     def _fit(self, model: FileGroup, others: tuple[FileGroup, ...]) -> Fit:
@@ -218,7 +214,7 @@ class _Chooser:
         beside_bytes = sum(self._repository.size_bytes(group) for group in projectors)
         return self._here.fit_of(transfer_module.read(parts, self._client), beside_bytes)
 
-    def _nothing_fits(self, misfit: str) -> OutOfMemory:
+    def _nothing_fits(self, misfit: str | None) -> OutOfMemory:
         least = min(repository_module.models(self._repository), key=self._repository.size_bytes)
         amount, most = size(self._repository.size_bytes(least)), size(self._here.room.host)
         name = least.first.quantisation or least.first.path
@@ -229,13 +225,13 @@ class _Chooser:
         )
 
 
-def _reason(repository: Repository, model: FileGroup, fit: Fit, tried: str) -> str:
+def _reason(repository: Repository, model: FileGroup, fit: str, tried: str) -> str:
     if tried:
-        return f"{fit.text}; {tried}"
+        return f"{fit}; {tried}"
     is_small = repository.size_bytes(model) <= repository_module.EIGHT_BITS_MAX_BYTES
     if model.first.quantisation == "Q8_0" and is_small:
-        return f"small enough for 8 bits, {fit.text}"
-    return fit.text
+        return f"small enough for 8 bits, {fit}"
+    return fit
 
 
 _LEAVES_OUT = {FileKind.PROJECTOR: "--no-projector", FileKind.DRAFT: "--no-draft"}
@@ -454,11 +450,11 @@ def _url_announcement(
     transfers: Sequence[Transfer], here: MachineFit, client: HubClient
 ) -> Iterator[str]:
     gguf = transfer_module.read(transfers, client)
-    fit, shards = here.fit_of(gguf, 0), len(transfers)
+    (fit, misfit), shards = here.fit_of(gguf, 0), len(transfers)
     amount = size(gguf.size_bytes) + (f" in {shards} shards" if shards > 1 else "")
-    yield f"{transfers[0].name}: {gguf.quantisation}, {amount}: {fit.text}"
-    if fit.misfit:
-        yield f"warning: it will not fit: {fit.misfit}"
+    yield f"{transfers[0].name}: {gguf.quantisation}, {amount}: {fit}"
+    if misfit:
+        yield f"warning: it will not fit: {misfit}"
 
 
 def _missing_bytes(transfer: Transfer) -> int:

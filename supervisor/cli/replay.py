@@ -234,15 +234,13 @@ class _Replay:
         self._meter = ProgressMeter()
 
     async def run(self) -> Outcome:
-        try:
-            if self._options.is_daemon:
-                target = _daemon(self._where, self._options.model or self._capture.model)
-                expected = self._recorded_texts()
-                found = await self._play("the daemon", nullcontext(target), expected)
-                return Outcome("the daemon", found, None, len(expected))
-            return await self._play_own_engine()
-        finally:
-            self._meter.clear()
+        with self._meter:
+            if not self._options.is_daemon:
+                return await self._play_own_engine()
+            target = _daemon(self._where, self._options.model or self._capture.model)
+            expected = self._recorded_texts()
+            found = await self._play("the daemon", nullcontext(target), expected)
+            return Outcome("the daemon", found, None, len(expected))
 
     async def _play_own_engine(self) -> Outcome:
         options = self._options

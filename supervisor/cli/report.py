@@ -13,9 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from proxy.observe.past import HistoryQuery
 from supervisor.cli.engine import list_engines
 from supervisor.cli.plan import plan
-from supervisor.cli.requests import PastFilter, list_past
+from supervisor.cli.requests import list_past
 from supervisor.daemon.control_client import Client
 from supervisor.diagnose.doctor import run_checks
 from supervisor.diagnose.host_checks import Finding, secrets_of
@@ -126,7 +127,7 @@ def _parts(
 def _past_requests() -> Part:
     name = "past_requests.jsonl"
     try:
-        found = list_past(PastFilter(_REQUESTS_MAX, None, None, is_failed=False, since=None)).data
+        found = list_past(HistoryQuery(limit=_REQUESTS_MAX)).data
     except CorralError as error:
         return Part(name, _error_text(error))
     rows = found if isinstance(found, list) else []

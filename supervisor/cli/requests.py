@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -214,7 +214,7 @@ def list_requests() -> CommandResult:
     """List the requests in flight, oldest first."""
     found = Client(directories().control_socket).requests()
     text = (
-        table(_IN_FLIGHT_HEAD, list(map(_in_flight_row, found)))
+        table(_IN_FLIGHT_HEAD, list(map(in_flight_row, found)))
         if found
         else "no request is in flight"
     )
@@ -226,7 +226,7 @@ def cancel(request_id: str) -> CommandResult:
     return CommandResult({"id": request_id}, f"cancelled {request_id}")
 
 
-def _in_flight_row(request: RequestStatus) -> tuple[str, ...]:
+def in_flight_row(request: RequestStatus) -> tuple[str, ...]:
     return (
         request["id"],
         duration(request["age_s"]),
@@ -247,32 +247,10 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class PastFilter:
-    """The filter of ended requests; without any, `corral requests` lists those in flight."""
-
-    last: int | None
-    model: str | None
-    client: str | None
-    is_failed: bool
-    since: str | None
-
-    @property
-    def is_any(self) -> bool:
-        return self.is_failed or any(
-            value is not None for value in (self.last, self.model, self.client, self.since)
-        )
-
-
-def list_past(chosen: PastFilter) -> CommandResult:
+def list_past(query: HistoryQuery, since: str | None = None) -> CommandResult:
     """List ended requests, the latest last; works without a daemon."""
-    query = HistoryQuery(
-        limit=chosen.last or _LIMIT,
-        model=chosen.model,
-        client=chosen.client,
-        is_failed=chosen.is_failed,
-        since=None if chosen.since is None else since_of(chosen.since, datetime.now(UTC)),
-    )
+    if since is not None:
+        query = replace(query, since=since_of(since, datetime.now(UTC)))
     found = list(reversed(read_past_requests(query)))
     return CommandResult(found, request_rows(found) if found else "no such request is stored")
 

@@ -296,11 +296,11 @@ class _Display:
 
     def _press(self, keys: Iterable[str]) -> None:
         for key in keys:
-            step = handle_key(self._view, key)
-            self._view = with_sample(step.view, self._sample)
-            if step.is_end:
+            view, cancelled = handle_key(self._view, key)
+            self._view = with_sample(view, self._sample)
+            if view.is_end:
                 self._exit_code = 0
-            if step.cancelled and not self._poller.cancel(step.cancelled):
+            if cancelled and not self._poller.cancel(cancelled):
                 note = "the daemon does not answer; try again later"
                 self._view = replace(self._view, note=note)
 

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from supervisor.cli.requests import in_flight_row
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import (
     DaemonStatus,
@@ -19,7 +20,6 @@ from supervisor.daemon.control_messages import (
     ModelStatus,
     NodeStatus,
     RequestStatus,
-    phase_text,
     state_text,
 )
 from supervisor.errors import CorralError
@@ -121,15 +121,7 @@ class View:
     asking: str | None = None
     note: str = ""
     daemon_pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The effect of a key; `cancelled`: id of the request to cancel."""
-
-    view: View
     is_end: bool = False
-    cancelled: str | None = None
 
 
 def with_sample(view: View, sample: Sample) -> View:
@@ -149,23 +141,24 @@ def with_sample(view: View, sample: Sample) -> View:
     return replace(view, ids=ids, selected=selected, asking=asking, note=note, daemon_pid=pid)
 
 
-def handle_key(view: View, key: str) -> Step:
+def handle_key(view: View, key: str) -> tuple[View, str | None]:
+    """Return the view after a key, and the id of a request to cancel."""
     if view.asking:
         is_yes = key in {"y", "Y"}
         note = "" if is_yes else "not cancelled"
         cancelled = view.asking if is_yes else None
-        return Step(replace(view, asking=None, note=note), cancelled=cancelled)
+        return replace(view, asking=None, note=note), cancelled
     view = replace(view, note="")
     if key in {"q", "Q"}:
-        return Step(view, is_end=True)
+        return replace(view, is_end=True), None
     if key == "x":
         note = "" if view.selected else "select a request first: j, k or the arrows"
-        return Step(replace(view, asking=view.selected, note=note))
+        return replace(view, asking=view.selected, note=note), None
     if key in ORDERS:
         order = ORDERS[key]
         is_reversed = order == view.order and not view.is_reversed
-        return Step(replace(view, order=order, is_reversed=is_reversed))
-    return Step(_select(view, key))
+        return replace(view, order=order, is_reversed=is_reversed), None
+    return _select(view, key), None
 
 
 def _select(view: View, key: str) -> View:
@@ -291,22 +284,6 @@ def _node_row(node: NodeStatus) -> tuple[str, ...]:
     return "node", _NONE, node["name"], node["state"], slots, *rest, node["reason"] or ""
 
 
-def request_row(request: RequestStatus) -> tuple[str, ...]:
-    return _clean_cells(
-        (
-            request["id"],
-            duration(request["age_s"]),
-            request["model"] or _NONE,
-            request["instance"] or _NONE,
-            _NONE if request["slot"] is None else str(request["slot"]),
-            request["client"] + (" (batch)" if request["priority"] == "batch" else ""),
-            phase_text(request),
-            str(request["decoded_tokens"] or _NONE),
-            _rate(request["tokens_per_second"]),
-        )
-    )
-
-
 def _rate(tokens_per_second: float | None) -> str:
     return f"{tokens_per_second:.1f}" if tokens_per_second else _NONE
 
@@ -380,7 +357,7 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
     listed = requests[first : first + request_count]
     marked = -1 if chosen is None else chosen - first
     if requests:
-        rows = [*map(request_row, listed)]
+        rows = [_clean_cells(in_flight_row(request)) for request in listed]
         yield _table(REQUEST_COLUMNS, rows if area.is_unlimited else _mark_row(rows, marked), area)
     else:
         yield Text("no request is in flight")

@@ -225,14 +225,11 @@ def undo(word: str) -> CommandResult:
 
 
 async def _run(job: TuneJob) -> Outcome:
-    meter = ProgressMeter()
     whole_s = job.options.minutes * 60
 
     def show(stage: str, left_s: float) -> None:
         detail = f"{stage} · at most {duration(left_s)} left"
         meter.show(f"tune {job.plans.model}", 1 - max(0.0, left_s) / whole_s, detail)
 
-    try:
+    with ProgressMeter() as meter:
         return await job.run(show)
-    finally:
-        meter.clear()

@@ -51,20 +51,18 @@ def _key(word: str, names_by_word: Mapping[str, str]) -> str:
 
 def last_message(messages: Iterable[StreamMessage]) -> StreamMessage:
     """Show load progress, and return the message with the result."""
-    meter = ProgressMeter()
     try:
-        for message in messages:
-            if progress := message.get("progress"):
-                meter.show(f"loading {progress['instance']}", progress["fraction"])
-            elif "event" not in message and "waiting" not in message:
-                return message
+        with ProgressMeter() as meter:
+            for message in messages:
+                if progress := message.get("progress"):
+                    meter.show(f"loading {progress['instance']}", progress["fraction"])
+                elif "event" not in message and "waiting" not in message:
+                    return message
     except KeyboardInterrupt as interrupt:
         raise Interrupted(
             "stopped waiting; the daemon continues",
             hint="corral status shows how far it is, corral stop stops it",
         ) from interrupt
-    finally:
-        meter.clear()
     raise daemon_exited_error()
 
 

@@ -34,7 +34,7 @@ class Machine:
     def fit_of(self, model: Gguf, projector_bytes: int) -> Fit:
         self.asked.append((model.path.name, projector_bytes))
         needs = model.size_bytes + 100_000
-        return Fit(f"needs {needs}", "too large" if needs > self.most_bytes else None)
+        return f"needs {needs}", "too large" if needs > self.most_bytes else None
 
 
 def content(tmp_path: Path, layers: int) -> bytes:

@@ -29,14 +29,14 @@ def model(tmp_path: Path) -> Path:
 
 def test_a_model_takes_what_its_plan_says(where: Directories, model: Path) -> None:
     found = metadata.read(model, cache_dir=where.cache)
-    fit = MachineFit(where).fit_of(found, projector_bytes=0)
+    text, misfit = MachineFit(where).fit_of(found, projector_bytes=0)
     targets = choose([str(model)], None, where)
     plan = LaunchPlanner(targets.loaded.settings, where).plan(targets.names[0])
-    assert fit.misfit is None
-    assert fit.text.startswith(f"needs {size(plan.estimate.host.at_start)} of ")
-    assert f"with {plan.ctx_size:,} tokens" in fit.text
-    larger = MachineFit(where).fit_of(found, projector_bytes=1024**3)
-    assert larger.text != fit.text
+    assert misfit is None
+    assert text.startswith(f"needs {size(plan.estimate.host.at_start)} of ")
+    assert f"with {plan.ctx_size:,} tokens" in text
+    larger, _ = MachineFit(where).fit_of(found, projector_bytes=1024**3)
+    assert larger != text
 
 
 def test_the_memory_that_models_may_use_is_the_limit(
@@ -45,9 +45,9 @@ def test_the_memory_that_models_may_use_is_the_limit(
     monkeypatch.setenv("CORRAL_SUPERVISOR__MEMORY_BUDGET", "8 MiB")
     here = MachineFit(where)
     assert here.most_bytes == here.room.host == 8 * 1024**2
-    fit = here.fit_of(metadata.read(model, cache_dir=where.cache), projector_bytes=0)
-    assert fit.misfit
-    assert "models may use 8.0 MiB" in fit.misfit
+    _, misfit = here.fit_of(metadata.read(model, cache_dir=where.cache), projector_bytes=0)
+    assert misfit
+    assert "models may use 8.0 MiB" in misfit
 
 
 def test_without_an_engine_sizes_are_compared(
@@ -57,6 +57,6 @@ def test_without_an_engine_sizes_are_compared(
     monkeypatch.setenv("CORRAL_SUPERVISOR__MEMORY_BUDGET", "8 MiB")
     found = metadata.read(model, cache_dir=where.cache)
     here = MachineFit(where)
-    assert "no engine is installed" in here.fit_of(found, projector_bytes=0).text
-    assert here.fit_of(found, projector_bytes=0).misfit is None
-    assert here.fit_of(found, projector_bytes=8 * 1024**2).misfit
+    assert "no engine is installed" in here.fit_of(found, projector_bytes=0)[0]
+    assert here.fit_of(found, projector_bytes=0)[1] is None
+    assert here.fit_of(found, projector_bytes=8 * 1024**2)[1]

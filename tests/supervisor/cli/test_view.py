@@ -14,7 +14,7 @@ def view(*ids: str, **changes: Any) -> View:
 
 def after(begun: View, *keys: str) -> View:
     for key in keys:
-        begun = handle_key(begun, key).view
+        begun, _ = handle_key(begun, key)
     return begun
 
 
@@ -66,11 +66,11 @@ def test_a_selection_stays_with_its_request_and_moves_on_when_that_ends() -> Non
 def test_a_cancellation_is_asked_for_and_names_its_request() -> None:
     asked = after(view("a", "b"), "j", "x")
     assert asked.asking == "a"
-    step = handle_key(asked, "y")
-    assert (step.cancelled, step.view.asking) == ("a", None)
+    told, cancelled = handle_key(asked, "y")
+    assert (cancelled, told.asking) == ("a", None)
     for key in ("n", "q", "escape", "j"):
-        step = handle_key(asked, key)
-        assert (step.cancelled, step.view.asking, step.is_end) == (None, None, False)
+        told, cancelled = handle_key(asked, key)
+        assert (cancelled, told.asking, told.is_end) == (None, None, False)
     assert "select a request first" in after(view("a"), "x").note
 
 
@@ -86,8 +86,8 @@ def test_a_daemon_that_was_started_again_is_told() -> None:
     down = with_sample(first, Sample(problem="the daemon is not running"))
     again = with_sample(down, Sample({**STATUS, "pid": 2}))
     assert again.note == "the daemon was started again"
-    assert handle_key(again, "j").view.note == ""
+    assert handle_key(again, "j")[0].note == ""
 
 
 def test_q_ends() -> None:
-    assert handle_key(view(), "q").is_end
+    assert handle_key(view(), "q")[0].is_end
