@@ -195,7 +195,7 @@ def _warn_unless_trusted(path: Path) -> Path:
 
 def _doubts(path: Path) -> str | None:
     try:
-        return ownership.first_doubt(ownership.read_access(path), ownership.this_user())
+        return ownership.first_doubt(ownership.read_access(path), *ownership.this_user())
     except OSError as error:
         return f"its permissions cannot be read ({error.strerror})"
 

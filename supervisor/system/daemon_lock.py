@@ -62,7 +62,7 @@ _POLL_INTERVAL_S: Final = 0.02
 class ProcessEnd:
     """The exit of one process, not of a later process with the same pid."""
 
-    def __init__(self, owner: ProcessIdentity | DaemonInfo | None, pidfd: int | None) -> None:
+    def __init__(self, owner: ProcessIdentity | None, pidfd: int | None) -> None:
         self._owner = owner
         self._pidfd = pidfd
 
@@ -144,7 +144,7 @@ async def wait_readable(fd: int) -> None:
 
 
 @contextmanager
-def process_end(owner: ProcessIdentity | DaemonInfo | None) -> Iterator[ProcessEnd]:
+def process_end(owner: ProcessIdentity | None) -> Iterator[ProcessEnd]:
     """Yield the exit of a process, to wait for within the block."""
     pidfd = None
     if owner is not None and owner.is_alive():
@@ -172,17 +172,12 @@ def _runs(pid: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class DaemonInfo:
+class DaemonInfo(ProcessIdentity):
     """The daemon that owns a runtime directory."""
 
-    pid: int
-    created_at: float  # seconds since the epoch, as psutil reports it
     version: str
     url: str  # of its proxy
     api_key_file: str | None = None  # None unless it is a desktop backend
-
-    def is_alive(self) -> bool:
-        return ProcessIdentity(self.pid, self.created_at).is_alive()
 
 
 def this_daemon(version: str, url: str, api_key_file: Path | None = None) -> DaemonInfo:

@@ -67,16 +67,8 @@ _POWERCAP: Final = Path("/sys/class/powercap")
 _MICROJOULES: Final = 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """A counter of joules; after `range_j` it begins at 0 again."""
-
-    value_j: float
-    range_j: float
-
-    def joules_since(self, before: Counter) -> float:
-        passed = self.value_j - before.value_j
-        return passed if passed >= 0 else passed + self.range_j
+# A counter of joules, and the value after which it begins at 0 again.
+Counter = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +119,8 @@ def energy_between(before: EnergyReading, after: EnergyReading) -> Energy:
     processor_j = devices_j = None
     old, new = before.processor, after.processor
     if old and new and old.keys() == new.keys():
-        processor_j = sum(counter.joules_since(old[name]) for name, counter in new.items())
+        grown = [(value_j - old[name][0], range_j) for name, (value_j, range_j) in new.items()]
+        processor_j = sum(grown_j + (range_j if grown_j < 0 else 0) for grown_j, range_j in grown)
     if before.devices and after.devices and before.devices.keys() == after.devices.keys():
         passed = [value - before.devices[name] for name, value in after.devices.items()]
         # A counter falls if the driver was reloaded in between.
@@ -148,7 +141,7 @@ def _processor(powercap: Path) -> Mapping[str, Counter] | None:
             if name.startswith("package") or name == "dram":
                 value = int((zone / "energy_uj").read_text("utf-8"))
                 limit = int((zone / "max_energy_range_uj").read_text("utf-8"))
-                counters[zone.name] = Counter(value / _MICROJOULES, limit / _MICROJOULES)
+                counters[zone.name] = value / _MICROJOULES, limit / _MICROJOULES
     except (OSError, ValueError):
         return None
     return counters or None

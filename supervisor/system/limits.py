@@ -16,30 +16,24 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
 _resource: Final = import_module("resource") if find_spec("resource") else None
 # Enough for any number of clients; with more, programs that close all descriptors get slow.
 _FILES: Final = 65_536
 
 
-class Limit(NamedTuple):
-    """A soft and a hard limit, in the unit of the limit; None means unlimited."""
-
-    soft: int | None
-    hard: int | None
-
-
 def has_limit(name: str) -> bool:
     return hasattr(_resource, name)
 
 
-def limit(name: str) -> Limit:
-    """Return the limit `name`, such as `RLIMIT_NOFILE`; unlimited on a system that lacks it."""
+def limit(name: str) -> tuple[int | None, int | None]:
+    """Return the soft and the hard limit `name`, such as `RLIMIT_NOFILE`; None: unlimited."""
     if _resource is None or not has_limit(name):
-        return Limit(None, None)
-    found = _resource.getrlimit(getattr(_resource, name))
-    return Limit(*(None if value == _resource.RLIM_INFINITY else value for value in found))
+        return None, None
+    soft, hard = _resource.getrlimit(getattr(_resource, name))
+    unlimited = _resource.RLIM_INFINITY
+    return None if soft == unlimited else soft, None if hard == unlimited else hard
 
 
 def set_soft_limit(name: str, value: int) -> None:

@@ -52,19 +52,13 @@ _PERFORMANCE_SHARE: Final = 0.5
 Core = frozenset[int]  # the CPUs of one physical core
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """The physical cores that the CPUs of an affinity belong to."""
-
-    performance_cores: int
-    efficiency_cores: int
-    numa_nodes: int  # nodes with CPUs; 1 unless the affinity has all CPUs of all of them
-
-
 # On a large machine these are hundreds of files. A CPU that goes offline changes the affinity.
 @lru_cache(maxsize=8)
-def read_topology(root: Path, allowed: frozenset[int]) -> Topology:
-    """Read the cores of these CPUs; a CPU without readable files counts as a performance core.
+def read_topology(root: Path, allowed: frozenset[int]) -> tuple[int, int, int]:
+    """Return the performance cores, the efficiency cores and the NUMA nodes of these CPUs.
+
+    A CPU without readable files counts as a performance core. There is 1 NUMA node unless the CPUs
+    are all CPUs of all nodes.
 
     Args:
         root: Contains `sys`.
@@ -76,7 +70,7 @@ def read_topology(root: Path, allowed: frozenset[int]) -> Topology:
     files = (root / _NODES).glob("node[0-9]*/cpulist")
     nodes = [cpus for file in files if (cpus := parse_cpu_list(kernel_text(file)))]
     numa_nodes = max(1, len(nodes)) if all(cpus <= allowed for cpus in nodes) else 1
-    return Topology(len(cores) - efficiency, efficiency, numa_nodes)
+    return len(cores) - efficiency, efficiency, numa_nodes
 
 
 def parse_cpu_list(line: str) -> frozenset[int]:
@@ -176,22 +170,22 @@ def read_from(root: Path, allowed: frozenset[int]) -> Machine:
     # Rounded down: with a fraction of a CPU, a thread would be throttled.
     quota = max(1, int(cpu_quota(root) or len(allowed)))
     if (root / "sys").is_dir():
-        found = read_topology(root, allowed)
+        performance, efficiency, numa_nodes = read_topology(root, allowed)
     else:
-        found = Topology(psutil.cpu_count(logical=False) or len(allowed), 0, 1)
-    present = found.performance_cores + found.efficiency_cores
+        performance, efficiency, numa_nodes = psutil.cpu_count(logical=False) or len(allowed), 0, 1
+    present = performance + efficiency
     physical = min(present, quota)
     return Machine(
         physical_cores=physical,
         logical_cores=min(len(allowed), quota),
         memory_bytes=min(memory.total, limit_bytes),
         memory_available_bytes=min(memory.available, limit_bytes),
-        memlock_bytes=None if _has_capability(_CAP_IPC_LOCK) else limit("RLIMIT_MEMLOCK").soft,
+        memlock_bytes=None if _has_capability(_CAP_IPC_LOCK) else limit("RLIMIT_MEMLOCK")[0],
         may_renice=_may_renice(),
         cpu_flags=cpu_flags(),
-        efficiency_cores=max(0, physical - found.performance_cores),
+        efficiency_cores=max(0, physical - performance),
         quota_spare_cores=present - physical,
-        numa_nodes=found.numa_nodes,
+        numa_nodes=numa_nodes,
     )
 
 

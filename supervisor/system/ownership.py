@@ -66,30 +66,23 @@ class Access:
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """The effective user.
+def first_doubt(places: tuple[Access, ...], uid: int, private_gid: int | None) -> str | None:
+    """Return the first reason why a user should not trust a file.
 
-    Attributes:
-        private_gid: The group whose only member is this user, or None; always None for root.
-            Systems with such groups make files writable by them (umask 002).
+    Args:
+        places: The file and its directories.
+        private_gid: The group whose only member is the user, or None. Systems with such groups make
+            files writable by them (umask 002).
     """
-
-    uid: int
-    private_gid: int | None = None
+    return next((reason for place in places for reason in _doubts(place, uid, private_gid)), None)
 
 
-def first_doubt(places: tuple[Access, ...], user: User) -> str | None:
-    """Return the first reason not to trust a file; `places` are the file and its directories."""
-    return next((reason for place in places for reason in _doubts(place, user)), None)
-
-
-def _doubts(place: Access, user: User) -> Iterator[str]:
-    if place.uid not in {user.uid, _ROOT}:
+def _doubts(place: Access, uid: int, private_gid: int | None) -> Iterator[str]:
+    if place.uid not in {uid, _ROOT}:
         yield f"{place.what} belongs to another user (uid {place.uid})"
     if place.mode & stat.S_IWOTH:
         yield f"everybody can write {place.what} (mode {place.mode:o})"
-    if place.mode & stat.S_IWGRP and place.gid != user.private_gid:
+    if place.mode & stat.S_IWGRP and place.gid != private_gid:
         yield f"a group can write {place.what} (gid {place.gid}, mode {place.mode:o})"
 
 
@@ -112,9 +105,10 @@ def _access(path: Path, what: str) -> Access:
     return Access(what, found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
 
 
-def this_user() -> User:
+def this_user() -> tuple[int, int | None]:
+    """Return the effective user and its private group, None for root."""
     uid = os.geteuid()
-    return User(uid, private_gid(uid) if uid != _ROOT else None)
+    return uid, private_gid(uid) if uid != _ROOT else None
 
 
 # Service accounts, such as Ollama's, have lower numbers. Source: login.defs(5), UID_MIN.

@@ -7,9 +7,9 @@ import pytest
 
 from supervisor.settings.load import load
 from supervisor.system import ownership
-from supervisor.system.ownership import Access, User, first_doubt
+from supervisor.system.ownership import Access, first_doubt
 
-ME = User(1000, private_gid=1000)
+ME = (1000, 1000)  # with a group of its own
 CHAT = '[models.chat]\npath = "chat.gguf"\n'
 
 
@@ -30,14 +30,14 @@ def access(uid: int = 1000, mode: int = 0o644, gid: int = 1000) -> Access:
     ],
 )
 def test_a_file_that_others_can_write_is_not_trusted(place: Access, reason: str | None) -> None:
-    found = first_doubt((access(), place), ME)
+    found = first_doubt((access(), place), *ME)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
 
 
 def test_root_has_no_private_group_and_trusts_only_itself() -> None:
-    assert first_doubt((Access("it", 0, 0, 0o664),), User(0))
-    assert first_doubt((Access("it", 1000, 1000, 0o644),), User(0))
+    assert first_doubt((Access("it", 0, 0, 0o664),), 0, None)
+    assert first_doubt((Access("it", 1000, 1000, 0o644),), 0, None)
 
 
 @pytest.fixture
@@ -101,4 +101,4 @@ def test_a_file_of_another_user_is_ignored(
 
 
 def test_this_user_is_the_effective_user() -> None:
-    assert ownership.this_user().uid == os.geteuid()
+    assert ownership.this_user()[0] == os.geteuid()

@@ -24,7 +24,7 @@ from supervisor.errors import StartFailed
 from supervisor.output import ProgressMeter
 from supervisor.plan.plan import PlanLine
 from supervisor.settings.schema import Settings
-from supervisor.system.energy import Counter, EnergyReading
+from supervisor.system.energy import EnergyReading
 from supervisor.system.paths import Directories
 
 GENERATION = WORKLOADS["generation"]
@@ -47,7 +47,7 @@ def job(tiny_model: Path, runtime: Path) -> Bench:
 
 def readings(*joules: float) -> Callable[[], EnergyReading]:
     ahead = iter(joules)
-    return lambda: EnergyReading({"package-0": Counter(next(ahead), 100)}, None)
+    return lambda: EnergyReading({"package-0": (next(ahead), 100)}, None)
 
 
 def broken(spec: VariantSpec) -> VariantSpec:

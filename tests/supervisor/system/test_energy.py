@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from supervisor.system import energy
-from supervisor.system.energy import Counter, Energy, EnergyReading
+from supervisor.system.energy import Energy, EnergyReading
 
 
 class Driver:
@@ -82,7 +82,7 @@ def test_a_counter_that_began_anew(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert energy.read(tmp_path / "missing").processor is None
     _zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
-    assert energy.read(tmp_path).processor == {"intel-rapl:0": Counter(1, 262_143.32885)}
+    assert energy.read(tmp_path).processor == {"intel-rapl:0": (1, 262_143.32885)}
     _zone(tmp_path, "intel-rapl:1", "package-1", None)
     assert energy.read(tmp_path).processor is None
 
@@ -100,7 +100,7 @@ def test_the_total_is_of_what_is_known() -> None:
     assert (Energy(None, None).total_j, Energy(None, None).covers) == (None, "nothing")
     assert (Energy(2, 3).total_j, Energy(2, 3).covers) == (5, "processor and devices")
     assert (Energy(None, 3).total_j, Energy(None, 3).covers) == (3, "devices")
-    appeared = EnergyReading({"intel-rapl:0": Counter(1, 9)}, {"0": 1.0})
+    appeared = EnergyReading({"intel-rapl:0": (1, 9)}, {"0": 1.0})
     assert energy.energy_between(none, appeared) == Energy(None, None)
     reloaded = EnergyReading(None, {"0": 0.5})
     assert energy.energy_between(appeared, reloaded) == Energy(None, None)

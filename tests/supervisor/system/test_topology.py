@@ -1,6 +1,6 @@
 from support.host_files import HostFiles
 
-from supervisor.system.machine import Machine, Topology, parse_cpu_list, read_from, read_topology
+from supervisor.system.machine import Machine, parse_cpu_list, read_from, read_topology
 
 
 def cpus(line: str) -> frozenset[int]:
@@ -53,7 +53,7 @@ def hybrid(host: HostFiles) -> None:
 
 def test_efficiency_cores_of_intel_are_no_performance_cores(host: HostFiles) -> None:
     hybrid(host)
-    assert read_topology(host.root, cpus("0-9")) == Topology(2, 6, 1)
+    assert read_topology(host.root, cpus("0-9")) == (2, 6, 1)
     found = machine(host, "0-9")
     assert (found.physical_cores, found.performance_cores, found.decode_cores) == (8, 2, 2)
 
@@ -68,14 +68,14 @@ def test_efficiency_cores_decode_where_the_cpuset_has_no_others(host: HostFiles)
 def test_little_cores_of_arm_are_no_performance_cores(host: HostFiles) -> None:
     host.cores([str(cpu) for cpu in range(8)])
     host.capacities({**dict.fromkeys(range(4), 250), 4: 620, 5: 620, 6: 620, 7: 1024})
-    assert read_topology(host.root, cpus("0-7")) == Topology(4, 4, 1)
-    assert read_topology(host.root, cpus("0-3")) == Topology(0, 4, 1)
+    assert read_topology(host.root, cpus("0-7")) == (4, 4, 1)
+    assert read_topology(host.root, cpus("0-3")) == (0, 4, 1)
 
 
 def test_equal_capacities_are_all_performance_cores(host: HostFiles) -> None:
     host.cores("0123")
     host.capacities(dict.fromkeys(range(4), 1024))
-    assert read_topology(host.root, cpus("0-3")) == Topology(4, 0, 1)
+    assert read_topology(host.root, cpus("0-3")) == (4, 0, 1)
 
 
 def test_numa_nodes_count_if_all_their_cpus_may_be_used(host: HostFiles) -> None:
