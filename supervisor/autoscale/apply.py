@@ -23,7 +23,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.replace import Replacer, serves, successor_bytes
+from supervisor.fleet.replace import Replacer, ReplicaFailure, serves, successor_bytes
 from supervisor.loading.memory_usage import HOST, MemoryUsage, fits
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import SettingsByFlag, values
@@ -120,10 +120,10 @@ class ChangeApplier:
         if not fits(required, self._memory_usage.free()):
             return f"memory does not hold a successor beside {old.name}"
         done = await self._replacer.replace_beside(old, planner, plan)
-        if done.is_done:
+        if isinstance(done, ReplicaFailure):
+            return f"{old.name} was not replaced: {done.reason}"
+        if done:
             return None
-        if done.failure:
-            return f"{old.name} was not replaced: {done.failure.reason}"
         is_wanted = serves(old.instance.snapshot())
         return f"memory does not hold a successor beside {old.name}" if is_wanted else ""
 

@@ -20,7 +20,7 @@ from typing import Final
 from supervisor.autoscale.slots import Change, ModelView
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import ReplicaId
-from supervisor.plan.auto import fastest_count
+from supervisor.plan.auto import fastest_count, known_speeds
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import Setting
 from supervisor.system import machine
@@ -265,7 +265,8 @@ def measured_speeds(fleet: Fleet) -> Callable[[Plan], Mapping[int, float]]:
     def read(plan: Plan) -> Mapping[int, float]:
         if plan.untried_threads is not None:
             return {}
-        return fleet.planner.measurements(plan.gguf.path, plan.engine).read().decode()
+        measured = fleet.planner.measurements(plan.gguf.path, plan.engine).read()
+        return known_speeds(measured, "decode")
 
     return read
 

@@ -129,7 +129,7 @@ def _axis_variants(axis: str, goal: GoalName, here: Situation) -> Iterator[Varia
 
 def _is_supported(options: Mapping[str, FlagValue], flags: Flags) -> bool:
     try:
-        return not render(options, flags).omitted
+        return not render(options, flags)[1]
     except SettingsInvalid:
         return False
 

@@ -278,8 +278,8 @@ def check_profiles(name: str | None, config: Path | None) -> CommandResult:
     names = [name] if name else profiles.names(where.profiles)
     omitted = {
         name: [
-            f"{line.key}: {line.reason}"
-            for line in check_profile(profiles.load(name, where.profiles), flags).omitted
+            f"{key}: {reason}"
+            for key, _, reason in check_profile(profiles.load(name, where.profiles), flags)[1]
         ]
         for name in names
     }

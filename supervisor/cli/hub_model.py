@@ -99,7 +99,7 @@ def _text(plan: Plan, room: MemoryCapacity) -> str:
     return f"needs {' and '.join(parts)}{context}"
 
 
-_COMPANIONS = (FileKind.PROJECTOR, FileKind.DRAFT)
+_COMPANIONS: tuple[FileKind, ...] = ("projector", "draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def companions(
     repository: Repository, model: FileGroup, left_out: frozenset[FileKind]
 ) -> tuple[FileGroup, ...]:
     """Return the projector and the draft of a model; another part has no companions."""
-    if model.first.kind is not FileKind.MODEL:
+    if model.first.kind != "model":
         return ()
     kinds = (kind for kind in _COMPANIONS if kind not in left_out)
     found = (file_names.companion(repository.groups, model.first, kind) for kind in kinds)
@@ -179,7 +179,7 @@ class _Chooser:
 
     def choose_named(self, model: FileGroup) -> ModelChoice:
         others = companions(self._repository, model, self._left_out)
-        if model.first.kind is not FileKind.MODEL:
+        if model.first.kind != "model":
             return ModelChoice(model, others, "as named")
         text, misfit = self._fit(model, others)
         warning = f"it will not fit: {misfit}" if misfit else None
@@ -210,7 +210,7 @@ class _Chooser:
             )
             for file in files
         ]
-        projectors = [group for group in others if group.first.kind is FileKind.PROJECTOR]
+        projectors = [group for group in others if group.first.kind == "projector"]
         beside_bytes = sum(self._repository.size_bytes(group) for group in projectors)
         return self._here.fit_of(transfer_module.read(parts, self._client), beside_bytes)
 
@@ -234,7 +234,7 @@ def _reason(repository: Repository, model: FileGroup, fit: str, tried: str) -> s
     return fit
 
 
-_LEAVES_OUT = {FileKind.PROJECTOR: "--no-projector", FileKind.DRAFT: "--no-draft"}
+_LEAVES_OUT = {"projector": "--no-projector", "draft": "--no-draft"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ def _hub_announcement(download: _Download) -> Iterator[str]:
 
 
 def _result(download: _Download, received_bytes: int) -> CommandResult:
-    is_model = download.chosen.model.first.kind is FileKind.MODEL
+    is_model = download.chosen.model.first.kind == "model"
     notes = (f"corral start {_name(download)} serves it",) if is_model else ()
     return CommandResult(_hub_data(download, received_bytes), str(download.path), notes)
 

@@ -379,5 +379,5 @@ class GetOptions:
 
     @property
     def left_out(self) -> frozenset[FileKind]:
-        kinds = {FileKind.PROJECTOR: self.projector, FileKind.DRAFT: self.draft}
+        kinds: dict[FileKind, bool] = {"projector": self.projector, "draft": self.draft}
         return frozenset(kind for kind, wanted in kinds.items() if not wanted)

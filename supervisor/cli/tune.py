@@ -27,7 +27,7 @@ from supervisor.errors import Interrupted
 from supervisor.fleet.model_entries import machine_here
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, ProgressMeter, duration, size, table
-from supervisor.plan.tuned_profile import Evidence, conditions, path_of
+from supervisor.plan.tuned_profile import conditions, path_of
 from supervisor.system import machine
 from supervisor.system.paths import Directories, directories
 
@@ -148,15 +148,9 @@ def profile_text(
     plan, model, options = job.plans.base.plan, job.plans.model, job.options
     profile = job.plans.profile
     at = datetime.now(UTC)
-    now = conditions(profile, machine_here(), plan.engine, plan.gguf)
-    evidence = Evidence(
-        goal=job.goal.name,
-        date=at.strftime("%Y-%m-%d"),
-        result=comparison.verdict,
-        machine=now.machine,
-        engine=now.engine,
-        devices=now.devices,
-        model=now.model,
+    now = conditions(machine_here(), plan.engine, plan.gguf)
+    evidence = replace(
+        now, goal=job.goal.name, date=at.strftime("%Y-%m-%d"), result=comparison.verdict
     )
     facts = (
         ("date", at.strftime("%Y-%m-%d %H:%M UTC")),

@@ -96,11 +96,10 @@ def not_persisted_reason(model: Model) -> str | None:
 
 
 def _idle(unload: UnloadTime) -> IdleStatus:
-    limit = unload.limit
     return {
-        "limit_s": _finite(limit.seconds),
+        "limit_s": _finite(unload.limit_s),
         "unload_in_s": _finite(unload.in_s),
-        "origin": "keep_alive" if limit.is_from_request else "ttl_s",
+        "origin": "keep_alive" if unload.is_from_request else "ttl_s",
     }
 
 

@@ -18,7 +18,7 @@ import orjson
 from proxy.upstream.timings import Timings
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.events import Emit
-from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds
+from supervisor.plan.auto import ThreadSpeeds
 from supervisor.plan.plan import Plan
 from supervisor.system import files
 from supervisor.system.machine import Machine
@@ -33,25 +33,23 @@ class MeasurementStore:
         self._files = (model, engine)
         self._machine = f"{machine.physical_cores} {' '.join(sorted(machine.cpu_flags))}"
 
-    def read(self) -> ThreadMeasurement:
+    def read(self) -> dict[int, ThreadSpeeds]:
+        """Return the measured speeds by thread count."""
         try:
             found = files.get(self._directory, self._key())
-        except OSError:
-            return ThreadMeasurement()
-        try:
             listed = (found or {})["speeds"].items()
-            return ThreadMeasurement({int(count): ThreadSpeeds(**each) for count, each in listed})
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return ThreadMeasurement()  # not measured, or written by another version
+            return {int(count): ThreadSpeeds(**each) for count, each in listed}
+        except (OSError, KeyError, TypeError, ValueError, AttributeError):
+            return {}  # not measured, or written by another version
 
     def add(self, threads: int, speeds: ThreadSpeeds) -> None:
-        self._write(ThreadMeasurement({**self.read().speeds, threads: speeds}))
+        self._write({**self.read(), threads: speeds})
 
     def forget(self) -> None:
-        self._write(ThreadMeasurement())
+        self._write({})
 
-    def _write(self, measured: ThreadMeasurement) -> None:
-        speeds = {str(count): asdict(speeds) for count, speeds in measured.speeds.items()}
+    def _write(self, measured: Mapping[int, ThreadSpeeds]) -> None:
+        speeds = {str(count): asdict(speeds) for count, speeds in measured.items()}
         files.put(self._directory, self._key(), {"speeds": speeds})
 
     def _key(self) -> str:

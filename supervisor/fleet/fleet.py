@@ -176,7 +176,7 @@ class Fleet:
         replica = self._find(instance)
         if replica is None or replica.slots.check_restore(tokens, timings):
             return
-        self.slot_files.catalogue.remove_all(replica.caches.cache_key)
+        self.slot_files.catalogue.remove_all(replica.cache_key)
         for other in self.models[replica.place.model].all_replicas:
             snapshot = other.instance.snapshot()
             if snapshot.state is State.READY:

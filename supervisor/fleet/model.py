@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, Literal
 
@@ -22,6 +21,7 @@ from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.fleet.launches import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
+from supervisor.plan import kv_cache
 from supervisor.plan.context import context_layout
 from supervisor.plan.estimate import Estimate
 from supervisor.plan.kv_cache import BYTES_PER_VALUE, PADDING_TOKENS, Cache, cache_bytes
@@ -86,19 +86,9 @@ def availability(model: Model) -> tuple[Availability, str | None]:
     return "failed", f"it is stopped (corral start {model.entry.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class CacheProperties:
-    """The members of the proxy's `Upstream` with these names."""
-
-    cache_key: str = ""
-    token_bytes: float = 0.0
-    state_bytes: int = 0
-    host_cache_bytes: float = 0.0
-
-
-def cache_properties(plan: Plan) -> CacheProperties:
-    """Return the cache properties of a plan; reads the metadata of the files in its options."""
-    key, inputs = cache_key(plan), plan.memory_inputs
+def cache_sizes(plan: Plan) -> tuple[float, int, float]:
+    """Return `token_bytes`, `state_bytes` and `host_cache_bytes` of the proxy's `Upstream`."""
+    inputs = plan.memory_inputs
     layout = context_layout(inputs.gguf, inputs.chosen, inputs.engine)
     type_k, type_v = layout.cache.type_k, layout.cache.type_v
     token_bytes = 0.0  # unknown
@@ -106,12 +96,7 @@ def cache_properties(plan: Plan) -> CacheProperties:
         padding = Cache(PADDING_TOKENS, type_k=type_k, type_v=type_v, full_window=True)
         token_bytes = cache_bytes(plan.gguf, padding) / PADDING_TOKENS
     size_bytes = layout.prompt_cache_bytes
-    return CacheProperties(
-        cache_key=key_digest(plan.model, key) if plan.has_own_slots else "",
-        token_bytes=token_bytes,
-        state_bytes=key.state_bytes or 0,
-        host_cache_bytes=math.inf if size_bytes < 0 else size_bytes,
-    )
+    return token_bytes, kv_cache.state_bytes(plan.gguf), math.inf if size_bytes < 0 else size_bytes
 
 
 # For the engine, a worker on another machine is a device, even if it computes on a CPU.
@@ -157,12 +142,13 @@ class Replica:
         self.place = place
         self.name = name
         self.planner = planner  # plans its next run
-        # Of its latest run: `shards` is None without workers, `caches` has no cache key if the
+        # Of its latest run: `shards` is None without workers, `cache_key` is empty if the
         # engine cannot save slots, `prompts` were prefilled.
         self.plan: Plan | None = None
         self.fingerprint: LaunchFingerprint | None = None
         self.shards: ShardRun | None = None
-        self.caches = CacheProperties()
+        self.cache_key = ""
+        self._cache_sizes = (0.0, 0, 0.0)
         self.prompts: Sequence[WarmPrompt] = ()
         self.life: asyncio.Task[None] | None = None
         # Free bytes of each device, if known, when its next run was prepared.
@@ -176,7 +162,8 @@ class Replica:
         plan = self.planner.plan_at(self.place, self.free_bytes)
         self.fingerprint = self.planner.fingerprint(self.place, plan.engine)
         self.plan, self.attempted = plan, plan.reduced
-        self.caches = cache_properties(plan)
+        self.cache_key = key_digest(plan.model, cache_key(plan)) if plan.has_own_slots else ""
+        self._cache_sizes = cache_sizes(plan)
         self.shards = self.planner.shards(plan)
         try:
             launch = self.planner.launches.launch(plan, self.name, self.shards)
@@ -186,12 +173,13 @@ class Replica:
             raise
         self.prompts = launch.prompts
         if SLOT_DIRECTORY not in launch.argv:
-            self.caches = replace(self.caches, cache_key="")
+            self.cache_key = ""
         return launch
 
     def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
         plan, endpoint = self.plan, snapshot.endpoint
         trial = self.planner.places.trial_at(self.place)
+        token_bytes, state_bytes, host_cache_bytes = self._cache_sizes
         return Upstream(
             name=snapshot.name,
             model=snapshot.model,
@@ -210,10 +198,10 @@ class Replica:
             batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
             has_window=plan is not None and plan.has_window,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
-            cache_key="" if self.slots.reason else self.caches.cache_key,
-            token_bytes=self.caches.token_bytes,
-            state_bytes=self.caches.state_bytes,
-            host_cache_bytes=self.caches.host_cache_bytes,
+            cache_key="" if self.slots.reason else self.cache_key,
+            token_bytes=token_bytes,
+            state_bytes=state_bytes,
+            host_cache_bytes=host_cache_bytes,
             reuses_vectors=bool(plan and plan.embedding and plan.embedding.can_split),
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, cached_property
 
+from supervisor.builds.help import FlagValue
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.fleet.launches import ReplicaId
 from supervisor.plan import profile, tuned_profile
@@ -17,8 +17,8 @@ from supervisor.plan.plan import CanaryTrial, Plan, TrialSettings
 from supervisor.plan.profile import Profile
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import CORRAL, Setting, SettingsByFlag
-from supervisor.plan.shortage import Kind, Reduction, Replicas, decide
-from supervisor.plan.tuned_profile import Conditions, Tuned
+from supervisor.plan.shortage import Kind, Replicas, decide
+from supervisor.plan.tuned_profile import Tuned
 from supervisor.settings.schema import FoundModel, Settings
 from supervisor.system import machine
 from supervisor.system.machine import Machine, cpu_name
@@ -75,8 +75,8 @@ class TunedProfiles:
         found = self._read(entry.name)
         if found is None:
             return None
-        here = Conditions(entry.profile, machine_here())
-        return None if tuned_profile.reason_unused(found, here) else found
+        reason = tuned_profile.reason_unused(found, entry.profile, machine_here())
+        return None if reason else found
 
     def profile(self, entry: ModelEntry) -> Profile:
         """Load a model's profile, overlaid by its tuned profile; raises SettingsInvalid."""
@@ -97,22 +97,17 @@ class TunedProfiles:
         found = self._read(entry.name)
         if found is None:
             return ()
-        now = tuned_profile.conditions(entry.profile, machine_here(), plan.engine, plan.gguf)
-        return tuple(tuned_profile.warnings(found, now))
+        now = tuned_profile.conditions(machine_here(), plan.engine, plan.gguf)
+        return tuple(tuned_profile.warnings(found, entry.profile, now))
 
 
 def machine_here() -> str:
     return tuned_profile.machine_text(cpu_name(), machine.read())
 
 
-@dataclass(frozen=True, slots=True)
-class _Reduced:
-    """The reductions of one model."""
-
-    entry: ModelEntry  # they apply until the settings change this
-    settings: SettingsByFlag  # the reduced values
-    kinds: tuple[Kind, ...]  # in the order in which they were tried
-    was_short: bool  # whether less memory was free than the model needed
+# A model's entry, the reduced values, the kinds that were tried, and whether less memory was free
+# than the model needed. They apply until the settings change the entry.
+_Reduced = tuple[ModelEntry, SettingsByFlag, tuple[Kind, ...], bool]
 
 
 class Reductions:
@@ -123,36 +118,39 @@ class Reductions:
 
     def settings_of(self, entry: ModelEntry) -> SettingsByFlag:
         """Return the values that replace planned ones; none once the settings have changed."""
-        found = self._find(entry)
-        return found.settings if found else {}
+        return self._find(entry)[1]
 
     def kinds(self, entry: ModelEntry) -> tuple[Kind, ...]:
         """Return the kinds of reduction that were tried, in their order."""
-        found = self._find(entry)
-        return found.kinds if found else ()
+        return self._find(entry)[2]
 
     def was_short(self, entry: ModelEntry) -> bool:
         """Return whether less memory was free than the model needed."""
-        found = self._find(entry)
-        return found is not None and found.was_short
+        return self._find(entry)[3]
 
-    def add(self, entry: ModelEntry, reduction: Reduction, reason: str, *, was_short: bool) -> None:
-        settings = {key: Setting(value, CORRAL, reason) for key, value in reduction.flags.items()}
-        kinds = (*self.kinds(entry), reduction.kind)
-        self._by_model[entry.name] = _Reduced(
-            entry, {**self.settings_of(entry), **settings}, kinds, was_short
-        )
+    def add(
+        self,
+        entry: ModelEntry,
+        kind: Kind,
+        flags: Mapping[str, FlagValue],
+        reason: str,
+        *,
+        was_short: bool,
+    ) -> None:
+        _, before, kinds, _ = self._find(entry)
+        settings = {key: Setting(value, CORRAL, reason) for key, value in flags.items()}
+        self._by_model[entry.name] = entry, {**before, **settings}, (*kinds, kind), was_short
 
     def set(self, entry: ModelEntry, settings: SettingsByFlag) -> None:
         """Set the reductions of another process."""
-        self._by_model[entry.name] = _Reduced(entry, settings, (), was_short=False)
+        self._by_model[entry.name] = entry, settings, (), False
 
     def forget(self, model: str) -> None:
         self._by_model.pop(model, None)
 
-    def _find(self, entry: ModelEntry) -> _Reduced | None:
+    def _find(self, entry: ModelEntry) -> tuple[ModelEntry, SettingsByFlag, tuple[Kind, ...], bool]:
         found = self._by_model.get(entry.name)
-        return found if found and found.entry == entry else None
+        return found if found and found[0] == entry else (entry, {}, (), False)
 
 
 class Places:

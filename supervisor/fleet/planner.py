@@ -36,7 +36,7 @@ from supervisor.fleet.model_entries import (
 )
 from supervisor.models.local_stores import roots
 from supervisor.models.metadata import Gguf
-from supervisor.plan.auto import SLOTS, ThreadMeasurement
+from supervisor.plan.auto import SLOTS, ThreadSpeeds
 from supervisor.plan.embedding import FLAG as PROJECTOR
 from supervisor.plan.estimate import with_free
 from supervisor.plan.fit import MemoryCapacity, capacity, check_fits
@@ -270,7 +270,7 @@ class LaunchPlanner:
     def balance(self) -> BalanceSettings:
         return self._settings.balance
 
-    def _read_measurement(self, found: Gguf, engine: Engine) -> ThreadMeasurement | None:
+    def _read_measurement(self, found: Gguf, engine: Engine) -> Mapping[int, ThreadSpeeds] | None:
         is_small = found.tensor_bytes <= _MEASURED_MAX_BYTES
         if not (self._settings.supervisor.measure_threads and is_small):
             return None

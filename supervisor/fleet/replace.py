@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.states import InstanceSnapshot, State
@@ -36,18 +35,17 @@ from supervisor.system.machine import Machine
 _SERVING: Final = frozenset({State.READY, State.UNHEALTHY})
 
 
-class ReplaceStrategy(Enum):
-    ROLLING = auto()  # a successor starts beside the instance, which then drains
-    RESTART = auto()  # the instance drains and starts again
-    ON_NEXT_START = auto()  # the instance is not wanted, so nothing happens now
+# A successor starts beside the instance, which then drains; or the instance drains and starts
+# again; or nothing happens now, because the instance is not wanted.
+ReplaceStrategy = Literal["rolling", "restart", "on next start"]
 
 
 def strategy_for(snapshot: InstanceSnapshot, *, has_room: bool) -> ReplaceStrategy:
     if not snapshot.wanted:
-        return ReplaceStrategy.ON_NEXT_START
+        return "on next start"
     if snapshot.state in _SERVING and has_room:
-        return ReplaceStrategy.ROLLING
-    return ReplaceStrategy.RESTART
+        return "rolling"
+    return "restart"
 
 
 def serves(snapshot: InstanceSnapshot) -> bool:
@@ -96,14 +94,6 @@ class ReplicaFailure:
         return self.cause.sentence if self.cause else "it did not start"
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """The result of `replace_beside`; without `is_done` and `failure`, nothing was changed."""
-
-    is_done: bool = False
-    failure: ReplicaFailure | None = None
-
-
 class Replacer:
     """Replaces instances of a fleet; the caller of each method holds `lock`."""
 
@@ -117,27 +107,28 @@ class Replacer:
     ) -> ReplicaFailure | None:
         """Replace an instance by a successor, or in place, or on its next start if not wanted."""
         match self._strategy(replica, after):
-            case ReplaceStrategy.ON_NEXT_START:
+            case "on next start":
                 self._fleet.apply_settings(replica, planner)
                 return None
-            case ReplaceStrategy.RESTART:
+            case "restart":
                 return await self._restart_with(replica, planner)
-            case ReplaceStrategy.ROLLING:
+            case "rolling":
                 return await self._replace_rolling(replica, planner)
 
     async def replace_beside(
         self, replica: Replica, planner: LaunchPlanner, after: Plan
-    ) -> Replacement:
+    ) -> ReplicaFailure | bool:
         """Replace a serving instance if memory allows a successor beside it.
 
-        Otherwise, or if it is stopped meanwhile, change nothing.
+        Returns whether it was replaced, or the successor's failure. Otherwise, or if it is stopped
+        meanwhile, nothing is changed.
         """
-        if self._strategy(replica, after) is not ReplaceStrategy.ROLLING:
-            return Replacement()
+        if self._strategy(replica, after) != "rolling":
+            return False
         snapshot = await self._start_beside(replica, planner)
         if snapshot is None:
-            return Replacement(is_done=True)
-        return Replacement(failure=_failure(replica, snapshot) if snapshot.wanted else None)
+            return True
+        return _failure(replica, snapshot) if snapshot.wanted else False
 
     def _strategy(self, replica: Replica, after: Plan) -> ReplaceStrategy:
         has_room = self._has_room(replica, after) and not bool(

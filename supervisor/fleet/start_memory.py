@@ -154,18 +154,20 @@ class StartMemory:
         )
         if reduction is None:
             return False
+        kind, flags = reduction
+        planned = {key: plan.memory_inputs.chosen.get(key) for key in flags}
         was_short = cause.code != _HOST_MEMORY and is_short(plan.estimate)
         before = ", ".join(
-            f"{key} = {value}" for key, value in reduction.before.items() if value is not None
+            f"{key} = {value}" for key, value in planned.items() if value is not None
         )
         reason = f"with {before or 'more'}, {cause.sentence}"
-        reductions.add(entry, reduction, reason, was_short=was_short)
-        for key, value in reduction.flags.items():
+        reductions.add(entry, kind, flags, reason, was_short=was_short)
+        for key, value in flags.items():
             self._emit(
                 "model.reduced",
                 model=plan.model,
                 key=key,
-                before=reduction.before[key],
+                before=planned[key],
                 after=value,
                 reason=cause.sentence,
             )

@@ -202,7 +202,7 @@ class AdmissionController:
     def unload_times(self) -> dict[str, UnloadTime]:
         """Return when each loaded model is unloaded if no request comes."""
         return {
-            state.name: UnloadTime(state.unload_in_s, state.idle_limit)
+            state.name: UnloadTime(state.unload_in_s, state.idle_limit_s, state.follows_request)
             for state in self._demands()
             if state.phase is Phase.LOADED
         }

@@ -24,30 +24,6 @@ from supervisor.settings.schema import EvictionSettings, ResidencyPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class IdleLimit:
-    """How long a model may be idle until it is unloaded."""
-
-    seconds: float  # infinite if there is no limit
-    is_from_request: bool = False  # whether it is the keep_alive of a request
-
-    @property
-    def reason(self) -> str:
-        if self.is_from_request:
-            return f"the keep_alive of its latest request was {self.seconds:g} s"
-        return "no request came within ttl_s"
-
-
-def idle_limit(residency: ResidencyPolicy, keep_alive_s: float | None) -> IdleLimit:
-    """Return the limit of a model; `keep_alive_s` is that of its latest request, if any."""
-    if residency.pinned:
-        return IdleLimit(math.inf)
-    if keep_alive_s is None or not residency.keep_alive:
-        return IdleLimit(residency.ttl_s or math.inf)
-    most_s = math.inf if residency.keep_alive_max_s is None else residency.keep_alive_max_s
-    return IdleLimit(min(keep_alive_s, most_s), is_from_request=True)
-
-
-@dataclass(frozen=True, slots=True)
 class Waiting:
     """The wait for a model that is not loaded.
 
@@ -68,7 +44,8 @@ class UnloadTime:
     """When a loaded model is unloaded if no request comes."""
 
     in_s: float  # from now; infinite while it is busy, or if it has no limit
-    limit: IdleLimit
+    limit_s: float  # how long it may be idle; infinite if there is no limit
+    is_from_request: bool  # whether the limit is the keep_alive of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +90,33 @@ class ModelState:
         return self.is_for_others and not (self.is_commanded or self.waiting)
 
     @property
-    def idle_limit(self) -> IdleLimit:
-        return idle_limit(self.residency, self.keep_alive_s)
+    def follows_request(self) -> bool:
+        """Whether the keep_alive of its latest request limits how long it may be idle."""
+        its = self.residency
+        return not its.pinned and its.keep_alive and self.keep_alive_s is not None
+
+    @property
+    def idle_limit_s(self) -> float:
+        """How long it may be idle until it is unloaded; infinite if there is no limit."""
+        its = self.residency
+        if self.keep_alive_s is None or not self.follows_request:
+            return math.inf if its.pinned else its.ttl_s or math.inf
+        return min(
+            self.keep_alive_s, math.inf if its.keep_alive_max_s is None else its.keep_alive_max_s
+        )
+
+    @property
+    def unload_reason(self) -> str:
+        if self.follows_request:
+            return f"the keep_alive of its latest request was {self.idle_limit_s:g} s"
+        return "no request came within ttl_s"
 
     @property
     def unload_in_s(self) -> float:
         """Seconds until it is unloaded if no request comes; infinite if it stays."""
         if self.phase is not Phase.LOADED or self.is_busy:
             return math.inf
-        return self.idle_limit.seconds - self.idle_s
+        return self.idle_limit_s - self.idle_s
 
 
 # The usual time of a program between a response and its next request.
@@ -132,12 +127,6 @@ _UNUSED_S: Final = 600.0
 # How often to check whether the memory of a device was returned.
 _RETURN_S: Final = 0.25
 _NOTHING: Final[Bytes] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class _Free:
-    now: Bytes
-    returning: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +166,13 @@ def decide(
     load: list[str] = []
     room, returns_s = Actions(), math.inf
     for wanted in queue(models):
-        left = _Free(free, returning)
-        if wanted.is_only_for_others:
-            found = _make_room_for_others(wanted, models, left, rules)
+        free_soon = _free_soon(free, returning, models)
+        if fits(wanted.required, free):
+            found = None
+        elif wanted.is_only_for_others:
+            found = _make_room_for_others(wanted, models, free_soon, rules)
         else:
-            found = _make_room(wanted, models, capacity, left, rules)
+            found = _make_room(wanted, models, capacity, free_soon, rules)
         if found is not None:
             room = found
             # No event reports that memory was returned.
@@ -189,7 +180,7 @@ def decide(
             break
         load.append(wanted.name)
         free = {name: size - wanted.required.get(name, 0) for name, size in free.items()}
-    expired = {model.name: model.idle_limit.reason for model in models if model.unload_in_s <= 0}
+    expired = {model.name: model.unload_reason for model in models if model.unload_in_s <= 0}
     soonest_s = min(
         [room.look_again_s or math.inf, returns_s, *(model.unload_in_s for model in models)]
     )
@@ -223,14 +214,13 @@ def _make_room(
     wanted: ModelState,
     models: Sequence[ModelState],
     capacity: Bytes,
-    free: _Free,
+    free_soon: Bytes,
     rules: EvictionSettings,
 ) -> Actions | None:
     """Return the actions that make room for a model, or None to load it now."""
-    # 1. There is room; or there never will be: then its start fails and reports what would fit.
-    if fits(wanted.required, free.now) or not fits(wanted.required, capacity):
+    # 1. There never will be room: then its start fails and reports what would fit.
+    if not fits(wanted.required, capacity):
         return None
-    free_soon = _free_soon(free, models)
     evictable = [model for model in models if _is_evictable(model, rules)]
     idle = [model for model in evictable if not model.is_busy]
     patience_s = 0.0 if wanted.is_commanded else rules.eviction_wait_s - wanted.oldest_wait_s
@@ -262,24 +252,22 @@ def _make_room(
 
 
 def _make_room_for_others(
-    wanted: ModelState, models: Sequence[ModelState], free: _Free, rules: EvictionSettings
-) -> Actions | None:
-    if fits(wanted.required, free.now):
-        return None
+    wanted: ModelState, models: Sequence[ModelState], free_soon: Bytes, rules: EvictionSettings
+) -> Actions:
     loaded = [
         model for model in models if model.phase is Phase.LOADED and _is_evictable(model, rules)
     ]
     unused = [model for model in loaded if not model.is_busy and model.idle_s >= _UNUSED_S]
-    victims = _choose_victims(wanted, unused, _free_soon(free, models))
+    victims = _choose_victims(wanted, unused, free_soon)
     if victims is None:
         return Actions(refuse={wanted.name: "there is no memory for it beside what is in use"})
     return Actions(unload=_reasons_for(wanted, victims))
 
 
-def _free_soon(free: _Free, models: Iterable[ModelState]) -> Bytes:
+def _free_soon(free: Bytes, returning: Bytes, models: Iterable[ModelState]) -> Bytes:
     """Return the free memory with that of unloading models and of ended engines."""
-    total = Counter(dict(free.now))
-    total.update(free.returning)
+    total = Counter(dict(free))
+    total.update(returning)
     for model in models:
         if model.phase is Phase.UNLOADING:
             for name, size in model.required.items():

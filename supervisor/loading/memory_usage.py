@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from supervisor.engine.states import State
@@ -86,22 +86,13 @@ def _free_after(free: Bytes, unloaded: Sequence[EvictionCandidate]) -> Bytes:
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class OtherPrograms:
-    """The memory of other programs, by device."""
-
-    taken: Bytes = field(default_factory=dict)
-    # Our ended engines have yet to return it, or other programs take it too.
-    returning: Bytes = field(default_factory=dict)
-
-
 def observe(
-    before: OtherPrograms, total: Bytes, free: Bytes, held: Bytes, *, may_grow: bool
-) -> OtherPrograms:
-    """Return the memory of other programs if our models hold `held` of the devices.
+    taken_before: Bytes, total: Bytes, free: Bytes, held: Bytes, *, may_grow: bool
+) -> tuple[Bytes, Bytes]:
+    """Return the memory of other programs by device if our models hold `held`, and `returning`.
 
     While the free memory may grow, because an engine has just ended, missing memory is assumed to
-    be returned.
+    be returned: it is `returning`, or other programs take it too.
     """
     missing = {
         name: max(0, total[name] - size - held.get(name, 0))
@@ -109,9 +100,9 @@ def observe(
         if name in total
     }
     if not may_grow:
-        return OtherPrograms(missing)
-    taken = {name: min(size, before.taken.get(name, 0)) for name, size in missing.items()}
-    return OtherPrograms(taken, {name: size - taken[name] for name, size in missing.items()})
+        return missing, {}
+    taken = {name: min(size, taken_before.get(name, 0)) for name, size in missing.items()}
+    return taken, {name: size - taken[name] for name, size in missing.items()}
 
 
 HOST: Final = "host"
@@ -170,7 +161,9 @@ class MemoryUsage:
         # By name and whether on trial, with the changed values of the plan.
         self._estimates: dict[tuple[str, bool], tuple[_Changed, Estimate | None]] = {}
         self._observed = observed or ObservedMemory()
-        self._others = OtherPrograms()
+        # The memory of devices that other programs take, and that ended engines have yet to return.
+        self._taken: Bytes = {}
+        self._returning: Bytes = {}
 
     def capacity(self) -> Bytes:
         """Return the bytes of each memory that models may take when none is loaded."""
@@ -179,7 +172,7 @@ class MemoryUsage:
         except CorralError:  # without an engine nothing is loaded; its start reports the error
             return {}
         devices = Counter(dict(found.devices))
-        devices.subtract(self._others.taken)
+        devices.subtract(self._taken)
         return {HOST: found.host, **devices, **self._workers_of(self._fleet.planner.entries)}
 
     async def refresh_devices(self, models: Iterable[Model]) -> None:
@@ -196,11 +189,13 @@ class MemoryUsage:
             engine = self._fleet.planner.engine()
             free = await listed.read(engine)
             total, held = self._fleet.planner.capacity(engine).devices, self._held_bytes()
-            self._others = observe(self._others, total, free, held, may_grow=listed.may_grow)
+            self._taken, self._returning = observe(
+                self._taken, total, free, held, may_grow=listed.may_grow
+            )
 
     def returning(self) -> Bytes:
         """Return the memory of devices that ended engines have yet to return."""
-        return self._others.returning
+        return self._returning
 
     def _takes_devices(self, model: Model) -> bool:
         return any(
@@ -226,7 +221,7 @@ class MemoryUsage:
                 required = self._usage_of(present)
                 left.subtract(required)
                 outstanding += max(0, required[HOST] - sum(map(_resident, present)))
-        left.subtract(self._others.returning)
+        left.subtract(self._returning)
         here = self._read_machine()
         available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
         return {**left, HOST: min(left[HOST], available - outstanding)}
@@ -254,7 +249,7 @@ class MemoryUsage:
             required[HOST] = max(at_start, min(required[HOST], capacity.get(HOST, 0)))
             for name in found[0].devices:
                 left = max(0, capacity.get(name, 0))
-                if required[name] <= left + self._others.taken.get(name, 0):
+                if required[name] <= left + self._taken.get(name, 0):
                     required[name] = min(required[name], left)
         return required
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from supervisor.models.file_names import FileGroup, FileKind, group
+from supervisor.models.file_names import FileGroup, group
 from supervisor.models.local_stores import (
     Root,
     repositories,
@@ -140,13 +140,13 @@ def files_to_remove(model: StoredModel) -> tuple[Path, ...]:
         names = [path.name for path in directory.iterdir() if path.exists()]
     groups = group(names)
     own = {path.name for path in model.files}
-    models = [group for group in groups if group.first.kind is FileKind.MODEL]
+    models = [group for group in groups if group.first.kind == "model"]
     is_last = all(part.path in own for group in models for part in group.files)
     beside = [
         directory / part.path
         for group in groups
         for part in group.files
-        if group.first.kind is not FileKind.MODEL and is_last and model.store == "huggingface"
+        if group.first.kind != "model" and is_last and model.store == "huggingface"
     ]
     found = [*model.files, *beside]
     return tuple(dict.fromkeys([*found, *_blobs(found)]))
@@ -246,12 +246,12 @@ def _own_leftovers(root: Path, walk: Walk) -> Iterator[tuple[Path, str]]:
 def _unused_parts(groups: Sequence[FileGroup]) -> Iterator[tuple[str, str]]:
     """Yield shards of incomplete models, and companion files without a model."""
     whole = [file_group for file_group in groups if file_group.is_complete]
-    has_model = any(file_group.first.kind is FileKind.MODEL for file_group in whole)
+    has_model = any(file_group.first.kind == "model" for file_group in whole)
     for file_group in groups:
         if not file_group.is_complete:
             missing = file_group.first.shards - len(file_group.files)
             reason = f"{missing} of the {file_group.first.shards} shards of its model are missing"
-        elif file_group.first.kind is not FileKind.MODEL and not has_model:
+        elif file_group.first.kind != "model" and not has_model:
             reason = f"a {file_group.first.kind} without a model beside it"
         else:
             continue

@@ -12,9 +12,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, Literal
 
 _SUFFIX: Final = ".gguf"
 _SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
@@ -30,12 +29,9 @@ _ADAPTER: Final = re.compile(r"(?:^|[-_.])lora(?:[-_.]|$)", re.IGNORECASE)
 _NAME_MAX: Final = 64  # of a model in corral.toml
 
 
-class FileKind(StrEnum):
-    MODEL = "model"
-    PROJECTOR = "projector"  # makes images or audio into tokens
-    DRAFT = "draft"  # a draft model, or draft heads
-    ADAPTER = "adapter"  # LoRA
-    IMATRIX = "imatrix"  # measurements of a quantiser
+# A projector makes images or audio into tokens, a draft is a draft model or draft heads, an adapter
+# is a LoRA, an imatrix has measurements of a quantiser.
+FileKind = Literal["model", "projector", "draft", "adapter", "imatrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +110,12 @@ def model_name(path: str) -> str:
 def _kind(prefix: str) -> FileKind:
     name = PurePosixPath(prefix).name.lower()
     if "mmproj" in name:
-        return FileKind.PROJECTOR
+        return "projector"
     if "imatrix" in name:
-        return FileKind.IMATRIX
+        return "imatrix"
     if _DRAFT.search(name):
-        return FileKind.DRAFT
-    return FileKind.ADAPTER if _ADAPTER.search(name) else FileKind.MODEL
+        return "draft"
+    return "adapter" if _ADAPTER.search(name) else "model"
 
 
 def _quantisation(prefix: str) -> str:

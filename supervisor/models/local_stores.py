@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from supervisor.models.file_names import FileGroup, FileKind, FileName, group
+from supervisor.models.file_names import FileGroup, FileName, group
 from supervisor.models.repository import RemoteFile, Repository
 from supervisor.models.stored_model import Store, StoredModel, Walk, label
 from supervisor.system.files import expand_home, open_regular
@@ -214,7 +214,7 @@ def _group_models(
 ) -> Iterator[StoredModel]:
     """Yield an unopened model for each group of files below a root."""
     below = {str(path.relative_to(root)): path for path in paths}
-    groups = [file_group for file_group in group(below) if file_group.first.kind is FileKind.MODEL]
+    groups = [file_group for file_group in group(below) if file_group.first.kind == "model"]
     short = Counter(
         name_of(file_group.first, _short_tag(file_group.first)) for file_group in groups
     )
@@ -267,7 +267,7 @@ def search_cache(root: Path, store: Store, walk: Walk) -> Iterator[StoredModel]:
     for directory in repositories(root, walk):
         found = _REPOSITORY.fullmatch(directory.name)
         if found and (snapshot := _snapshot(directory)):
-            inner = Walk(snapshot, walk.limits, walk.clock, walk.notes)
+            inner = walk.at(snapshot)
             name_of = partial(repository_name, found[1], found[2])
             for model in _group_models(snapshot, inner.files(), store, name_of):
                 yield replace(model, root=root)
@@ -372,7 +372,7 @@ _PARTS: Final = 4
 def search_ollama(root: Path, walk: Walk) -> Iterator[StoredModel]:
     """Yield the models of Ollama's store; `root` contains `manifests` and `blobs`."""
     manifests = root / "manifests"
-    for path in Walk(manifests, walk.limits, walk.clock, walk.notes).files():
+    for path in walk.at(manifests).files():
         parts = path.relative_to(manifests).parts
         if len(parts) == _PARTS:
             yield _add_layers(StoredModel(_name(parts), "ollama", path, root), root / "blobs")

@@ -10,7 +10,7 @@ from typing import Final
 
 from supervisor.errors import DownloadFailed, NoSuchModel
 from supervisor.models import file_names, reference
-from supervisor.models.file_names import FileGroup, FileKind, FileName
+from supervisor.models.file_names import FileGroup, FileName
 from supervisor.models.reference import HubReference
 from supervisor.output import size
 
@@ -80,7 +80,7 @@ _ENDS: Final = ("K_M", "K_XL", "K_L", "K_S", "XS", "NL", "_S", "_M", "_XXS", "_0
 # Repacked by their publisher for one kind of processor; llama.cpp no longer reads them.
 _REMOVED: Final = re.compile(r"Q4_0_[48]_[48]")
 _LISTED: Final = 40
-_KINDS: Final = (FileKind.MODEL, FileKind.DRAFT)
+_KINDS: Final = ("model", "draft")
 
 
 def models(repository: Repository) -> tuple[FileGroup, ...]:
@@ -165,7 +165,7 @@ def _available_text(repository: Repository, found: Iterable[FileGroup]) -> str:
     sizes = {}
     for group in found:
         name = group.first
-        is_model = name.kind is FileKind.MODEL and name.quantisation
+        is_model = name.kind == "model" and name.quantisation
         label = name.quantisation if is_model else name.path
         sizes[label] = size(repository.size_bytes(group))
     listed = [f"{label} ({amount})" for label, amount in sizes.items()][:_LISTED]

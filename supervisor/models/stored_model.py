@@ -22,7 +22,6 @@ from supervisor.errors import ModelInvalid
 from supervisor.models import metadata
 from supervisor.models.file_names import (
     FileGroup,
-    FileKind,
     FileName,
     companion,
     group,
@@ -34,30 +33,30 @@ from supervisor.system.ownership import foreign_owner
 _HIDDEN: Final = "."
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a walk, which ends early with a note when it reaches any of them."""
-
-    entries: int = 50_000
-    depth: int = 8
-    time_s: float = 5.0
-
-
 @dataclass(slots=True)
 class Walk:
-    """A walk through a directory tree; `notes` has a sentence for everything it left out."""
+    """A walk through a directory tree, which ends early when it reaches a limit.
+
+    `notes` has a sentence for everything it left out.
+    """
 
     root: Path
-    limits: Limits = field(default_factory=Limits)
+    max_entries: int = 50_000
+    max_depth: int = 8
+    max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     notes: list[str] = field(default_factory=list)
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _entries: int = 0
     _until_s: float = 0
 
+    def at(self, root: Path) -> Walk:
+        """Return a walk of another tree with the same limits and notes."""
+        return Walk(root, self.max_entries, self.max_depth, self.max_s, self.clock, self.notes)
+
     def files(self) -> Iterator[Path]:
         """Yield all files below the root in order of name; visits each directory once."""
-        self._until_s = self.clock() + self.limits.time_s
+        self._until_s = self.clock() + self.max_s
         yield from self._walk(self.root, 0)
 
     def _walk(self, directory: Path, depth: int) -> Iterator[Path]:
@@ -66,10 +65,10 @@ class Walk:
                 return
             if not os.path.isdir(path):  # noqa: PTH112 (Path.is_dir may raise)
                 yield path
-            elif depth < self.limits.depth:
+            elif depth < self.max_depth:
                 yield from self._walk(path, depth + 1)
             else:
-                self._note(f"{path} was not searched: more than {self.limits.depth} levels deep")
+                self._note(f"{path} was not searched: more than {self.max_depth} levels deep")
 
     def _names(self, directory: Path) -> list[Path]:
         try:
@@ -77,7 +76,7 @@ class Walk:
             if (found.st_dev, found.st_ino) in self._seen:
                 return []
             self._seen.add((found.st_dev, found.st_ino))
-            room = max(0, self.limits.entries - self._entries) + 1
+            room = max(0, self.max_entries - self._entries) + 1
             with os.scandir(directory) as entries:
                 names = [entry.name for entry, _ in zip(entries, range(room), strict=False)]
         except FileNotFoundError:
@@ -89,10 +88,10 @@ class Walk:
 
     def _is_spent(self) -> bool:
         self._entries += 1
-        if self._entries > self.limits.entries:
-            self._note(f"{self.root}: the search ended after {self.limits.entries:,} files")
+        if self._entries > self.max_entries:
+            self._note(f"{self.root}: the search ended after {self.max_entries:,} files")
         elif self.clock() > self._until_s:
-            self._note(f"{self.root}: the search ended after {self.limits.time_s:g} s")
+            self._note(f"{self.root}: the search ended after {self.max_s:g} s")
         else:
             return False
         return True
@@ -118,7 +117,7 @@ class Projector:
 def find_projector(model: Gguf, cache_dir: Path) -> Projector:
     """Choose the projector beside a model; reads its directory and the metadata of projectors."""
     own = parse_file_name(model.path.name)
-    if own is None or own.kind is not FileKind.MODEL:
+    if own is None or own.kind != "model":
         return Projector()
     skipped: list[str] = []
     for directory in _directories(model.path):
@@ -129,7 +128,7 @@ def find_projector(model: Gguf, cache_dir: Path) -> Projector:
             for group in named
             if _fits(directory / group.first.path, model, cache_dir, skipped)
         ]
-        if chosen := companion(fitting, own, FileKind.PROJECTOR):
+        if chosen := companion(fitting, own, "projector"):
             path = directory / chosen.first.path
             return Projector(path, path.stat().st_size, tuple(skipped))
     return Projector(skipped=tuple(skipped))
@@ -151,12 +150,12 @@ def _names(directory: Path) -> list[str]:
 
 
 def _is_named_for(file: FileName, model: FileName, groups: Sequence[FileGroup]) -> bool:
-    if file.kind is not FileKind.PROJECTOR:
+    if file.kind != "projector":
         return False
     name, own = _base(file), _base(model)
     if name not in _NO_NAME:
         return name.startswith(own) or own.startswith(name)
-    models = {_base(group.first) for group in groups if group.first.kind is FileKind.MODEL}
+    models = {_base(group.first) for group in groups if group.first.kind == "model"}
     return models <= {own}
 
 

@@ -9,60 +9,54 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from supervisor.models.gguf import Header, Tensor
 
+# Name, elements per block, bytes per block.
+GgmlType = tuple[str, int, int]
 
-class GgmlType(NamedTuple):
-    """A tensor type, which stores values in blocks of `block_elements` and `block_bytes`."""
-
-    name: str
-    block_elements: int
-    block_bytes: int
-
-
-UNKNOWN: Final = GgmlType("unknown", 1, 0)
+UNKNOWN: Final = ("unknown", 1, 0)
 
 GGML_TYPES: Final[Mapping[int, GgmlType]] = MappingProxyType(
     {
-        0: GgmlType("F32", 1, 4),
-        1: GgmlType("F16", 1, 2),
-        2: GgmlType("Q4_0", 32, 18),
-        3: GgmlType("Q4_1", 32, 20),
-        6: GgmlType("Q5_0", 32, 22),
-        7: GgmlType("Q5_1", 32, 24),
-        8: GgmlType("Q8_0", 32, 34),
-        9: GgmlType("Q8_1", 32, 40),
-        10: GgmlType("Q2_K", 256, 84),
-        11: GgmlType("Q3_K", 256, 110),
-        12: GgmlType("Q4_K", 256, 144),
-        13: GgmlType("Q5_K", 256, 176),
-        14: GgmlType("Q6_K", 256, 210),
-        15: GgmlType("Q8_K", 256, 292),
-        16: GgmlType("IQ2_XXS", 256, 66),
-        17: GgmlType("IQ2_XS", 256, 74),
-        18: GgmlType("IQ3_XXS", 256, 98),
-        19: GgmlType("IQ1_S", 256, 50),
-        20: GgmlType("IQ4_NL", 32, 18),
-        21: GgmlType("IQ3_S", 256, 110),
-        22: GgmlType("IQ2_S", 256, 82),
-        23: GgmlType("IQ4_XS", 256, 136),
-        24: GgmlType("I8", 1, 1),
-        25: GgmlType("I16", 1, 2),
-        26: GgmlType("I32", 1, 4),
-        27: GgmlType("I64", 1, 8),
-        28: GgmlType("F64", 1, 8),
-        29: GgmlType("IQ1_M", 256, 56),
-        30: GgmlType("BF16", 1, 2),
-        34: GgmlType("TQ1_0", 256, 54),
-        35: GgmlType("TQ2_0", 256, 66),
-        39: GgmlType("MXFP4", 32, 17),
-        40: GgmlType("NVFP4", 64, 36),
-        41: GgmlType("Q1_0", 128, 18),
+        0: ("F32", 1, 4),
+        1: ("F16", 1, 2),
+        2: ("Q4_0", 32, 18),
+        3: ("Q4_1", 32, 20),
+        6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24),
+        8: ("Q8_0", 32, 34),
+        9: ("Q8_1", 32, 40),
+        10: ("Q2_K", 256, 84),
+        11: ("Q3_K", 256, 110),
+        12: ("Q4_K", 256, 144),
+        13: ("Q5_K", 256, 176),
+        14: ("Q6_K", 256, 210),
+        15: ("Q8_K", 256, 292),
+        16: ("IQ2_XXS", 256, 66),
+        17: ("IQ2_XS", 256, 74),
+        18: ("IQ3_XXS", 256, 98),
+        19: ("IQ1_S", 256, 50),
+        20: ("IQ4_NL", 32, 18),
+        21: ("IQ3_S", 256, 110),
+        22: ("IQ2_S", 256, 82),
+        23: ("IQ4_XS", 256, 136),
+        24: ("I8", 1, 1),
+        25: ("I16", 1, 2),
+        26: ("I32", 1, 4),
+        27: ("I64", 1, 8),
+        28: ("F64", 1, 8),
+        29: ("IQ1_M", 256, 56),
+        30: ("BF16", 1, 2),
+        34: ("TQ1_0", 256, 54),
+        35: ("TQ2_0", 256, 66),
+        39: ("MXFP4", 32, 17),
+        40: ("NVFP4", 64, 36),
+        41: ("Q1_0", 128, 18),
     }
 )
-_BY_NAME: Final = {ggml_type.name: ggml_type for ggml_type in GGML_TYPES.values()}
+_BYTES_BY_NAME: Final = {name: size_bytes for name, _, size_bytes in GGML_TYPES.values()}
 
 # By `general.file_type`.
 FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
@@ -78,7 +72,7 @@ FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
 
 
 def block_bytes(name: str) -> int:
-    return _BY_NAME[name].block_bytes
+    return _BYTES_BY_NAME[name]
 
 
 EMBEDDING: Final = "token_embd.weight"
@@ -116,8 +110,8 @@ MatrixBytes = tuple[tuple[str, int, int], ...]
 
 def tensor_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor; 0 for an unknown type."""
-    kind = GGML_TYPES.get(tensor.kind, UNKNOWN)
-    return tensor.elements // kind.block_elements * kind.block_bytes
+    _, elements, size_bytes = GGML_TYPES.get(tensor.kind, UNKNOWN)
+    return tensor.elements // elements * size_bytes
 
 
 def bytes_of(name: str, tensors: Iterable[Tensor]) -> int:
@@ -133,14 +127,14 @@ def matrix_bytes(tensors: Sequence[Tensor], *, generates: bool) -> MatrixBytes:
     sizes: Counter[tuple[str, int]] = Counter()
     for tensor in tensors:
         if len(tensor.shape) > 1 and (is_tied or tensor.name != EMBEDDING):
-            kind = GGML_TYPES.get(tensor.kind, UNKNOWN).name
+            kind, *_ = GGML_TYPES.get(tensor.kind, UNKNOWN)
             group = next(rows for rows in _ROW_GROUPS if tensor.shape[1] % rows == 0)
             sizes[kind, group] += tensor_bytes(tensor)
     return tuple((kind, group, size) for (kind, group), size in sorted(sizes.items()))
 
 
 def file_type(number: int) -> str:
-    return FILE_TYPES.get(number, UNKNOWN.name)
+    return FILE_TYPES.get(number, UNKNOWN[0])
 
 
 def is_causal(header: Header, architecture: str) -> bool:

@@ -13,10 +13,10 @@ second host, 8 sequences made 117 tokens/s with 2 threads and 294 with 1, a prom
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from supervisor.builds.help import MTP, FlagValue
 from supervisor.errors import SettingsInvalid
@@ -42,22 +42,9 @@ class ThreadSpeeds:
     together: float | None = None  # the sum of several sequences
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadMeasurement:
-    speeds: Mapping[int, ThreadSpeeds] = field(default_factory=dict)
-
-    def next_untried(self, cores: int) -> int | None:
-        """Return the next thread count to measure on this number of cores, or None."""
-        return next((count for count in thread_counts(cores) if count not in self.speeds), None)
-
-    def decode(self) -> Mapping[int, float]:
-        return {count: speeds.decode for count, speeds in self.speeds.items()}
-
-    def prefill(self) -> Mapping[int, float]:
-        return _measured_only((count, speeds.prefill) for count, speeds in self.speeds.items())
-
-    def speeds_together(self) -> Mapping[int, float]:
-        return _measured_only((count, speeds.together) for count, speeds in self.speeds.items())
+def next_untried(speeds: Collection[int], cores: int) -> int | None:
+    """Return the next thread count to measure on this number of cores, or None."""
+    return next((count for count in thread_counts(cores) if count not in speeds), None)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
@@ -73,8 +60,12 @@ def fastest_count(speeds: Mapping[int, float], cores: int) -> int:
     return best if usual and best != cores and others[best] >= _GAIN_MIN * usual else cores
 
 
-def _measured_only(pairs: Iterable[tuple[int, float | None]]) -> Mapping[int, float]:
-    return {count: speed for count, speed in pairs if speed}
+def known_speeds(
+    measured: Mapping[int, ThreadSpeeds] | None, kind: Literal["decode", "prefill", "together"]
+) -> Mapping[int, float]:
+    """Return the measured speeds of one kind by thread count."""
+    found = ((count, getattr(speeds, kind)) for count, speeds in (measured or {}).items())
+    return {count: speed for count, speed in found if speed}
 
 
 AUTO: Final = "auto"
@@ -107,7 +98,7 @@ class PlanInputs:
     worker_bytes: int = 0  # memory of all RPC workers on other machines
     # Values that the daemon changed while it serves; they replace derived values.
     adapted: SettingsByFlag = field(default_factory=dict)
-    measured: ThreadMeasurement | None = None  # None if thread counts are not measured
+    measured: Mapping[int, ThreadSpeeds] | None = None  # by thread count; None: not to be measured
     ctx_each: int | None = None  # the configured context of each slot, in tokens
     draft: Gguf | None = None  # the draft model, or None
     spec_types: tuple[str, ...] = ()  # drafting types of the build
@@ -121,7 +112,7 @@ class PlanInputs:
         """The thread count that the next run should measure; None on devices."""
         if self.measured is None or self.device_bytes:
             return None
-        return self.measured.next_untried(self.cores)
+        return next_untried(self.measured, self.cores)
 
     @property
     def share_bytes(self) -> int:
@@ -175,7 +166,7 @@ def positive(key: str, value: FlagValue) -> int:
 
 def _threads(inputs: PlanInputs, _chosen: Chosen) -> Setting:
     """Choose the threads that decode: the fastest count, or all cores if none was measured."""
-    return _fastest(inputs, inputs.measured.decode() if inputs.measured else {}, "one sequence")
+    return _fastest(inputs, known_speeds(inputs.measured, "decode"), "one sequence")
 
 
 def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
@@ -183,10 +174,10 @@ def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
     With many slots, sequences take more time than prompts.
     """
-    measured = inputs.measured or ThreadMeasurement()
-    if slots(chosen) >= _MANY_SLOTS and measured.speeds_together():
-        return _fastest(inputs, measured.speeds_together(), "many sequences")
-    return _fastest(inputs, measured.prefill(), "prompts")
+    together = known_speeds(inputs.measured, "together")
+    if slots(chosen) >= _MANY_SLOTS and together:
+        return _fastest(inputs, together, "many sequences")
+    return _fastest(inputs, known_speeds(inputs.measured, "prefill"), "prompts")
 
 
 def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Setting:
@@ -224,7 +215,7 @@ def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
     """Return prompt tokens per second on the CPU, measured or from two operations per weight."""
     threads = chosen.get("threads-batch")
     cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.decode_cores
-    measured = inputs.measured.prefill() if inputs.measured else {}
+    measured = known_speeds(inputs.measured, "prefill")
     if cores in measured:
         return measured[cores]
     return cores * _CORE_FLOPS / (2 * max(1, inputs.gguf.parameters))

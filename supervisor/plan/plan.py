@@ -23,12 +23,12 @@ from supervisor.builds.help import Flags, FlagValue
 from supervisor.builds.installed import EngineField
 from supervisor.models.metadata import Gguf
 from supervisor.plan import kv_cache
-from supervisor.plan.auto import PlanInputs, ThreadMeasurement, cache_count, ctx_slot, slots
+from supervisor.plan.auto import PlanInputs, ThreadSpeeds, cache_count, ctx_slot, slots
 from supervisor.plan.context import Chosen, Embedding, embedding
 from supervisor.plan.draft import Draft, offered_types
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
 from supervisor.plan.profile import Profile
-from supervisor.plan.render import OmittedFlag, Rendered, canonical, render
+from supervisor.plan.render import OmittedFlag, RenderedFlag, canonical, render
 from supervisor.plan.resolve import (
     CORRAL_DEFAULTS,
     RPC,
@@ -200,7 +200,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     draft: Draft = _ALONE,
     projector_bytes: int = 0,
     adapted: SettingsByFlag = MappingProxyType({}),
-    measured: ThreadMeasurement | None = None,
+    measured: Mapping[int, ThreadSpeeds] | None = None,
 ) -> Plan:
     """Plan the instances of a model; `instances` processes of all models share the machine.
 
@@ -224,21 +224,21 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
     kept, barred = without_conflicts(settings, inputs)
     chosen = values(kept)
-    rendered = render(chosen, engine.flags)
+    rendered, omitted = render(chosen, engine.flags)
     if draft.reason and not draft.gguf:
-        barred.append(OmittedFlag("spec-draft-model", str(entry.draft), draft.reason))
+        barred.append(("spec-draft-model", str(entry.draft), draft.reason))
     return Plan(
         model=entry.name,
         engine=engine,
         gguf=gguf,
         lines=_lines(entry, gguf, rendered, kept),
-        omitted=_omissions(entry, [*barred, *rendered.omitted], settings),
+        omitted=_omissions(entry, [*barred, *omitted], settings),
         warnings=(*_warnings(inputs, engine, chosen), *draft.warnings),
         slots=slots(chosen),
         ctx_size=ctx_slot(chosen) * cache_count(chosen),
         memory_inputs=MemoryInputs(
             gguf=gguf,
-            chosen={line.key: chosen[line.key] for line in rendered.lines},
+            chosen={line.key: chosen[line.key] for line in rendered},
             engine=replace(engine, devices=(*remote, *engine.devices)),
             cpu_flags=machine.cpu_flags,
             draft=draft.gguf,
@@ -278,7 +278,7 @@ def _user_options(settings: SettingsByFlag, entry: ModelEntry, flags: Flags) -> 
             yield key
 
 
-def check(profile: Profile, flags: Flags) -> Rendered:
+def check(profile: Profile, flags: Flags) -> tuple[list[RenderedFlag], list[OmittedFlag]]:
     """Render a profile's flags without the `auto` ones; raises as `make_plan`."""
     own = (canonical(name, value, flags) for name, value in profile.flags.items())
     return render({key: value for key, value in own if not is_auto(key, value)}, flags)
@@ -296,13 +296,11 @@ def without_conflicts(
     chosen = values(settings)
     reasons = {key: reason_against(key, inputs, chosen) for key in settings}
     kept = {key: setting for key, setting in settings.items() if not reasons[key]}
-    return kept, [
-        OmittedFlag(key, chosen[key], reason) for key, reason in reasons.items() if reason
-    ]
+    return kept, [(key, chosen[key], reason) for key, reason in reasons.items() if reason]
 
 
 def _lines(
-    entry: ModelEntry, gguf: Gguf, rendered: Rendered, settings: SettingsByFlag
+    entry: ModelEntry, gguf: Gguf, rendered: list[RenderedFlag], settings: SettingsByFlag
 ) -> tuple[PlanLine, ...]:
     origin = f"model {entry.name}"
     return (
@@ -315,7 +313,7 @@ def _lines(
                 settings[line.key].origin,
                 "; ".join(filter(None, [settings[line.key].reason, line.note])),
             )
-            for line in rendered.lines
+            for line in rendered
         ),
         *(PlanLine(word, None, origin, "passed on unchecked") for word in entry.args),
     )
@@ -328,13 +326,13 @@ def _omissions(
     origins = {key: setting.origin for key, setting in settings.items()}
     return tuple(
         PlanLine(
-            flag=f"--no-{omission.key}" if omission.value is False else f"--{omission.key}",
-            value=None if isinstance(omission.value, bool) else str(omission.value),
-            origin=origins.get(omission.key, f"model {entry.name}"),
-            reason=omission.reason,
+            flag=f"--no-{key}" if value is False else f"--{key}",
+            value=None if isinstance(value, bool) else str(value),
+            origin=origins.get(key, f"model {entry.name}"),
+            reason=reason,
         )
-        for omission in left_out
-        if not (omission.key in CORRAL_DEFAULTS and origins[omission.key] == CORRAL)
+        for key, value, reason in left_out
+        if not (key in CORRAL_DEFAULTS and origins[key] == CORRAL)
     )
 
 

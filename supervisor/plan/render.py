@@ -42,32 +42,21 @@ class RenderedFlag:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OmittedFlag:
-    """A setting that this build does not get; `reason` is a clause."""
-
-    key: str
-    value: FlagValue
-    reason: str
+# The key and the value of a setting that this build does not get, and a clause that says why.
+OmittedFlag = tuple[str, FlagValue, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    lines: tuple[RenderedFlag, ...]
-    omitted: tuple[OmittedFlag, ...]
-
-
-def render(settings: Mapping[str, FlagValue], flags: Flags) -> Rendered:
-    """Render settings by canonical key for a build.
+def render(
+    settings: Mapping[str, FlagValue], flags: Flags
+) -> tuple[list[RenderedFlag], list[OmittedFlag]]:
+    """Render settings by canonical key for a build; also return the omitted ones.
 
     Raises:
         SettingsInvalid: No build has a flag, users may not set it, or its value is invalid.
     """
     results = [_render_setting(key, value, flags) for key, value in settings.items()]
-    return Rendered(
-        tuple(result for result in results if isinstance(result, RenderedFlag)),
-        tuple(result for result in results if isinstance(result, OmittedFlag)),
-    )
+    lines = [result for result in results if isinstance(result, RenderedFlag)]
+    return lines, [result for result in results if not isinstance(result, RenderedFlag)]
 
 
 def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
@@ -117,9 +106,9 @@ def _render_setting(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | 
             reason = f"this build's --{key} does not accept {value}, only {', '.join(flag.choices)}"
             if isinstance(value, bool) or key in ONCE_BARE:
                 reason = f"this build has no form of --{key} for its default"
-            return OmittedFlag(key, value, IMPLIED.get((key, value), reason))
+            return key, value, IMPLIED.get((key, value), reason)
         unusable = unusable or flag
-    return OmittedFlag(key, value, IMPLIED.get((key, value)) or _omission_reason(key, unusable))
+    return key, value, IMPLIED.get((key, value)) or _omission_reason(key, unusable)
 
 
 def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:

@@ -35,22 +35,13 @@ def shortage(found: Estimate, free: Mapping[str, int]) -> str | None:
 Kind = Literal["context", "cache", "layers"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """Options that replace planned ones, and the planned values."""
-
-    kind: Kind
-    flags: Mapping[str, FlagValue]
-    before: Mapping[str, FlagValue | None]
-
-
 def next_reduction(
     memory_inputs: MemoryInputs,
     tried: Collection[Kind],
     own: frozenset[str],
     is_short: Callable[[Estimate], bool],
-) -> Reduction | None:
-    """Return a reduction of the first untried kind, or None.
+) -> tuple[Kind, Mapping[str, FlagValue]] | None:
+    """Return the first untried kind and options that replace planned ones, or None.
 
     It is the mildest change of its kind with which memory suffices, or else the strongest.
 
@@ -67,8 +58,7 @@ def next_reduction(
                 for flags in changes
                 if not is_short(estimate(apply_flags(memory_inputs, flags)))
             )
-            flags = next(sufficient, changes[-1])
-            return Reduction(kind, flags, {key: memory_inputs.chosen.get(key) for key in flags})
+            return kind, next(sufficient, changes[-1])
     return None
 
 

@@ -60,25 +60,17 @@ class Tuned:
         return f"{text}: {self.evidence.result}" if self.evidence.result else text
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """The current conditions, which decide whether a tuned profile still applies."""
-
-    profile: str
-    machine: str
-    engine: str = ""
-    devices: str = ""
-    model: str = ""
-
-
 def machine_text(cpu: str, machine: Machine) -> str:
     cores = f"{machine.physical_cores} cores, {machine.logical_cores} threads"
     return f"{cpu}, {cores}"
 
 
-def conditions(profile: str, machine: str, engine: Engine, gguf: Gguf) -> Conditions:
+def conditions(machine: str, engine: Engine, gguf: Gguf) -> Evidence:
+    """Return the current conditions, which decide whether a tuned profile still applies."""
     devices = ", ".join(f"{device.name}: {device.description}" for device in engine.devices)
-    return Conditions(profile, machine, engine.version, devices or "none", gguf.fingerprint)
+    return Evidence(
+        machine=machine, engine=engine.version, devices=devices or "none", model=gguf.fingerprint
+    )
 
 
 def path_of(model: str, directory: Path) -> Path:
@@ -111,20 +103,20 @@ def read(model: str, directory: Path) -> Tuned | None:
     )
 
 
-def reason_unused(tuned: Tuned, now: Conditions) -> str | None:
+def reason_unused(tuned: Tuned, profile: str, machine: str) -> str | None:
     """Return a clause that says why a tuned profile does not apply, or None."""
-    if tuned.extends and tuned.extends != now.profile:
-        return f"it extends the profile {tuned.extends}, and the model has {now.profile}"
+    if tuned.extends and tuned.extends != profile:
+        return f"it extends the profile {tuned.extends}, and the model has {profile}"
     measured = tuned.evidence.machine
-    if measured and measured != now.machine:
-        return f"it was measured on another machine ({measured}; this is {now.machine})"
+    if measured and measured != machine:
+        return f"it was measured on another machine ({measured}; this is {machine})"
     return None
 
 
-def warnings(tuned: Tuned, now: Conditions) -> Iterator[str]:
+def warnings(tuned: Tuned, profile: str, now: Evidence) -> Iterator[str]:
     """Yield sentences for the user, with the fix after a semicolon."""
     fix = f"; corral tune {tuned.model} measures again"
-    if reason := reason_unused(tuned, now):
+    if reason := reason_unused(tuned, profile, now.machine):
         yield f"{tuned.path.name} is not used: {reason}{fix}"
         return
     for what in ("engine", "devices", "model"):

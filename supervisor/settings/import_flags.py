@@ -259,8 +259,8 @@ class ModelOptions:
     def settled_flags(self) -> dict[str, FlagValue]:
         """Return the flags once all options are read, and note those that the engine lacks."""
         found = {self._ngram_option(key): value for key, value in self.flags.items()}
-        for unused in render(found, self.known).omitted:
-            self.notes.append(f"{unused.key} = {unused.value}: {unused.reason}")
+        _, omitted = render(found, self.known)
+        self.notes += [f"{key} = {value}: {reason}" for key, value, reason in omitted]
         return found
 
     def _ngram_option(self, key: str) -> str:

@@ -238,8 +238,8 @@ class SlotFiles:
         if unreadable:
             keys = sorted({manifest.key_id for manifest in unreadable})
             self._emit("slots.key_missing", files=len(unreadable), keys=keys)
-        for file in invalid:
-            self._emit("slots.quarantined", model=file.model, file=file.name, reason=file.reason)
+        for model, file, reason in invalid:
+            self._emit("slots.quarantined", model=model, file=file, reason=reason)
         self._read_from = persistence
 
     async def _evict(self) -> None:
@@ -315,5 +315,6 @@ class SlotTask:
         if pause_s := self.files.limits.pause.begin():
             self.emit_failed(f"{reason}; more is saved in {pause_s:.0f} s")
 
-    def emit_quarantined(self, file: QuarantinedFile) -> None:
-        self.emit_any("slots.quarantined", model=file.model, file=file.name, reason=file.reason)
+    def emit_quarantined(self, found: QuarantinedFile) -> None:
+        model, file, reason = found
+        self.emit_any("slots.quarantined", model=model, file=file, reason=reason)

@@ -107,13 +107,8 @@ def _digest(key: CacheKey) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantinedFile:
-    """A file that was moved into quarantine, and why, as a clause."""
-
-    model: str
-    name: str
-    reason: str
+# The model and the name of a file that was moved into quarantine, and why, as a clause.
+QuarantinedFile = tuple[str, str, str]
 
 
 class Quarantine:
@@ -170,10 +165,10 @@ def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
     except FileNotFoundError:
         return None
     except (ManifestInvalid, OSError, UnicodeDecodeError) as error:
-        return QuarantinedFile(name_of_file(path.parent.name), path.stem, str(error))
+        return name_of_file(path.parent.name), path.stem, str(error)
     if (found.name, file_name(found.model)) != (path.stem, path.parent.name):
         model = name_of_file(path.parent.name)
-        return QuarantinedFile(model, path.stem, "its manifest is of another file")
+        return model, path.stem, "its manifest is of another file"
     return replace(found, used_at=max(found.used_at, used_at))
 
 
@@ -253,9 +248,9 @@ class SlotStore:
         """
         paths = list(self._manifests(None))
         found = [read_manifest(path) for path in paths if path.stem not in known]
-        invalid = [file for file in found if isinstance(file, QuarantinedFile)]
+        invalid = [file for file in found if isinstance(file, tuple)]
         for file in invalid:
-            self._quarantine(file.model, file.name)
+            self._quarantine(*file[:2])
         new = [
             self.content.unseal(manifest) for manifest in found if isinstance(manifest, Manifest)
         ]
@@ -323,7 +318,7 @@ class SlotStore:
 
     def quarantine_file(self, manifest: Manifest, reason: str) -> QuarantinedFile:
         self._quarantine(manifest.model, manifest.name)
-        return QuarantinedFile(manifest.model, manifest.name, reason)
+        return manifest.model, manifest.name, reason
 
     def forget_files(self, manifests: Iterable[Manifest]) -> None:
         """Delete files, and the quarantine, whose files cannot be mapped to conversations."""

@@ -89,8 +89,8 @@ def _by_part(take: MemoryBreakdown) -> dict[str, float]:
 def _logged(
     engine: Engine, model: Path, flags: Mapping[str, FlagValue], device: str | None
 ) -> dict[str, float]:
-    rendered = render({**flags, "threads": 1, "fit": "off", "warmup": False}, engine.flags)
-    words = [word for line in rendered.lines for word in (line.flag, line.value) if word]
+    rendered, _ = render({**flags, "threads": 1, "fit": "off", "warmup": False}, engine.flags)
+    words = [word for line in rendered for word in (line.flag, line.value) if word]
     argv = [str(engine.path), "--model", str(model), "--port", "0", "--log-verbosity", "4"]
     environment = clean_environment(
         os.environ,

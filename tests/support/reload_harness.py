@@ -27,7 +27,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import FileVersion, Launches, LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.reload import Reload, ReloadResult, ReloadTriggers
-from supervisor.fleet.replace import Replacement, Replacer
+from supervisor.fleet.replace import Replacer, ReplicaFailure
 from supervisor.plan.estimate import MemoryInputs
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import SettingsByFlag as FlagSettings
@@ -230,7 +230,7 @@ class ReloadHarness:
         assert isinstance(done, ReloadResult)
         return done
 
-    async def replace_beside(self, *argv: str) -> Replacement:
+    async def replace_beside(self, *argv: str) -> ReplicaFailure | bool:
         planner = FakePlanner(settings(argv), self._runtime)
         async with self.replacer.lock:
             return await self.replacer.replace_beside(

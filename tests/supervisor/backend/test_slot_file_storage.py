@@ -75,7 +75,7 @@ async def test_a_saved_slot_is_restored_into_another(storage: Storage) -> None:
     assert storage.adapter.may_save("chat.0", 1 << 20)
     slot = await storage.save()
     (file,) = storage.files.values()
-    assert file.cache_key == storage.harness.replica.caches.cache_key
+    assert file.cache_key == storage.harness.replica.cache_key
     assert file.fingerprint == FIRST
     other = 1 - slot.id_slot
     read = await storage.adapter.restore("chat.0", other, file.name)

@@ -39,7 +39,7 @@ def test_each_count_is_measured_once(
     planner = LaunchPlanner(Settings(models={"tiny": {"path": tiny_model}}), where)
     untried = planner.plan("tiny").untried_threads
     measure_threads(planner, "tiny", where)
-    assert untried in planner.measurements(tiny_model, planner.engine()).read().speeds
+    assert untried in planner.measurements(tiny_model, planner.engine()).read()
     assert planner.plan("tiny").untried_threads is None
 
 
@@ -59,4 +59,4 @@ def test_a_model_that_does_not_run_is_left_to_its_next_start(
     table = {"path": tiny_model, "args": ["--no-such-flag"]}
     planner = LaunchPlanner(Settings(models={"tiny": table}), where)
     measure_threads(planner, "tiny", where)
-    assert planner.measurements(tiny_model, planner.engine()).read().speeds == {}
+    assert planner.measurements(tiny_model, planner.engine()).read() == {}

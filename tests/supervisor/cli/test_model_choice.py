@@ -89,7 +89,7 @@ def test_projector_and_draft_come_along_unless_left_out(tmp_path: Path) -> None:
         "mtp-m-Q8_0.gguf",
     ]
     assert here.asked == [("m-Q8_0.gguf", 1000)]
-    both = frozenset({FileKind.PROJECTOR, FileKind.DRAFT})
+    both: frozenset[FileKind] = frozenset({"projector", "draft"})
     assert chosen(files, here, left_out=both).companions == ()
 
 

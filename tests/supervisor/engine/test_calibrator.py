@@ -130,7 +130,7 @@ async def test_a_disturbed_measurement_is_not_used(
 ) -> None:
     replica = Replica(tmp_path, alone=alone, others_cores=others_cores)
     assert await replica.runs() == [("2", "2")]
-    assert replica.store().read().speeds == {}
+    assert replica.store().read() == {}
 
 
 async def test_a_disturbed_measurement_ends_in_all_cores_until_the_next_daemon(
@@ -138,7 +138,7 @@ async def test_a_disturbed_measurement_ends_in_all_cores_until_the_next_daemon(
 ) -> None:
     replica = Replica(tmp_path, alone=[True, True, False])
     assert [threads for threads, _ in await replica.runs()] == ["2", "1", "2"]
-    assert replica.store().read().speeds == {}
+    assert replica.store().read() == {}
     assert Replica(tmp_path).plan.untried_threads == 2
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.samples import machine
 
 from supervisor.engine.calibration import MeasurementStore
-from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds
+from supervisor.plan.auto import ThreadSpeeds
 
 FAST, SLOW = ThreadSpeeds(135.0, 460.0, 294.0), ThreadSpeeds(32.0, 850.0, None)
 
@@ -26,19 +26,19 @@ def store(files: tuple[Path, Path], cores: int = 2) -> MeasurementStore:
 
 
 def test_speeds_add_up_until_they_are_forgotten(files: tuple[Path, Path]) -> None:
-    assert store(files).read() == ThreadMeasurement()
+    assert store(files).read() == {}
     store(files).add(2, SLOW)
     store(files).add(1, FAST)
-    assert store(files).read() == ThreadMeasurement({2: SLOW, 1: FAST})
+    assert store(files).read() == {2: SLOW, 1: FAST}
     store(files).forget()
-    assert store(files).read() == ThreadMeasurement()
+    assert store(files).read() == {}
 
 
 def test_another_machine_or_a_changed_file_has_none(files: tuple[Path, Path]) -> None:
     store(files).add(2, SLOW)
-    assert store(files, cores=4).read() == ThreadMeasurement()
+    assert store(files, cores=4).read() == {}
     files[0].write_bytes(b"another model")
-    assert store(files).read() == ThreadMeasurement()
+    assert store(files).read() == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"speeds": 1}', '{"speeds": {"x": {}}}'])
@@ -46,9 +46,9 @@ def test_an_unreadable_file_counts_as_none(files: tuple[Path, Path], text: str) 
     store(files).add(2, SLOW)
     (found,) = (files[0].parent / "cache" / "thread_speeds").iterdir()
     found.write_text(text)
-    assert store(files).read() == ThreadMeasurement()
+    assert store(files).read() == {}
 
 
 def test_a_missing_model_has_none(files: tuple[Path, Path]) -> None:
     files[0].unlink()
-    assert store(files).read() == ThreadMeasurement()
+    assert store(files).read() == {}

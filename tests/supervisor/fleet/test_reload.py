@@ -13,7 +13,7 @@ from proxy.nodes.settings import NodeSettings
 from supervisor.engine.states import State
 from supervisor.errors import CorralError, DaemonBusy, SettingsInvalid
 from supervisor.fleet.reload import ReloadResult
-from supervisor.fleet.replace import Replacement
+from supervisor.fleet.replace import ReplicaFailure
 from supervisor.settings.schema import Settings
 
 
@@ -80,11 +80,11 @@ async def test_a_successor_without_memory_is_started_in_place(harness: ReloadHar
 async def test_beside_or_not_at_all(harness: ReloadHarness) -> None:
     harness.available_bytes = 0
     story = harness.story("chat.0")
-    assert await harness.replace_beside(*BETTER) == Replacement()
+    assert await harness.replace_beside(*BETTER) is False
     assert harness.names() == ["chat.0"]
     assert harness.story("chat.0") == story
     harness.available_bytes = 1 << 50
-    assert await harness.replace_beside(*BETTER) == Replacement(is_done=True)
+    assert await harness.replace_beside(*BETTER) is True
     assert harness.traffic.admitted == {"chat.0~2"}
 
 
@@ -93,8 +93,8 @@ async def test_a_successor_that_fails_beside_an_instance_changes_nothing(
     harness: ReloadHarness, argv: tuple[str, ...]
 ) -> None:
     before = harness.fleet.replica("chat.0").planner
-    failure = (await harness.replace_beside(*argv)).failure
-    assert failure
+    failure = await harness.replace_beside(*argv)
+    assert isinstance(failure, ReplicaFailure)
     assert failure.stays
     assert harness.traffic.admitted == {"chat.0"}
     assert harness.fleet.replica("chat.0").planner is before
@@ -111,7 +111,7 @@ async def test_a_model_stopped_while_it_is_replaced_beside_stays_down(
             while (await listener.next()).fields.get("instance") != "chat.0~2":
                 pass
         harness.fleet.command("stop")
-    assert replacing.result() == Replacement()
+    assert replacing.result() is False
     await harness.fleet.all_down()
     assert harness.fleet.replica("chat.0").planner is before
 

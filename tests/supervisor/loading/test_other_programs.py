@@ -2,7 +2,7 @@
 
 from supervisor.fleet.model import Phase
 from supervisor.loading.decide import Actions, ModelState, decide
-from supervisor.loading.memory_usage import OtherPrograms, observe
+from supervisor.loading.memory_usage import observe
 from supervisor.settings.schema import EvictionSettings
 
 TOTAL = {"Vulkan0": 24}
@@ -10,25 +10,22 @@ RULES = EvictionSettings()
 
 
 def test_what_is_neither_free_nor_ours_is_taken_by_others() -> None:
-    found = observe(OtherPrograms(), TOTAL, {"Vulkan0": 10}, {"Vulkan0": 8}, may_grow=False)
-    assert found == OtherPrograms({"Vulkan0": 6})
+    found = observe({}, TOTAL, {"Vulkan0": 10}, {"Vulkan0": 8}, may_grow=False)
+    assert found == ({"Vulkan0": 6}, {})
 
 
 def test_an_estimate_above_the_truth_takes_nothing_from_others() -> None:
-    found = observe(OtherPrograms(), TOTAL, {"Vulkan0": 20}, {"Vulkan0": 8}, may_grow=False)
-    assert found == OtherPrograms({"Vulkan0": 0})
+    found = observe({}, TOTAL, {"Vulkan0": 20}, {"Vulkan0": 8}, may_grow=False)
+    assert found == ({"Vulkan0": 0}, {})
 
 
 def test_after_an_unload_what_is_missing_comes_back_until_it_is_late() -> None:
-    before = OtherPrograms({"Vulkan0": 6})
-    soon = observe(before, TOTAL, {"Vulkan0": 10}, {}, may_grow=True)
-    assert soon == OtherPrograms({"Vulkan0": 6}, {"Vulkan0": 8})
-    assert observe(soon, TOTAL, {"Vulkan0": 18}, {}, may_grow=True) == OtherPrograms(
-        {"Vulkan0": 6}, {"Vulkan0": 0}
-    )
-    assert observe(soon, TOTAL, {"Vulkan0": 10}, {}, may_grow=False) == OtherPrograms(
-        {"Vulkan0": 14}
-    )
+    taken, returning = observe({"Vulkan0": 6}, TOTAL, {"Vulkan0": 10}, {}, may_grow=True)
+    assert (taken, returning) == ({"Vulkan0": 6}, {"Vulkan0": 8})
+    later = observe(taken, TOTAL, {"Vulkan0": 18}, {}, may_grow=True)
+    assert later == ({"Vulkan0": 6}, {"Vulkan0": 0})
+    late = observe(taken, TOTAL, {"Vulkan0": 10}, {}, may_grow=False)
+    assert late == ({"Vulkan0": 14}, {})
 
 
 def test_memory_that_comes_back_is_awaited_and_nothing_is_unloaded_for_it() -> None:

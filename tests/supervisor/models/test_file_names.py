@@ -30,24 +30,24 @@ def test_the_quantisation_is_read_from_the_name_or_its_directory(
 ) -> None:
     found = file_names.parse_file_name(path)
     assert found is not None
-    assert (found.quantisation, found.bits, found.kind) == (quantisation, bits, FileKind.MODEL)
+    assert (found.quantisation, found.bits, found.kind) == (quantisation, bits, "model")
 
 
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("mmproj-F16.gguf", FileKind.PROJECTOR),
-        ("gemma-3-4b-it.mmproj-Q8_0.gguf", FileKind.PROJECTOR),
-        ("MTP/mtp-Qwen3.5-27B-Q8_0.gguf", FileKind.DRAFT),
-        ("Qwen3-8B-eagle3-BF16.gguf", FileKind.DRAFT),
-        ("gemma-4-31b-it-Q8_0-mtp.gguf", FileKind.DRAFT),
-        ("Qwen3.imatrix.gguf", FileKind.IMATRIX),
-        ("imatrix_unsloth.gguf", FileKind.IMATRIX),
-        ("Qwen3-8B-lora-f16.gguf", FileKind.ADAPTER),
-        ("draft-Q4_0.gguf", FileKind.DRAFT),
-        ("Qwen3-DRAFT-0.6B-Q4_0.gguf", FileKind.MODEL),
-        ("overdraft-7b-Q8_0.gguf", FileKind.MODEL),
-        ("exploration-7b-Q8_0.gguf", FileKind.MODEL),
+        ("mmproj-F16.gguf", "projector"),
+        ("gemma-3-4b-it.mmproj-Q8_0.gguf", "projector"),
+        ("MTP/mtp-Qwen3.5-27B-Q8_0.gguf", "draft"),
+        ("Qwen3-8B-eagle3-BF16.gguf", "draft"),
+        ("gemma-4-31b-it-Q8_0-mtp.gguf", "draft"),
+        ("Qwen3.imatrix.gguf", "imatrix"),
+        ("imatrix_unsloth.gguf", "imatrix"),
+        ("Qwen3-8B-lora-f16.gguf", "adapter"),
+        ("draft-Q4_0.gguf", "draft"),
+        ("Qwen3-DRAFT-0.6B-Q4_0.gguf", "model"),
+        ("overdraft-7b-Q8_0.gguf", "model"),
+        ("exploration-7b-Q8_0.gguf", "model"),
     ],
 )
 def test_parts_that_are_no_models_are_recognised(path: str, kind: FileKind) -> None:
@@ -82,10 +82,10 @@ def test_the_nearest_projector_is_taken() -> None:
     groups = file_names.group(["big/mmproj-F16.gguf", *projectors, "small/m-Q4_K_M.gguf"])
     model = file_names.parse_file_name("small/m-Q4_K_M.gguf")
     assert model is not None
-    found = file_names.companion(groups, model, FileKind.PROJECTOR)
+    found = file_names.companion(groups, model, "projector")
     assert found is not None
     assert found.first.path == "small/mmproj-F16.gguf"
-    assert file_names.companion(groups, model, FileKind.DRAFT) is None
+    assert file_names.companion(groups, model, "draft") is None
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from supervisor.models.stored_model import Limits, Walk
+from supervisor.models.stored_model import Walk
 
 
 @pytest.fixture
@@ -45,14 +46,16 @@ def test_a_directory_behind_a_link_is_searched(tree: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("limits", "seen", "note"),
     [
-        (Limits(entries=2), [], "after 2 files"),
-        (Limits(depth=0), ["three.gguf"], "more than 0 levels"),
-        (Limits(time_s=2.5), [], "after 2.5 s"),
+        ({"max_entries": 2}, [], "after 2 files"),
+        ({"max_depth": 0}, ["three.gguf"], "more than 0 levels"),
+        ({"max_s": 2.5}, [], "after 2.5 s"),
     ],
 )
-def test_each_limit_is_noted(tree: Path, limits: Limits, seen: list[str], note: str) -> None:
+def test_each_limit_is_noted(
+    tree: Path, limits: dict[str, Any], seen: list[str], note: str
+) -> None:
     seconds = itertools.count()
-    walk = Walk(tree, limits, clock=lambda: float(next(seconds)))
+    walk = Walk(tree, **limits, clock=lambda: float(next(seconds)))
     assert names(walk) == seen
     assert any(note in line for line in walk.notes)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from support.samples import GPU, engine, model
 
 from supervisor.builds.help import FlagValue
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
-from supervisor.plan.shortage import Kind, Reduction, apply_flags, next_reduction
+from supervisor.plan.shortage import Kind, apply_flags, next_reduction
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -30,36 +31,38 @@ def never(_: Estimate) -> bool:
     return False
 
 
-def ladder(asked: MemoryInputs, own: frozenset[str] = NOTHING) -> list[Reduction]:
-    """Return all reductions, one after another."""
-    found: list[Reduction] = []
-    tried: list[Kind] = []
-    while one := next_reduction(asked, tried, own, never):
-        found.append(one)
-        tried.append(one.kind)
-        asked = apply_flags(asked, one.flags)
+def ladder(
+    asked: MemoryInputs, own: frozenset[str] = NOTHING
+) -> dict[Kind, Mapping[str, FlagValue]]:
+    """Return all reductions by kind, in their order."""
+    found: dict[Kind, Mapping[str, FlagValue]] = {}
+    while reduction := next_reduction(asked, found, own, never):
+        kind, flags = reduction
+        found[kind] = flags
+        asked = apply_flags(asked, flags)
     return found
 
 
 def test_a_shorter_context_a_quantised_cache_and_fewer_layers_are_tried_once_each() -> None:
-    context, cache, layers = ladder(on_device())
-    assert (context.flags, context.before) == ({"ctx-size": 16384}, {"ctx-size": 32768})
-    assert cache.flags == {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}
-    assert (layers.flags, layers.before) == ({"gpu-layers": 15}, {"gpu-layers": "all"})
+    assert list(ladder(on_device()).items()) == [
+        ("context", {"ctx-size": 16384}),
+        ("cache", {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}),
+        ("layers", {"gpu-layers": 15}),
+    ]
 
 
 def test_what_the_user_set_is_never_changed() -> None:
-    assert [entry.kind for entry in ladder(on_device(), frozenset({"ctx-size"}))] == [
+    assert list(ladder(on_device(), frozenset({"ctx-size"}))) == [
         "cache",
         "layers",
     ]
     kept = frozenset({"ctx-size", "cache-type-v", "gpu-layers"})
-    assert ladder(on_device(), kept) == []
+    assert ladder(on_device(), kept) == {}
 
 
 def test_a_quantised_cache_is_no_second_time_quantised() -> None:
     asked = on_device(cache_type_k="q8_0", cache_type_v="q8_0")
-    assert [request.kind for request in ladder(asked)] == ["context", "layers"]
+    assert list(ladder(asked)) == ["context", "layers"]
 
 
 def test_of_one_kind_the_least_that_suffices_is_given_up() -> None:
@@ -69,18 +72,18 @@ def test_of_one_kind_the_least_that_suffices_is_given_up() -> None:
         asked, (), NOTHING, lambda request: request.devices["Vulkan0"].at_start > third
     )
     assert found
-    assert found.flags == {"ctx-size": 8192}
+    assert found[1] == {"ctx-size": 8192}
 
 
 def test_where_nothing_suffices_all_of_it_is_given_up() -> None:
     found = next_reduction(on_device(), (), NOTHING, lambda _: True)
     assert found
-    assert found.flags == {"ctx-size": 2048}
+    assert found[1] == {"ctx-size": 2048}
     layers = next_reduction(on_device(), ("context", "cache"), NOTHING, lambda _: True)
     assert layers
-    assert layers.flags == {"gpu-layers": 0}
+    assert layers[1] == {"gpu-layers": 0}
 
 
 def test_without_a_device_there_are_no_layers_to_take_from_it() -> None:
     asked = MemoryInputs(model(), {"ctx-size": 8192, "cache-type-k": "q8_0"}, engine())
-    assert "layers" not in [request.kind for request in ladder(asked)]
+    assert "layers" not in list(ladder(asked))

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from supervisor.plan.auto import ThreadMeasurement, ThreadSpeeds, fastest_count, thread_counts
+from supervisor.plan.auto import (
+    ThreadSpeeds,
+    fastest_count,
+    known_speeds,
+    next_untried,
+    thread_counts,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,16 +45,14 @@ def test_the_fastest_count_is_taken_if_it_is_clearly_faster(
 def test_each_count_is_tried_once() -> None:
     tried: dict[int, ThreadSpeeds] = {}
     order = []
-    while count := ThreadMeasurement(tried).next_untried(8):
+    while count := next_untried(tried, 8):
         order.append(count)
         tried[count] = ThreadSpeeds(decode=10.0)
     assert order == [8, 7, 4]
 
 
 def test_figures_that_were_not_measured_are_left_out() -> None:
-    measured = ThreadMeasurement({2: ThreadSpeeds(10.0, 20.0), 1: ThreadSpeeds(12.0, None, 9.0)})
-    assert (measured.decode(), measured.prefill(), measured.speeds_together()) == (
-        {2: 10.0, 1: 12.0},
-        {2: 20.0},
-        {1: 9.0},
-    )
+    measured = {2: ThreadSpeeds(10.0, 20.0), 1: ThreadSpeeds(12.0, None, 9.0)}
+    assert known_speeds(measured, "decode") == {2: 10.0, 1: 12.0}
+    assert known_speeds(measured, "prefill") == {2: 20.0}
+    assert known_speeds(measured, "together") == {1: 9.0}

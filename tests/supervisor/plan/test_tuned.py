@@ -9,6 +9,7 @@ from support.samples import GPU, engine, machine, model
 from supervisor.errors import SettingsInvalid
 from supervisor.plan.profile import load, overlay_flags
 from supervisor.plan.tuned_profile import (
+    Evidence,
     conditions,
     machine_text,
     path_of,
@@ -17,7 +18,7 @@ from supervisor.plan.tuned_profile import (
     warnings,
 )
 
-HERE = conditions("base", machine_text("a processor", machine()), engine(), model())
+HERE = conditions(machine_text("a processor", machine()), engine(), model())
 FILE = f"""
 extends = "base"
 replicas = 2
@@ -48,8 +49,8 @@ def test_a_file_says_when_for_what_and_by_how_much(tmp_path: Path) -> None:
     assert found
     assert found.summary == "tuned on 2026-11-22 for latency: 1.3 times faster"
     assert (dict(found.flags), found.replicas) == ({"threads": 3}, 2)
-    assert reason_unused(found, HERE) is None
-    assert list(warnings(found, HERE)) == []
+    assert reason_unused(found, "base", HERE.machine) is None
+    assert list(warnings(found, "base", HERE)) == []
 
 
 def test_a_file_of_the_users_own_needs_no_evidence(tmp_path: Path) -> None:
@@ -57,28 +58,22 @@ def test_a_file_of_the_users_own_needs_no_evidence(tmp_path: Path) -> None:
     found = read("chat", tmp_path)
     assert found
     assert str(tmp_path / "chat.toml") in found.summary
-    assert list(warnings(found, HERE)) == []
+    assert list(warnings(found, "base", HERE)) == []
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
-    [
-        (replace(HERE, profile="low-latency"), "it extends the profile base"),
-        (
-            conditions("base", machine_text("a processor", machine(physical_cores=2)), engine(),
-                       model()),
-            "another machine",
-        ),
-    ],
-)  # fmt: skip
+    ("profile", "cores", "said"),
+    [("low-latency", 4, "it extends the profile base"), ("base", 2, "another machine")],
+)
 def test_it_is_not_used_on_another_profile_or_machine(
-    tmp_path: Path, now: object, said: str
+    tmp_path: Path, profile: str, cores: int, said: str
 ) -> None:
     write(tmp_path, FILE)
     found = read("chat", tmp_path)
     assert found
-    assert said in (reason_unused(found, now) or "")  # type: ignore[arg-type]
-    (warning,) = warnings(found, now)  # type: ignore[arg-type]
+    now = replace(HERE, machine=machine_text("a processor", machine(physical_cores=cores)))
+    assert said in (reason_unused(found, profile, now.machine) or "")
+    (warning,) = warnings(found, profile, now)
     assert "chat.toml is not used" in warning
     assert warning.endswith("; corral tune chat measures again")
 
@@ -86,22 +81,22 @@ def test_it_is_not_used_on_another_profile_or_machine(
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (conditions("base", HERE.machine, engine("b9500"), model()), "the engine has changed from"),
-        (conditions("base", HERE.machine, engine("b10434", GPU), model()), "the devices have"),
+        (conditions(HERE.machine, engine("b9500"), model()), "the engine has changed from"),
+        (conditions(HERE.machine, engine("b10434", GPU), model()), "the devices have"),
         (
-            conditions("base", HERE.machine, engine(), model(fingerprint="1" * 32)),
+            conditions(HERE.machine, engine(), model(fingerprint="1" * 32)),
             "the model file has changed since",
         ),
     ],
 )
 def test_it_is_used_with_another_engine_device_or_model_and_says_so(
-    tmp_path: Path, now: object, said: str
+    tmp_path: Path, now: Evidence, said: str
 ) -> None:
     write(tmp_path, FILE)
     found = read("chat", tmp_path)
     assert found
-    assert reason_unused(found, now) is None  # type: ignore[arg-type]
-    (warning,) = warnings(found, now)  # type: ignore[arg-type]
+    assert reason_unused(found, "base", now.machine) is None
+    (warning,) = warnings(found, "base", now)
     assert warning.startswith(said)
 
 

@@ -85,7 +85,7 @@ def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
     (store.root / "kept" / "empty").mkdir()
     store.clean_up()
     there, new, invalid = store.read_new({"1000"})
-    assert (there, new, [entry.name for entry in invalid]) == ({"1000", "0"}, [], ["0"])
+    assert (there, new, [name for _, name, _ in invalid]) == ({"1000", "0"}, [], ["0"])
     assert names(store) == {"1000.slot", "1000.json", "0.json"}
     assert store.quarantine.names() == ["0.json"]
     assert not (store.root / "kept" / "empty").exists()
