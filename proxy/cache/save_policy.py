@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -111,15 +111,17 @@ def no_counts() -> ModelCounts:
 
 
 class CountedStorage:
-    """A storage that counts its operations by model.
+    """The storages of all instances; counts their operations by model."""
 
-    `model_of` returns the model of an instance, None if the instance is gone.
-    """
-
-    def __init__(self, storage: SlotFileStorage, model_of: Callable[[str], str | None]) -> None:
-        self._storage = storage
-        self._model_of = model_of
+    def __init__(self) -> None:
+        self._storages: dict[str, tuple[str, SlotFileStorage]] = {}  # by instance, with its model
         self._counts: dict[str, ModelCounts] = {}
+
+    def add(self, instance: str, model: str, storage: SlotFileStorage) -> None:
+        self._storages[instance] = model, storage
+
+    def forget(self, instance: str) -> None:
+        self._storages.pop(instance, None)
 
     @property
     def counts(self) -> Mapping[str, ModelCounts]:
@@ -127,22 +129,27 @@ class CountedStorage:
         return self._counts
 
     def may_save(self, instance: str, size_bytes: float, /) -> bool:
-        return self._storage.may_save(instance, size_bytes)
+        return self._of(instance)[1].may_save(instance, size_bytes)
 
     async def save(
         self, instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
     ) -> Transfer | None:
-        done = await self._storage.save(instance, id_slot, tokens, fingerprint)
-        self._note("save", instance, done)
+        model, storage = self._of(instance)
+        done = await storage.save(instance, id_slot, tokens, fingerprint)
+        self._note("save", model, done)
         return done
 
     async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
-        done = await self._storage.restore(instance, id_slot, name)
-        self._note("restore", instance, done)
+        model, storage = self._of(instance)
+        done = await storage.restore(instance, id_slot, name)
+        self._note("restore", model, done)
         return done
 
-    def _note(self, operation: Operation, instance: str, transfer: Transfer | None) -> None:
-        if model := self._model_of(instance):
+    def _of(self, instance: str) -> tuple[str, SlotFileStorage]:
+        return self._storages.get(instance, ("", NO_SLOT_FILES))
+
+    def _note(self, operation: Operation, model: str, transfer: Transfer | None) -> None:
+        if model:
             self._counts.setdefault(model, no_counts())[operation].note(transfer)
 
 

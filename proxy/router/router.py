@@ -118,7 +118,6 @@ class Router:
 
     Args:
         emit: Emits `upstream.failed` if an engine does not free a slot.
-        storage: Stores KV caches on disk.
         count: Counts the busy slots of an instance; None: by its `/slots`.
         responds: Returns whether an instance responds; None: by its `/health`.
 
@@ -130,7 +129,6 @@ class Router:
         self,
         settings: ProxySettings = ProxySettings(),  # noqa: B008 (frozen)
         emit: Emit = discard,
-        storage: SlotFileStorage = NO_SLOT_FILES,
         *,
         clock: Clock = time.monotonic,
         count: CountBusySlots | None = None,
@@ -139,7 +137,7 @@ class Router:
         self._settings = settings
         self.signals = RouterSignals()
         self._emit = emit
-        self._storage = CountedStorage(storage, self._model_of)
+        self._storage = CountedStorage()
         self._clock = clock
         self._instances = Instances(clock, route_by_speed=settings.route_by_speed)
         self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks, clock)
@@ -177,8 +175,17 @@ class Router:
 
     # Called by the supervisor and the nodes.
 
-    def admit(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
-        """Route requests to an instance; `filled` are the slots that its process restored."""
+    def admit(
+        self,
+        upstream: Upstream,
+        filled: Iterable[RestoredSlot] = (),
+        storage: SlotFileStorage = NO_SLOT_FILES,
+    ) -> None:
+        """Route requests to an instance.
+
+        `filled` are the slots that its process restored; `storage` stores its slots on disk.
+        """
+        self._storage.add(upstream.name, upstream.model, storage)
         self._prefix_index.register(upstream, filled)
         self._instances.admit(upstream, self._prefix_index.bit(upstream.name))
         self._queues.queue_of(upstream.model).note_admission()
@@ -245,6 +252,7 @@ class Router:
             return False
         self._instances.forget(name)
         self._prefix_index.forget(name)
+        self._storage.forget(name)
         return True
 
     def pause(self, model: str) -> None:
@@ -426,10 +434,6 @@ class Router:
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:
         """See `Leases.finish`."""
         self._leases.finish(lease, completed)
-
-    def _model_of(self, name: str) -> str | None:
-        instance = self._instances.get(name)
-        return instance.upstream.model if instance else None
 
     def _report_overdue(self, lease: Lease) -> None:
         limit_s = self._settings.cancel_timeout_s

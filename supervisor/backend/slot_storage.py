@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,6 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from proxy.cache.fingerprint import ConversationFingerprint
-from proxy.cache.save_policy import SlotFileStorage, Transfer
 from proxy.cache.shared_prefixes import SharedPrefix, shared_prefix
 from proxy.errors import BadRequest, ModelLoading, NotLoaded, ProxyError, Unavailable
 from proxy.observe.past import ForgottenConversation, StoredRequest
@@ -39,9 +38,8 @@ from supervisor.errors import CorralError, DaemonBusy, NoSuchConversation, Setti
 from supervisor.events import Emit, Event
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.model import Replica, availability
+from supervisor.fleet.model import availability
 from supervisor.slot_store.file_index import CataloguedFile, find_prefix
-from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, find_conversation, find_file
 
 _WANTED_MAX: Final = 16
@@ -60,10 +58,10 @@ _Wanted = tuple[WarmPrompt, float]
 class PrefixFiles:
     """Makes the wanted files, one after the other; at most 16 wait."""
 
-    def __init__(self, fleet: Fleet, router: Router, storage: SlotFileStorage, emit: Emit) -> None:
+    def __init__(self, fleet: Fleet, router: Router, emit: Emit) -> None:
         self._fleet = fleet
         self._router = router
-        self._storage = storage
+        self._storage = fleet.slot_storage
         self._emit = emit
         self._wanted: dict[_Key, _Wanted] = {}
         self._task: asyncio.Task[None] | None = None
@@ -209,74 +207,6 @@ class PromptWarmerAdapter:
             raise NotLoaded(f"{name} is not loaded; run `corral load {name}` first")
 
 
-_UP: Final = frozenset({State.READY, State.DRAINING})
-_Work = Callable[[SlotManager, EngineClient, int], Awaitable[Transfer | None]]
-
-
-class SlotFileStorageAdapter:
-    """The slot files of a fleet, for the router; `connect` gives it the fleet, built later.
-
-    An engine finishes a transfer whether or not a client still waits for it. So transfers run on
-    here, at most one per slot.
-    """
-
-    def __init__(self) -> None:
-        self._transfers: dict[tuple[str, int], asyncio.Task[Transfer | None]] = {}
-
-    def connect(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def may_save(self, _instance: str, size_bytes: float, /) -> bool:
-        return self._fleet.slot_files.may_save(size_bytes)
-
-    async def save(
-        self, instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
-    ) -> Transfer | None:
-        return await self._finish(
-            instance,
-            id_slot,
-            lambda slots, *engine: slots.save_slot(*engine, id_slot, tokens, fingerprint),
-        )
-
-    async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
-        return await self._finish(
-            instance, id_slot, lambda slots, *engine: slots.restore_slot(*engine, id_slot, name)
-        )
-
-    async def settle(self) -> None:
-        """Wait for the running transfers, within a limit."""
-        if self._transfers:
-            limit_s = self._fleet.slot_files.timeout_s
-            await asyncio.wait(tuple(self._transfers.values()), timeout=limit_s)
-
-    async def _finish(self, instance: str, id_slot: int, work: _Work) -> Transfer | None:
-        """Wait for a transfer, within a limit; it continues without its caller."""
-        key, limit_s = (instance, id_slot), self._fleet.slot_files.timeout_s
-        if before := self._transfers.get(key):
-            await asyncio.wait({before}, timeout=limit_s)
-        replica = next(
-            (replica for replica in self._fleet.all_replicas() if replica.name == instance), None
-        )
-        if replica is None or key in self._transfers:
-            return None
-        task = self._fleet.slot_files.start(_transfer(replica, work), f"slot {id_slot}, {instance}")
-        if task is None:
-            return None
-        self._transfers[key] = task
-        task.add_done_callback(lambda _: self._transfers.pop(key))
-        await asyncio.wait({task}, timeout=limit_s)
-        is_done = task.done() and not task.cancelled() and task.exception() is None
-        return task.result() if is_done else None
-
-
-async def _transfer(replica: Replica, work: _Work) -> Transfer | None:
-    snapshot = replica.instance.snapshot()
-    if snapshot.state not in _UP:
-        return None
-    async with EngineClient(snapshot.endpoint, snapshot.api_key) as client:
-        return await work(replica.slots, client, snapshot.run)
-
-
 @dataclass(frozen=True, slots=True)
 class Forgotten:
     """The deleted files, the number of emptied slots, and whether a request still uses it."""
@@ -287,11 +217,10 @@ class Forgotten:
 
 
 class ConversationForgetter:
-    def __init__(self, fleet: Fleet, router: Router, storage: SlotFileStorageAdapter) -> None:
+    def __init__(self, fleet: Fleet, router: Router) -> None:
         self._fleet = fleet
         self._files = fleet.slot_files
         self._router = router
-        self._storage = storage
         self._began_at = datetime.now(UTC)
 
     def number_of(self, request: StoredRequest) -> int | None:
@@ -337,7 +266,7 @@ class ConversationForgetter:
     async def _forget(self, names: Collection[str], turns: Collection[int]) -> Forgotten:
         _, known = find_conversation(await self._files.turns(), turns)
         forgotten = self._router.forget_conversations(known)
-        await self._storage.settle()  # running saves are stored first, then deleted
+        await self._fleet.slot_storage.settle()  # running saves are stored first, then deleted
         erased = await self._erase(forgotten.slots)
         files = await self._files.forget(names, forgotten.turn_hashes)
         return Forgotten(files, erased, self._router.are_in_use(forgotten.numbers))

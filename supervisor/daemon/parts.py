@@ -44,7 +44,6 @@ from supervisor.backend.slot_storage import (
     ConversationForgetter,
     PrefixFiles,
     PromptWarmerAdapter,
-    SlotFileStorageAdapter,
     slot_file_metrics,
 )
 from supervisor.builds.discover import Engine
@@ -102,17 +101,15 @@ class DaemonParts:
         proxy = check_proxy_settings(loaded.settings.proxy)
         self._tls = proxy.tls
         self.metrics = Metrics(proxy, events.emit)
-        storage = SlotFileStorageAdapter()
-        self.router = Router(proxy, self.metrics.emit, storage)
+        self.router = Router(proxy, self.metrics.emit)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
         self._adapted = AdaptedValues()
         self._canary_trials = CanaryTrials()
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
         self.fleet = Fleet(self._planner(loaded), self.router, events.emit)
-        storage.connect(self.fleet)
-        self._prefix_files = PrefixFiles(self.fleet, self.router, storage, events.emit)
-        self.conversations = ConversationForgetter(self.fleet, self.router, storage)
+        self._prefix_files = PrefixFiles(self.fleet, self.router, events.emit)
+        self.conversations = ConversationForgetter(self.fleet, self.router)
         memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
         events.add_sink(self.admission.observe)

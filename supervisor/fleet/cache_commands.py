@@ -1,11 +1,13 @@
-"""Commands on the KV caches of serving instances: save the slots, prefill a prompt."""
+"""Commands on the KV caches of serving instances: save slots, restore one, prefill a prompt."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.save_policy import Transfer
 from proxy.request.models import PrefillResult
 from proxy.upstream.timings import Timings
 from supervisor.engine.client import EngineClient, ErrorResponse
@@ -14,7 +16,9 @@ from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
 from supervisor.fleet.model import Model, Replica
+from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, cache_key
+from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store_config import SlotPersistence
 
 if TYPE_CHECKING:
@@ -98,3 +102,68 @@ async def _save(replica: Replica) -> None:
 def _serving_snapshot(replica: Replica) -> InstanceSnapshot | None:
     snapshot = replica.instance.snapshot()
     return snapshot if snapshot.state is State.READY else None
+
+
+_UP: Final = frozenset({State.READY, State.DRAINING})
+_Work = Callable[[SlotManager, EngineClient, int], Awaitable[Transfer | None]]
+
+
+class SlotStorage:
+    """Saves and restores single slots for the router (`proxy.cache.save_policy.SlotFileStorage`).
+
+    An engine finishes a transfer whether or not a client still waits for it. So transfers run on
+    here, at most one per slot.
+    """
+
+    def __init__(self, files: SlotFiles, find: Callable[[str], Replica | None]) -> None:
+        self._files = files
+        self._find = find
+        self._transfers: dict[tuple[str, int], asyncio.Task[Transfer | None]] = {}
+
+    def may_save(self, _instance: str, size_bytes: float, /) -> bool:
+        return self._files.may_save(size_bytes)
+
+    async def save(
+        self, instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
+    ) -> Transfer | None:
+        return await self._finish(
+            instance,
+            id_slot,
+            lambda slots, *engine: slots.save_slot(*engine, id_slot, tokens, fingerprint),
+        )
+
+    async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
+        return await self._finish(
+            instance, id_slot, lambda slots, *engine: slots.restore_slot(*engine, id_slot, name)
+        )
+
+    async def settle(self) -> None:
+        """Wait for the running transfers, within a limit."""
+        if self._transfers:
+            limit_s = self._files.timeout_s
+            await asyncio.wait(tuple(self._transfers.values()), timeout=limit_s)
+
+    async def _finish(self, instance: str, id_slot: int, work: _Work) -> Transfer | None:
+        """Wait for a transfer, within a limit; it continues without its caller."""
+        key, limit_s = (instance, id_slot), self._files.timeout_s
+        if before := self._transfers.get(key):
+            await asyncio.wait({before}, timeout=limit_s)
+        replica = self._find(instance)
+        if replica is None or key in self._transfers:
+            return None
+        task = self._files.start(_transfer(replica, work), f"slot {id_slot}, {instance}")
+        if task is None:
+            return None
+        self._transfers[key] = task
+        task.add_done_callback(lambda _: self._transfers.pop(key))
+        await asyncio.wait({task}, timeout=limit_s)
+        is_done = task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if is_done else None
+
+
+async def _transfer(replica: Replica, work: _Work) -> Transfer | None:
+    snapshot = replica.instance.snapshot()
+    if snapshot.state not in _UP:
+        return None
+    async with EngineClient(snapshot.endpoint, snapshot.api_key) as client:
+        return await work(replica.slots, client, snapshot.run)

@@ -57,6 +57,7 @@ class Fleet:
         self._emit = emit
         self.planner = planner
         self.slot_files = SlotFiles(lambda: self.planner.launches.slot_persistence, traffic, emit)
+        self.slot_storage = cache_commands.SlotStorage(self.slot_files, self._find)
         self.device_memory = DeviceMemory()
         self._start_memory = StartMemory(self.device_memory, emit)
         self._group: asyncio.TaskGroup | None = None
@@ -308,7 +309,8 @@ class Fleet:
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:
         upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)
-        self._traffic.admit(upstream, replica.slots.restored_slots(snapshot.run))
+        restored = replica.slots.restored_slots(snapshot.run)
+        self._traffic.admit(upstream, restored, self.slot_storage)
 
     def _emit_change(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)

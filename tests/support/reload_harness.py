@@ -133,7 +133,7 @@ class FakeTraffic(Router):
         self.may_drain = asyncio.Event()
         self.may_drain.set()
 
-    def admit(self, upstream: Upstream, _: object = (), /) -> None:
+    def admit(self, upstream: Upstream, *_: object) -> None:
         self.admitted.add(upstream.name)
 
     def withdraw(self, name: str, /) -> None:

@@ -18,9 +18,12 @@ class Storage(NoSlotFiles):
 
 
 async def test_each_operation_counts_for_the_model_of_its_instance() -> None:
-    storage = CountedStorage(Storage(), {"chat.0": "chat", "chat.1": "chat"}.get)
+    storage = CountedStorage()
     for instance in ("chat.0", "chat.1", "gone.0"):
-        assert await storage.save(instance, 0, 2000, ConversationFingerprint()) is DONE
+        storage.add(instance, "chat", Storage())
+    storage.forget("gone.0")
+    for instance, done in (("chat.0", DONE), ("chat.1", DONE), ("gone.0", None)):
+        assert await storage.save(instance, 0, 2000, ConversationFingerprint()) is done
     assert await storage.restore("chat.0", 0, "a") is None
     assert not storage.may_save("chat.0", 1)
     assert set(storage.counts) == {"chat"}

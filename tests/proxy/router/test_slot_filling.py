@@ -88,7 +88,7 @@ async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Storage]:
         engine = Engine(Path(directory) / "engine.sock")
         await engine.start()
         found = Storage()
-        found.router = Router(storage=found)
+        found.router = Router()
         found.router.signals.restore_verified.connect(found.note_verified)
         upstream = replace(
             engine.upstream(slots=1),
@@ -98,7 +98,7 @@ async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Storage]:
             host_cache_bytes=HOST_CACHE_BYTES,
             reports_exit=True,
         )
-        found.router.admit(replace(upstream, **getattr(request, "param", {})))
+        found.router.admit(replace(upstream, **getattr(request, "param", {})), (), found)
         yield found
         await engine.stop()
 
@@ -205,7 +205,7 @@ async def test_a_turn_waits_for_the_file_of_an_instance_that_drains(
     storage: Storage, *, is_over: bool
 ) -> None:
     held = (await answered(storage, FIRST)).upstream
-    storage.router.admit(replace(held, name="chat.1", api_key="another"))
+    storage.router.admit(replace(held, name="chat.1", api_key="another"), (), storage)
     storage.router.withdraw("chat.0")
     await answered(storage, OTHER)
     if is_over:

@@ -16,7 +16,6 @@ from support.proxy_harness import until
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.upstream.engine_state import SlotState
-from supervisor.backend.slot_storage import SlotFileStorageAdapter
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineUnreachable, ErrorResponse
 from supervisor.slot_store.save_limits import SaveLimits
@@ -30,8 +29,7 @@ class Storage:
 
     def __init__(self, harness: FleetHarness) -> None:
         self.harness = harness
-        self.adapter = SlotFileStorageAdapter()
-        self.adapter.connect(harness.fleet)
+        self.adapter = harness.fleet.slot_storage
         self.spool = harness.store.spool_path("chat.0")
 
     @property
