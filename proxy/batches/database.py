@@ -19,7 +19,7 @@ import errno
 import os
 import shutil
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -134,27 +134,27 @@ def run_in_transaction(
     return result
 
 
-def open_connection(path: Path, max_bytes: int) -> sqlite3.Connection:
-    """Open or create the database; raises sqlite3.Error, OSError or StorageFailed."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def open_connection(
+    path: Path, pragmas: Iterable[str], prepare: Callable[[sqlite3.Connection], None]
+) -> sqlite3.Connection:
+    """Open or create a database of mode 0600 with an exclusive lock and a write-ahead log.
+
+    Raises sqlite3.Error, OSError, or an error of `prepare`, which runs in a transaction.
+    """
     # SQLite gives its log the mode of the database.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
+    is_new = not os.fstat(descriptor).st_size
     os.close(descriptor)
     connection = sqlite3.connect(
         path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
     try:
         connection.row_factory = sqlite3.Row
-        for pragma in (
-            "locking_mode = EXCLUSIVE",  # before the first access: no shared memory
-            f"page_size = {_PAGE_BYTES}",
-            "auto_vacuum = FULL",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            f"journal_size_limit = {_LOG_MAX_BYTES}",
-            f"max_page_count = {max_bytes // _PAGE_BYTES}",
-        ):
+        # The lock before the first access: no shared memory. An existing file stays as it is,
+        # which a full disk permits.
+        shape = (f"page_size = {_PAGE_BYTES}", "auto_vacuum = FULL") if is_new else ()
+        for pragma in ("locking_mode = EXCLUSIVE", *shape, "journal_mode = WAL", *pragmas):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         run_in_transaction(connection, prepare)
     except BaseException:
@@ -290,7 +290,7 @@ class Database:
     def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         try:
             if self._connection is None:
-                self._connection = open_connection(self.path, self._max_bytes)
+                self._connection = self._open()
             connection = self._connection
             return run_in_transaction(connection, work)
         except sqlite3.Error as error:
@@ -303,6 +303,15 @@ class Database:
             raise failure from error
         except OSError as error:
             raise system_failure(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pragmas = (
+            "synchronous = FULL",
+            f"journal_size_limit = {_LOG_MAX_BYTES}",
+            f"max_page_count = {self._max_bytes // _PAGE_BYTES}",
+        )
+        return open_connection(self.path, pragmas, prepare)
 
     def _close(self) -> None:
         if self._connection is not None:

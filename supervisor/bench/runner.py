@@ -31,6 +31,7 @@ from supervisor.bench.workload import (
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.errors import CorralError, EngineFailed, StartFailed
 from supervisor.output import ProgressMeter, duration
+from supervisor.records.requests import RecordedRequest
 from supervisor.system import energy
 from supervisor.system.energy import EnergyReading
 from supervisor.system.paths import Directories
@@ -224,6 +225,7 @@ class Bench:
     seed: int
     directories: Directories
     meter: ProgressMeter
+    recorded: Sequence[RecordedRequest] = ()
     read_energy: Callable[[], EnergyReading] = energy.read
     variants: dict[str, Variant] = field(init=False)
     notes: dict[str, None] = field(default_factory=dict)  # each once
@@ -304,8 +306,8 @@ class Bench:
             instance.client,
             sizes,
             self.model,
-            self.directories,
             names_slots=spec.plan.has_own_slots,
+            recorded=self.recorded,
         )
         pids = (instance.pid, os.getpid())
         load_before, energy_before, tokens = read_this_processor(pids), self.read_energy(), 0

@@ -49,8 +49,7 @@ from supervisor.builds.help import nearest
 from supervisor.engine.client import EngineClient, ErrorResponse, get_slots, refresh_slot
 from supervisor.errors import SettingsInvalid
 from supervisor.plan.plan import Plan
-from supervisor.records.request_sizes import RecordFiles
-from supervisor.system.paths import Directories
+from supervisor.records.requests import RecordedRequest
 
 
 async def last_used_slot(client: EngineClient) -> int | None:
@@ -318,9 +317,9 @@ _REQUESTS_MIN: Final = 8
 _SHARES: Final = 6
 
 
-def reason_unavailable(model: str, directories: Directories) -> str | None:
+def reason_unavailable(model: str, recorded: Sequence[RecordedRequest]) -> str | None:
     """Return why nothing can be replayed for a model, as a clause, or None."""
-    count = len(RecordFiles(directories.request_record).requests(model))
+    count = len(recorded)
     if count >= _REQUESTS_MIN:
         return None
     noun = "request is" if count == 1 else "requests are"
@@ -331,9 +330,8 @@ def reason_unavailable(model: str, directories: Directories) -> str | None:
 
 
 async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
-    recorded = RecordFiles(engine.directories.request_record).requests(engine.model)
     requests = plan_replay(
-        recorded,
+        engine.recorded,
         context=engine.sizes.context,
         prompts=_SHARES * engine.sizes.long_prompt,
         answers=_SHARES * engine.sizes.generation,
@@ -429,14 +427,14 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
 
 
 def choose(
-    names: Sequence[str], model: str, plan: Plan, directories: Directories
+    names: Sequence[str], model: str, plan: Plan, recorded: Sequence[RecordedRequest]
 ) -> tuple[Workload, ...]:
     """Return the named workloads, or all that suit the model; raises SettingsInvalid."""
     wanted = tuple(map(_workload, dict.fromkeys(names))) or tuple(WORKLOADS.values())
     reasons = {
         workload.name: reason
         for workload in wanted
-        if (reason := _reason_unsuited(workload, model, plan, directories))
+        if (reason := _reason_unsuited(workload, model, plan, recorded))
     }
     if names and reasons:
         name, reason = next(iter(reasons.items()))
@@ -458,7 +456,7 @@ def _workload(name: str) -> Workload:
 
 
 def _reason_unsuited(
-    workload: Workload, model: str, plan: Plan, directories: Directories
+    workload: Workload, model: str, plan: Plan, recorded: Sequence[RecordedRequest]
 ) -> str | None:
     embedding = plan.embedding
     if workload.for_embedding and embedding is None:
@@ -467,4 +465,4 @@ def _reason_unsuited(
         return f"{model} ranks texts"
     if not workload.for_embedding and embedding and embedding.is_only:
         return f"{model} generates no text"
-    return workload.unavailable(model, directories)
+    return workload.unavailable(model, recorded)

@@ -7,7 +7,7 @@ limit. So as many requests are in flight as there were, whatever the speed of th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from random import Random
@@ -15,8 +15,7 @@ from typing import Final
 
 from supervisor.bench.figures import Figure
 from supervisor.engine.client import EngineClient
-from supervisor.records.request_sizes import RecordedRequest
-from supervisor.system.paths import Directories
+from supervisor.records.requests import RecordedRequest
 
 # A workload takes some seconds on any machine: long enough to be exact, short enough to repeat. The
 # bounds keep figures of different machines comparable.
@@ -109,13 +108,14 @@ class MeasuredEngine:
         model: Its name in the settings.
         names_slots: Whether a turn names the slot of the turn before, as the proxy does for an
             engine that does not match prompts to slots.
+        recorded: Requests of clients, in the order in which they ended.
     """
 
     client: Callable[[], EngineClient]
     sizes: Sizes
     model: str
-    directories: Directories
     names_slots: bool = False
+    recorded: Sequence[RecordedRequest] = ()
 
 
 # The known values of one run, by figure name, and the number of computed tokens.
@@ -130,7 +130,8 @@ class Workload:
         figures: All that it may return.
         run: Sends the requests; equal generators make equal requests.
         for_embedding: Whether it needs a model for embeddings instead of one that generates.
-        unavailable: Returns why it cannot run for a model, as a clause, or None.
+        unavailable: Returns why it cannot run for a model with its recorded requests, as a clause,
+            or None.
     """
 
     name: str
@@ -138,7 +139,7 @@ class Workload:
     figures: tuple[Figure, ...]
     run: Callable[[MeasuredEngine, Random], Awaitable[Outcome]]
     for_embedding: bool = False
-    unavailable: Callable[[str, Directories], str | None] = lambda _model, _directories: None
+    unavailable: Callable[[str, Sequence[RecordedRequest]], str | None] = lambda _, __: None
 
 
 _PAUSE_MAX_S: Final = 0.25
@@ -192,7 +193,7 @@ def plan_replay(
             if (is_over and chosen) or len(chosen) >= _REQUESTS_MAX:
                 break
             prompts, answers = prompts - (prompt - shared), answers - answer
-            ended_s = began_s + request.duration_s
+            ended_s = began_s + request.ended_at - request.began_at
             before = ReplayedRequest(number, prompt, shared, answer, began_s, ended_s)
             chosen.append(before)
         if before is None:
@@ -205,15 +206,16 @@ def _latest_first(
 ) -> list[list[tuple[float, RecordedRequest]]]:
     """Group requests with their starts by conversation, the latest conversation first.
 
-    Pauses are added up; requests after a restart of the daemon follow all before it.
+    The requests of each run of the daemon follow all of the runs before it.
     """
     groups: dict[object, list[tuple[float, RecordedRequest]]] = {}
-    began_s = last_end_s = 0.0
+    run, zero_at, last_end_s = None, 0.0, 0.0
     for request in recorded:
-        began_s = last_end_s if request.after_any_s is None else began_s + request.after_any_s
-        last_end_s = max(last_end_s, began_s + request.duration_s)
-        key = object() if request.conversation is None else request.conversation
-        groups[key] = [*groups.pop(key, []), (began_s, request)]
+        if request.run != run:
+            run, zero_at = request.run, request.began_at - last_end_s
+        last_end_s = max(last_end_s, request.ended_at - zero_at)
+        key = object() if request.conversation is None else (run, request.conversation)
+        groups[key] = [*groups.pop(key, []), (request.began_at - zero_at, request)]
     return [sorted(group, key=itemgetter(0)) for group in reversed(groups.values())]
 
 

@@ -24,6 +24,7 @@ from supervisor.bench.html_report import shell, write_report
 from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.runner import Bench, RoundLimits
 from supervisor.bench.variants import LoadedModel, MachineFacts
+from supervisor.cli.requests import ask_records
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import ModelStatus
@@ -32,6 +33,7 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, ProgressMeter
 from supervisor.plan.fit import capacity
 from supervisor.plan.plan import Plan
+from supervisor.records.requests import RecordedRequest
 from supervisor.settings.schema import Settings
 from supervisor.system import machine
 from supervisor.system.machine import cpu_name
@@ -152,7 +154,8 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
     targets = choose([word], config, where)
     settings, (model,) = targets.loaded.settings, targets.names
     specs = variants.choose(settings, where, model, options.profiles)
-    workloads = standard_workloads.choose(options.workloads, model, specs[0].plan, where)
+    recorded = [RecordedRequest(*row) for row in ask_records("sizes", model, ())]
+    workloads = standard_workloads.choose(options.workloads, model, specs[0].plan, recorded)
     path = options.report
     if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
         raise AccessDenied(
@@ -172,6 +175,7 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
         seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
         directories=where,
         meter=ProgressMeter(),
+        recorded=recorded,
     )
     result = _measure(job, facts)
     report, is_report_missing = "", False

@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from proxy.observe.explanation import Explanation, Finding, explain
 from proxy.observe.past import HistoryQuery, StoredRequest
-from supervisor.cli.requests import read_past_requests, read_running_requests, request_lines
+from supervisor.cli.requests import (
+    ask_records,
+    read_past_requests,
+    read_running_requests,
+    request_lines,
+)
 from supervisor.daemon.control_client import Client
 from supervisor.engine.log_file import follow, tail
-from supervisor.errors import AccessDenied, NoSuchModel, NoSuchRequest, SettingsInvalid
+from supervisor.errors import NoSuchModel, NoSuchRequest, SettingsInvalid
 from supervisor.events import describe
 from supervisor.output import CommandResult, duration, table, to_json, write
-from supervisor.records.request_sizes import RecordFiles
-from supervisor.records.usage import Group, Query, Usage, first_day, groups, members
-from supervisor.records.usage_files import read_all
+from supervisor.records.store import RecordStore
+from supervisor.records.usage import FIGURES, Query, first_day
 from supervisor.system.paths import Directories, directories, name_of_file
 
 
@@ -129,42 +134,36 @@ def usage(query: Query, *, as_csv: bool) -> CommandResult:
         raise SettingsInvalid(
             f"--since: {error}", hint="write 2026-11-22, 2026-11 or 7d"
         ) from error
-    root = directories().usage
-    try:
-        found = groups(read_all(root), query)
-    except OSError as error:
-        raise AccessDenied(f"cannot read {error.filename or root}: {error.strerror}") from error
-    data = [members(query.names, group) for group in found]
+    found = ask_records("usage", query, [])
     if as_csv:
-        return CommandResult(data, _csv(query.names, data))
-    return CommandResult(data, _text(query.names, found) if found else "no usage is recorded")
+        return CommandResult(found, _csv(query.names, found))
+    return CommandResult(found, _text(query.names, found) if found else "no usage is recorded")
 
 
-def _text(names: Sequence[str], found: Sequence[Group]) -> str:
-    rows = [(*group.names, *_figures(group.usage)) for group in found]
+def _text(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> str:
+    rows = [(*(group[name] for name in names), *_figures(group)) for group in found]
     if len(found) > 1:
-        total = sum((group.usage for group in found), Usage())
+        total = {name: sum(group[name] for group in found) for name in FIGURES}
         rows.append(("total", *[""] * (len(names) - 1), *_figures(total)))
     return table((*(name.upper() for name in names), *_HEAD), rows)
 
 
-def _figures(usage: Usage) -> tuple[str, ...]:
-    prompt = usage.prompt_tokens + usage.cached_tokens
+def _figures(group: Mapping[str, Any]) -> tuple[str, ...]:
+    prompt = group["prompt_tokens"] + group["cached_tokens"]
     return (
-        str(usage.requests),
-        str(usage.prompt_tokens),
-        str(usage.cached_tokens),
-        f"{usage.cached_tokens / prompt:.0%}" if prompt else "-",
-        str(usage.generated_tokens),
-        duration(usage.slot_s),
-        duration(usage.cpu_s),
+        str(group["requests"]),
+        str(group["prompt_tokens"]),
+        str(group["cached_tokens"]),
+        f"{group['cached_tokens'] / prompt:.0%}" if prompt else "-",
+        str(group["generated_tokens"]),
+        duration(group["slot_seconds"]),
+        duration(group["cpu_seconds"]),
     )
 
 
-def _csv(names: Sequence[str], data: Sequence[dict[str, object]]) -> str:
+def _csv(names: Sequence[str], data: Sequence[Mapping[str, object]]) -> str:
     text = io.StringIO()
-    fields = [*names, *(name for name in members((), Group((), Usage())))]
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer = csv.DictWriter(text, [*names, *FIGURES], lineterminator="\n")
     writer.writeheader()
     writer.writerows(data)
     return text.getvalue().rstrip("\n")
@@ -172,17 +171,16 @@ def _csv(names: Sequence[str], data: Sequence[dict[str, object]]) -> str:
 
 def show_recorded() -> CommandResult:
     """Show the number of recorded requests of each model; works without a daemon."""
-    root = directories().request_record
-    counts = RecordFiles(root).counts()
+    path = str(RecordStore(directories().data).path)
+    counts = ask_records("size_counts", None, {})
     rows = [(model, str(count)) for model, count in counts.items()]
-    text = f"{table(('MODEL', 'REQUESTS'), rows)}\n\n{root}" if rows else "no recorded requests"
-    data = {"path": str(root), "models": counts}
-    return CommandResult(data, text)
+    text = f"{table(('MODEL', 'REQUESTS'), rows)}\n\n{path}" if rows else "no recorded requests"
+    return CommandResult({"path": path, "models": counts}, text)
 
 
 def forget_recorded(model: str | None, *, everything: bool) -> CommandResult:
     """Delete the records of a model, or of all models; works without a daemon."""
     if (model is None) is not everything:
         raise SettingsInvalid("name a model, or give --all", hint="corral record show lists them")
-    counts = RecordFiles(directories().request_record).forget(model)
+    counts = ask_records("forget_sizes", model, {})
     return CommandResult(counts, f"deleted: figures of {sum(counts.values())} requests")

@@ -7,10 +7,11 @@ without a daemon, this process reads the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.daemon.control_client import Client
@@ -18,9 +19,6 @@ from supervisor.daemon.control_messages import RequestStatus, phase_text
 from supervisor.errors import HistoryUnavailable, NoSuchRequest, NotRunning, SettingsInvalid
 from supervisor.output import CommandResult, duration, table, warn
 from supervisor.system.paths import directories
-
-if TYPE_CHECKING:
-    from supervisor.records.history import HistoryDatabase
 
 _ENDED_HEAD: Final = (
     "ID",
@@ -244,8 +242,6 @@ _LIMIT: Final = 20
 _AGE: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-Result = TypeVar("Result")
-
 
 def list_past(query: HistoryQuery, since: str | None = None) -> CommandResult:
     """List ended requests, the latest last; works without a daemon."""
@@ -279,10 +275,7 @@ def forget(model: str | None, *, everything: bool) -> CommandResult:
     """Delete the stored requests of a model, or of all models; works without a daemon."""
     if (model is None) is not everything:
         raise SettingsInvalid("name a model with --model, or give --all")
-    try:
-        count = Client(directories().control_socket).forget_requests(model)
-    except NotRunning:
-        count = _read(lambda database: database.forget(model), 0)
+    count = ask_records("forget_requests", model, 0)
     return CommandResult({"count": count}, f"deleted: figures of {count} requests")
 
 
@@ -308,30 +301,26 @@ def read_running_requests() -> Sequence[StoredRequest]:
 
 def read_past_requests(query: HistoryQuery) -> Sequence[StoredRequest]:
     """Return ended requests, the latest first; works without a daemon."""
-    try:
-        return Client(directories().control_socket).past_requests(query)
-    except NotRunning:
-        from supervisor.records import history
-
-        return _read(
-            lambda database: database.run(lambda connection: history.select(connection, query)), ()
-        )
+    found: Sequence[StoredRequest] = ask_records("requests", query, ())
+    return found
 
 
-def _read(work: Callable[[HistoryDatabase], Result], nothing: Result) -> Result:
-    """Read the file without a daemon; returns `nothing` if there is no file."""
-    from supervisor.records.history import HistoryDatabase, HistoryFailedError
+def ask_records(question: str, asked: object, nothing: object) -> Any:
+    """Ask the daemon, or read the file without one; returns `nothing` if there is no file."""
+    where = directories()
+    with suppress(NotRunning):
+        return Client(where.control_socket).records(question, asked)
+    from supervisor.records.store import RecordsFailedError, RecordStore
 
-    path = directories().history
-    if not path.exists():
+    store = RecordStore(where.data)
+    if not store.exists:
         return nothing
-    database = HistoryDatabase(path)
     try:
-        return work(database)
-    except HistoryFailedError as error:
-        raise HistoryUnavailable(f"the history cannot be read: {error}") from error
+        return store.answer(question, asked)
+    except RecordsFailedError as error:
+        raise HistoryUnavailable(f"the records cannot be read: {error}") from error
     finally:
-        database.close()
-        if database.replacement:
-            path, reason = database.replacement
-            warn(f"the history could not be read, so a new one was started: {reason} ({path})")
+        store.close()
+        for name, problem in store.problems:
+            kept = f" ({problem['kept']})" if "kept" in problem else ""
+            warn(f"{name}: {problem['reason']}{kept}")

@@ -11,12 +11,11 @@ import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote
 
-from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.daemon.control_messages import (
     BalanceStatus,
     CachesStatus,
@@ -78,15 +77,12 @@ class Client:
         with _response(self._socket, "POST", "/v1/capture/stop", {}) as response:
             response.read()
 
-    def past_requests(self, query: HistoryQuery) -> list[StoredRequest]:
-        """Return requests that have ended, the latest first; raises HistoryUnavailable."""
-        with _response(self._socket, "POST", "/v1/history", asdict(query)) as response:
-            return cast("list[StoredRequest]", json.load(response)["requests"])
-
-    def forget_requests(self, model: str | None) -> int:
-        """Delete the stored requests of a model, or of all models; return their number."""
-        with _response(self._socket, "POST", "/v1/history/forget", {"model": model}) as response:
-            return cast("int", json.load(response)["count"])
+    def records(self, question: str, asked: Any) -> Any:
+        """Answer one of `records.store.QUESTIONS`; raises HistoryUnavailable."""
+        body = asdict(asked) if is_dataclass(asked) and not isinstance(asked, type) else asked
+        path = f"/v1/records/{question}"
+        with _response(self._socket, "POST", path, {"asked": body}) as response:
+            return json.load(response)
 
     def canaries(self) -> CanariesStatus:
         with _response(self._socket, "GET", "/v1/canaries") as response:

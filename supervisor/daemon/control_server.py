@@ -7,8 +7,7 @@
     GET  /v1/slots      a CachesStatus: the places of the prompts of each model
     GET  /v1/requests   {"requests": [...]}, the requests in flight, oldest first
     POST /v1/requests/ID/cancel   end a request with an error
-    POST /v1/history    a HistoryQuery; {"requests": [...]}, ended requests, the latest first
-    POST /v1/history/forget   {"model": name or null}; {"count": n}
+    POST /v1/records/QUESTION     {"asked": …}, a question to records.store.QUESTIONS; the answer
     POST /v1/dashboard/link       {"url": …}, a link that signs in one browser
     GET  /v1/events     events, until the client disconnects
     POST /v1/start      {"models": [names]}; until each is ready or has failed
@@ -47,7 +46,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from proxy.observe.past import HistoryQuery
 from supervisor.daemon.control_messages import (
     ForgetRequest,
     StreamMessage,
@@ -76,6 +74,7 @@ from supervisor.experiments.capture_lines import (
     CaptureLimits,
 )
 from supervisor.fleet.reload import ReloadResult
+from supervisor.records.store import QUESTIONS
 
 
 class _CaptureBody(BaseModel):
@@ -115,15 +114,14 @@ def forget_request(body: bytes) -> ForgetRequest:
     return {"model": model, "conversation": conversation, "request": request}
 
 
-_QUERY: TypeAdapter[HistoryQuery] = TypeAdapter(HistoryQuery)
-
-
-def history_query(body: bytes) -> HistoryQuery:
-    """Parse a body; raises SettingsInvalid."""
+def records_question(question: str, body: bytes) -> object:
+    """Parse what is asked of the records; raises SettingsInvalid."""
     try:
-        return _QUERY.validate_json(body)
-    except ValidationError as error:
-        raise SettingsInvalid("the body must be a query for requests") from error
+        kind, asked = QUESTIONS[question][0], orjson.loads(body)["asked"]
+        found: object = TypeAdapter(kind).validate_python(asked)
+    except (ValueError, TypeError, KeyError) as error:
+        raise SettingsInvalid("the body must be a question about records") from error
+    return found
 
 
 _WAITING_EVERY_S: Final = 5.0
@@ -131,7 +129,6 @@ _BODY_MAX_BYTES: Final = 2 * prompts.SIZE_MAX_BYTES
 
 Value = TypeVar("Value")
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
-_NAME_OR_NONE: TypeAdapter[str | None] = TypeAdapter(str | None)
 _TABLES: TypeAdapter[dict[str, object]] = TypeAdapter(dict[str, object])
 _BOOL: TypeAdapter[bool] = TypeAdapter(bool)
 
@@ -147,8 +144,7 @@ async def serve(service: DaemonService, events: EventStream, path: Path) -> Asyn
             web.get("/v1/slots", api.caches),
             web.get("/v1/requests", api.requests),
             web.post("/v1/requests/{id}/cancel", api.cancel_request),
-            web.post("/v1/history", api.past_requests),
-            web.post("/v1/history/forget", api.forget_requests),
+            web.post("/v1/records/{question}", api.records),
             web.post("/v1/dashboard/link", api.dashboard_link),
             web.get("/v1/canaries", api.canaries),
             web.get("/v1/balance", api.balances),
@@ -243,13 +239,10 @@ class _Api:
             {"requests": [request_status(request) for request in self._service.requests()]}
         )
 
-    async def past_requests(self, request: web.Request) -> web.StreamResponse:
-        query = history_query(await request.read())
-        return _json({"requests": await self._service.past_requests(query)})
-
-    async def forget_requests(self, request: web.Request) -> web.StreamResponse:
-        model = await _member(request, "model", _NAME_OR_NONE, '{"model": name or null}')
-        return _json({"count": await self._service.forget_requests(model)})
+    async def records(self, request: web.Request) -> web.StreamResponse:
+        question = request.match_info["question"]
+        asked = records_question(question, await request.read())
+        return _json(await self._service.records(question, asked))
 
     async def cancel_request(self, request: web.Request) -> web.StreamResponse:
         self._service.cancel_request(request.match_info["id"])

@@ -81,6 +81,7 @@ class Daemon:
                 self._events.emit("daemon.open", keyless=" ".join(addresses), hint=ADD_KEY)
             kill_orphans(self._directories.runtime, self._events.emit)
             clean_up(self.parts.fleet.planner.launches.slot_persistence, self._events.emit)
+            await self.parts.restore_token_limits()
             async with self._listen(), control, self._run_parts():
                 if models:
                     self.parts.admission.command("start", models)
@@ -106,8 +107,7 @@ class Daemon:
             reload = group.create_task(parts.triggers.serve())
             admission = group.create_task(persist("admission", parts.admission.serve))
             adaptive = group.create_task(persist("adaptive", parts.adaptive.serve))
-            recorder = group.create_task(persist("request record", parts.recorder.serve))
-            history = group.create_task(persist("history", parts.history.serve))
+            records = group.create_task(persist("records", parts.records.serve))
             usage = group.create_task(persist("usage", parts.usage.serve))
             trials = group.create_task(persist("trials", parts.trials.serve))
             canaries = group.create_task(persist("canaries", parts.canaries.serve))
@@ -126,7 +126,7 @@ class Daemon:
             await parts.usage.settle()
             admission.cancel()
             await self._stop()
-            for task in (*serving, hooks, recorder, history, usage, trials, workers, notifier):
+            for task in (*serving, hooks, records, usage, trials, workers, notifier):
                 task.cancel()
 
     @asynccontextmanager

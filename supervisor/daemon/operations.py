@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from proxy.endpoints.requests import RequestStats
 from proxy.errors import NotFound
-from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.observe.past import HistoryQuery
 from proxy.request.models import PrefillResult
 from supervisor import __version__
 from supervisor.daemon.cache_status import caches_status
@@ -116,7 +116,7 @@ class DaemonService:
     async def _conversation_number(self, request_id: str) -> int | None:
         """Return the conversation number of a request that this daemon answered."""
         with suppress(HistoryUnavailable):
-            for request in await self._parts.history.requests(
+            for request in await self._parts.records.requests(
                 HistoryQuery(1, request_id=request_id)
             ):
                 return self._parts.conversations.number_of(request)
@@ -194,11 +194,8 @@ class DaemonService:
     def stop_capture(self) -> None:
         self._parts.captures.stop()
 
-    async def past_requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
-        return await self._parts.history.requests(query)
-
-    async def forget_requests(self, model: str | None) -> int:
-        return await self._parts.history.forget(model)
+    async def records(self, question: str, asked: object) -> object:
+        return await self._parts.records.answer(question, asked)
 
     def trials(self) -> list[TrialStatus]:
         canaries = {canary.request.model for canary in self._parts.canaries.running}

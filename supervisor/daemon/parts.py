@@ -34,11 +34,8 @@ from supervisor.backend.proxy_settings import (
     tls_context,
 )
 from supervisor.backend.request_records import (
-    RequestHistoryAdapter,
-    UsageEngines,
-    UsageReaderAdapter,
+    RecordsAdapter,
     shard_metrics,
-    usage_metrics,
 )
 from supervisor.backend.slot_storage import (
     ConversationForgetter,
@@ -46,10 +43,12 @@ from supervisor.backend.slot_storage import (
     PromptWarmerAdapter,
     slot_file_metrics,
 )
+from supervisor.backend.usage import UsageEngines, UsageRecorder, usage_metrics
 from supervisor.builds.discover import Engine
 from supervisor.daemon.desktop import DesktopKey
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.orphans import is_in_use
+from supervisor.errors import HistoryUnavailable
 from supervisor.events import EventStream
 from supervisor.experiments.canary import CanaryHistory, CanaryRecord, CanaryTrials
 from supervisor.experiments.canary_runner import Canaries, CanaryParts
@@ -63,11 +62,9 @@ from supervisor.fleet.replace import Replacer
 from supervisor.fleet.stats import StatsReader
 from supervisor.loading.controller import AdmissionController
 from supervisor.loading.memory_usage import MemoryUsage
-from supervisor.records.history import History, HistoryDatabase
-from supervisor.records.request_sizes import RecordFiles, RequestRecorder
-from supervisor.records.usage import tokens_by_key
-from supervisor.records.usage_files import Journal, read_all
-from supervisor.records.usage_recorder import UsageRecorder
+from supervisor.records.store import RecordStore
+from supervisor.records.usage import Query
+from supervisor.records.writer import Records
 from supervisor.rpc.address import KnownWorkers, free_port
 from supervisor.rpc.pool import WorkerPool
 from supervisor.rpc.shards import LayerShares
@@ -122,14 +119,12 @@ class DaemonParts:
         )
         self._apply_workers(loaded)
         events.add_sink(self._prefix_files.observe)
-        self._make_records()
+        self.records = self._make_records()
         self._make_trials()
         events.add_sink(self.notifier.observe)
         self.nodes = self._make_nodes()
         self.usage = self._make_usage()
         self.app = self._make_app()
-        if self.settings.proxy.api_keys_file:
-            self._restore_token_limits()
         self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
         self.server = Server(self.app, environment.sockets)
         self.keyless = () if self.desktop_key else keyless_addresses(self.settings.proxy)
@@ -192,18 +187,18 @@ class DaemonParts:
             replacer=replacer,
         )
 
-    def _make_records(self) -> None:
-        """Make the recorders of requests: their sizes for estimates, and the history."""
-        directories, events = self.directories, self.events
+    def _make_records(self) -> Records:
+        def history_limits() -> tuple[int, float] | None:
+            found = self.settings.history
+            return (found.max_bytes, found.max_age_days) if found.enabled else None
 
         def is_recorded(model: str) -> bool:
             return self.settings.supervisor.record_requests and model in self.settings.models
 
-        files = RecordFiles(directories.request_record)
-        self.recorder = RequestRecorder(files, events, is_recorded)
-        database = HistoryDatabase(directories.history)
-        self.history = History(database, events.emit, lambda: self.settings.history)
-        events.add_sink(self.history.observe)
+        store = RecordStore(self.directories.data)
+        records = Records(store, self.events.emit, history_limits, is_recorded)
+        self.events.add_sink(records.observe)
+        return records
 
     def _make_trials(self) -> None:
         """Make the trials of profiles and the canaries of engines."""
@@ -225,9 +220,8 @@ class DaemonParts:
 
     def _make_usage(self) -> UsageRecorder:
         usage = UsageRecorder(
-            Journal(self.directories.usage),
+            self.records,
             UsageEngines(self.fleet),
-            self.events.emit,
             is_on=lambda: self.settings.supervisor.record_usage,
             has_keys=bool(self.desktop_key or self.settings.proxy.api_keys_file),
         )
@@ -237,14 +231,18 @@ class DaemonParts:
         self.metrics.add(lambda: usage_metrics(usage.since_start))
         return usage
 
-    def _restore_token_limits(self) -> None:
-        """Charge today's recorded usage to the token limits of API keys."""
-        limits = self.app.core.admission.tokens
+    async def restore_token_limits(self) -> None:
+        """Give the token limits of API keys today's recorded usage."""
+        if not self.settings.proxy.api_keys_file:
+            return
         day = f"{datetime.now().astimezone():%Y-%m-%d}"
         try:
-            limits.restore(day, tokens_by_key(read_all(self.directories.usage), day))
-        except OSError as error:
-            self.events.emit("usage.record_failed", reason=str(error))
+            found = await self.records.usage(Query("key", since=day))
+        except HistoryUnavailable as error:
+            self.events.emit("usage.record_failed", reason=error.message)
+        else:
+            tokens = {row["key"]: row["total_tokens"] for row in found}
+            self.app.core.admission.tokens.restore(day, tokens)
 
     def _make_nodes(self) -> Nodes:
         model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)
@@ -279,9 +277,9 @@ class DaemonParts:
             dashboard=DashboardHostAdapter(
                 self.fleet, self.admission, self.nodes, self.events, self.directories, address
             ),
-            history=RequestHistoryAdapter(self.history),
+            history=RecordsAdapter(self.records),
             load_forecaster=LoadForecasterAdapter(self.fleet, self.admission),
-            usage=UsageReaderAdapter(self.directories.usage),
+            usage=RecordsAdapter(self.records),
             conversations=self.conversations,
         )
         return App(self.router, settings.proxy, self.metrics, backend)

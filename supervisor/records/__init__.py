@@ -1,5 +1,5 @@
-"""Keeps figures of served requests on disk, never their texts.
+"""Keeps figures of served requests in one SQLite file, never their texts.
 
-`history` keeps ended requests in SQLite; `usage`, `usage_files` and `usage_recorder` keep sums per
-API key and model; `request_sizes` keeps sizes and pauses for `corral bench --workload yours`.
+`store` is the file, `requests` and `usage` are its tables, and `older` takes over the files of
+older versions. In the daemon, `writer` writes batches, and `accounting` counts what keys use.
 """

@@ -1,10 +1,11 @@
-"""Usage of engines by key and model, and its sums by key, model, day or month. Pure."""
+"""Usage of engines by day, key and model, as rows, and its sums."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from datetime import date, timedelta
 from typing import Any, Final, Literal
 
@@ -13,7 +14,8 @@ NO_KEY: Final = "(no key)"
 OWN_WORK: Final = "(warming, checks)"
 OTHERS: Final = "(others)"
 
-_NUMBERS: Final = (int, float)
+# A local date, as 2026-11-22; the name of a key; the name of a model.
+Account = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,83 +37,68 @@ class Usage:
     cpu_s: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.requests + other.requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.generated_tokens + other.generated_tokens,
-            self.slot_s + other.slot_s,
-            self.cpu_s + other.cpu_s,
-        )
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.cached_tokens + self.generated_tokens
+        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Account:
-    """The owner of usage; `day` is a local date, as 2026-11-22."""
-
-    day: str
-    key: str
-    model: str
-
-
-Totals = Mapping[Account, Usage]
-
-
-def add(totals: dict[Account, Usage], account: Account, usage: Usage, rows_max: int) -> None:
-    """Add to an account; above `rows_max` accounts, add to the account of others."""
-    if account not in totals and len(totals) >= rows_max:
-        account = Account(account.day, OTHERS, OTHERS)
-    totals[account] = totals.get(account, _NONE) + usage
-
-
-def row(account: Account, usage: Usage) -> list[str | int | float]:
-    return [
-        account.day,
-        account.key,
-        account.model,
-        usage.requests,
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.generated_tokens,
-        round(usage.slot_s, 3),
-        round(usage.cpu_s, 3),
-    ]
+USAGE_TABLE: Final = """
+    CREATE TABLE IF NOT EXISTS usage (
+        day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
+        requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+        generated_tokens INTEGER NOT NULL, slot_s REAL NOT NULL, cpu_s REAL NOT NULL,
+        PRIMARY KEY (day, key, model)
+    ) WITHOUT ROWID
+"""
+_ADD: Final = """
+    INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, key, model) DO UPDATE SET
+        requests = requests + excluded.requests,
+        prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+        cached_tokens = cached_tokens + excluded.cached_tokens,
+        generated_tokens = generated_tokens + excluded.generated_tokens,
+        slot_s = slot_s + excluded.slot_s,
+        cpu_s = cpu_s + excluded.cpu_s
+"""
+# Some hundred keys and models each day.
+_MONTH_ROWS_MAX: Final = 50_000
+_MONTHS_MAX: Final = 60
 
 
-def from_row(values: Any) -> tuple[Account, Usage] | None:
-    """Read a row; None if it is incomplete or invalid."""
-    match values:
-        case [str(day), str(key), str(model), *figures] if _are_figures(figures):
-            return Account(day, key, model), Usage(*figures)
-    return None
+def hold(held: dict[Account, Usage], account: Account, usage: Usage, accounts_max: int) -> None:
+    """Add to an account; above `accounts_max` accounts, add to the account of others."""
+    if account not in held and len(held) >= accounts_max:
+        account = (account[0], OTHERS, OTHERS)
+    held[account] = held.get(account, Usage()) + usage
 
 
-def from_rows(rows: Iterable[Any]) -> Iterable[tuple[Account, Usage]]:
-    return filter(None, map(from_row, rows))
+def add_usage(connection: sqlite3.Connection, totals: Mapping[Account, Usage]) -> None:
+    """Add to accounts; in a month that has too many, add to the account of others."""
+    finding = "SELECT 1 FROM usage WHERE day = ? AND key = ? AND model = ?"
+    counting = "SELECT count(*) FROM usage WHERE day BETWEEN ?1 AND ?1 || '-99'"
+    counts: dict[str, int] = {}
+    for account, usage in totals.items():
+        day, key, model = account
+        month = day[:7]
+        if not connection.execute(finding, account).fetchone():
+            if month not in counts:
+                counts[month] = int(connection.execute(counting, (month,)).fetchone()[0])
+            counts[month] += 1
+            if counts[month] > _MONTH_ROWS_MAX:
+                key = model = OTHERS
+        connection.execute(_ADD, (day, key, model, *astuple(usage)))
 
 
-def _are_figures(figures: list[Any]) -> bool:
-    return len(figures) == _FIGURES and all(type(figure) in _NUMBERS for figure in figures)
-
-
-_NONE: Final = Usage()
-_FIGURES: Final = 6
+def prune_usage(connection: sqlite3.Connection) -> None:
+    """Delete all but the latest months."""
+    months = "SELECT DISTINCT substr(day, 1, 7) AS month FROM usage ORDER BY month DESC LIMIT ?"
+    connection.execute(
+        f"DELETE FROM usage WHERE day < (SELECT min(month) FROM ({months}))",  # noqa: S608 (ours)
+        (_MONTHS_MAX,),
+    )
 
 
 By = Literal["key", "model", "day", "month"]
 
 _DAYS: Final = re.compile(r"(\d{1,5})d")
 _MONTH: Final = re.compile(r"\d{4}-\d\d")
-_NAMES: Final[Mapping[str, Callable[[Account], str]]] = {
-    "key": lambda account: account.key,
-    "model": lambda account: account.model,
-    "day": lambda account: account.day,
-    "month": lambda account: account.day[:7],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +117,6 @@ class Query:
     def names(self) -> Sequence[str]:
         return (self.by,) if self.by else ("key", "model")
 
-    def takes(self, account: Account) -> bool:
-        is_late = self.since is None or account.day >= self.since
-        return is_late and self.key in {None, account.key} and self.model in {None, account.model}
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Usage of the accounts that have these names, in the order of `Query.names`."""
-
-    names: tuple[str, ...]
-    usage: Usage
-
 
 def first_day(text: str | None, today: date) -> str | None:
     """Return the first day of a date, a month, or days as in 7d; raises ValueError."""
@@ -155,31 +130,29 @@ def first_day(text: str | None, today: date) -> str | None:
         raise ValueError(f"{text!r} is no day") from error
 
 
-def tokens_by_key(totals: Totals, day: str) -> dict[str, int]:
-    found = groups(totals, Query("key", day))
-    return {group.names[0]: group.usage.total_tokens for group in found}
+_SUM: Final = """
+    SELECT {names}, sum(requests) AS requests, sum(prompt_tokens) AS prompt_tokens,
+        sum(cached_tokens) AS cached_tokens, sum(generated_tokens) AS generated_tokens,
+        sum(prompt_tokens + cached_tokens + generated_tokens) AS total_tokens,
+        round(sum(slot_s), 3) AS slot_seconds, round(sum(cpu_s), 3) AS cpu_seconds
+    FROM (SELECT *, substr(day, 1, 7) AS month FROM usage)
+    WHERE day >= coalesce(?1, '') AND key = coalesce(?2, key) AND model = coalesce(?3, model)
+    GROUP BY {names} ORDER BY {names}
+"""
+# The figures of a sum.
+FIGURES: Final = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    "total_tokens",
+    "slot_seconds",
+    "cpu_seconds",
+)
 
 
-def groups(totals: Totals, query: Query) -> list[Group]:
-    """Return the sums, ordered by name."""
-    sums: dict[tuple[str, ...], Usage] = {}
-    for account, usage in totals.items():
-        if query.takes(account):
-            names = tuple(_NAMES[name](account) for name in query.names)
-            sums[names] = sums.get(names, Usage()) + usage
-    return [Group(names, usage) for names, usage in sorted(sums.items())]
-
-
-def members(names: Sequence[str], group: Group) -> dict[str, Any]:
-    """Return a sum as JSON members."""
-    usage = group.usage
-    return {
-        **dict(zip(names, group.names, strict=True)),
-        "requests": usage.requests,
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "generated_tokens": usage.generated_tokens,
-        "total_tokens": usage.total_tokens,
-        "slot_seconds": round(usage.slot_s, 3),
-        "cpu_seconds": round(usage.cpu_s, 3),
-    }
+def sum_usage(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]]:
+    """Return the sums as JSON members, ordered by name."""
+    statement = _SUM.format(names=", ".join(query.names))
+    found = connection.execute(statement, (query.since, query.key, query.model))
+    return [dict(row) for row in found]

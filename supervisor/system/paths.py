@@ -108,18 +108,6 @@ class Directories:
         return self.data / "prompts"
 
     @property
-    def request_record(self) -> Path:
-        return self.data / "requests"
-
-    @property
-    def history(self) -> Path:
-        return self.data / "history" / "requests.db"
-
-    @property
-    def usage(self) -> Path:
-        return self.data / "usage"
-
-    @property
     def jobs(self) -> Path:
         return self.data / "jobs"
 

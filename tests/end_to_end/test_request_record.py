@@ -7,10 +7,14 @@ import os
 import secrets
 import signal
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from support.corral_cli import CorralCli, until
+
+from supervisor.records.requests import RecordedRequest
+from supervisor.records.store import RecordStore
 
 SETTINGS = """
 [supervisor]
@@ -43,10 +47,10 @@ def converse(url: str, word: str, turns: int) -> list[str]:
     return [message["content"] for message in messages if message["role"] == "assistant"]
 
 
-def recorded(corral: CorralCli) -> list[dict[str, Any]]:
-    path = corral.root / "data" / "requests" / "chat" / "requests.jsonl"
-    text = path.read_text("utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines() if line]
+def recorded(corral: CorralCli) -> list[RecordedRequest]:
+    """Return what the file has, without a daemon."""
+    with closing(RecordStore(corral.root / "data")) as store:
+        return list(store.answer("sizes", "chat"))
 
 
 def everything_below(root: Path) -> bytes:
@@ -58,15 +62,15 @@ def test_figures_are_recorded_and_no_text(corral: CorralCli, tiny_model: Path) -
     corral.ok("start")
     words = [secrets.token_hex(8) for _ in range(2)]
     answers = [answer for word in words for answer in converse(corral.url, word, 3)]
-    until(lambda: len(recorded(corral)) == 6)
+    until(lambda: corral.data("record", "show")["models"] == {"chat": 6})
     os.kill(corral.daemon_pid, signal.SIGKILL)
     found = recorded(corral)
-    first, second = ([entry["prompt_tokens"] for entry in found[at : at + 3]] for at in (0, 3))
+    first, second = ([entry.prompt_tokens for entry in found[at : at + 3]] for at in (0, 3))
     assert first == sorted(set(first))
     assert len(first) == len(second) == 3
-    assert len({entry["conversation"] for entry in found}) == 2
-    assert [entry["after_own_s"] is None for entry in found] == [True, False, False] * 2
-    assert {entry["generated_tokens"] for entry in found} == {8}
+    assert len({entry.conversation for entry in found}) == 2
+    assert all(entry.ended_at > entry.began_at for entry in found)
+    assert {entry.generated_tokens for entry in found} == {8}
     written = everything_below(corral.root).decode(errors="replace")
     assert not [word for word in (*words, *answers) if word in written]
     assert corral.data("record", "show")["models"] == {"chat": 6}
@@ -79,5 +83,5 @@ def test_nothing_is_recorded_where_that_is_off(corral: CorralCli, tiny_model: Pa
     corral.ok("start")
     converse(corral.url, "hello", 1)
     corral.ok("stop")
-    assert not (corral.root / "data" / "requests").exists()
+    assert corral.ok("record", "show") == "no recorded requests\n"
     assert corral("record", "forget").returncode == 78

@@ -73,8 +73,9 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     assert (found["prompt_tokens"], found["generated_tokens"]) == (computed, 8 + 2 * 8)
     assert found["cached_tokens"] == cached + second["cache_n"]
     assert found["slot_seconds"] > 0
-    files = [path for path in (corral.root / "data" / "usage").iterdir() if path.is_file()]
-    assert not [path for path in files if word in path.read_text("utf-8")]
+    files = [path for path in (corral.root / "data" / "history").iterdir() if path.is_file()]
+    assert files
+    assert not [path for path in files if word.encode() in path.read_bytes()]
     corral.ok("start")
     refused = ask(corral.url, cora, messages=said)["error"]
     assert "limited to 60 tokens a day" in refused["message"]
@@ -91,4 +92,4 @@ def test_nothing_is_recorded_where_that_is_off(corral: CorralCli, tiny_model: Pa
     corral.ok("start")
     ask(corral.url, "none", messages=[{"role": "user", "content": "hello"}])
     corral.ok("stop")
-    assert not (corral.root / "data" / "usage").exists()
+    assert corral.ok("usage") == "no usage is recorded\n"

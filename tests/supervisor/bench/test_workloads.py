@@ -34,8 +34,8 @@ SIZES = Sizes(
 )
 
 
-def measured(instance: PrivateInstance, where: Directories) -> MeasuredEngine:
-    return MeasuredEngine(instance.client, SIZES, "tiny", where)
+def measured(instance: PrivateInstance) -> MeasuredEngine:
+    return MeasuredEngine(instance.client, SIZES, "tiny")
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ async def generating(tiny_model: Path, runtime: Path) -> AsyncIterator[MeasuredE
     plan = LaunchPlanner(settings, where).plan("tiny")
     assert plan.has_own_slots
     async with private_instance(plan, where) as one:
-        yield replace(measured(one, where), names_slots=True)
+        yield replace(measured(one), names_slots=True)
 
 
 async def test_workloads_find_every_figure_that_they_list(generating: MeasuredEngine) -> None:
     for workload in WORKLOADS.values():
-        if workload.for_embedding or workload.unavailable("tiny", generating.directories):
+        if workload.for_embedding or workload.unavailable("tiny", []):
             continue
         values, tokens = await workload.run(generating, Random(1))
         assert set(values) == {figure.name for figure in workload.figures}, workload.name
@@ -64,7 +64,7 @@ async def test_an_embedding_model_embeds(tmp_path: Path, runtime: Path) -> None:
     plan = LaunchPlanner(settings, where).plan("tiny")
     workload = WORKLOADS["embedding"]
     async with private_instance(plan, where) as one:
-        values, _ = await workload.run(measured(one, where), Random(1))
+        values, _ = await workload.run(measured(one), Random(1))
     assert set(values) == {figure.name for figure in workload.figures}
 
 

@@ -11,24 +11,19 @@ from supervisor.bench.own_engine import private_instance
 from supervisor.bench.standard_workloads import YOURS
 from supervisor.bench.workload import Measured, MeasuredEngine, WorkloadFailed, choose_sizes
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.records.request_sizes import RecordedRequest, RecordFiles
+from supervisor.records.requests import RecordedRequest
 from supervisor.settings.schema import Settings
 from supervisor.system.paths import Directories
 
 SIZES = choose_sizes([Measured(500, 50, 512, 2, 4.0)])
 
 
-def turn(conversation: int, prompt: int, *, after_any_s: float | None = 1.0) -> RecordedRequest:
-    return RecordedRequest(
-        kind="chat",
-        conversation=conversation,
-        prompt_tokens=prompt,
-        cached_tokens=0,
-        generated_tokens=5,
-        after_any_s=after_any_s,
-        after_own_s=None,
-        duration_s=0.5,
-    )
+def turns(*given: tuple[int, int]) -> list[RecordedRequest]:
+    """Return a request a second, by conversations and prompts."""
+    return [
+        RecordedRequest(1, conversation, at, at + 0.5, prompt, 0, 5)
+        for at, (conversation, prompt) in enumerate(given)
+    ]
 
 
 @pytest.fixture
@@ -37,16 +32,12 @@ async def engine(tiny_model: Path, runtime: Path) -> AsyncIterator[MeasuredEngin
     flags = {"parallel": 2, "ctx-size": 1024}
     settings = Settings(models={"tiny": {"path": tiny_model, "flags": flags}})
     async with private_instance(LaunchPlanner(settings, where).plan("tiny"), where) as one:
-        yield MeasuredEngine(one.client, SIZES, "tiny", where)
-
-
-def record(engine: MeasuredEngine, requests: list[RecordedRequest]) -> None:
-    RecordFiles(engine.directories.request_record).append(engine.model, requests)
+        yield MeasuredEngine(one.client, SIZES, "tiny")
 
 
 async def test_sizes_are_exact_and_turns_go_on_in_the_cache(engine: MeasuredEngine) -> None:
-    record(engine, [turn(1, 40), turn(2, 30), turn(1, 60), turn(2, 50), turn(1, 80)])
-    values, tokens = await YOURS.run(engine, Random(1))
+    recorded = turns((1, 40), (2, 30), (1, 60), (2, 50), (1, 80))
+    values, tokens = await YOURS.run(replace(engine, recorded=recorded), Random(1))
     assert set(values) == {figure.name for figure in YOURS.figures}
     # The first prompts of both, then what was new: 60 - 40 - 5 and so on; the engine computes the
     # last token of a prompt again, and one that it had not stored of an answer.
@@ -60,19 +51,17 @@ async def test_more_conversations_than_slots_are_found_in_the_cache(
     engine: MeasuredEngine,
 ) -> None:
     """A slot is named only while it holds the conversation: else the engine would not look."""
-    record(engine, [turn(number, prompt) for prompt in (40, 60, 80) for number in (1, 2, 3)])
-    values, _ = await YOURS.run(replace(engine, names_slots=True), Random(1))
+    recorded = turns(*((number, prompt) for prompt in (40, 60, 80) for number in (1, 2, 3)))
+    values, _ = await YOURS.run(replace(engine, names_slots=True, recorded=recorded), Random(1))
     new = 3 * (40 + 15 + 15)
     assert new <= values["yours.prompt_tokens"] <= new + 3 * 3
 
 
 async def test_without_a_record_nothing_is_replayed(engine: MeasuredEngine) -> None:
-    reason = YOURS.unavailable("tiny", engine.directories)
+    reason = YOURS.unavailable("tiny", [])
     assert reason is not None
     assert reason.startswith("0 requests are recorded of tiny, and 8 are needed")
     with pytest.raises(WorkloadFailed, match="no request of tiny is recorded"):
         await YOURS.run(engine, Random(1))
-    record(engine, [turn(1, 40)])
-    assert "1 request is recorded" in (YOURS.unavailable("tiny", engine.directories) or "")
-    record(engine, [turn(1, 40)] * 7)
-    assert YOURS.unavailable("tiny", engine.directories) is None
+    assert "1 request is recorded" in (YOURS.unavailable("tiny", turns((1, 40))) or "")
+    assert YOURS.unavailable("tiny", turns(*[(1, 40)] * 8)) is None

@@ -12,8 +12,8 @@ from supervisor.cli.requests import request_lines, request_rows, since_of
 from supervisor.cli.targets import complete_word
 from supervisor.errors import SettingsInvalid
 from supervisor.events import EVENTS, Event
-from supervisor.records import history
-from supervisor.records.history import FIGURES, HistoryDatabase, row_of
+from supervisor.records.requests import FIGURES, insert, row_of
+from supervisor.records.store import RecordStore
 from supervisor.system.paths import directories
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -97,9 +97,9 @@ def test_ids_are_offered_without_a_daemon(tmp_path: Path, monkeypatch: pytest.Mo
     assert complete_word("any request", "") == []
     finished = dict.fromkeys(EVENTS["request.finished"][1])
     row = row_of(Event("request.finished", NOW, finished | {"request": "req_1"}), 1)
-    database = HistoryDatabase(directories().history)
-    database.run(lambda connection: history.insert(connection, [row]))
-    database.close()
+    store = RecordStore(directories().data)
+    store.run(lambda connection: insert(connection, "requests", row))
+    store.close()
     assert complete_word("any request", "req_") == ["req_1"]
 
 

@@ -15,7 +15,6 @@ from support.corral_cli import PATIENCE_S
 from support.slot_files import manifest
 
 from proxy.endpoints.requests import RequestStats
-from proxy.observe.past import HistoryQuery, StoredRequest
 from proxy.request.models import PrefillResult
 from supervisor.daemon import control_server
 from supervisor.daemon.cache_status import saved_status
@@ -125,11 +124,8 @@ class Service:
     def requests(self) -> list[RequestStats]:
         return []
 
-    async def past_requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
-        return [{"id": query.request_id}]
-
-    async def forget_requests(self, model: str | None) -> int:
-        return 3 if model else 7
+    async def records(self, question: str, asked: object) -> object:
+        return [question, asked]
 
     def cancel_request(self, request_id: str) -> None:
         raise NoSuchRequest(f"no request in flight has the id {request_id}")

@@ -2,55 +2,61 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import pytest
 from support.requests import upstream
 
 from proxy.router.reports import SlotUse, Tokens
+from supervisor.backend.usage import EngineUse, UsageEngines, UsageRecorder, share_tokens
+from supervisor.records.store import RecordStore
 from supervisor.records.usage import OWN_WORK, Usage
-from supervisor.records.usage_files import Journal, read_all
-from supervisor.records.usage_recorder import UsageRecorder, share_tokens
+from supervisor.records.writer import Records
+
+# No process has it, so no processor time is read.
+_PID = 2**22 + 1
 
 
-class Engine:
+class Engine(UsageEngines):
     """One engine with figures that a test sets."""
 
     def __init__(self) -> None:
-        self.process = 1
-        self.used_s = 0.0
+        self.process = _PID
         self.tokens: Tokens | None = Tokens()
 
-    def ready(self) -> Iterator[tuple[str, str, int]]:
-        yield "chat.0", "chat", self.process
+    def ready(self) -> Iterator[tuple[str, str]]:
+        yield "chat.0", "chat"
 
     def pid(self, _instance: str, /) -> int | None:
         return self.process
-
-    def cpu_s(self, _pid: int, /) -> float | None:
-        return self.used_s
 
     async def count_tokens(self, _instance: str, /) -> Tokens | None:
         return self.tokens
 
 
+class KeptUsage(Records):
+    """Records that keep usage in memory."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(RecordStore(root), lambda *_, **__: None, lambda: None, lambda _: False)
+        self.kept: dict[str, Usage] = defaultdict(Usage)
+
+    def add_usage(self, key: str, model: str, used: Usage) -> None:
+        assert model == "chat"
+        self.kept[key] += used
+
+
 class Recorded:
-    def __init__(self, root: Path, *, is_on: bool = True) -> None:
-        self.root = root
+    def __init__(self, root: Path) -> None:
         self.engine = Engine()
-        self.warnings: list[dict[str, Any]] = []
-        self.journal = Journal(root)
+        self.records = KeptUsage(root)
+        self.is_on = True
         self.recorder = UsageRecorder(
-            self.journal, self.engine, self._warn, is_on=lambda: is_on, has_keys=True
+            self.records, self.engine, is_on=lambda: self.is_on, has_keys=True
         )
         self._lease = 0
-
-    def _warn(self, _name: str, /, **fields: object) -> None:
-        self.warnings.append(fields)
-
-    def open(self) -> None:
-        self.journal.begin(*self.journal.open_next())
 
     def answer(
         self, key: str, tokens: Tokens, *, is_exact: bool = True, is_cut_off: bool = False
@@ -61,20 +67,20 @@ class Recorded:
             self._lease, SlotUse(key, "chat", "chat.0", tokens, 2.0, is_exact, is_cut_off)
         )
 
-    def usage(self) -> dict[str, Usage]:
-        return {account.key: usage for account, usage in read_all(self.root).items()}
-
     def tokens(self) -> dict[str, tuple[int, int, int]]:
-        found = self.usage().items()
+        found = self.records.kept.items()
         return {
             key: (entry.prompt_tokens, entry.cached_tokens, entry.generated_tokens)
             for key, entry in found
         }
 
 
-async def test_what_nobody_asked_for_has_an_account_of_its_own(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path)
-    recorded.open()
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    return Recorded(tmp_path)
+
+
+async def test_what_nobody_asked_for_has_an_account_of_its_own(recorded: Recorded) -> None:
     recorded.answer("anna", Tokens(100, 20, 10))
     recorded.engine.tokens = Tokens(107, 20, 11)
     await recorded.recorder.settle()
@@ -82,9 +88,7 @@ async def test_what_nobody_asked_for_has_an_account_of_its_own(tmp_path: Path) -
     assert recorded.tokens() == {"anna": (100, 20, 10), OWN_WORK: (7, 0, 1)}
 
 
-async def test_what_was_cut_off_gets_what_the_engine_counted_beyond_it(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path)
-    recorded.open()
+async def test_what_was_cut_off_gets_what_the_engine_counted_beyond_it(recorded: Recorded) -> None:
     recorded.answer("anna", Tokens(100, 0, 10))
     recorded.answer("ben", Tokens(), is_exact=False)
     recorded.engine.tokens = Tokens(612, 0, 10)
@@ -93,10 +97,8 @@ async def test_what_was_cut_off_gets_what_the_engine_counted_beyond_it(tmp_path:
 
 
 async def test_what_the_engine_did_not_count_is_taken_from_what_was_cut_off(
-    tmp_path: Path,
+    recorded: Recorded,
 ) -> None:
-    recorded = Recorded(tmp_path)
-    recorded.open()
     recorded.answer("anna", Tokens(100, 0, 10))
     recorded.answer("ben", Tokens(50, 0, 30), is_cut_off=True)
     recorded.engine.tokens = Tokens(150, 2, 35)
@@ -108,40 +110,44 @@ async def test_what_the_engine_did_not_count_is_taken_from_what_was_cut_off(
     }
 
 
-async def test_an_engine_with_requests_is_not_read(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path)
-    recorded.open()
+async def test_an_engine_with_requests_is_not_read(recorded: Recorded) -> None:
     recorded.recorder.slots_taken("first", upstream("chat.0"), 1)
     recorded.engine.tokens = Tokens(50, 0, 0)
     await recorded.recorder.settle()
     assert recorded.tokens() == {}
 
 
-async def test_another_process_counts_from_nothing(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path)
-    recorded.open()
+async def test_another_process_counts_from_nothing(recorded: Recorded) -> None:
     recorded.answer("anna", Tokens(100, 0, 10))
-    recorded.engine.process, recorded.engine.tokens = 2, Tokens(7, 0, 1)
+    recorded.engine.process, recorded.engine.tokens = _PID + 1, Tokens(7, 0, 1)
     await recorded.recorder.settle()
     assert recorded.tokens()[OWN_WORK] == (7, 0, 1)
 
 
-async def test_a_directory_that_cannot_be_used_is_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "usage").write_text("no directory")
-    recorded = Recorded(tmp_path / "usage")
-    for _ in range(2):
-        recorded.recorder._report(await recorded.recorder._fold())
+async def test_nothing_is_recorded_where_that_is_off(recorded: Recorded) -> None:
+    recorded.is_on = False
     recorded.answer("anna", Tokens(1, 1, 1))
-    assert len(recorded.warnings) == 1
-    (tmp_path / "usage").unlink()
-    recorded.open()
-    assert recorded.tokens() == {"anna": (1, 1, 1)}
+    assert recorded.tokens() == {}
 
 
-def test_nothing_is_recorded_where_that_is_off(tmp_path: Path) -> None:
-    recorded = Recorded(tmp_path / "usage", is_on=False)
-    recorded.answer("anna", Tokens(1, 1, 1))
-    assert recorded.journal.is_empty
+def test_processor_time_is_shared_by_slots_and_by_how_long_they_were_held() -> None:
+    def end(lease: str) -> float:
+        use = SlotUse("anna", "chat", "chat.0", Tokens(), 1.0)
+        return round(engine.end(lease, "anna", use), 6)
+
+    engine = EngineUse(None, "chat")
+    engine.read_cpu(2.0, 10.0)  # loading
+    engine.begin("a", 1, 10.0)
+    engine.begin("b", 1, 12.0)
+    engine.read_cpu(10.0, 14.0)  # a held 4 s, b held 2 s
+    assert end("a") == round(8.0 * 4 / 6, 6)
+    engine.begin("c", 2, 14.0)
+    engine.read_cpu(13.0, 15.0)  # b one slot, c two
+    assert end("b") == round(8.0 * 2 / 6 + 1.0, 6)
+    assert end("c") == 2.0
+    assert engine.own_s == 2.0
+    engine.read_cpu(14.0, 20.0)
+    assert (engine.own_s, engine.holders) == (3.0, {})
 
 
 def test_no_token_is_lost_when_some_are_shared_out() -> None:

@@ -15,60 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
 
 from proxy.router.reports import SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
-from supervisor.errors import AccessDenied
-from supervisor.events import Emit, Event
-from supervisor.records.usage import NO_KEY, OTHERS, OWN_WORK, Account, Usage
-from supervisor.records.usage_files import Journal
-
-
-@dataclass(slots=True)
-class _Holder:
-    slots: int
-    since_s: float
-    cpu_s: float = 0.0
-
-
-class CpuShares:
-    """The processor time of one process, from its start; `own_s` is the time of no request."""
-
-    def __init__(self) -> None:
-        self.own_s = 0.0
-        self._holders: dict[Hashable, _Holder] = {}
-        self._read_s = 0.0
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._holders
-
-    def begin(self, holder: Hashable, slots: int, now_s: float) -> None:
-        """Note that a request got slots; before the first one, call `read`."""
-        self._holders[holder] = _Holder(slots, now_s)
-
-    def read(self, cpu_s: float, now_s: float) -> None:
-        """Share the processor time since the last reading; `cpu_s` is the process's total."""
-        taken_s, self._read_s = max(0.0, cpu_s - self._read_s), max(cpu_s, self._read_s)
-        holders = self._holders.values()
-        whole = sum(holder.slots * (now_s - holder.since_s) for holder in holders)
-        if not whole:
-            self.own_s += taken_s
-            return
-        for holder in holders:
-            holder.cpu_s += taken_s * holder.slots * (now_s - holder.since_s) / whole
-            holder.since_s = now_s
-
-    def end(self, holder: Hashable) -> float:
-        """Return the processor time of a request whose slots are free; call `read` before."""
-        found = self._holders.pop(holder, None)
-        return found.cpu_s if found else 0.0
-
+from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
+from supervisor.engine.states import InstanceSnapshot, State
+from supervisor.events import Event
+from supervisor.fleet.fleet import Fleet
+from supervisor.records.usage import NO_KEY, OTHERS, OWN_WORK, Usage
+from supervisor.records.writer import Records
+from supervisor.system.processor_load import process_s
 
 _TURN = count(1)
 
@@ -83,24 +47,36 @@ class EngineUse:
         cut_off: By key, slot seconds of requests that were cut off.
         turn: Changes whenever a request begins.
         is_due: Whether it may have counted tokens that are not attributed.
+        own_s: Processor time of no request.
+        holders: Of each request that holds slots: their number, since when, and its processor time.
     """
 
     pid: int | None
     model: str
-    shares: CpuShares = field(default_factory=CpuShares)
     attributed: Tokens = field(default_factory=Tokens)
     untold: dict[str, float] = field(default_factory=dict)
     cut_off: dict[str, float] = field(default_factory=dict)
     turn: int = 0
     is_due: bool = True
-
-    @property
-    def is_idle(self) -> bool:
-        return self.shares.is_idle
+    own_s: float = 0.0
+    holders: dict[Hashable, tuple[int, float, float]] = field(default_factory=dict)
+    _read_s: float = 0.0
 
     def begin(self, lease: Hashable, slots: int, now_s: float) -> None:
+        """Note that a request got slots; before the first one, call `read_cpu`."""
         self.turn = next(_TURN)
-        self.shares.begin(lease, slots, now_s)
+        self.holders[lease] = (slots, now_s, 0.0)
+
+    def read_cpu(self, cpu_s: float, now_s: float) -> None:
+        """Share the processor time since the last reading; `cpu_s` is the process's total."""
+        taken_s, self._read_s = max(0.0, cpu_s - self._read_s), max(cpu_s, self._read_s)
+        whole = sum(slots * (now_s - since_s) for slots, since_s, _ in self.holders.values())
+        if not whole:
+            self.own_s += taken_s
+            return
+        for lease, (slots, since_s, used_s) in self.holders.items():
+            share_s = taken_s * slots * (now_s - since_s) / whole
+            self.holders[lease] = (slots, now_s, used_s + share_s)
 
     def end(self, lease: Hashable, key: str, use: SlotUse) -> float:
         """Attribute tokens to a request of a key; return its processor time."""
@@ -110,7 +86,7 @@ class EngineUse:
             self.untold[key] = self.untold.get(key, 0.0) + use.slot_s
         if use.is_cut_off:
             self.cut_off[key] = self.cut_off.get(key, 0.0) + use.slot_s
-        return self.shares.end(lease)
+        return self.holders.pop(lease, (0, 0.0, 0.0))[2]
 
     def take_rest(self, counted: Tokens) -> tuple[list[tuple[str, Tokens]], float]:
         """Attribute the rest of the engine's counters; return the parts, and the own time in s.
@@ -130,7 +106,7 @@ class EngineUse:
             parts += [(key, Tokens() - tokens) for key, tokens in found]
             self.attributed -= surplus
         self.untold, self.cut_off, self.is_due = {}, {}, False
-        own_s, self.shares.own_s = self.shares.own_s, 0.0
+        own_s, self.own_s = self.own_s, 0.0
         return parts, own_s
 
 
@@ -150,30 +126,58 @@ def share_tokens(tokens: Tokens, weights: Mapping[str, float]) -> Mapping[str, T
     return parts
 
 
+# For an engine's counters.
+_TIMEOUT_S = 1.0
+
+
+class UsageEngines:
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def ready(self) -> Iterator[tuple[str, str]]:
+        for replica in self._fleet.all_replicas():
+            facts = replica.instance.snapshot()
+            if facts.state is State.READY and facts.pid:
+                yield facts.name, facts.model
+
+    def pid(self, instance: str, /) -> int | None:
+        facts = self._facts(instance)
+        return facts.pid if facts else None
+
+    async def count_tokens(self, instance: str, /) -> Tokens | None:
+        if (facts := self._facts(instance)) is None:
+            return None
+        try:
+            async with (
+                EngineClient(facts.endpoint, facts.api_key) as client,
+                asyncio.timeout(_TIMEOUT_S),
+            ):
+                found = await client.read_metrics()
+        except (TimeoutError, EngineUnreachable):
+            return None
+        if isinstance(found, ErrorResponse):
+            return None
+        names = ("prompt_tokens_total", "prompt_tokens_cached_total", "tokens_predicted_total")
+        return Tokens(*(int(found.get(name, 0)) for name in names))
+
+    def _facts(self, instance: str) -> InstanceSnapshot | None:
+        found = (replica for replica in self._fleet.all_replicas() if replica.name == instance)
+        return next((replica.instance.snapshot() for replica in found), None)
+
+
 # Reading an engine's counters more often would disturb it.
 _PAUSE_S: Final = 3.0
-_FOLD_S: Final = 600.0
 # Maximum number of keys and models in `/metrics`.
 _COUNTED_MAX: Final = 256
 
 
-class Engines(Protocol):
-    """The present engine processes."""
-
-    def ready(self) -> Iterable[tuple[str, str, int]]:
-        """Yield instance, model and pid of each engine that serves."""
-
-    def pid(self, instance: str, /) -> int | None: ...
-
-    def cpu_s(self, pid: int, /) -> float | None:
-        """Return the processor time since the process started, or None if unknown."""
-
-    async def count_tokens(self, instance: str, /) -> Tokens | None:
-        """Return the tokens since the engine started, or None if it does not report them."""
-
-
 class UsageRecorder:
-    """Records while `is_on()`; `has_keys` tells whether clients have names.
+    """Accounts for what engines do while `is_on()`.
+
+    Args:
+        records: Gets the usage.
+        is_on: Whether usage is recorded.
+        has_keys: Whether clients have names.
 
     Attributes:
         since_start: Usage since the daemon's start, by key and model. It never falls, so it still
@@ -182,22 +186,18 @@ class UsageRecorder:
 
     def __init__(
         self,
-        journal: Journal,
-        engines: Engines,
-        emit: Emit,
+        records: Records,
+        engines: UsageEngines,
         *,
         is_on: Callable[[], bool],
         has_keys: bool,
     ) -> None:
-        self._journal = journal
-        self._engines = engines
-        self._emit = emit
+        self._records = records
         self._is_on = is_on
         self._has_keys = has_keys
+        self._engines = engines
         self._by_instance: dict[str, EngineUse] = {}
-        self._has_failed = False
-        self._full = asyncio.Event()
-        self._ready = asyncio.Event()
+        self._became_ready = asyncio.Event()
         self.since_start: dict[tuple[str, str], Usage] = {}
 
     # Called by the router, and for each event.
@@ -206,7 +206,7 @@ class UsageRecorder:
         if not self._is_on():
             return
         found = self._engine(upstream.name, upstream.model)
-        if found.is_idle:
+        if not found.holders:
             self._read_cpu(found)
         found.begin(lease, slots, time.monotonic())
 
@@ -222,7 +222,7 @@ class UsageRecorder:
     def observe(self, event: Event) -> None:
         """Count a request that an instance got; note the supervisor's own requests."""
         if event.name == "instance.state_changed" and event.fields["after"] == "ready":
-            self._ready.set()
+            self._became_ready.set()
         elif event.name == "prompt.prefilled":
             if used := self._by_instance.get(str(event.fields["instance"])):
                 used.is_due = True
@@ -233,24 +233,19 @@ class UsageRecorder:
     # The daemon's task.
 
     async def serve(self) -> None:
-        """Fold the journal and account for unattributed usage, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_folded())
-                while True:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_PAUSE_S):
-                            await self._ready.wait()
-                    self._ready.clear()
-                    await self.settle()
-        finally:
-            self._journal.close()
+        """Account for unattributed usage, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._became_ready.wait()
+            self._became_ready.clear()
+            await self.settle()
 
     async def settle(self) -> None:
         """Account for what idle engines counted and no request used."""
-        for instance, model, _ in list(self._engines.ready()):
+        for instance, model in list(self._engines.ready()):
             engine = self._engine(instance, model)
-            if self._is_on() and engine.is_due and engine.is_idle:
+            if self._is_on() and engine.is_due and not engine.holders:
                 await self._settle(instance, engine)
 
     async def _settle(self, instance: str, engine: EngineUse) -> None:
@@ -267,26 +262,6 @@ class UsageRecorder:
         if own_s:
             self._add(OWN_WORK, engine.model, Usage(cpu_s=own_s))
 
-    async def _keep_folded(self) -> None:
-        while True:
-            if self._is_on() and not (self._journal.is_open and self._journal.is_empty):
-                self._report(await self._fold())
-            self._full.clear()
-            await asyncio.sleep(_PAUSE_S)  # a failure is not repeated at each request
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_FOLD_S):
-                    await self._full.wait()
-
-    async def _fold(self) -> str | None:
-        """Continue in a new file and count the last; return why that failed, or None."""
-        try:
-            number, file = await asyncio.to_thread(self._journal.open_next)
-            self._journal.begin(number, file)
-            damaged = await asyncio.to_thread(self._journal.fold)
-        except (OSError, ValueError, AccessDenied) as error:
-            return str(error)
-        return f"damaged and set aside: {', '.join(damaged)}" if damaged else None
-
     def _engine(self, instance: str, model: str) -> EngineUse:
         pid, found = self._engines.pid(instance), self._by_instance.get(instance)
         if found is None or found.pid != pid:
@@ -294,9 +269,9 @@ class UsageRecorder:
         return found
 
     def _read_cpu(self, engine: EngineUse) -> None:
-        cpu_s = self._engines.cpu_s(engine.pid) if engine.pid else None
+        cpu_s = process_s(engine.pid) if engine.pid else None
         if cpu_s is not None:
-            engine.shares.read(cpu_s, time.monotonic())
+            engine.read_cpu(cpu_s, time.monotonic())
 
     def _key(self, client: str) -> str:
         if not client:
@@ -304,22 +279,36 @@ class UsageRecorder:
         return client if self._has_keys else NO_KEY
 
     def _add(self, key: str, model: str, usage: Usage) -> None:
-        day = time.strftime("%Y-%m-%d")
-        self._report(self._journal.write(Account(day, key, model), usage))
+        self._records.add_usage(key, model, usage)
         names = (key, model)
         if names not in self.since_start and len(self.since_start) >= _COUNTED_MAX:
             names = (OTHERS, OTHERS)
         if min(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens) >= 0:
             self.since_start[names] = self.since_start.get(names, Usage()) + usage
-        if self._journal.is_full:
-            self._full.set()
-
-    def _report(self, failure: str | None) -> None:
-        """Warn of the first failure in a row."""
-        if failure and not self._has_failed:
-            self._emit("usage.record_failed", reason=failure)
-        self._has_failed = failure is not None
 
 
 def _usage(tokens: Tokens, slot_s: float = 0.0, cpu_s: float = 0.0) -> Usage:
     return Usage(0, tokens.prompt, tokens.cached, tokens.decoded, slot_s, cpu_s)
+
+
+_USAGE_LABELS: Final = ("client", "model")
+
+
+def usage_metrics(since_start: Mapping[tuple[str, str], Usage]) -> Iterator[Metric]:
+    """Yield counters since the daemon's start, by key and model."""
+    requests = _family("requests", "Requests that an instance got, by API key.")
+    tokens = _family("tokens", "Tokens by API key: prompt, cached or generated.", "kind")
+    slot_s = _family("slot_seconds", "How long requests of an API key held slots.")
+    cpu_s = _family("cpu_seconds", "Processor time of engines by API key.")
+    for labels, usage in sorted(since_start.items()):
+        requests.add_metric(labels, usage.requests)
+        slot_s.add_metric(labels, usage.slot_s)
+        cpu_s.add_metric(labels, usage.cpu_s)
+        tokens.add_metric((*labels, "prompt"), usage.prompt_tokens)
+        tokens.add_metric((*labels, "cached"), usage.cached_tokens)
+        tokens.add_metric((*labels, "generated"), usage.generated_tokens)
+    yield from (requests, tokens, slot_s, cpu_s)
+
+
+def _family(name: str, text: str, *more: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"corral_client_{name}", text, labels=(*_USAGE_LABELS, *more))

@@ -1,0 +1,211 @@
+"""Ended requests and their sizes, as rows: figures only, never their texts.
+
+`requests` has a column for each field of a request's event. To add a figure, add a field to
+`request.finished` (`supervisor.events`) and a line here; an older database gets the column when it
+is opened. `sizes` has what `corral bench --workload yours` replays; it names no client.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.upstream.endpoint_kinds import EndpointKind
+from supervisor.events import Event
+
+FINISHED: Final = "request.finished"
+REJECTED: Final = "request.rejected"
+
+# Stored fields of the events, by their SQLite types.
+_BY_TYPE: Final = {
+    "TEXT": """
+        client path model fallback_for instance kind priority code cancelled cache_cause cache_tier
+        cache
+    """,
+    "INTEGER": """
+        slot streamed conversation diverted status attempts continued bytes_out
+        expected_cached_tokens cached_tokens prompt_tokens decoded_tokens drafted_tokens
+        accepted_tokens
+    """,
+    "REAL": """
+        duration_ms queued_ms evict_ms load_ms prefill_ms decode_ms stalled_ms other_ms
+        first_byte_ms first_token_ms engine_prefill_ms engine_decode_ms
+    """,
+}
+FIGURES: Final = {name: kind for kind, names in _BY_TYPE.items() for name in names.split()}
+# `run` distinguishes the conversation numbers of different daemons.
+_OWN: Final = {"id": "TEXT NOT NULL", "ended_at": "REAL NOT NULL", "run": "INTEGER NOT NULL"}
+COLUMNS: Final[Mapping[str, str]] = {**_OWN, **FIGURES}
+_TRUTHS: Final = frozenset({"streamed", "diverted"})
+_OBJECTS: Final = frozenset({"cache"})  # as JSON
+
+SIZES_TABLE: Final = """
+    CREATE TABLE IF NOT EXISTS sizes (
+        seq INTEGER PRIMARY KEY, model TEXT NOT NULL, run INTEGER NOT NULL, conversation INTEGER,
+        began_at REAL NOT NULL, ended_at REAL NOT NULL, prompt_tokens INTEGER NOT NULL,
+        cached_tokens INTEGER NOT NULL, generated_tokens INTEGER NOT NULL
+    )
+"""
+SIZES_INDEX: Final = "CREATE INDEX IF NOT EXISTS sizes_by_model ON sizes (model)"
+# For each model; `corral bench` replays the latest.
+_SIZES_MAX: Final = 12_000
+_EMBEDDING: Final = EndpointKind.EMBED_OR_RERANK.name.lower()
+
+Row = tuple[object, ...]
+
+
+class RecordedRequest(NamedTuple):
+    """The sizes of an answered request.
+
+    Attributes:
+        run: Differs between daemons; the times of two runs are not comparable.
+        conversation: Its number in the run; None if unknown.
+        began_at: In seconds; so is `ended_at`.
+        prompt_tokens: All tokens of the prompt, including cached ones.
+    """
+
+    run: int
+    conversation: int | None
+    began_at: float
+    ended_at: float
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+_INSERT: Final = {
+    table: f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608 (ours)
+    for table, names in {
+        "requests": tuple(COLUMNS),
+        "sizes": ("model", *RecordedRequest._fields),
+    }.items()
+}
+
+
+def row_of(event: Event, run: int) -> Row:
+    """Return the row of an ended request, in the order of COLUMNS."""
+    figures = (_encode_value(name, event.fields.get(name)) for name in FIGURES)
+    return (event.fields["request"], event.at.timestamp(), run, *figures)
+
+
+def sizes_row_of(event: Event, run: int) -> Row | None:
+    """Return the row of a request's sizes; None if it cannot be replayed as a completion."""
+    fields: Mapping[str, Any] = event.fields
+    if fields["status"] != HTTPStatus.OK or fields["prompt_tokens"] is None:
+        return None
+    if fields["kind"] == _EMBEDDING:
+        return None
+    ended_at, cached = event.at.timestamp(), fields["cached_tokens"]
+    began_at, prompt = ended_at - fields["duration_ms"] / 1000, fields["prompt_tokens"] + cached
+    sizes = RecordedRequest(
+        run, fields["conversation"], began_at, ended_at, prompt, cached, fields["decoded_tokens"]
+    )
+    return (fields["model"], *sizes)
+
+
+def _encode_value(name: str, value: object) -> object:
+    return json.dumps(value) if name in _OBJECTS and value is not None else value
+
+
+def _decode_row(row: Mapping[str, Any]) -> StoredRequest:
+    """Return a stored request for clients; `ended_at` is ISO 8601 in UTC."""
+    found = {name: row[name] for name in COLUMNS if name != "run"}
+    found["ended_at"] = datetime.fromtimestamp(row["ended_at"], UTC).isoformat("T", "milliseconds")
+    for name in _TRUTHS:
+        found[name] = None if row[name] is None else bool(row[name])
+    for name in _OBJECTS:
+        found[name] = None if row[name] is None else json.loads(row[name])
+    return found
+
+
+def insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """Add a row of `requests` or `sizes`."""
+    # A client's JSON may have a lone surrogate, or a number beyond 64 bits.
+    with suppress(ValueError, OverflowError):
+        connection.execute(_INSERT[table], row)
+
+
+def select_requests(connection: sqlite3.Connection, query: HistoryQuery) -> list[StoredRequest]:
+    """Return requests, the latest first."""
+    conditions = {
+        "id = ?": query.request_id,
+        "model = ?": query.model,
+        "client = ?": query.client,
+        "ended_at >= ?": query.since,
+        "status >= ?": 400 if query.is_failed else None,
+    }
+    given = {text: value for text, value in conditions.items() if value is not None}
+    where = " AND ".join(given) or "1"
+    statement = f"SELECT * FROM requests WHERE {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608 (ours)
+    return list(map(_decode_row, connection.execute(statement, (*given.values(), query.limit))))
+
+
+def forget_requests(connection: sqlite3.Connection, model: str | None) -> int:
+    """Delete the requests of a model, or all; return how many."""
+    statement = "DELETE FROM requests WHERE ?1 IS NULL OR model = ?1"
+    return connection.execute(statement, (model,)).rowcount
+
+
+def select_sizes(connection: sqlite3.Connection, model: str) -> list[RecordedRequest]:
+    """Return the sizes of a model's requests in the order in which they ended."""
+    columns = ", ".join(RecordedRequest._fields)
+    statement = f"SELECT {columns} FROM sizes WHERE model = ? ORDER BY seq"  # noqa: S608 (ours)
+    return [RecordedRequest(*row) for row in connection.execute(statement, (model,))]
+
+
+def count_sizes(connection: sqlite3.Connection, model: str | None = None) -> dict[str, int]:
+    """Return the number of requests with sizes of a model, or of each."""
+    statement = "SELECT model, count(*) FROM sizes WHERE ?1 IS NULL OR model = ?1 GROUP BY model"
+    return {str(name): int(count) for name, count in connection.execute(statement, (model,))}
+
+
+def forget_sizes(connection: sqlite3.Connection, model: str | None) -> dict[str, int]:
+    """Delete the sizes of a model's requests, or all; return the number of each model."""
+    counts = count_sizes(connection, model)
+    connection.execute("DELETE FROM sizes WHERE ?1 IS NULL OR model = ?1", (model,))
+    return counts
+
+
+# A tenth of the rows, the oldest.
+_DELETE_OLDEST: Final = """
+    DELETE FROM requests WHERE seq <= (SELECT min(seq) + (max(seq) - min(seq)) / 10 FROM requests)
+"""
+
+
+def prune_requests(connection: sqlite3.Connection, max_bytes: int, oldest_at: float) -> None:
+    """Delete requests that ended before `oldest_at`, and the oldest above `max_bytes`."""
+    connection.execute("DELETE FROM requests WHERE ended_at < ?", (oldest_at,))
+    while (used_bytes := _file_bytes(connection)) > max_bytes:
+        if used_bytes - _other_bytes(connection) <= max_bytes:
+            return
+        if not connection.execute(_DELETE_OLDEST).rowcount:
+            return
+
+
+def prune_sizes(connection: sqlite3.Connection) -> None:
+    for model in count_sizes(connection):
+        connection.execute(
+            "DELETE FROM sizes WHERE model = ?1 AND seq <= "
+            "(SELECT seq FROM sizes WHERE model = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
+            (model, _SIZES_MAX),
+        )
+
+
+def _file_bytes(connection: sqlite3.Connection) -> int:
+    pages, free, page_bytes = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * page_bytes
+
+
+def _other_bytes(connection: sqlite3.Connection) -> int:
+    """Estimate the disk space of the other tables: about 100 bytes for each row."""
+    statement = "SELECT (SELECT count(*) FROM usage) + (SELECT count(*) FROM sizes)"
+    return 100 * int(connection.execute(statement).fetchone()[0])
