@@ -386,10 +386,7 @@ class ProxySettings(SettingsTable):
         "a number or a string counts 1, a member's name 2, a list or an object 8 more",
     )
     max_body_depth: int = Field(
-        200,
-        ge=8,
-        le=250,
-        description="levels of nested lists and objects in a JSON request body",
+        200, ge=8, le=250, description="levels of nested lists and objects in a JSON request body"
     )
     body_memory_bytes: int = Field(
         256 * 1024**2,

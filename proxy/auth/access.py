@@ -221,7 +221,7 @@ def preflight_response(request: web.BaseRequest) -> web.Response:
             "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
             "Access-Control-Allow-Headers": wanted if _FIELD_NAMES.fullmatch(wanted) else "",
             "Access-Control-Max-Age": str(_PREFLIGHT_AGE_S),
-        },
+        }
     )
     if request.headers.get("Access-Control-Request-Private-Network") == "true":
         response.headers["Access-Control-Allow-Private-Network"] = "true"

@@ -424,8 +424,7 @@ class Admission:
             requests: Whether the part counts towards its minute, 1 or 0.
             wait_s: How long the part may wait for its key's limits.
 
-        Raises:
-            KeyLimited: The key stays at its limits for longer than `wait_s`.
+        Raises KeyLimited: the key stays at its limits for longer than `wait_s`.
         """
         until_s = self._clock() + wait_s
         with ExitStack() as held:

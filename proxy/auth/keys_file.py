@@ -47,8 +47,7 @@ def read_private(
         missing: Hint if the file cannot be read.
         wrong: Hint if its content or type is wrong.
 
-    Raises:
-        ConfigError: It is missing, too large, another user's, or accessible to others.
+    Raises ConfigError: it is missing, too large, another user's, or accessible to others.
     """
     return _read(path, what, max_bytes, missing, wrong, is_private=True)
 

@@ -30,8 +30,7 @@ class SettingsTable(BaseModel):
 def text(value: str) -> str:
     """Check that a text has no control characters.
 
-    Raises:
-        ValueError: It has a control character.
+    Raises ValueError: it has a control character.
     """
     if _CONTROL.search(value):
         raise ValueError("it has a control character")
@@ -41,8 +40,7 @@ def text(value: str) -> str:
 def number(value: float) -> float:
     """Check that a number can be written as JSON.
 
-    Raises:
-        ValueError: It is infinite, not a number, or an integer of more than 64 bits.
+    Raises ValueError: it is infinite, not a number, or an integer of more than 64 bits.
     """
     if isinstance(value, int):
         if abs(value) > _INTEGER_MAX:

@@ -85,9 +85,7 @@ _REASON_MAX_CHARACTERS: Final = 200
 
 
 async def resolve(
-    url: NodeUrl,
-    name_server: tuple[str, int] | None,
-    timeout_s: float = NODE_TIMES.dns_timeout_s,
+    url: NodeUrl, name_server: tuple[str, int] | None, timeout_s: float = NODE_TIMES.dns_timeout_s
 ) -> Answer:
     """Resolve a url's name; without `name_server` (address, port), the system's are asked."""
     try:

@@ -105,8 +105,7 @@ class RemoteLoading:
     async def load(self, model: str) -> None:
         """Return once an instance of a model is admitted; the caller has a deadline.
 
-        Raises:
-            Unavailable: No node loads it.
+        Raises Unavailable: no node loads it.
         """
         async with self._locks.setdefault(model, asyncio.Lock()):
             while not self._router.serves(model):

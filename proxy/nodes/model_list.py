@@ -271,10 +271,7 @@ def _variants(offered: Iterable[OfferedModel]) -> list[str]:
 
 
 def _remote_only(
-    model: str,
-    offered: Sequence[OfferedModel],
-    created: int,
-    fallback: Mapping[str, Sequence[str]],
+    model: str, offered: Sequence[OfferedModel], created: int, fallback: Mapping[str, Sequence[str]]
 ) -> ModelInfo:
     up = [model for model in offered if model.problem is None and model.remote_model.is_loaded]
     states = {model.remote_model.state for model in offered if model.problem is None}

@@ -100,11 +100,7 @@ class Fleet:
         return replica in self.models[replica.place.model].retiring
 
     def select(self, names: Sequence[str] = ()) -> list[Model]:
-        """Return the named models, or all.
-
-        Raises:
-            NoSuchModel: A name is not configured.
-        """
+        """Return the named models, or all. Raises NoSuchModel: a name is not configured."""
         known = [name for name, model in self.models.items() if model.is_configured]
         for name in names:
             if name not in known:
@@ -122,8 +118,7 @@ class Fleet:
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
         """Start, stop or restart models; return a function that tells whether that is over.
 
-        Raises:
-            NoSuchModel, SettingsInvalid: A name or the verb is unknown; nothing was changed.
+        Raises NoSuchModel, SettingsInvalid: a name or the verb is unknown; nothing was changed.
         """
         instances = tuple(self.instances(names))
         if verb == "stop":
@@ -137,8 +132,7 @@ class Fleet:
     def spawn(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         """Start a task that is cancelled with the fleet.
 
-        Raises:
-            DaemonBusy: The fleet is not serving.
+        Raises DaemonBusy: the fleet is not serving.
         """
         if self._group is None:
             work.close()

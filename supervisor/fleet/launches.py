@@ -94,9 +94,7 @@ class ModelFiles:
         """Return the file of a model.
 
         A reference is resolved here, as the model may be fetched after the settings were read.
-
-        Raises:
-            ModelInvalid: The model of a reference is not stored or cannot be served.
+        Raises ModelInvalid: the model of a reference is not stored or cannot be served.
         """
         return self._locate(entry.path)
 

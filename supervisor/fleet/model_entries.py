@@ -204,8 +204,7 @@ class Places:
     def replicas(self, model: str) -> Replicas:
         """Return how many instances run a model's own profile; decided once.
 
-        Raises:
-            NoSuchModel: The settings have none of that name.
+        Raises NoSuchModel: the settings have none of that name.
         """
         if model not in self._replicas:
             self._replicas[model] = self._count(find_entry(self._entries, model))

@@ -135,8 +135,7 @@ class LaunchPlanner:
     def engine(self) -> Engine:
         """Find the engine of models without their own; if all have one, that of the first model.
 
-        Raises:
-            EngineMissing, EngineBroken: There is no engine, or it does not run.
+        Raises EngineMissing, EngineBroken: there is no engine, or it does not run.
         """
         own = [model.engine for model in self._settings.models.values()]
         return self._load(self._settings.engine or (own[0] if own and all(own) else None))
@@ -185,8 +184,7 @@ class LaunchPlanner:
     def plan_at(self, place: ReplicaId, free: Mapping[str, int] = _NOTHING) -> Plan:
         """Plan one replica, as `plan` does; `free` has the free bytes of devices, if known.
 
-        Raises:
-            OutOfMemory: It needs more memory than models may use.
+        Raises OutOfMemory: it needs more memory than models may use.
         """
         devices = self.places.replicas(place.model).devices
         if trial := self.places.trial_at(place):
@@ -283,8 +281,7 @@ class LaunchPlanner:
     def fingerprint(self, place: ReplicaId, engine: Engine) -> LaunchFingerprint:
         """Return the fingerprint of a replica's next launch. Missing files are not an error.
 
-        Raises:
-            NoSuchModel, SettingsInvalid: Its model or its profile is missing or invalid.
+        Raises NoSuchModel, SettingsInvalid: its model or its profile is missing or invalid.
         """
         entry = self._entry_at(place)
         flags = {**self.tuned_profiles.profile(entry).flags, **entry.flags}

@@ -106,8 +106,7 @@ def prepare(
 ) -> ReloadPlan:
     """Read the settings, compare them with what runs, and plan. Blocks; changes nothing.
 
-    Raises:
-        CorralError: The first error in the settings.
+    Raises CorralError: the first error in the settings.
     """
     loaded = read()
     planner = make_planner(loaded)
@@ -394,8 +393,7 @@ class ReloadTriggers:
     def start(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
         """Begin a reload, or a dry run of one; it is cancelled when serving ends.
 
-        Raises:
-            DaemonBusy: A reload is running, or the daemon is stopping.
+        Raises DaemonBusy: a reload is running, or the daemon is stopping.
         """
         if self._reload.is_busy and self._group:
             raise DaemonBusy("a reload is already running", hint="retry when it is over")

@@ -177,9 +177,7 @@ class Replacer:
         need = successor_bytes(replica, after)
         here = self._read_machine()
         return need is None or fits(
-            need,
-            available_bytes=here.memory_available_bytes,
-            memory_bytes=here.memory_bytes,
+            need, available_bytes=here.memory_available_bytes, memory_bytes=here.memory_bytes
         )
 
 

@@ -89,8 +89,7 @@ class StartMemory:
     async def is_there(self, replica: Replica) -> bool:
         """Return whether the memory that a replica needs is free; False if more may be free soon.
 
-        Raises:
-            DeviceMemoryShort: It is not free, and no ended engine is about to return memory.
+        Raises DeviceMemoryShort: it is not free, and no ended engine is about to return memory.
         """
         replica.free_bytes = {}
         planner = replica.planner

@@ -360,9 +360,7 @@ def eviction(
 def _add_request(name: str, models: Sequence[ModelState], waited_s: float) -> list[ModelState]:
     return [
         replace(
-            model,
-            waiting=max(1, model.waiting),
-            oldest_wait_s=max(waited_s, model.oldest_wait_s),
+            model, waiting=max(1, model.waiting), oldest_wait_s=max(waited_s, model.oldest_wait_s)
         )
         if model.name == name
         else model

@@ -172,8 +172,7 @@ def bytes_of(files: Iterable[Path]) -> int:
 def remove_files(files: Sequence[Path], root: Path) -> None:
     """Delete files, then empty directories and cache repositories below a root.
 
-    Raises:
-        OSError: A file cannot be deleted; earlier ones are.
+    Raises OSError: a file cannot be deleted; earlier ones are.
     """
     for path in files:
         path.unlink(missing_ok=True)

@@ -81,8 +81,7 @@ class Walker:
     def count(self, what: str, *, most: int, each_bytes: int) -> int:
         """Read the count of the next items, each of at least `each_bytes`.
 
-        Raises:
-            Damaged: There are more than `most`, or more than the file can hold.
+        Raises Damaged: there are more than `most`, or more than the file can hold.
         """
         found = self.u64()
         self._claim(found * each_bytes, f"{found:,} {what}")
@@ -307,9 +306,8 @@ class Header:
 def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
     """Read the header of an open file, with the array of strings at the key `strings_of`.
 
-    Raises:
-        ModelInvalid: The file is empty, not GGUF, of an unsupported version, truncated, damaged or
-            implausible.
+    Raises ModelInvalid: the file is empty, not GGUF, of an unsupported version, truncated, damaged
+    or implausible.
     """
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(0)

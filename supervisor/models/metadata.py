@@ -28,12 +28,7 @@ from supervisor.system.files import NotRegular, open_regular, stat_regular
 Kind = Literal["model", "projector", "draft", "adapter", "imatrix"]
 
 _KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {
-        "adapter": "adapter",
-        "mmproj": "projector",
-        "clip-vision": "projector",
-        "imatrix": "imatrix",
-    }
+    {"adapter": "adapter", "mmproj": "projector", "clip-vision": "projector", "imatrix": "imatrix"}
 )
 _ENCODER: Final = "clip"
 _ENCODER_TENSORS: Final = ("v.", "mm.", "a.")
@@ -117,8 +112,7 @@ class Gguf:
 def read(path: Path, *, cache_dir: Path) -> Gguf:
     """Read the metadata of a model, given its file or first shard.
 
-    Raises:
-        ModelInvalid: The file is missing, not a valid GGUF, truncated, or a later shard.
+    Raises ModelInvalid: the file is missing, not a valid GGUF, truncated, or a later shard.
     """
     shards = _shards(path.absolute())
     try:

@@ -41,16 +41,7 @@ def capabilities(
 
 # By `tokenizer.ggml.model`.
 _VOCABULARIES: Final = MappingProxyType(
-    {
-        "no_vocab": 0,
-        "none": 0,
-        "llama": 1,
-        "gpt2": 2,
-        "bert": 3,
-        "t5": 4,
-        "rwkv": 5,
-        "plamo2": 6,
-    }
+    {"no_vocab": 0, "none": 0, "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 )
 _SIZES: Final = MappingProxyType({"S": "Small", "M": "Medium", "L": "Large"})
 _FILE_TYPES: Final = MappingProxyType(

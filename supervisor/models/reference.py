@@ -78,8 +78,7 @@ def parse_reference(word: str, endpoint: str = "") -> HubReference | UrlReferenc
     Args:
         endpoint: The hub in use; its URLs mean repositories, as those of huggingface.co do.
 
-    Raises:
-        NoSuchModel: The word is no reference.
+    Raises NoSuchModel: the word is no reference.
     """
     hosts, word = _HOSTS | ({urlsplit(endpoint).netloc} - {""}), word.removeprefix("hf:")
     if "://" not in word:

@@ -20,13 +20,7 @@ from typing import Final, Literal
 
 from supervisor.errors import ModelInvalid
 from supervisor.models import metadata
-from supervisor.models.file_names import (
-    FileGroup,
-    FileName,
-    companion,
-    group,
-    parse_file_name,
-)
+from supervisor.models.file_names import FileGroup, FileName, companion, group, parse_file_name
 from supervisor.models.metadata import Gguf
 from supervisor.system.ownership import foreign_owner
 

@@ -211,8 +211,7 @@ def choose(
         spec_types: Drafting types of the build.
         takes_heads: Whether to take draft heads beside the model if nothing is set.
 
-    Raises:
-        SettingsInvalid: The vocabulary of the configured draft model differs from the model's.
+    Raises SettingsInvalid: the vocabulary of the configured draft model differs from the model's.
     """
     if isinstance(setting, Path):
         return _read_draft(setting, model, cache_dir)

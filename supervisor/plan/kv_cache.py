@@ -67,10 +67,7 @@ def layer_bytes(gguf: Gguf, cache: Cache) -> tuple[int, ...]:
     """Return the bytes of each layer in all caches together; 0 for a model that is not causal."""
     if not gguf.is_causal:
         return (0,) * len(gguf.kv_heads)
-    cells = {
-        False: cache.cells,
-        True: cache.sliding_cells(gguf.sliding_window or 0),
-    }
+    cells = {False: cache.cells, True: cache.sliding_cells(gguf.sliding_window or 0)}
     return tuple(
         round(cache.streams * cells[is_sliding] * heads * _head_bytes(gguf, cache))
         for heads, is_sliding in zip(gguf.kv_heads, gguf.sliding, strict=True)

@@ -53,8 +53,7 @@ def with_paths(
 def check_files(model: str, flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue]) -> None:
     """Check the files in a model's flags; flags that are not in `own` are its trial's.
 
-    Raises:
-        SettingsInvalid: An engine could not read a file.
+    Raises SettingsInvalid: an engine could not read a file.
     """
     for name, path, reason in _unreadable_files(flags):
         table = "flags" if own.get(name) == flags[name] else "trial.flags"
@@ -207,8 +206,7 @@ def lora_settings(loras: Sequence[Lora]) -> dict[str, Setting]:
 def check(name: str, found: Gguf, model: Gguf) -> None:
     """Check that a file is an adapter of a model.
 
-    Raises:
-        SettingsInvalid: It is not, or has another architecture, or the model generates no text.
+    Raises SettingsInvalid: it is not, or has another architecture, or the model generates no text.
     """
     if found.kind != "adapter":
         problem = f"{found.path} is no LoRA adapter but a {found.kind}"

@@ -204,8 +204,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
 ) -> Plan:
     """Plan the instances of a model; `instances` processes of all models share the machine.
 
-    Raises:
-        SettingsInvalid: No build has a flag, or this build would reject a value.
+    Raises SettingsInvalid: no build has a flag, or this build would reject a value.
     """
     remote = devices_of(entry.workers)
     devices = () if remote else engine.devices

@@ -72,9 +72,7 @@ def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
         description=table.get("description", ""),
         extends=extends,
         flags=MappingProxyType({**(under.flags if under else {}), **own}),
-        origins=MappingProxyType(
-            {**(under.origins if under else {}), **dict.fromkeys(own, name)},
-        ),
+        origins=MappingProxyType({**(under.origins if under else {}), **dict.fromkeys(own, name)}),
     )
 
 

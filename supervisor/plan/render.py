@@ -51,8 +51,7 @@ def render(
 ) -> tuple[list[RenderedFlag], list[OmittedFlag]]:
     """Render settings by canonical key for a build; also return the omitted ones.
 
-    Raises:
-        SettingsInvalid: No build has a flag, users may not set it, or its value is invalid.
+    Raises SettingsInvalid: no build has a flag, users may not set it, or its value is invalid.
     """
     results = [_render_setting(key, value, flags) for key, value in settings.items()]
     lines = [result for result in results if isinstance(result, RenderedFlag)]
@@ -62,10 +61,8 @@ def render(
 def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
     """Translate a setting to today's name and value, so that equal settings compare equal.
 
-    The name may be of any build, with or without dashes; `no-x = true` is `x = false`.
-
-    Raises:
-        SettingsInvalid: Users may not set this option.
+    The name may be of any build, with or without dashes; `no-x = true` is `x = false`. Raises
+    SettingsInvalid: users may not set this option.
     """
     key, value = _positive(plain_name(name), value, flags)
     key = _todays(key)

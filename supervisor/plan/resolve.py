@@ -70,8 +70,7 @@ class BatchingSettings(SettingsTable):
         description="tokens of context of one sequence; --ctx-size is this for each slot",
     )
     dynamic_batching: bool | None = Field(
-        None,
-        description="whether a sequence may join while others decode (--cont-batching)",
+        None, description="whether a sequence may join while others decode (--cont-batching)"
     )
     prefer_pure_decode: bool = Field(
         default=False,
@@ -137,8 +136,7 @@ def rpc_settings(
     Args:
         split: The `--tensor-split` to which layers were moved, or None.
 
-    Raises:
-        SettingsInvalid: The build has no RPC, or the model sets `rpc` itself.
+    Raises SettingsInvalid: the build has no RPC, or the model sets `rpc` itself.
     """
     if not flags.find(RPC):
         raise SettingsInvalid(
@@ -261,10 +259,7 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     if "spec-draft-model" in settings:
         reason = "a draft model alone does not enable drafting"
         kind = draft_type(draft.gguf) if draft.gguf else SIMPLE
-        return {
-            **settings,
-            "spec-type": settings.get("spec-type", Setting(kind, CORRAL, reason)),
-        }
+        return {**settings, "spec-type": settings.get("spec-type", Setting(kind, CORRAL, reason))}
     # A profile may have numbers for drafting, which are useless without a draft model.
     return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
 

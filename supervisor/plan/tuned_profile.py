@@ -80,8 +80,7 @@ def path_of(model: str, directory: Path) -> Path:
 def read(model: str, directory: Path) -> Tuned | None:
     """Read a model's tuned profile; None without one.
 
-    Raises:
-        SettingsInvalid: The file cannot be read, or is invalid.
+    Raises SettingsInvalid: the file cannot be read, or is invalid.
     """
     path = path_of(model, directory)
     if not path.is_file():

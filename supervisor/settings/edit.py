@@ -128,8 +128,7 @@ _KEY_HINT = (
 def key_parts(key: str) -> tuple[str, ...]:
     """Parse a dotted TOML key, in which quotes may be missing.
 
-    Raises:
-        SettingsInvalid: It is not a key.
+    Raises SettingsInvalid: it is not a key.
     """
     parts = _as_toml(key) or tuple(key.split("."))
     if not all(parts) or not key.isprintable():
@@ -307,8 +306,7 @@ _OWN: Final = ("profile", "engine")
 def remove_trial(text: str, model: str, *, is_applied: bool) -> Edit:
     """Remove a model's trial; if `is_applied`, its settings become the model's own.
 
-    Raises:
-        SettingsInvalid: The file does not have the trial, or cannot be changed safely.
+    Raises SettingsInvalid: the file does not have the trial, or cannot be changed safely.
     """
     try:
         after = edit_text(text, functools.partial(_change, model=model, is_applied=is_applied))

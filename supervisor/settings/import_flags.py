@@ -77,8 +77,7 @@ class Converted:
 def read_text(path: Path) -> str:
     """Read a settings file.
 
-    Raises:
-        SettingsInvalid: The file cannot be read, is larger than 1 MiB, or is not UTF-8.
+    Raises SettingsInvalid: the file cannot be read, is larger than 1 MiB, or is not UTF-8.
     """
     try:
         with open_regular(path) as file:
@@ -366,8 +365,7 @@ def convert_commands(
         known: The options of the installed engine; None for those of the newest recorded build.
         more_omitted: Sentences about other parts of the source that were omitted.
 
-    Raises:
-        SettingsInvalid: No command starts llama-server.
+    Raises SettingsInvalid: no command starts llama-server.
     """
     commands = engine_commands(text)
     if not commands:

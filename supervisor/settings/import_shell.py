@@ -88,8 +88,7 @@ class EngineCommand:
 def split(text: str) -> list[str]:
     """Split a command as a shell does, with comments and line continuations.
 
-    Raises:
-        SettingsInvalid: A quotation mark is not closed.
+    Raises SettingsInvalid: a quotation mark is not closed.
     """
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)

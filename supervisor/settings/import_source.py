@@ -63,8 +63,7 @@ def from_environment(text: str, environ: Mapping[str, str]) -> str:
 def expand_macros(value: Any, macros: Mapping[str, object]) -> Any:
     """Replace macros, the last first; unknown macros stay.
 
-    Raises:
-        SettingsInvalid: The result is longer than 65,536 characters.
+    Raises SettingsInvalid: the result is longer than 65,536 characters.
     """
     if isinstance(value, str):
         return _expanded_text(value, macros)
@@ -110,8 +109,7 @@ def convert_llama_swap(
 ) -> Converted:
     """Convert settings whose relative paths start at `base`; `known` as in `convert_commands`.
 
-    Raises:
-        SettingsInvalid: The text is not YAML, or is not a table.
+    Raises SettingsInvalid: the text is not YAML, or is not a table.
     """
     whole = read_yaml(from_environment(text, environ))
     models, omitted = [], list(_omitted_keys(whole))
@@ -132,8 +130,7 @@ def convert_llama_swap(
 def read_yaml(text: str, what: str = "settings of llama-swap") -> Mapping[str, Any]:
     """Parse YAML into the values of JSON.
 
-    Raises:
-        SettingsInvalid: The text is not YAML, has tags, is too large, or is not a table.
+    Raises SettingsInvalid: the text is not YAML, has tags, is too large, or is not a table.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows them
@@ -246,10 +243,7 @@ def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
         for name, peer in _table_or_empty(whole.get("peers")).items()
     }
     return {
-        "proxy": {
-            "listen": _DEFAULT_LISTEN,
-            **({"api_keys_file": KEYS_FILE} if has_keys else {}),
-        },
+        "proxy": {"listen": _DEFAULT_LISTEN, **({"api_keys_file": KEYS_FILE} if has_keys else {})},
         **({"supervisor": {"load_timeout_s": load_timeout_s}} if load_timeout_s else {}),
         **({"nodes": nodes} if nodes else {}),
     }
@@ -358,8 +352,7 @@ _FLAGS: Final = MappingProxyType(
 def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Converted:
     """Convert a Modelfile to a model that is named after its GGUF file.
 
-    Raises:
-        SettingsInvalid: The text has no FROM.
+    Raises SettingsInvalid: the text has no FROM.
     """
     options = ModelOptions(known or newest_flags())
     stops, more = list[str](), dict[str, Any]()
@@ -424,8 +417,7 @@ _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 def convert_router_preset(text: str, base: Path, known: Flags | None = None) -> Converted:
     """Convert a preset whose relative paths start at `base`; `known` as in `convert`.
 
-    Raises:
-        SettingsInvalid: The text is not a preset.
+    Raises SettingsInvalid: the text is not a preset.
     """
     sections = _read(text)
     shared = sections.get(_ALL, {})
@@ -594,8 +586,7 @@ def convert(
         environ: The environment, for variables in the text.
         known: The options of the installed engine; None for those of the newest recorded build.
 
-    Raises:
-        SettingsInvalid: The text is not of that kind.
+    Raises SettingsInvalid: the text is not of that kind.
     """
     match kind:
         case "command":

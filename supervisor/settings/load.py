@@ -50,8 +50,7 @@ class Loaded:
     def with_models(self, models: Mapping[str, ModelSettings]) -> Loaded:
         """Add models to the settings, except those whose names are taken.
 
-        Raises:
-            SettingsInvalid: An alias is another model's name.
+        Raises SettingsInvalid: an alias is another model's name.
         """
         known = self.settings.models
         policy = self.settings.supervisor.restart
@@ -80,8 +79,7 @@ def load(
         overrides: Values from the command line, shaped like the file.
         environ: Used for `CORRAL_CONFIG` only; pydantic-settings reads the process's environment.
 
-    Raises:
-        SettingsInvalid: The file is missing or not TOML, or a value is invalid.
+    Raises SettingsInvalid: the file is missing or not TOML, or a value is invalid.
     """
     path = find_file(config, config_dir=config_dir, environ=environ)
     return merge(read_toml(path) if path else {}, path, overrides)
@@ -91,11 +89,7 @@ def merge(
     table: Mapping[str, Any], path: Path | None, overrides: Mapping[str, Any] | None = None
 ) -> Loaded:
     """Merge and check the content of a settings file with the other sources; raises as `load`."""
-    sources = {
-        "file": table,
-        "environment": _environment(),
-        "command line": dict(overrides or {}),
-    }
+    sources = {"file": table, "environment": _environment(), "command line": dict(overrides or {})}
     merged: dict[str, Any] = functools.reduce(_merge_tables, sources.values(), {})
     place = functools.partial(_place, sources, path)
     problems = list(unknown_tables(merged))
@@ -136,8 +130,7 @@ def _is_set_in(table: object, key: Sequence[str]) -> bool:
 def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
     """Check the content of a `[models]` table that is in no file; its paths are absolute.
 
-    Raises:
-        SettingsInvalid: A name or a value is invalid.
+    Raises SettingsInvalid: a name or a value is invalid.
     """
     try:
         return Settings.model_validate({"models": tables}).models
@@ -148,10 +141,8 @@ def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
     """Return the settings file to read, or None.
 
-    A file in the current directory that others could have written is ignored with a warning.
-
-    Raises:
-        SettingsInvalid: A named file is missing.
+    A file in the current directory that others could have written is ignored with a warning. Raises
+    SettingsInvalid: a named file is missing.
     """
     named = config or (Path(environ["CORRAL_CONFIG"]) if environ.get("CORRAL_CONFIG") else None)
     if named is not None:
@@ -243,8 +234,7 @@ def _merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 def _environment() -> dict[str, Any]:
     """Read the variables `CORRAL_…`.
 
-    Raises:
-        SettingsInvalid: A table's variable is not JSON, or a value is nested too deep.
+    Raises SettingsInvalid: a table's variable is not JSON, or a value is nested too deep.
     """
     try:
         found = EnvSettingsSource(Settings)()

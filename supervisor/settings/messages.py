@@ -160,10 +160,7 @@ def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:
     """Yield entries of `[proxy.fallback]`, which is for models of nodes, for other models."""
     known = all_names(settings.models)
     for name in settings.proxy.fallback:
-        key, shown = (
-            ("proxy", "fallback", name),
-            f"proxy.fallback.{brief(name, quoted=False)}",
-        )
+        key, shown = (("proxy", "fallback", name), f"proxy.fallback.{brief(name, quoted=False)}")
         if name in known:
             yield Problem(
                 key,

@@ -73,8 +73,7 @@ class ResidencyPolicy(SettingsTable):
         description="whether requests may change how long it stays, by the member keep_alive",
     )
     keep_alive_max_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] | None = Field(
-        None,
-        description="longest time that keep_alive may give, for ever included; unset: any",
+        None, description="longest time that keep_alive may give, for ever included; unset: any"
     )
     min_residency_s: float = Field(
         2,
@@ -125,10 +124,7 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
         "`corral slots new-key` makes it; unset: they are not encrypted",
     )
     slots_max_age_days: float = Field(
-        30,
-        gt=0,
-        le=36_500,
-        description="saved conversations unused for so long are deleted",
+        30, gt=0, le=36_500, description="saved conversations unused for so long are deleted"
     )
     slots_write_budget: Annotated[Bytes, Field(ge=0, le=2**60)] = Field(
         32 * 1024**3,
@@ -159,8 +155,7 @@ class ModelSettings(ResidencyPolicy):
         "hf:OWNER/NAME:FILE.gguf or ollama:NAME:TAG, which any store may have"
     )
     engine: EngineField | None = Field(
-        None,
-        description="its own installed build or llama-server; unset: the engine of all models",
+        None, description="its own installed build or llama-server; unset: the engine of all models"
     )
     profile: Text = Field("base", description="a profile of `corral profile list`")
     replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
@@ -218,8 +213,7 @@ class ModelSettings(ResidencyPolicy):
         (), max_length=16, description="names of [workers] that compute its layers, in this order"
     )
     on_worker_loss: Literal["wait", "without"] = Field(
-        "wait",
-        description="while one of them does not answer: wait for it, or run without it",
+        "wait", description="while one of them does not answer: wait for it, or run without it"
     )
 
     on_out_of_memory: Literal["reduce", "fail"] = Field(

@@ -384,12 +384,7 @@ class HealthSettings(SettingsTable):
 class InstanceLimits(HealthSettings):
     """How long each state of an instance may last, in seconds."""
 
-    load_timeout_s: float = Field(
-        300,
-        gt=0,
-        le=86_400,
-        description="longest silence while loading",
-    )
+    load_timeout_s: float = Field(300, gt=0, le=86_400, description="longest silence while loading")
     warm_timeout_s: float = Field(30, gt=0, le=3600, description="time for the warm-up request")
     unhealthy_timeout_s: float = Field(
         60,

@@ -75,8 +75,7 @@ KeyRing = Mapping[str, SlotKey]
 def read_key_ring(path: Path) -> KeyRing:
     """Read a file of keys.
 
-    Raises:
-        SettingsInvalid: It is missing, another user's, open to others, or has no valid keys.
+    Raises SettingsInvalid: it is missing, another user's, open to others, or has no valid keys.
     """
     try:
         text, _ = read_private(
@@ -126,8 +125,7 @@ def encrypted_bytes(size_bytes: int) -> int:
 def encrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
     """Encrypt a file into a new one of mode 0600, which is on the disk when this returns.
 
-    Raises:
-        OSError: A file cannot be read or written; then there is no target.
+    Raises OSError: a file cannot be read or written; then there is no target.
     """
     salt = secrets.token_bytes(_SALT_BYTES)
     cipher = _cipher(key, salt, context)

@@ -26,11 +26,7 @@ from supervisor.events import Emit
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import TOKENS_AWAY_MAX, find_prefix
 from supervisor.slot_store.manifest import CacheKey, Manifest, cache_key
-from supervisor.slot_store.slot_files import (
-    Fingerprints,
-    SlotFiles,
-    SlotTask,
-)
+from supervisor.slot_store.slot_files import Fingerprints, SlotFiles, SlotTask
 from supervisor.slot_store.slot_transfer import (
     UNUSED,
     note_outcome,

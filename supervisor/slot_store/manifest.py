@@ -141,11 +141,7 @@ def dump(manifest: Manifest) -> str:
 
 
 def load(text: str) -> Manifest:
-    """Parse a manifest.
-
-    Raises:
-        ManifestInvalid: It is unreadable, altered, or of another format.
-    """
+    """Parse a manifest. Raises ManifestInvalid: it is unreadable, altered, or of another format."""
     try:
         content = json.loads(text)
         if content.pop("check") != _check(content):
@@ -194,8 +190,7 @@ def turns_of(saved: Iterable[Manifest]) -> Turns:
 def find_file(files: Turns, name: str) -> str:
     """Return the name of the file whose name begins with `name`.
 
-    Raises:
-        NoSuchConversation: There is none, or more than one.
+    Raises NoSuchConversation: there is none, or more than one.
     """
     found = [file for file in files if name and file.startswith(name)]
     if len(found) == 1:

@@ -230,8 +230,7 @@ def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes:
 def refit(path: Path, before: int | None, after: int | None, state_bytes: int) -> None:
     """Rewrite a file in its place for another number of slots; if that fails, delete it.
 
-    Raises:
-        InvalidSlotFile, OSError: As `rewrite`.
+    Raises InvalidSlotFile, OSError: as `rewrite`.
     """
     if before is None or after is None or before == after:
         return

@@ -40,10 +40,7 @@ Result = TypeVar("Result")
 
 class SlotFiles:
     def __init__(
-        self,
-        persistence: Callable[[], SlotPersistence],
-        listener: Router,
-        emit: Emit,
+        self, persistence: Callable[[], SlotPersistence], listener: Router, emit: Emit
     ) -> None:
         self.catalogue = Catalogue(listener)
         self._emit = emit

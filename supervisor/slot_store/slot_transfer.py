@@ -56,10 +56,7 @@ _FINGERPRINT_MAX_CHARACTERS: Final = 128 * 1024
 
 
 async def save(
-    task: SlotTask,
-    client: EngineClient,
-    saved_tasks: dict[int, int | None],
-    saved: list[Manifest],
+    task: SlotTask, client: EngineClient, saved_tasks: dict[int, int | None], saved: list[Manifest]
 ) -> None:
     """Save the idle slots, the most recently used first; update `saved_tasks` and `saved`.
 
@@ -165,8 +162,7 @@ async def uses_restored(
 ) -> bool:
     """Return whether the engine uses restored slots, as far as known; leaves the slot empty.
 
-    Raises:
-        EngineUnreachable: The engine does not answer.
+    Raises EngineUnreachable: the engine does not answer.
     """
     if known := task.store.outcomes.get(task.key):
         return not known.problem

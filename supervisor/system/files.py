@@ -84,10 +84,8 @@ def stat_regular(path: Path) -> os.stat_result:
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace a file atomically, with mode 0600; text is UTF-8 and keeps its line ends.
 
-    Unless `durable`, a crash of the machine may lose the file.
-
-    Raises:
-        OSError: Nothing was written; an existing file is unchanged.
+    Unless `durable`, a crash of the machine may lose the file. Raises OSError: nothing was written;
+    an existing file is unchanged.
     """
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -142,8 +140,7 @@ def _check(found: os.stat_result) -> None:
 def key_of(files: Iterable[Path], *more: str) -> str:
     """Return a cache key for the versions of these files and for these texts.
 
-    Raises:
-        OSError: A file is missing or inaccessible.
+    Raises OSError: a file is missing or inaccessible.
     """
     parts = [*more]
     for path in files:

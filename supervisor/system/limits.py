@@ -39,8 +39,7 @@ def limit(name: str) -> tuple[int | None, int | None]:
 def set_soft_limit(name: str, value: int) -> None:
     """Set a soft limit, at most to the hard limit; does nothing if the system lacks the limit.
 
-    Raises:
-        ValueError: The system refuses the value.
+    Raises ValueError: the system refuses the value.
     """
     if _resource is not None and has_limit(name):
         number = getattr(_resource, name)

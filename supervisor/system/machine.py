@@ -18,13 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
-from supervisor.system.limits import (
-    cpu_quota,
-    has_limit,
-    kernel_text,
-    limit,
-    memory_limit_bytes,
-)
+from supervisor.system.limits import cpu_quota, has_limit, kernel_text, limit, memory_limit_bytes
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NAME_MAX: Final = 80
@@ -148,8 +142,7 @@ _last: list[Machine] = []
 def read() -> Machine:
     """Read the resources; if they cannot be read now, return the last ones.
 
-    Raises:
-        OSError: They were never read, for example because no file descriptor is free.
+    Raises OSError: they were never read, for example because no file descriptor is free.
     """
     try:
         found = read_from(_ROOT, allowed_cpus())

@@ -89,8 +89,7 @@ def _doubts(place: Access, uid: int, private_gid: int | None) -> Iterator[str]:
 def read_access(path: Path) -> tuple[Access, ...]:
     """Return the access to a file, to its directory, and to the directory of a symlink's target.
 
-    Raises:
-        OSError: Any of them cannot be read.
+    Raises OSError: any of them cannot be read.
     """
     real = path.resolve(strict=True)
     directories = dict.fromkeys((path.parent.resolve(), real.parent))

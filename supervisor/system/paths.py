@@ -152,10 +152,8 @@ def directories() -> Directories:
     Each can be set by `CORRAL_CONFIG_DIR`, `CORRAL_DATA_DIR`, `CORRAL_CACHE_DIR`, `CORRAL_LOG_DIR`
     and `CORRAL_RUNTIME_DIR`. Otherwise systemd's `STATE_DIRECTORY`, `CACHE_DIRECTORY`,
     `LOGS_DIRECTORY` and `RUNTIME_DIRECTORY` are used if set (Source: systemd.exec(5)), then the
-    platform's own, which follow the XDG variables.
-
-    Raises:
-        AccessDenied: The path of the control socket is too long.
+    platform's own, which follow the XDG variables. Raises AccessDenied: the path of the control
+    socket is too long.
     """
     found = Directories(
         config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", "config"),
@@ -230,8 +228,7 @@ def _choose(ours: str, systemd: str, kind: str) -> Path:
 def make_private(directory: Path) -> Path:
     """Create a directory with mode 0700, or restrict an existing one.
 
-    Raises:
-        AccessDenied: It cannot be created, is not a directory, or belongs to another user.
+    Raises AccessDenied: it cannot be created, is not a directory, or belongs to another user.
     """
     return _make(directory, 0o077, os.O_NOFOLLOW)
 
@@ -239,10 +236,8 @@ def make_private(directory: Path) -> Path:
 def make_ours(directory: Path) -> Path:
     """Create a directory that only its owner can write, or restrict an existing one.
 
-    For directories that users choose and may share or link to, such as the models directory.
-
-    Raises:
-        AccessDenied: As `make_private`, or all users share the directory, as they do /tmp.
+    For directories that users choose and may share or link to, such as the models directory. Raises
+    AccessDenied: as `make_private`, or all users share the directory, as they do /tmp.
     """
     return _make(directory, 0o022, 0)
 

@@ -19,9 +19,8 @@ _SEARCHED_MAX_BYTES: Final = 64 * 1024
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a file.
 
-    Raises:
-        SettingsInvalid: The file cannot be read, is not a regular file, is larger than 1 MiB, is
-            not TOML, or is nested too deep.
+    Raises SettingsInvalid: the file cannot be read, is not a regular file, is larger than 1 MiB, is
+    not TOML, or is nested too deep.
     """
     content = _read(path)
     try:
