@@ -53,7 +53,6 @@ class Throttle:
         return count < self._burst
 
     def expire(self) -> None:
-        """End the windows that are over."""
         now_s = self._clock()
         for cause in [cause for cause, (until_s, _) in self._windows.items() if until_s <= now_s]:
             _, count = self._windows.pop(cause)

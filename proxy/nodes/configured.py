@@ -108,7 +108,6 @@ class Known:
     is_confirmed: bool = True
 
     def pause_s(self, times: NodeTimes = NODE_TIMES) -> float:
-        """Return the time until the records are asked for again."""
         if not self.is_confirmed:
             return times.confirm_s
         if self.failures:
@@ -174,7 +173,6 @@ class ConfiguredNode:
 
     @property
     def url(self) -> str:
-        """Its address, for people."""
         if self.address is None:
             return self.settings.url
         url = parse_url(self.settings.url)

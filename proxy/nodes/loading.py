@@ -99,7 +99,6 @@ class RemoteLoading:
         self._asked_until_s: dict[tuple[str, str], float] = {}
 
     def has_loadable(self, model: str) -> bool:
-        """Return whether a node may be asked to load a model, or loads it."""
         return bool(self._loadable(model))
 
     async def load(self, model: str) -> None:
@@ -164,7 +163,6 @@ class RemoteLoading:
     # No method below awaits.
 
     def _is_loading(self, model: str) -> bool:
-        """Return whether a node loads a model, or has agreed to it moments ago."""
         now_s = self._clock()
         return any(
             remote_model.state == "loading"

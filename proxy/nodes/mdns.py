@@ -31,7 +31,6 @@ _TTL_S: Final = 10.0
 
 
 async def resolve(url: NodeUrl) -> Answer:
-    """Ask for the services of a url's type."""
     service = f"{url.host.rstrip('.')}."
     try:
         async with multicast() as zeroconf:

@@ -116,7 +116,6 @@ class NodeMonitor:
         await self._checked.wait()
 
     def offers(self) -> list[OfferedModel]:
-        """Return the models of the last successful poll."""
         name, problem = self.node.name, None if self.is_up else self.problem
         slots = self._poller.slots_of
         return [OfferedModel(model, slots(model), name, problem) for model in self.remote_models]

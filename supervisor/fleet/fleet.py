@@ -193,7 +193,6 @@ class Fleet:
             self.models[name].residency = planner.model_settings(name)
 
     def add(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
-        """Make a new replica, stopped."""
         replica = self._make(place, planner)
         model = self.models[place.model]
         if not model.is_configured:

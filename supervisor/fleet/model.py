@@ -104,7 +104,6 @@ _REMOTE: Final = "RPC"
 
 
 def gpu_use(estimates: Iterable[Estimate]) -> GpuUse:
-    """Return the use of GPUs by instances with these estimates."""
     uses = [_use(estimate) for estimate in estimates]
     return GpuUse(
         layers=max((use.layers for use in uses), default=0),

@@ -275,7 +275,6 @@ class LaunchPlanner:
         return self.measurements(found.path, engine).read()
 
     def measurements(self, path: Path, engine: Engine) -> MeasurementStore:
-        """Return the store for the speeds of a model file with an engine."""
         return MeasurementStore(self._directories.cache, path, engine.path, self._read_machine())
 
     def fingerprint(self, place: ReplicaId, engine: Engine) -> LaunchFingerprint:

@@ -92,7 +92,6 @@ class StatsReader:
         return found if found and found.pid == facts.pid else EngineStats(facts.pid)
 
     async def refresh(self, instances: Iterable[Instance]) -> None:
-        """Read every ready instance, unless the last reading is recent."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._read_at_s < _MAX_AGE_S:
             return

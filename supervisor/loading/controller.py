@@ -126,7 +126,6 @@ class AdmissionController:
 
     @contextmanager
     def request_load(self, model: Model) -> Iterator[None]:
-        """Request a model during the block."""
         model.refusal = None
         requests = self._requested_at_s.setdefault(model.entry.name, [])
         requested_at_s = self._clock()
@@ -200,7 +199,6 @@ class AdmissionController:
         return not is_waiting and {snapshot.state for snapshot in snapshots_of(model)} <= START_OVER
 
     def unload_times(self) -> dict[str, UnloadTime]:
-        """Return when each loaded model is unloaded if no request comes."""
         return {
             state.name: UnloadTime(state.unload_in_s, state.idle_limit_s, state.follows_request)
             for state in self._demands()

@@ -327,7 +327,6 @@ def _reasons_for(wanted: ModelState, victims: Iterable[str]) -> Mapping[str, str
 
 
 def _soonest(times_s: Iterable[float]) -> float:
-    """Return the shortest time above 0; infinite if there is none."""
     return min((time_s for time_s in times_s if time_s > 0), default=math.inf)
 
 

@@ -288,7 +288,6 @@ class Header:
     strings: tuple[bytes, ...]  # the requested array of strings; empty if none was requested
 
     def text(self, key: str) -> str:
-        """Return a string of the metadata; empty if missing."""
         value = self.metadata.get(key)
         return value if isinstance(value, str) else ""
 

@@ -222,7 +222,6 @@ class StoredModel:
 
     @property
     def flags(self) -> dict[str, str]:
-        """llama-server's flags for its projector and adapters."""
         found = {"mmproj": str(self.projector)} if self.projector else {}
         return found | ({"lora": ",".join(map(str, self.adapters))} if self.adapters else {})
 

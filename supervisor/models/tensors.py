@@ -109,7 +109,6 @@ MatrixBytes = tuple[tuple[str, int, int], ...]
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Return the size of a tensor; 0 for an unknown type."""
     _, elements, size_bytes = GGML_TYPES.get(tensor.kind, UNKNOWN)
     return tensor.elements // elements * size_bytes
 

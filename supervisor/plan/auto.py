@@ -43,7 +43,6 @@ class ThreadSpeeds:
 
 
 def next_untried(speeds: Collection[int], cores: int) -> int | None:
-    """Return the next thread count to measure on this number of cores, or None."""
     return next((count for count in thread_counts(cores) if count not in speeds), None)
 
 
@@ -63,7 +62,6 @@ def fastest_count(speeds: Mapping[int, float], cores: int) -> int:
 def known_speeds(
     measured: Mapping[int, ThreadSpeeds] | None, kind: Literal["decode", "prefill", "together"]
 ) -> Mapping[int, float]:
-    """Return the measured speeds of one kind by thread count."""
     found = ((count, getattr(speeds, kind)) for count, speeds in (measured or {}).items())
     return {count: speed for count, speed in found if speed}
 

@@ -181,7 +181,6 @@ def input_bytes(gguf: Gguf, layout: ContextLayout) -> int:
 
 
 def output_bytes(gguf: Gguf, layout: ContextLayout) -> int:
-    """Return the host buffer that receives the logits."""
     return layout.cache.slots * gguf.vocab_size * _VALUE
 
 

@@ -77,7 +77,6 @@ def read(path: Path, *, cache_dir: Path) -> Vocabulary:
 
 
 def misfit(model: Vocabulary, draft: Vocabulary) -> str | None:
-    """Return why `draft` cannot draft for `model`, or None."""
     if draft.kind != model.kind:
         return f"it has a {draft.kind} tokenizer, the model {model.kind}"
     if abs(draft.size - model.size) > _DIFFERENCE_MAX:
@@ -152,7 +151,6 @@ def usable_type(draft: Gguf | None, model: Gguf, spec_types: Collection[str]) ->
 
 
 def head_misfit(head: Gguf, model: Gguf) -> str | None:
-    """Return why a file of draft heads does not belong to a model, or None."""
     if draft_type(head) == MTP and head.architecture != model.architecture:
         return f"it drafts for {head.architecture}, not {model.architecture}"
     if head.drafts_for != model.embedding_length:

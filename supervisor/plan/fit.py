@@ -58,7 +58,6 @@ def capacity(
 
 
 def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
-    """Return why an instance cannot fit even alone, or None."""
     local_bytes = found.local_workers_bytes
     if found.host.at_start + local_bytes > has.host:
         within = f", {size(local_bytes)} of it in workers" if local_bytes else ""
@@ -100,7 +99,6 @@ def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Sugge
 
 
 def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> None:
-    """Raise OutOfMemory for an instance that can never fit."""
     reason = misfit_reason(estimate(memory_inputs), has)
     if reason is None:
         return

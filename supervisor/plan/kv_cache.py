@@ -97,7 +97,6 @@ def state_bytes(gguf: Gguf) -> int:
 
 
 def can_quantise(gguf: Gguf) -> bool:
-    """Return whether the heads consist of whole blocks."""
     return gguf.key_length % BLOCK == 0 and gguf.value_length % BLOCK == 0
 
 

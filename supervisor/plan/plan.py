@@ -43,7 +43,6 @@ from supervisor.system.machine import Machine
 
 
 def reason_against(key: str, inputs: PlanInputs, chosen: Chosen) -> str | None:
-    """Return why a setting cannot work on this machine, or None."""
     reason = None
     match key:
         case "gpu-layers" if not inputs.device_bytes and "rpc" not in chosen:
@@ -372,7 +371,6 @@ class TrialSettings(SettingsTable):
         return f"{with_flags} on {self.engine}" if self.engine else with_flags
 
     def apply_to(self, entry: ModelEntry) -> ModelEntry:
-        """Return the model with the trial's settings."""
         return replace(
             entry,
             profile=self.profile or entry.profile,

@@ -199,7 +199,6 @@ _PRESETS: Final = ("embd-", "fim-", "gpt-oss-", "vision-", "tts-oute")
 
 
 def reserved_reason(key: str) -> str | None:
-    """Return why users may not set an option, or None."""
     if key.startswith(_PRESETS) and key.endswith(("-default", "-spec")):
         return _MODEL
     return RESERVED.get(key)

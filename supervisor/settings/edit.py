@@ -105,7 +105,6 @@ def edit_text(text: str, change: Callable[[Table], None]) -> str:
 
 
 def toml(value: object) -> str:
-    """Format a value as TOML."""
     return tomlkit.item(value).as_string()
 
 
@@ -340,7 +339,6 @@ def _change(whole: Table, model: str, *, is_applied: bool) -> None:
 
 
 def _own_lines(trial: Mapping[str, object]) -> list[str]:
-    """Return the lines that an applied trial adds to the model's table."""
     own = [f"{name} = {toml(trial[name])}" for name in _OWN if name in trial]
     flags = trial.get("flags")
     named = flags.items() if isinstance(flags, Mapping) else ()

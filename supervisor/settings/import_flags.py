@@ -69,7 +69,6 @@ class Converted:
     keys: tuple[str, ...] = field(default=(), repr=False)
 
     def document(self) -> dict[str, Any]:
-        """Return all tables of `corral.toml`."""
         models = {model.name: dict(model.table) for model in self.models}
         return {**self.tables, **({"models": models} if models else {})}
 
@@ -181,7 +180,6 @@ class ModelOptions:
         return f"{HUB}{repository}" if repository else None
 
     def read(self, words: Sequence[str]) -> None:
-        """Convert the words of a command line after the program's name."""
         for name, value in self._options(words):
             if name.startswith("-"):
                 self.take(name, value)
@@ -333,7 +331,6 @@ class ModelOptions:
 
 
 def split_list(text: str) -> list[str]:
-    """Split at commas, and drop empty parts."""
     return [part for word in text.split(",") if (part := word.strip())]
 
 
@@ -509,7 +506,6 @@ class ReadCommand:
 
 
 def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ReadCommand:
-    """Read the options and variables of a command."""
     options = ModelOptions(known or newest_flags())
     for name, value in command.variables.items():
         if not options.take_variable(name, value):
@@ -548,7 +544,6 @@ def _take_key_file(
 
 
 def name_of(source: str) -> str:
-    """Return a name to serve a path or a reference by."""
     if not is_reference(source):
         return file_names.model_name(Path(source).name)
     found = reference.parse_reference(source) if source.startswith(HUB) else None

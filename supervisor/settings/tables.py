@@ -113,7 +113,6 @@ class SlotSettings(SettingsTable):
 
     @property
     def sample_s(self) -> float:
-        """The interval between samples of demand."""
         return min(_SAMPLE_MAX_S, self.queued_s / _SAMPLES, self.quiet_s / _SAMPLES)
 
 
@@ -366,7 +365,6 @@ class HealthSettings(SettingsTable):
 
     @property
     def tick_s(self) -> float:
-        """The time between two samples."""
         return self.liveness_interval_s / _TICKS_PER_INTERVAL
 
     @property

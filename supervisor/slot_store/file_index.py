@@ -212,7 +212,6 @@ class Catalogue:
         )
 
     def find_replaced(self, new: SlotFile, tokens_min: int) -> list[str]:
-        """Return the names of the files that a new one replaces."""
         its = new.fingerprint
         if its.turn_hashes:
             names = {

@@ -105,7 +105,6 @@ class SlotFiles:
             self.start(self.reconcile(), "slot files of other keys")
 
     def may_save(self, size_bytes: float) -> bool:
-        """Return whether an engine may write a file of this size now."""
         persistence = self._persistence()
         budget = persistence.budget
         return (
@@ -146,7 +145,6 @@ class SlotFiles:
         return task
 
     async def settle(self, instance: str | None = None) -> None:
-        """Wait until the files of an instance, or of all, are stored."""
         await self.pending.settle(instance)
 
     async def turns(self) -> Turns:

@@ -181,7 +181,6 @@ async def uses_restored(
 
 
 def note_outcome(task: SlotTask, outcome: RestoreOutcome) -> None:
-    """Store the outcome of the first restored slot, and report a problem."""
     task.store.outcomes.set(task.key, outcome)
     if outcome.problem:
         expected, found = outcome.expected_tokens, outcome.found_tokens

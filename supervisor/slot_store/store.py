@@ -128,7 +128,6 @@ class Quarantine:
         self._max_age = max_age
 
     def take(self, *paths: Path) -> None:
-        """Move the existing ones of the files here."""
         make_private(self._root.parent)
         make_private(self._root)
         for path in paths:

@@ -50,7 +50,6 @@ class SlotPersistence:
         return None
 
     def outcome(self, plan: Plan) -> RestoreOutcome | None:
-        """Return the outcome of the first restored slot of a plan's engine, if any."""
         return self.store.outcomes.get(cache_key(plan))
 
     def _unsupported_reason(self, plan: Plan) -> str | None:
@@ -112,7 +111,6 @@ def slot_persistence(directories: Directories, settings: SupervisorSettings) -> 
 
 
 def store_in(directories: Directories) -> SlotStore:
-    """Return the store without keys."""
     return SlotStore(_root(directories))
 
 

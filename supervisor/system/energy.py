@@ -33,7 +33,6 @@ class Library(Protocol):
 
 @functools.cache
 def load_nvml() -> Library | None:
-    """Load the library; None without a driver."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -32,7 +32,6 @@ _CUT_MIN_BYTES: Final = 2 * _HASH_BYTES + 2
 
 
 def shipped_directory(name: str) -> Path:
-    """Return the shipped directory `profiles` or `vendor`."""
     # `supervisor/shipped/NAME` in a wheel, `NAME` beside `supervisor/` in a checkout.
     package = Path(__file__).resolve().parent.parent
     inside = package / "shipped" / name
