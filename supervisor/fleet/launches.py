@@ -21,7 +21,7 @@ from supervisor.errors import CorralError, ModelInvalid
 from supervisor.models import metadata, model_lookup
 from supervisor.models.local_stores import Root
 from supervisor.models.metadata import Gguf
-from supervisor.models.stored_model import Projector, find_projector
+from supervisor.models.stored_model import find_projector
 from supervisor.plan import draft as draft_module
 from supervisor.plan import embedding, loras
 from supervisor.plan.auto import AUTO
@@ -141,15 +141,17 @@ class ModelFiles:
             return FileVersion.read(found.gguf.path) if found.gguf else None
         return None
 
-    def projector(self, entry: ModelEntry, flags: Flags, model: Gguf) -> Projector:
-        """Find the projector beside a model, if none is set."""
+    def projector(
+        self, entry: ModelEntry, flags: Flags, model: Gguf
+    ) -> tuple[Path | None, list[str]]:
+        """Find the projector beside a model, if none is set, and sentences about invalid files."""
         if not embedding.needs_projector_search(model, flags, entry.args):
-            return Projector()
+            return None, []
         return find_projector(model, self._cache_dir)
 
     def projector_version(self, entry: ModelEntry, flags: Flags) -> FileVersion | None:
         with suppress(CorralError):
-            found = self.projector(entry, flags, self.gguf(entry)).path
+            found, _ = self.projector(entry, flags, self.gguf(entry))
             return FileVersion.read(found) if found else None
         return None
 

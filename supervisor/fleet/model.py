@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from enum import Enum, auto
 from typing import Final, Literal
 
 from proxy.request.models import GpuUse
@@ -42,12 +41,8 @@ _LOADED: Final = frozenset({State.READY, State.UNHEALTHY})
 _UNLOADING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
 
 
-class Phase(Enum):
-    DOWN = auto()
-    LOADING = auto()
-    LOADED = auto()
-    UNLOADING = auto()
-    FAILED = auto()  # a start would fail again
+# A start of a failed model would fail again.
+Phase = Literal["down", "loading", "loaded", "unloading", "failed"]
 
 
 def snapshots_of(model: Model) -> list[InstanceSnapshot]:
@@ -57,12 +52,12 @@ def snapshots_of(model: Model) -> list[InstanceSnapshot]:
 def phase_of(model: Model, snapshots: Sequence[InstanceSnapshot]) -> Phase:
     states = {snapshot.state for snapshot in snapshots}
     if states & _LOADED:
-        return Phase.LOADED
+        return "loaded"
     if states & _LOADING:
-        return Phase.LOADING
+        return "loading"
     if states & _UNLOADING:
-        return Phase.UNLOADING
-    return Phase.FAILED if State.FAILED in states or not model.is_open else Phase.DOWN
+        return "unloading"
+    return "failed" if State.FAILED in states or not model.is_open else "down"
 
 
 def availability(model: Model) -> tuple[Availability, str | None]:

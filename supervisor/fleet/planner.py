@@ -221,10 +221,10 @@ class LaunchPlanner:
         entry = replace(entry, workers=workers, reduced=self.reductions_of(entry.name))
         under = self.tuned_profiles.profile(entry)
         flags, found = {**under.flags, **entry.flags}, self._files.gguf(entry)
-        projector = self._files.projector(entry, flags, found)
-        entry = replace(entry, split=self._split(entry, found), projector=projector.path)
+        projector, skipped = self._files.projector(entry, flags, found)
+        entry = replace(entry, split=self._split(entry, found), projector=projector)
         adapters = self._files.adapters(entry, found)
-        beside = [flags.get(PROJECTOR, projector.path), *(adapter.path for adapter in adapters)]
+        beside = [flags.get(PROJECTOR, projector), *(adapter.path for adapter in adapters)]
         plan = make_plan(
             entry,
             under,
@@ -240,7 +240,7 @@ class LaunchPlanner:
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
         tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.loss_notes(entry.name)
         assumed = self.workers.assumption_notes(entry.name)
-        warnings = (*plan.warnings, *projector.skipped, *tuned, *lost, *assumed)
+        warnings = (*plan.warnings, *skipped, *tuned, *lost, *assumed)
         return replace(plan, warnings=warnings, lost_workers=lost)
 
     def projector(self, model: str) -> Path | None:
@@ -249,7 +249,7 @@ class LaunchPlanner:
         flags = {**self.tuned_profiles.profile(entry).flags, **entry.flags}
         if set_path := flags.get(PROJECTOR):
             return Path(str(set_path))
-        return self._files.projector(entry, flags, self.gguf(model)).path
+        return self._files.projector(entry, flags, self.gguf(model))[0]
 
     def _split(self, entry: ModelEntry, found: Gguf) -> str | None:
         """Return the `--tensor-split` of a model whose layers were moved between workers."""

@@ -49,10 +49,10 @@ class LoadTimes:
 
     def observe(self, name: str, phase: Phase, now_s: float) -> None:
         """Note the phase of a model; a load may have ended."""
-        if phase is Phase.LOADING or name not in self._began_at_s:
+        if phase == "loading" or name not in self._began_at_s:
             return
         duration_s = now_s - self._began_at_s.pop(name)
-        if phase is Phase.LOADED:
+        if phase == "loaded":
             self._latest_s.setdefault(name, deque(maxlen=_LOADS_MAX)).append(duration_s)
 
     def usual_s(self, name: str) -> float | None:
@@ -186,7 +186,7 @@ class AdmissionController:
         models = [model for model in self._fleet.select(names) if names or model.residency.preload]
         for model in models:
             model.is_open, model.refusal = True, None
-            if phase_of(model, snapshots_of(model)) in {Phase.LOADED, Phase.LOADING}:
+            if phase_of(model, snapshots_of(model)) in {"loaded", "loading"}:
                 self._load(model)
             else:
                 self._fleet.planner.reductions.forget(model.entry.name)
@@ -202,7 +202,7 @@ class AdmissionController:
         return {
             state.name: UnloadTime(state.unload_in_s, state.idle_limit_s, state.follows_request)
             for state in self._demands()
-            if state.phase is Phase.LOADED
+            if state.phase == "loaded"
         }
 
     def waiting(self) -> dict[str, Waiting]:
@@ -220,7 +220,7 @@ class AdmissionController:
 
     def forecast(self, model: Model) -> Eviction:
         """Return the models that would be unloaded if a request for this one came now."""
-        if phase_of(model, snapshots_of(model)) is Phase.LOADING:
+        if phase_of(model, snapshots_of(model)) == "loading":
             return Eviction()
         patience_s = self._fleet.planner.supervisor.eviction_wait_s
         return eviction(model.entry.name, self._model_states(), self._decide, patience_s)
@@ -237,7 +237,7 @@ class AdmissionController:
             *(name for name, at in self._requested_at_s.items() if at),
         }
         models = [self._fleet.models[name] for name in names if name in self._fleet.models]
-        down = {Phase.DOWN, Phase.FAILED}
+        down = {"down", "failed"}
         return [model for model in models if phase_of(model, snapshots_of(model)) in down]
 
     # Decisions and actions. Nothing from here on waits.
@@ -247,7 +247,7 @@ class AdmissionController:
         for model in self._fleet.models.values():
             phase = phase_of(model, snapshots_of(model))
             self._load_times.observe(model.entry.name, phase, self._clock())
-            if phase_of(model, snapshots_of(model)) in {Phase.DOWN, Phase.FAILED}:
+            if phase_of(model, snapshots_of(model)) in {"down", "failed"}:
                 self._keep_alive_s.pop(model.entry.name, None)
         actions = self._decide(self._model_states())
         self._perform(actions)
@@ -289,7 +289,7 @@ class AdmissionController:
             is_commanded=name in self._commanded_at_s,
             is_for_others=name in self._for_others,
             is_paused=name in self._paused,
-            waiting=demand.waiting if phase is Phase.LOADED else len(requested_at_s),
+            waiting=demand.waiting if phase == "loaded" else len(requested_at_s),
             oldest_wait_s=now_s
             - min([now_s, *requested_at_s, self._commanded_at_s.get(name, now_s)]),
             working=demand.working,

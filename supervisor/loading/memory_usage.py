@@ -8,9 +8,9 @@ needed, models stay, the most valuable first.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from supervisor.engine.states import State
@@ -31,59 +31,10 @@ from supervisor.system.machine import Machine
 # Bytes by memory: "host", or a device's name.
 Bytes = Mapping[str, int]
 
-# SmolLM2-135M computes 165 prompt tokens per second on one core. Only the order of candidates
-# depends on this.
-_SECONDS_PER_TOKEN: Final = 0.006
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionCandidate:
-    """A model that may be unloaded; `frees` are its bytes of each memory."""
-
-    name: str
-    idle_s: float
-    reload_cost_s: float
-    cached_tokens: int
-    frees: Bytes
-
-    @property
-    def value(self) -> tuple[float, str]:
-        """Sort key, the least valuable first; the name breaks ties.
-
-        An hour idle weighs as much as an hour of reloading.
-        """
-        return_cost_s = self.reload_cost_s + self.cached_tokens * _SECONDS_PER_TOKEN
-        return return_cost_s / (1 + self.idle_s), self.name
-
 
 def fits(required: Bytes, free: Bytes) -> bool:
     """Return whether every memory has enough free bytes; a memory that is not listed has none."""
     return all(size <= max(0, free.get(name, 0)) for name, size in required.items())
-
-
-def choose_victims(
-    required: Bytes, free: Bytes, candidates: Iterable[EvictionCandidate]
-) -> tuple[str, ...] | None:
-    """Return the models to unload, in order; None if unloading all is not enough."""
-    chosen: list[EvictionCandidate] = []
-    for candidate in sorted(candidates, key=lambda candidate: candidate.value):
-        if fits(required, _free_after(free, chosen)):
-            break
-        chosen.append(candidate)
-    if not fits(required, _free_after(free, chosen)):
-        return None
-    for spared in reversed(tuple(chosen)):
-        others = [candidate for candidate in chosen if candidate is not spared]
-        if fits(required, _free_after(free, others)):
-            chosen = others
-    return tuple(candidate.name for candidate in chosen)
-
-
-def _free_after(free: Bytes, unloaded: Sequence[EvictionCandidate]) -> Bytes:
-    total = Counter(dict(free))
-    for candidate in unloaded:
-        total.update(candidate.frees)
-    return total
 
 
 def observe(

@@ -99,20 +99,14 @@ _FILES_MAX: Final = 256
 _NO_NAME: Final = frozenset({"", "model"})
 
 
-@dataclass(frozen=True, slots=True)
-class Projector:
-    """The projector of a model, if any, and sentences about invalid files beside it."""
+def find_projector(model: Gguf, cache_dir: Path) -> tuple[Path | None, list[str]]:
+    """Choose the projector beside a model; reads its directory and the metadata of projectors.
 
-    path: Path | None = None
-    size_bytes: int = 0
-    skipped: tuple[str, ...] = ()
-
-
-def find_projector(model: Gguf, cache_dir: Path) -> Projector:
-    """Choose the projector beside a model; reads its directory and the metadata of projectors."""
+    Also returns sentences about invalid files beside it.
+    """
     own = parse_file_name(model.path.name)
     if own is None or own.kind != "model":
-        return Projector()
+        return None, []
     skipped: list[str] = []
     for directory in _directories(model.path):
         groups = group(_names(directory))
@@ -123,9 +117,8 @@ def find_projector(model: Gguf, cache_dir: Path) -> Projector:
             if _fits(directory / group.first.path, model, cache_dir, skipped)
         ]
         if chosen := companion(fitting, own, "projector"):
-            path = directory / chosen.first.path
-            return Projector(path, path.stat().st_size, tuple(skipped))
-    return Projector(skipped=tuple(skipped))
+            return directory / chosen.first.path, skipped
+    return None, skipped
 
 
 def _directories(path: Path) -> Iterator[Path]:
@@ -278,7 +271,7 @@ def _describe_model(found: StoredModel, gguf: Gguf, cache_dir: Path) -> StoredMo
         problem = f"its architecture {gguf.architecture or 'is missing'} has no layers of text"
     kind, projector = "" if problem else kind_of(gguf), found.projector
     if kind == "chat" and not projector:
-        projector = find_projector(gguf, cache_dir).path
+        projector, _ = find_projector(gguf, cache_dir)
     return replace(
         found,
         size_bytes=gguf.size_bytes,

@@ -11,7 +11,7 @@ option collects values; a variable LLAMA_ARG_X counts if its option is not given
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,12 +151,17 @@ class ModelOptions:
 
     Attributes:
         known: The options of the installed engine.
+        base: The base of relative paths.
+        program: The path of the engine; empty if it is on PATH or in a container.
         words: Values for the model's place and the listening address, by the option's long name.
         keys: The API keys that clients need.
         omitted, notes: As in `ConvertedModel`.
     """
 
     known: Flags = field(default_factory=newest_flags)
+    base: Path = Path()
+    program: str = ""
+    container: Container | None = None
     words: dict[str, str] = field(default_factory=dict)
     aliases: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list, repr=False)
@@ -329,6 +334,86 @@ class ModelOptions:
             return int(value) if value.lstrip("+-").isdecimal() else float(value)
         return value
 
+    def model(self, name: str | None = None, **more: Any) -> ConvertedModel | None:
+        """Return the model that the command serves, named by its alias unless `name` is given."""
+        source = self.source
+        if source is None:
+            return None
+        aliases = [*more.pop("aliases", ()), *self.aliases]
+        if is_reference(source):
+            aliases.append(source.partition(":")[2])
+        name = name or next(iter(self.aliases), None) or name_of(source)
+        settled = self.settled_flags()
+        notes = list(self.notes)
+        if not is_model_name(name):
+            wanted, name = name, model_id(name).rstrip("-") or "model"
+            aliases.insert(0, wanted)
+            notes.append(f"no model can have the name {wanted}; clients call it {name}")
+        flags = with_paths(settled, lambda path: Path(self._path_here(str(path), notes)))
+        others = [other for other in unique(aliases) if other != name and is_alias(other)]
+        table = {
+            "path": self._path_here(source, notes),
+            **({"draft": draft} if (draft := self.draft) else {}),
+            **({"aliases": others} if others else {}),
+            **more,
+            **({"args": self.args} if self.args else {}),
+            **({"flags": flags} if flags else {}),
+        }
+        if self.flags.get("ctx-size") and "parallel" not in self.flags:
+            notes.append(
+                "slots: ctx-size is divided among them, and there are 4 unless flags.parallel says "
+                "another number; batching.max_context_length gives each so many tokens"
+            )
+        return ConvertedModel(name, table, tuple(self.omitted), unique(notes))
+
+    def _path_here(self, path: str, notes: list[str]) -> str:
+        container = self.container
+        if container is None or is_reference(path):
+            return resolve_source_path(path, self.base)
+        here = container.path(path)
+        if here is None:
+            notes.append(f"{path} is a path in the container; set it to the file here")
+            return path
+        found = resolve_source_path(here, self.base)
+        notes.append(f"{path} is a path in the container, and {found} here")
+        return found
+
+    def proxy(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return the table `[proxy]`, and sentences that say why its address differs."""
+        known, keys = self.words, self.keys
+        words = {name: word for name, word in known.items() if not _SHELL_VARIABLE.search(word)}
+        host, port = words.get("host"), words.get("port")
+        if self.container and self.container.has_own_network:
+            inside = port or _DEFAULT_PORT
+            host, port = self.container.ports.get(inside, (None, port))
+        wanted, omitted = host or _DEFAULT_HOST, list[str]()
+        if wanted.endswith(".sock"):
+            omitted.append(f"--host {wanted}: the proxy listens on HOST:PORT")
+            wanted = _DEFAULT_HOST
+        elif not is_loopback(wanted) and not keys:
+            omitted.append(f"listening on {wanted}: {_KEYLESS}")
+            wanted = _DEFAULT_HOST
+        shown = f"[{wanted}]" if ":" in wanted else wanted
+        listen = {"listen": f"{shown}:{port or _DEFAULT_PORT}"} if host or port else {}
+        table = {**listen, **({"api_keys_file": KEYS_FILE} if keys else {}), **self._tls()}
+        return {"proxy": table} if table else {}, tuple(omitted)
+
+    def models_dir(self) -> dict[str, Any]:
+        """Return the settings for the router mode, whose models are found and loaded on request."""
+        path = self.words.get("models-dir")
+        here = self.container.path(path) if self.container and path else path
+        return (
+            {"models_dir": resolve_source_path(here, self.base), "serve_found": True}
+            if here
+            else {}
+        )
+
+    def _tls(self) -> dict[str, Any]:
+        names = {"cert": "ssl-cert-file", "key": "ssl-key-file"}
+        paths = {key: self.words.get(name) for key, name in names.items()}
+        files = {key: resolve_source_path(path, self.base) for key, path in paths.items() if path}
+        return {"tls": files} if files.keys() == names.keys() else {}
+
 
 def split_list(text: str) -> list[str]:
     return [part for word in text.split(",") if (part := word.strip())]
@@ -372,16 +457,16 @@ def convert_commands(
         )
     read = [read_command(command, base, known) for command in commands]
     models = tuple(_number_names(model for command in read if (model := command.model())))
-    omitted = [note for command in read if not command.options.source for note in command.omitted]
+    omitted = [note for command in read if not command.source for note in command.omitted]
     found = {} if models else read[0].models_dir()
-    if found and (flags := ", ".join(read[0].options.flags)):
+    if found and (flags := ", ".join(read[0].flags)):
         omitted.append(f"{flags}: of all models of a directory; set them for each under [models]")
     if not models and not omitted and not found:
         omitted = ["the command names no model (--model)"]
-    first = next((command for command in read if command.options.source), read[0])
+    first = next((command for command in read if command.source), read[0])
     proxy, refused = first.proxy()
     engine = {"engine": first.program} if first.program else {}
-    keys = tuple(first.options.keys)
+    keys = tuple(first.keys)
     return Converted(
         "llama-server command",
         models,
@@ -401,112 +486,10 @@ def _number_names(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
         yield ConvertedModel(name, model.table, model.omitted, model.notes)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCommand:
-    """A command with parsed options.
-
-    Attributes:
-        base: The base of its relative paths.
-        program: The path of the engine; empty if it is on PATH or in a container.
-    """
-
-    options: ModelOptions
-    base: Path
-    program: str
-    container: Container | None = None
-
-    @property
-    def omitted(self) -> tuple[str, ...]:
-        return tuple(self.options.omitted)
-
-    def model(self, name: str | None = None, **more: Any) -> ConvertedModel | None:
-        """Return the model that the command serves, named by its alias unless `name` is given."""
-        source = self.options.source
-        if source is None:
-            return None
-        aliases = [*more.pop("aliases", ()), *self.options.aliases]
-        if is_reference(source):
-            aliases.append(source.partition(":")[2])
-        name = name or next(iter(self.options.aliases), None) or name_of(source)
-        settled = self.options.settled_flags()
-        notes = list(self.options.notes)
-        if not is_model_name(name):
-            wanted, name = name, model_id(name).rstrip("-") or "model"
-            aliases.insert(0, wanted)
-            notes.append(f"no model can have the name {wanted}; clients call it {name}")
-        change = self._resolve(notes)
-        flags = with_paths(settled, lambda path: Path(change(str(path))))
-        others = [other for other in unique(aliases) if other != name and is_alias(other)]
-        table = {
-            "path": change(source),
-            **({"draft": draft} if (draft := self.options.draft) else {}),
-            **({"aliases": others} if others else {}),
-            **more,
-            **({"args": self.options.args} if self.options.args else {}),
-            **({"flags": flags} if flags else {}),
-        }
-        if self.options.flags.get("ctx-size") and "parallel" not in self.options.flags:
-            notes.append(
-                "slots: ctx-size is divided among them, and there are 4 unless flags.parallel says "
-                "another number; batching.max_context_length gives each so many tokens"
-            )
-        return ConvertedModel(name, table, self.omitted, unique(notes))
-
-    def _resolve(self, notes: list[str]) -> Callable[[str], str]:
-
-        def change(path: str) -> str:
-            container = self.container
-            if container is None or is_reference(path):
-                return resolve_source_path(path, self.base)
-            here = container.path(path)
-            if here is None:
-                notes.append(f"{path} is a path in the container; set it to the file here")
-                return path
-            found = resolve_source_path(here, self.base)
-            notes.append(f"{path} is a path in the container, and {found} here")
-            return found
-
-        return change
-
-    def proxy(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the table `[proxy]`, and sentences that say why its address differs."""
-        known, keys = self.options.words, self.options.keys
-        words = {name: word for name, word in known.items() if not _SHELL_VARIABLE.search(word)}
-        host, port = words.get("host"), words.get("port")
-        if self.container and self.container.has_own_network:
-            inside = port or _DEFAULT_PORT
-            host, port = self.container.ports.get(inside, (None, port))
-        wanted, omitted = host or _DEFAULT_HOST, list[str]()
-        if wanted.endswith(".sock"):
-            omitted.append(f"--host {wanted}: the proxy listens on HOST:PORT")
-            wanted = _DEFAULT_HOST
-        elif not is_loopback(wanted) and not keys:
-            omitted.append(f"listening on {wanted}: {_KEYLESS}")
-            wanted = _DEFAULT_HOST
-        shown = f"[{wanted}]" if ":" in wanted else wanted
-        listen = {"listen": f"{shown}:{port or _DEFAULT_PORT}"} if host or port else {}
-        table = {**listen, **({"api_keys_file": KEYS_FILE} if keys else {}), **self._tls()}
-        return {"proxy": table} if table else {}, tuple(omitted)
-
-    def models_dir(self) -> dict[str, Any]:
-        """Return the settings for the router mode, whose models are found and loaded on request."""
-        path = self.options.words.get("models-dir")
-        here = self.container.path(path) if self.container and path else path
-        return (
-            {"models_dir": resolve_source_path(here, self.base), "serve_found": True}
-            if here
-            else {}
-        )
-
-    def _tls(self) -> dict[str, Any]:
-        names = {"cert": "ssl-cert-file", "key": "ssl-key-file"}
-        paths = {key: self.options.words.get(name) for key, name in names.items()}
-        files = {key: resolve_source_path(path, self.base) for key, path in paths.items() if path}
-        return {"tls": files} if files.keys() == names.keys() else {}
-
-
-def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ReadCommand:
-    options = ModelOptions(known or newest_flags())
+def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ModelOptions:
+    directory = base / command.directory
+    program = resolve_source_path(command.program, directory) if "/" in command.program else ""
+    options = ModelOptions(known or newest_flags(), directory, program, command.container)
     for name, value in command.variables.items():
         if not options.take_variable(name, value):
             options.omitted.append(f"{name}: variables are not set for one model")
@@ -517,26 +500,22 @@ def read_command(command: EngineCommand, base: Path, known: Flags | None = None)
         options.notes.append(
             f"the engine of this machine serves it, not the image {command.container.image}"
         )
-    directory = base / command.directory
     if path := options.words.pop("api-key-file", None):
-        _take_key_file(options, path, directory, command.container)
+        _take_key_file(options, path)
     for word in (*options.words.values(), *map(str, options.flags.values())):
         if _SHELL_VARIABLE.search(word) and word != _SWAP_PORT:
             options.notes.append(f"{word}: a variable of a shell; write its value")
-    program = resolve_source_path(command.program, directory) if "/" in command.program else ""
-    return ReadCommand(options, directory, program, command.container)
+    return options
 
 
-def _take_key_file(
-    options: ModelOptions, path: str, directory: Path, container: Container | None
-) -> None:
+def _take_key_file(options: ModelOptions, path: str) -> None:
     """Read the API keys of a file, one per line. Source: llama.cpp, common/arg.cpp."""
-    here = container.path(path) if container else path
+    here = options.container.path(path) if options.container else path
     if here is None:
         options.omitted.append(f"--api-key-file {path}: a path in the container")
         return
     try:
-        text = read_text(Path(resolve_source_path(here, directory)))
+        text = read_text(Path(resolve_source_path(here, options.base)))
     except SettingsInvalid as error:
         options.omitted.append(f"--api-key-file {path}: {error.message}; corral key add makes keys")
         return

@@ -44,7 +44,6 @@ from supervisor.settings.import_flags import (
     Converted,
     ConvertedModel,
     ModelOptions,
-    ReadCommand,
     no_equivalent_notes,
     read_command,
     split_list,
@@ -180,12 +179,12 @@ def _llama_swap_model(
     assigned = dict(word.partition("=")[::2] for word in _texts(entry.get("env")))
     started = replace(started, variables={**assigned, **started.variables})
     read = read_command(started, base, known)
-    if read.options.keys:
-        read.options.omitted.append("--api-key: llama-corral gives each engine a random key")
-    read.options.omitted += _model_omitted(entry)
+    if read.keys:
+        read.omitted.append("--api-key: llama-corral gives each engine a random key")
+    read.omitted += _model_omitted(entry)
     engine = {"engine": read.program} if read.program else {}
     more = {"aliases": _texts(entry.get("aliases")), **engine, **_residency(name, entry, whole)}
-    reason = "; ".join(read.options.omitted) or "its cmd names no model (--model)"
+    reason = "; ".join(read.omitted) or "its cmd names no model (--model)"
     return read.model(name, **more) or f"{name}: {reason}"
 
 
@@ -354,7 +353,7 @@ def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Conv
 
     Raises SettingsInvalid: the text has no FROM.
     """
-    options = ModelOptions(known or newest_flags())
+    options = ModelOptions(known or newest_flags(), base)
     stops, more = list[str](), dict[str, Any]()
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for found in _INSTRUCTION.finditer(lines):
@@ -376,7 +375,7 @@ def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Conv
     if stops:
         options.notes.append("stop counts for requests of NAME:ollama, a variant of the model")
         more["variants"] = {"ollama": {"stop": stops}}
-    made = ReadCommand(options, base, "").model(**more)
+    made = options.model(**more)
     return Converted(_MODELFILE, (made,) if made else ())
 
 
@@ -450,7 +449,7 @@ def _preset_model(
     name: str, section: Mapping[str, str], base: Path, known: Flags
 ) -> ConvertedModel | str:
     """Return a model, or a sentence that says why it was omitted."""
-    options, is_preloaded = ModelOptions(known), False
+    options, is_preloaded = ModelOptions(known, base), False
     for key, value in section.items():
         if key == _LOAD:
             is_preloaded = value.lower() in _TRUE
@@ -460,7 +459,7 @@ def _preset_model(
             options.take(key, value)
     if options.source is None:
         options.take("hf-repo", name)  # the name of a section may be a repository
-    made = ReadCommand(options, base, "").model(name, preload=is_preloaded)
+    made = options.model(name, preload=is_preloaded)
     return made or f"{name}: {'; '.join(options.omitted) or 'it names no model'}"
 
 

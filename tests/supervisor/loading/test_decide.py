@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -18,18 +18,18 @@ RULES = EvictionSettings(eviction_wait_s=20.0, abandon_load_below=0.5)
 
 def loaded(name: str, **others: Any) -> ModelState:
     resting = ModelState(
-        name, Phase.LOADED, required={"host": 4}, resident_s=60.0, idle_s=30.0, reload_cost_s=1.0
+        name, "loaded", required={"host": 4}, resident_s=60.0, idle_s=30.0, reload_cost_s=1.0
     )
     return replace(resting, **others)
 
 
 def requested(name: str, waited_s: float = 0.0, **others: Any) -> ModelState:
-    claim = ModelState(name, Phase.DOWN, required={"host": 4}, waiting=1, oldest_wait_s=waited_s)
+    claim = ModelState(name, "down", required={"host": 4}, waiting=1, oldest_wait_s=waited_s)
     return replace(claim, **others)
 
 
 def moves(*models: ModelState) -> Actions:
-    present = [model for model in models if model.phase not in {Phase.DOWN, Phase.FAILED}]
+    present = [model for model in models if model.phase not in {"down", "failed"}]
     free = ROOM["host"] - sum(model.required["host"] for model in present)
     return decide(models, ROOM, {"host": free}, RULES)
 
@@ -39,11 +39,11 @@ def test_a_requested_model_is_loaded_where_there_is_room() -> None:
 
 
 def test_a_model_that_is_not_requested_is_not_loaded() -> None:
-    assert moves(ModelState("a", Phase.DOWN, required={"host": 4})) == Actions()
+    assert moves(ModelState("a", "down", required={"host": 4})) == Actions()
 
 
 def test_a_failed_model_is_loaded_only_by_command() -> None:
-    broken = requested("a", phase=Phase.FAILED)
+    broken = requested("a", phase="failed")
     assert moves(broken) == Actions()
     assert moves(replace(broken, is_commanded=True)).load == ("a",)
 
@@ -64,7 +64,7 @@ def test_a_model_that_just_answered_is_kept_as_long_as_its_load_took() -> None:
 def test_where_no_model_is_busy_the_grace_is_short() -> None:
     resting = loaded("a", idle_s=0.2, reload_cost_s=5.0)
     rested = replace(resting, idle_s=0.3)
-    others = ModelState("b", Phase.DOWN, required={"host": 4}), requested("c", required={"host": 8})
+    others = ModelState("b", "down", required={"host": 4}), requested("c", required={"host": 8})
     assert moves(resting, *others).look_again_s == pytest.approx(0.05)
     assert moves(rested, *others).unload == {"a": "c needs its memory"}
 
@@ -82,7 +82,7 @@ def test_a_model_with_cached_conversations_is_unloaded_later() -> None:
 
 
 def test_memory_that_is_being_freed_is_waited_for() -> None:
-    found = moves(loaded("a"), replace(loaded("b"), phase=Phase.UNLOADING), requested("c"))
+    found = moves(loaded("a"), replace(loaded("b"), phase="unloading"), requested("c"))
     assert found == Actions()
 
 
@@ -191,7 +191,7 @@ def test_a_model_that_keep_alive_holds_still_makes_room() -> None:
 
 
 def test_an_unneeded_load_is_abandoned_only_early_and_only_for_another_model() -> None:
-    coming = loaded("a", phase=Phase.LOADING, required={"host": 8}, resident_s=0.0)
+    coming = loaded("a", phase="loading", required={"host": 8}, resident_s=0.0)
     assert not moves(coming).unload
     assert moves(replace(coming, progress=0.4), requested("b")).unload == {
         "a": "b needs its memory"
@@ -203,7 +203,7 @@ def test_an_unneeded_load_is_abandoned_only_early_and_only_for_another_model() -
 def test_a_pinned_model_is_not_abandoned_while_it_loads() -> None:
     loading = ModelState(
         "a",
-        Phase.LOADING,
+        "loading",
         residency=ResidencyPolicy(pinned=True),
         required={"host": 6},
         progress=0.1,
@@ -215,7 +215,7 @@ MODELS = st.lists(
     st.builds(
         ModelState,
         name=st.sampled_from("abcdef"),
-        phase=st.sampled_from(Phase),
+        phase=st.sampled_from(get_args(Phase)),
         residency=st.builds(
             ResidencyPolicy, pinned=st.booleans(), ttl_s=st.sampled_from([0.0, 30.0])
         ),
@@ -241,19 +241,19 @@ def test_actions_never_cut_a_request_or_exceed_the_capacity(models: list[ModelSt
         model = by_name[name]
         assert not model.working
         assert not model.residency.pinned
-        assert model.phase in {Phase.LOADED, Phase.LOADING}
+        assert model.phase in {"loaded", "loading"}
     for name in found.load:
-        assert by_name[name].phase in {Phase.DOWN, Phase.FAILED}
+        assert by_name[name].phase in {"down", "failed"}
     for name in found.pause:
-        assert by_name[name].phase in {Phase.LOADED, Phase.LOADING}
-    present = [model for model in models if model.phase not in {Phase.DOWN, Phase.FAILED}]
+        assert by_name[name].phase in {"loaded", "loading"}
+    present = [model for model in models if model.phase not in {"down", "failed"}]
     fitting = [by_name[name].required["host"] for name in found.load]
     taken = sum(model.required["host"] for model in present)
     assert taken + sum(size for size in fitting if size <= ROOM["host"]) <= max(10, taken)
 
 
 def wanted_elsewhere(name: str, **others: Any) -> ModelState:
-    return replace(ModelState(name, Phase.DOWN, required={"host": 4}, is_for_others=True), **others)
+    return replace(ModelState(name, "down", required={"host": 4}, is_for_others=True), **others)
 
 
 def test_a_model_that_another_machine_wants_is_loaded_where_there_is_room() -> None:
@@ -274,7 +274,7 @@ def test_none_in_use_goes_for_a_model_that_another_machine_wants() -> None:
 
 
 def test_it_is_loaded_once_an_unused_model_has_gone() -> None:
-    going = loaded("a", phase=Phase.UNLOADING)
+    going = loaded("a", phase="unloading")
     found = moves(going, loaded("b"), wanted_elsewhere("c"))
     assert (found.load, found.unload, found.refuse) == ((), {}, {})
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from supervisor.fleet.model import Phase
 from supervisor.loading.decide import Actions, Eviction, ModelState, decide, eviction
 from supervisor.settings.schema import EvictionSettings, ResidencyPolicy
 
 WAIT_S = 20.0
 RULES = EvictionSettings(eviction_wait_s=WAIT_S)
-DOWN = ModelState("new", Phase.DOWN, required={"host": 4})
+DOWN = ModelState("new", "down", required={"host": 4})
 
 
 def loaded(
@@ -18,7 +17,7 @@ def loaded(
 ) -> ModelState:
     return ModelState(
         name,
-        Phase.LOADED,
+        "loaded",
         ResidencyPolicy(pinned=is_pinned),
         {"host": 4},
         working=working,

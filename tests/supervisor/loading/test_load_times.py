@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.fleet.model import Phase
 from supervisor.loading.controller import LoadTimes
 
 
@@ -10,7 +9,7 @@ def loaded(*durations_s: float) -> LoadTimes:
     times = LoadTimes()
     for duration_s in durations_s:
         times.begin("chat", 0.0)
-        times.observe("chat", Phase.LOADED, duration_s)
+        times.observe("chat", "loaded", duration_s)
     return times
 
 
@@ -30,7 +29,7 @@ def test_the_latest_loads_tell_the_usual_one() -> None:
 def test_a_load_under_way_has_the_rest_left() -> None:
     times = loaded(4.0)
     times.begin("chat", 10.0)
-    times.observe("chat", Phase.LOADING, 11.0)
+    times.observe("chat", "loading", 11.0)
     assert times.left_s("chat", 0.1, 11.0) == 3.0
     assert times.left_s("chat", 0.5, 18.0) == 8.0  # it takes longer than usual
 
@@ -45,5 +44,5 @@ def test_progress_tells_of_a_first_load() -> None:
 def test_a_load_that_failed_says_nothing() -> None:
     times = LoadTimes()
     times.begin("chat", 0.0)
-    times.observe("chat", Phase.FAILED, 1.0)
+    times.observe("chat", "failed", 1.0)
     assert times.usual_s("chat") is None

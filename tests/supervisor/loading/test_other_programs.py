@@ -1,6 +1,5 @@
 """What other programs take of a device, and what comes back after an unload."""
 
-from supervisor.fleet.model import Phase
 from supervisor.loading.decide import Actions, ModelState, decide
 from supervisor.loading.memory_usage import observe
 from supervisor.settings.schema import EvictionSettings
@@ -29,8 +28,8 @@ def test_after_an_unload_what_is_missing_comes_back_until_it_is_late() -> None:
 
 
 def test_memory_that_comes_back_is_awaited_and_nothing_is_unloaded_for_it() -> None:
-    idle = ModelState("a", Phase.LOADED, required={"Vulkan0": 6}, resident_s=60, idle_s=60)
-    wanted = ModelState("b", Phase.DOWN, required={"Vulkan0": 12}, waiting=1)
+    idle = ModelState("a", "loaded", required={"Vulkan0": 6}, resident_s=60, idle_s=60)
+    wanted = ModelState("b", "down", required={"Vulkan0": 12}, waiting=1)
     free, soon = {"Vulkan0": 4}, {"Vulkan0": 8}
     assert decide([idle, wanted], TOTAL, free, RULES, soon) == Actions(look_again_s=0.25)
     assert decide([idle, wanted], TOTAL, free, RULES).unload == {}

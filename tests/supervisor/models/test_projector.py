@@ -19,8 +19,9 @@ def chosen(tmp_path: Path, files: Files, model: str, *others: str) -> str | None
     for name in others:
         kind = "clip" if "mmproj" in name else "model"
         copied(files[kind], tmp_path / "m" / name)
-    found = find_projector(metadata.read(path, cache_dir=tmp_path / "cache"), tmp_path / "cache")
-    return str(found.path.relative_to(tmp_path / "m")) if found.path else None
+    gguf = metadata.read(path, cache_dir=tmp_path / "cache")
+    found, _ = find_projector(gguf, tmp_path / "cache")
+    return str(found.relative_to(tmp_path / "m")) if found else None
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,10 @@ def test_a_projector_for_another_width_is_not_taken(tmp_path: Path, files: Files
 def test_a_broken_projector_is_told_and_left_out(tmp_path: Path, files: Files) -> None:
     path = copied(files["model"], tmp_path / "tiny-Q4_K_M.gguf")
     (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF")
-    found = find_projector(metadata.read(path, cache_dir=tmp_path / "cache"), tmp_path / "cache")
-    assert found.path is None
-    assert "not a projector for tiny-Q4_K_M.gguf" in found.skipped[0]
+    gguf = metadata.read(path, cache_dir=tmp_path / "cache")
+    found, skipped = find_projector(gguf, tmp_path / "cache")
+    assert found is None
+    assert "not a projector for tiny-Q4_K_M.gguf" in skipped[0]
 
 
 @pytest.mark.parametrize(
