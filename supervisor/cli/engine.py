@@ -10,7 +10,7 @@ from typing import Final
 
 from supervisor.builds import discover
 from supervisor.builds import discover as engines
-from supervisor.builds.discover import Engine, FoundEngine, runtime_metadata
+from supervisor.builds.discover import Candidate, Engine, runtime_metadata
 from supervisor.builds.help import Flag
 from supervisor.builds.install import install as install_release
 from supervisor.builds.installed import (
@@ -43,9 +43,11 @@ def list_engines(config: Path | None) -> CommandResult:
     found = engines.list_engines(setting, cache_dir=where.cache, places=places)
     if not found:
         engines.load(setting, cache_dir=where.cache, places=places)
-    notes = tuple(note for entry in found for note in _engine_notes(entry))
+    notes = tuple(note for entry in found for note in _engine_notes(*entry))
     head = ("BUILD", "FROM", "NAME", "DEVICES", "PATH")
-    return CommandResult([_data(entry) for entry in found], table(head, [*map(_row, found)]), notes)
+    return CommandResult(
+        [_data(*entry) for entry in found], table(head, [_row(*entry) for entry in found]), notes
+    )
 
 
 def path(config: Path | None) -> CommandResult:
@@ -87,37 +89,37 @@ def _load(config: Path | None) -> Engine:
     return engines.load(_setting(config), cache_dir=where.cache, places=places)
 
 
-def _row(entry: FoundEngine) -> tuple[str, ...]:
-    source, name = entry.candidate.source, entry.candidate.name or "-"
-    if entry.engine is None:
-        return ("broken", source, name, "-", str(entry.candidate.path))
-    command = " ".join(entry.engine.command)
+def _row(candidate: Candidate, engine: Engine | CorralError) -> tuple[str, ...]:
+    source, name = candidate.source, candidate.name or "-"
+    if isinstance(engine, CorralError):
+        return ("broken", source, name, "-", str(candidate.path))
+    command = " ".join(engine.command)
     devices = ", ".join(
-        f"{device.name} {size(device.total_mib << 20)}" for device in entry.engine.devices
+        f"{device.name} {size(device.total_mib << 20)}" for device in engine.devices
     )
-    return (str(entry.engine.build or "?"), source, name, devices or "CPU only", command)
+    return (str(engine.build or "?"), source, name, devices or "CPU only", command)
 
 
-def _engine_notes(entry: FoundEngine) -> list[str]:
-    if entry.engine is None:
-        return [f"{entry.candidate.path}: {entry.error.message}"] if entry.error else []
-    return [text for text in (entry.engine.note, entry.engine.warning) if text]
+def _engine_notes(candidate: Candidate, engine: Engine | CorralError) -> list[str]:
+    if isinstance(engine, CorralError):
+        return [f"{candidate.path}: {engine.message}"]
+    return [text for text in (engine.note, engine.warning) if text]
 
 
-def _data(entry: FoundEngine) -> dict[str, object]:
-    found = entry.engine
+def _data(candidate: Candidate, engine: Engine | CorralError) -> dict[str, object]:
+    found = engine if isinstance(engine, Engine) else None
     return {
-        "name": entry.candidate.name,
-        "path": str(found.path if found else entry.candidate.path),
+        "name": candidate.name,
+        "path": str(found.path if found else candidate.path),
         "subcommand": found.subcommand if found else "",
-        "source": entry.candidate.source,
+        "source": candidate.source,
         **runtime_metadata(found),
         "build": found and found.build,
         "devices": [asdict(device) for device in found.devices] if found else [],
         "library_dirs": [str(directory) for directory in found.library_dirs] if found else [],
         "note": found and found.note,
         "warning": found and found.warning,
-        "error": entry.error and entry.error.as_json(),
+        "error": engine.as_json() if isinstance(engine, CorralError) else None,
     }
 
 

@@ -64,29 +64,15 @@ class Places:
         return Path(value) if (value := self.environ.get(variable)) else default
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Selects the object of a list whose member has this value."""
-
-    member: str
-    value: str
-
-
-Step = str | Item
+# The name of a table's member, or of a list the object whose member has this value.
+Step = str | tuple[str, str]
 Place = tuple[Step, ...]
-
-
-class Absent(Enum):
-    """The absence of a value at a place."""
-
-    ABSENT = "absent"
-
-
-ABSENT: Final = Absent.ABSENT
+# Stands for a value that is not there.
+ABSENT: Final[Any] = object()
 
 
 def as_json(place: Place) -> list[Any]:
-    return [step if isinstance(step, str) else {step.member: step.value} for step in place]
+    return [step if isinstance(step, str) else {step[0]: step[1]} for step in place]
 
 
 def from_json(steps: Sequence[Any]) -> Place:
@@ -96,8 +82,8 @@ def from_json(steps: Sequence[Any]) -> Place:
         if isinstance(step, str):
             found.append(step)
         else:
-            ((member, value),) = step.items()
-            found.append(Item(member, value))
+            (pair,) = step.items()
+            found.append(pair)
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 from tomlkit.exceptions import TOMLKitError
 
-from supervisor.clients.client import ABSENT, Item, Place, Step, nest_value
+from supervisor.clients.client import ABSENT, Place, Step, nest_value
 
 
 def get_from_tree(tree: Any, place: Place) -> Any:
@@ -58,12 +58,10 @@ def _key(tree: Any, step: Step) -> Any:
             raise TypeError(f"{step} stands in no table")
         return step if step in tree else ABSENT
     if not isinstance(tree, MutableSequence):
-        raise TypeError(f"{step.value} stands in no list")
-    return next((at for at, element in enumerate(tree) if _is_item(element, step)), ABSENT)
-
-
-def _is_item(value: Any, step: Item) -> bool:
-    return isinstance(value, MutableMapping) and value.get(step.member) == step.value
+        raise TypeError(f"{step[1]} stands in no list")
+    name, value = step
+    items = (at for at, item in enumerate(tree) if isinstance(item, MutableMapping))
+    return next((at for at in items if tree[at].get(name) == value), ABSENT)
 
 
 def _add(tree: Any, step: Step, value: Any) -> None:
@@ -380,7 +378,7 @@ def _load_yaml(text: str, place: Place) -> Any:
     except YAMLError as error:
         raise ValueError(str(error)) from error
     if document is None:
-        return [] if place and isinstance(place[0], Item) else {}
+        return [] if place and not isinstance(place[0], str) else {}
     return document
 
 

@@ -121,14 +121,6 @@ class FileEntries:
     is_new: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """The text without the written values; `left` are places that were changed since."""
-
-    text: str
-    left: tuple[Place, ...]
-
-
 def apply_file_settings(
     text: str, wanted: FileSettings, earlier: FileEntries | None, *, is_new: bool
 ) -> tuple[str, FileEntries]:
@@ -137,7 +129,7 @@ def apply_file_settings(
     Values of an earlier call are taken back first, so that the values before it are remembered.
     """
     if earlier:
-        text, is_new = undo_entries(text, earlier).text, earlier.is_new
+        text, is_new = undo_entries(text, earlier)[0], earlier.is_new
     texts, entries = texts_of(wanted.format), []
     defaults = {
         place: value
@@ -153,17 +145,22 @@ def apply_file_settings(
     return text, FileEntries(wanted.path, wanted.format, tuple(entries), is_new)
 
 
-def undo_entries(text: str, written: FileEntries) -> Undone:
-    """Take back the written values, except those that were changed since. Raises ValueError."""
+def undo_entries(text: str, written: FileEntries) -> tuple[str, tuple[Place, ...]]:
+    """Take back the written values; return the text, and the places changed since, which stay.
+
+    Raises ValueError.
+    """
     ours = [entry for entry in reversed(written.entries) if not entry.is_default]
     defaults = [entry for entry in written.entries if entry.is_default]
-    found = _undo_each(text, written, ours)
-    bare = _undo_each(found.text, written, defaults)
-    return Undone(bare.text, found.left) if is_empty(bare.text) or not written.is_new else found
+    text, left = _undo_each(text, written, ours)
+    bare, _ = _undo_each(text, written, defaults)
+    return (bare if is_empty(bare) or not written.is_new else text), left
 
 
-def _undo_each(text: str, written: FileEntries, entries: Sequence[Entry]) -> Undone:
-    texts, left = texts_of(written.format), []
+def _undo_each(
+    text: str, written: FileEntries, entries: Sequence[Entry]
+) -> tuple[str, tuple[Place, ...]]:
+    texts, left = texts_of(written.format), list[Place]()
     for entry in entries:
         now = texts.read(text, entry.place)
         if now is ABSENT:
@@ -174,7 +171,7 @@ def _undo_each(text: str, written: FileEntries, entries: Sequence[Entry]) -> Und
             text = _remove_entry(texts, text, entry)
         else:
             text = texts.put(text, entry.place, entry.before)
-    return Undone(text, tuple(left))
+    return text, tuple(left)
 
 
 def is_empty(text: str) -> bool:
@@ -193,27 +190,26 @@ def _remove_entry(texts: Texts, text: str, entry: Entry) -> str:
 
 
 def to_json(files: Sequence[FileEntries]) -> dict[str, Any]:
-    return {"version": _VERSION, "files": [_file_json(file) for file in files]}
-
-
-def _file_json(file: FileEntries) -> dict[str, Any]:
     return {
-        "path": str(file.path),
-        "format": file.format.value,
-        "is_new": file.is_new,
-        "entries": [_entry_json(entry) for entry in file.entries],
-    }
-
-
-def _entry_json(entry: Entry) -> dict[str, Any]:
-    before = {} if entry.before is ABSENT else {"before": entry.before}
-    place = as_json(entry.place)
-    return {
-        "place": place,
-        "written": entry.written,
-        "kept": entry.kept,
-        "is_default": entry.is_default,
-        **before,
+        "version": _VERSION,
+        "files": [
+            {
+                "path": str(file.path),
+                "format": file.format.value,
+                "is_new": file.is_new,
+                "entries": [
+                    {
+                        "place": as_json(entry.place),
+                        "written": entry.written,
+                        "kept": entry.kept,
+                        "is_default": entry.is_default,
+                        **({} if entry.before is ABSENT else {"before": entry.before}),
+                    }
+                    for entry in file.entries
+                ],
+            }
+            for file in files
+        ],
     }
 
 
@@ -225,19 +221,17 @@ def read_json(content: Mapping[str, Any]) -> list[FileEntries]:
         FileEntries(
             Path(file["path"]),
             FileFormat(file["format"]),
-            tuple(map(_entry, file["entries"])),
+            tuple(
+                Entry(
+                    from_json(entry["place"]),
+                    entry["written"],
+                    entry.get("before", ABSENT),
+                    int(entry["kept"]),
+                    is_default=bool(entry["is_default"]),
+                )
+                for entry in file["entries"]
+            ),
             bool(file["is_new"]),
         )
         for file in content["files"]
     ]
-
-
-def _entry(content: Mapping[str, Any]) -> Entry:
-    before = content.get("before", ABSENT)
-    return Entry(
-        from_json(content["place"]),
-        content["written"],
-        before,
-        int(content["kept"]),
-        is_default=bool(content["is_default"]),
-    )

@@ -24,7 +24,6 @@ from supervisor.clients.client import (
     Facts,
     FileFormat,
     FileSettings,
-    Item,
     Place,
     Places,
     ServedModel,
@@ -177,7 +176,7 @@ def _continue_dev_directory(places: Places) -> Path:
 
 def _continue_dev_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     values: dict[Place, Any] = {
-        ("models", Item("name", _title(model))): _continue_dev_model(model, facts)
+        ("models", ("name", _title(model))): _continue_dev_model(model, facts)
         for model in facts.models
     }
     required: dict[Place, Any] = {("name",): "Local", ("version",): "0.0.1", ("schema",): "v1"}
@@ -226,7 +225,7 @@ def _llm_directory(places: Places) -> Path:
 
 def _llm_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     values: dict[Place, Any] = {
-        (Item("model_id", _id(model)),): _llm_model(model, facts) for model in facts.models
+        (("model_id", _id(model)),): _llm_model(model, facts) for model in facts.models
     }
     path = _llm_directory(places) / "extra-openai-models.yaml"
     return [FileSettings(path, FileFormat.YAML, values)]

@@ -69,7 +69,7 @@ from supervisor.rpc.address import KnownWorkers, free_port
 from supervisor.rpc.pool import WorkerPool
 from supervisor.rpc.shards import LayerShares
 from supervisor.service.hook_commands import hook_directory
-from supervisor.service.hooks import Hooks, HookSources
+from supervisor.service.hooks import Hooks
 from supervisor.service.notifier import ServiceEnvironment
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import Settings
@@ -296,13 +296,13 @@ class DaemonParts:
             found = (replica.instance for replica in fleet.all_replicas() if replica.name == name)
             return next((instance.snapshot().cause for instance in found), None)
 
-        sources = HookSources(
+        return Hooks(
             settings=lambda: self.settings.hooks,
             directory=lambda: hook_directory(self.reload.loaded.path),
             busy_models=busy_models,
             cause_of=cause_of,
+            emit=self.events.emit,
         )
-        return Hooks(sources, self.events.emit)
 
     def _model_files(self, control: ModelControlAdapter) -> ModelFilesAdapter:
         return ModelFilesAdapter(

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -165,25 +164,27 @@ def _give_up_event(event: Event) -> HookEvent:
     return HookEvent("model_failed", event.at, model, instance, cause=cause, restarts=False)
 
 
-@dataclass(frozen=True, slots=True)
-class HookSources:
-    """Functions that ask the daemon; `cause_of` returns why an instance last ended."""
-
-    settings: Callable[[], HookSettings]
-    directory: Callable[[], Path]
-    busy_models: Callable[[], Collection[str]]
-    cause_of: Callable[[str], FailureCause | None]
-
-
 class Hooks:
-    """`observe` takes each event of the daemon at once; it neither blocks nor fails."""
+    """`observe` takes each event of the daemon at once; it neither blocks nor fails.
+
+    The first arguments ask the daemon; `cause_of` returns why an instance last ended.
+    """
 
     def __init__(
-        self, sources: HookSources, emit: Emit, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Callable[[], HookSettings],
+        directory: Callable[[], Path],
+        busy_models: Callable[[], Collection[str]],
+        cause_of: Callable[[str], FailureCause | None],
+        emit: Emit,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sources = sources
+        self._settings = settings
+        self._directory = directory
+        self._busy_models = busy_models
         self._clock = clock
-        self._observer = HookObserver(sources.cause_of)
+        self._observer = HookObserver(cause_of)
         self._runner = HookRunner(emit)
         self._idle_times = IdleTimes(clock())
         self._woken = asyncio.Event()
@@ -226,14 +227,14 @@ class Hooks:
 
     def _report_idle(self) -> float | None:
         """Report idle subjects; return the seconds until the next can be due, None for never."""
-        settings, now_s = self._sources.settings(), self._clock()
+        settings, now_s = self._settings(), self._clock()
         limits_s = {
             False: settings.model_idle_s if settings.model_idle else math.inf,
             True: settings.daemon_idle_s if settings.daemon_idle else math.inf,
         }
         if min(limits_s.values()) == math.inf:
             return None
-        busy: set[Subject] = set(self._sources.busy_models())
+        busy: set[Subject] = set(self._busy_models())
         busy |= {DAEMON} if busy else set()
         for subject, idle_s in self._idle_times.take_due(limits_s, busy, now_s):
             hook: HookName = "daemon_idle" if subject is DAEMON else "model_idle"
@@ -243,7 +244,7 @@ class Hooks:
         return None if next_at_s == math.inf else max(0.0, next_at_s - now_s)
 
     def _submit(self, event: HookEvent) -> None:
-        settings = self._sources.settings()
+        settings = self._settings()
         if commands := settings.commands(event.event):
-            directory = self._sources.directory()
+            directory = self._directory()
             self._runner.submit(HookJob(event, commands, settings.timeout_s, directory))

@@ -9,7 +9,6 @@ from supervisor.builds.discover import (
     CpuLibraryOverride,
     EnginePin,
     FindInside,
-    PortablePin,
     cpu_library_for,
     default_search_paths,
     engine_pins,
@@ -40,10 +39,10 @@ def pin(library: Path) -> EnginePin:
         binary="",
         file=None,
         cpu_flags=frozenset({"avx_vnni"}),
-        portable=PortablePin(
+        portable=EnginePin(
             package="portable==1",
             module="portable",
-            library="lib/libggml-cpu.so.0",
+            binary="lib/libggml-cpu.so.0",
             sha256=sha256_of(library),
             cpu_flags=frozenset({"avx2"}),
         ),

@@ -9,6 +9,7 @@ import pytest
 from support.installed_engines import install
 
 from supervisor.builds.discover import (
+    Engine,
     SearchPaths,
     find,
     free_bytes,
@@ -291,10 +292,9 @@ def test_a_vendored_binary_must_be_the_pinned_one(
 def test_a_list_includes_broken_engines(tmp_path: Path, places: SearchPaths, cache: Path) -> None:
     fake(tmp_path / "bin" / "llama-server")
     broken, sound = list_engines(tmp_path / "none", cache_dir=cache, places=places)
-    assert broken.error
-    assert not broken.engine
-    assert sound.engine
-    assert sound.candidate.source == "path"
+    assert isinstance(broken[1], EngineMissing)
+    assert isinstance(sound[1], Engine)
+    assert sound[0].source == "path"
 
 
 def test_the_installed_build_in_use_comes_before_all_but_the_setting(
@@ -312,7 +312,7 @@ def test_the_installed_build_in_use_comes_before_all_but_the_setting(
     assert load(on_path, cache_dir=cache, places=places).path == on_path
     assert load("b9000", cache_dir=cache, places=places).name == "b9000-cpu"
     listed = list_engines(None, cache_dir=cache, places=places)
-    assert [entry.engine and entry.engine.name for entry in listed] == [
+    assert [isinstance(engine, Engine) and engine.name for _, engine in listed] == [
         "b11000-cpu",
         None,
         "b9000-cpu",
@@ -329,7 +329,7 @@ def test_a_build_in_use_that_was_removed_is_an_error(
     with pytest.raises(EngineMissing, match="b11000-cpu is installed"):
         load(None, cache_dir=cache, places=places)
     broken, sound = list_engines(None, cache_dir=cache, places=places)
-    assert broken.error
-    assert sound.engine
+    assert isinstance(broken[1], EngineMissing)
+    assert isinstance(sound[1], Engine)
     with pytest.raises(EngineMissing, match="build b1 is installed"):
         load("b1", cache_dir=cache, places=replace(places, engines=None))

@@ -12,7 +12,6 @@ from supervisor.clients.client import (
     Api,
     Facts,
     FileSettings,
-    Item,
     Places,
     ServedModel,
     body,
@@ -113,7 +112,7 @@ def test_claude_code_has_a_small_model_and_the_size_of_the_context() -> None:
 def test_a_certificate_is_named() -> None:
     facts = replace(FACTS, certificate=Path("/c.pem"))
     assert values("claude", facts)["env", "NODE_EXTRA_CA_CERTS"] == "/c.pem"
-    place = "models", Item("name", "chat (llama-corral)")
+    place = "models", ("name", "chat (llama-corral)")
     assert values("continue", facts)[place]["requestOptions"] == {"caBundlePath": "/c.pem"}
 
 

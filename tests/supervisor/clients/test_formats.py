@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from supervisor.clients import formats
-from supervisor.clients.client import ABSENT, FileFormat, Item
+from supervisor.clients.client import ABSENT, FileFormat
 from supervisor.clients.journal import texts_of
 
 TOML = """\
@@ -41,7 +41,7 @@ def test_a_value_before_the_first_table_is_one_of_the_file() -> None:
 
 
 def test_an_item_of_a_list_is_found_by_its_name() -> None:
-    place = "models", Item("name", "ours")
+    place = "models", ("name", "ours")
     text = formats.put_yaml(YAML, place, {"name": "ours", "model": "chat"})
     assert formats.read_yaml(text, place) == {"name": "ours", "model": "chat"}
     assert formats.read_yaml(text, (*place, "model")) == "chat"
@@ -54,7 +54,7 @@ def test_an_item_of_a_list_is_found_by_its_name() -> None:
 
 
 def test_a_list_may_be_the_whole_file() -> None:
-    place = (Item("model_id", "corral/chat"),)
+    place = (("model_id", "corral/chat"),)
     text = formats.put_yaml("# my own\n", place, {"model_id": "corral/chat"})
     assert formats.read_yaml(text, place) == {"model_id": "corral/chat"}
     assert formats.drop_yaml(formats.put_yaml("", place, {"model_id": "corral/chat"}), place) == ""
@@ -78,7 +78,7 @@ def test_a_text_of_another_format_is_refused(file_format: FileFormat, text: str)
         texts_of(file_format).read(text, ("a",))
 
 
-@pytest.mark.parametrize("place", [("a", "b"), (Item("a", "b"),), ("a", Item("b", "c"))])
+@pytest.mark.parametrize("place", [("a", "b"), (("a", "b"),), ("a", ("b", "c"))])
 def test_a_way_through_another_kind_of_value_is_refused(place: Any) -> None:
     for file_format, text in ((FileFormat.TOML, 'a = "x"'), (FileFormat.YAML, "a: x")):
         with pytest.raises(TypeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +61,13 @@ def test_every_file_is_as_it_was_before(wanted: FileSettings) -> None:
     (again,) = read_json(json.loads(json.dumps(to_json([written]))))
     assert again == written
     found = undo_entries(text, again)
-    assert (found.text.split(), found.left) == (own.split(), ())
+    assert (found[0].split(), found[1]) == (own.split(), ())
 
 
 @pytest.mark.parametrize("wanted", FILES)
 def test_a_file_that_was_made_is_left_empty(wanted: FileSettings) -> None:
     text, written = apply_file_settings("", wanted, None, is_new=True)
-    assert is_empty(undo_entries(text, written).text)
+    assert is_empty(undo_entries(text, written)[0])
 
 
 @pytest.mark.parametrize("wanted", FILES)
@@ -77,7 +76,7 @@ def test_what_was_written_twice_is_taken_back_once(wanted: FileSettings) -> None
     text, first = apply_file_settings(own, wanted, None, is_new=False)
     again, second = apply_file_settings(text, wanted, first, is_new=False)
     assert again.split() == text.split()
-    assert undo_entries(again, second).text.split() == own.split()
+    assert undo_entries(again, second)[0].split() == own.split()
 
 
 def wanted(values: Any, **defaults: Any) -> FileSettings:
@@ -90,21 +89,21 @@ def test_what_somebody_changed_since_stays() -> None:
     text, written = apply_file_settings('{"env": {"B": "0"}}', given, None, is_new=False)
     edited = text.replace('"1"', '"9"').replace('"B"', '"C": 3, "B"')
     found = undo_entries(edited, written)
-    assert json.loads(found.text) == {"env": {"A": "9", "B": "0", "C": 3}}
-    assert found.left == (("env", "A"),)
+    assert json.loads(found[0]) == {"env": {"A": "9", "B": "0", "C": 3}}
+    assert found[1] == (("env", "A"),)
 
 
 def test_what_somebody_removed_since_is_gone() -> None:
     text, written = apply_file_settings("{}", wanted({("a", "b"): 1}), None, is_new=False)
     assert text != "{}"
-    assert undo_entries("{}", written) == replace(undo_entries("{}", written), text="{}", left=())
+    assert undo_entries("{}", written) == ("{}", ())
 
 
 def test_a_table_that_was_there_empty_stays() -> None:
     text, written = apply_file_settings(
         '{"env": {}}', wanted({("env", "A"): 1}), None, is_new=False
     )
-    assert json.loads(undo_entries(text, written).text) == {"env": {}}
+    assert json.loads(undo_entries(text, written)[0]) == {"env": {}}
 
 
 def test_what_a_file_needs_is_set_once_and_goes_with_all_else() -> None:
@@ -113,9 +112,9 @@ def test_what_a_file_needs_is_set_once_and_goes_with_all_else() -> None:
     assert json.loads(kept)["schema"] == "v9"
     text, written = apply_file_settings("", given, None, is_new=True)
     assert json.loads(text) == {"schema": "v1", "a": 1}
-    assert is_empty(undo_entries(text, written).text)
+    assert is_empty(undo_entries(text, written)[0])
     more = text.replace('"a": 1', '"a": 1,\n  "mine": 2')
-    assert json.loads(undo_entries(more, written).text) == {"schema": "v1", "mine": 2}
+    assert json.loads(undo_entries(more, written)[0]) == {"schema": "v1", "mine": 2}
 
 
 def test_another_model_leaves_what_was_there_at_first() -> None:
@@ -124,5 +123,5 @@ def test_another_model_leaves_what_was_there_at_first() -> None:
     )
     text, second = apply_file_settings(text, wanted({("model",): "b"}), first, is_new=False)
     assert json.loads(text) == {"model": "b"}
-    assert json.loads(undo_entries(text, second).text) == {"model": "opus"}
+    assert json.loads(undo_entries(text, second)[0]) == {"model": "opus"}
     assert texts_of(FileFormat.JSON).read(text, ("other",)) is ABSENT
