@@ -118,36 +118,18 @@ class Bodies:
 
     Attributes:
         held_bytes: Estimated memory of all bodies.
+        by_client: The same for each client.
     """
 
     def __init__(self, settings: ProxySettings) -> None:
         self.settings = settings
         self.held_bytes = 0
         self.threads = worker_threads(_THREADS, "body")
-        self._by_client: dict[str, int] = {}
+        self.by_client: dict[str, int] = {}
 
     def share(self, client: str) -> Share:
         """Return the share of one body; `client` is a key's name or an address."""
         return Share(self, client)
-
-    def reserve(self, share: Share, size_bytes: int) -> None:
-        """Raises BodyMemoryFull if all bodies, or the client's bodies, would exceed the limit."""
-        limit_bytes = self.settings.body_memory_bytes
-        held, of_client = self.held_bytes, self._by_client.get(share.client, 0)
-        if held + size_bytes > limit_bytes and held != share.held_bytes:
-            raise _memory_full_error("all requests", limit_bytes)
-        if of_client + size_bytes > limit_bytes // 2 and of_client != share.held_bytes:
-            raise _memory_full_error("one client's requests", limit_bytes // 2)
-        self.held_bytes = held + size_bytes
-        self._by_client[share.client] = of_client + size_bytes
-
-    def release(self, share: Share) -> None:
-        self.held_bytes -= share.held_bytes
-        left = self._by_client.get(share.client, 0) - share.held_bytes
-        if left:
-            self._by_client[share.client] = left
-        else:
-            self._by_client.pop(share.client, None)
 
     def close(self) -> None:
         """End the thread, and cancel the work that waits for it."""
@@ -167,14 +149,29 @@ class Share:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bodies.release(self)
+        self._bodies.held_bytes -= self.held_bytes
+        by_client = self._bodies.by_client
+        left = by_client.get(self.client, 0) - self.held_bytes
+        if left:
+            by_client[self.client] = left
+        else:
+            by_client.pop(self.client, None)
 
-    def add_bytes(self, count: int) -> None:
-        """Reserve memory for bytes of the body. Raises BodyMemoryFull."""
-        self._add(count * _COPIES)
+    def add_bytes(self, count: int, values: int = 0) -> None:
+        """Reserve memory for bytes of the body, and for the values in it.
 
-    def add_values(self, count: int) -> None:
-        self._add(count * _VALUE_BYTES)
+        Raises BodyMemoryFull if all bodies, or the client's bodies, would exceed the limit.
+        """
+        size_bytes = count * _COPIES + values * _VALUE_BYTES
+        bodies, limit_bytes = self._bodies, self.settings.body_memory_bytes
+        held, of_client = bodies.held_bytes, bodies.by_client.get(self.client, 0)
+        if held + size_bytes > limit_bytes and held != self.held_bytes:
+            raise _memory_full_error("all requests", limit_bytes)
+        if of_client + size_bytes > limit_bytes // 2 and of_client != self.held_bytes:
+            raise _memory_full_error("one client's requests", limit_bytes // 2)
+        bodies.held_bytes = held + size_bytes
+        bodies.by_client[self.client] = of_client + size_bytes
+        self.held_bytes += size_bytes
 
     async def run(self, size_bytes: int, work: Callable[[], _Result]) -> _Result:
         """Run `work` on a body, in the thread if the body is large.
@@ -184,10 +181,6 @@ class Share:
         if size_bytes <= _LARGE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._bodies.threads, work)
-
-    def _add(self, size_bytes: int) -> None:
-        self._bodies.reserve(self, size_bytes)
-        self.held_bytes += size_bytes
 
 
 def _memory_full_error(whose: str, limit_bytes: int) -> BodyMemoryFull:
@@ -260,7 +253,9 @@ async def read_body(request: web.BaseRequest, share: Share) -> bytes:
     try:
         if content.is_eof() and "Content-Encoding" not in request.headers:  # nearly always
             body = content.read_nowait()
-            _reserve(share, len(body), len(body))
+            if len(body) > share.settings.max_body_bytes:
+                raise BodyTooLarge(share.settings.max_body_bytes)
+            share.add_bytes(len(body))
             return body
         if (request.content_length or 0) > share.settings.max_body_bytes:
             raise BodyTooLarge(share.settings.max_body_bytes)
@@ -284,7 +279,11 @@ async def read_body(request: web.BaseRequest, share: Share) -> bytes:
 async def check_complexity(body: bytes, share: Share) -> None:
     """Check a JSON body before it is parsed. Raises BodyMemoryFull, BodyTooComplex."""
     most, deepest = share.settings.max_body_values, share.settings.max_body_depth
-    share.add_values(await share.run(len(body), lambda: count_values(body, most, deepest)))
+    if len(body) <= _LARGE_BYTES:
+        values = count_values(body, most, deepest)
+    else:
+        values = await share.run(len(body), lambda: count_values(body, most, deepest))
+    share.add_bytes(0, values)
 
 
 def members_of(body: bytes) -> dict[str, Any]:
@@ -326,11 +325,7 @@ class _Decoder:
 
     def _keep(self, piece: bytes) -> None:
         self._size_bytes += len(piece)
-        _reserve(self._share, len(piece), self._size_bytes)
+        if self._size_bytes > self._share.settings.max_body_bytes:
+            raise BodyTooLarge(self._share.settings.max_body_bytes)
+        self._share.add_bytes(len(piece))
         self._pieces.append(piece)
-
-
-def _reserve(share: Share, count: int, size_bytes: int) -> None:
-    if size_bytes > share.settings.max_body_bytes:
-        raise BodyTooLarge(share.settings.max_body_bytes)
-    share.add_bytes(count)

@@ -170,19 +170,27 @@ class RequestMiddleware:
             record.trace = self._tracer.begin(request)
         request[ACCESS_RECORD], request[KEY] = record, None
         request[SIGNED_IN] = None
-        headers = self._headers(request, record)
-        request[RESPONSE_HEADERS] = headers
+        headers = request[RESPONSE_HEADERS] = self._headers(request, record)
         rejected_by: ProxyError | None = None
         try:
             self._origins.check(request)
-            response = await self._respond(request)
-        except ProxyError as error:
-            rejected_by = error
-            record.fail(error)
-            response = error_response(request.path, error)
+            if is_preflight(request):
+                response: web.StreamResponse = preflight_response(request)
+            elif self._server_state.is_draining:
+                raise Draining("the server is stopping; retry later")  # noqa: TRY301
+            else:
+                with self._authorize(request):
+                    handler = self._routes.find(request)
+                    if "Expect" in request.headers:
+                        await _continue(request)
+                    response = await handler(request)
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
             raise
+        except Exception as error:  # noqa: BLE001 (logged, and answered with 500)
+            rejected_by = _error_of(request, record, error)
+            record.fail(rejected_by)
+            response = error_response(request.path, rejected_by)
         finally:
             emit = _trace_emit(record.trace, self._emit) if record.trace else self._emit
             record.emit(emit, rejected_by)
@@ -204,28 +212,6 @@ class RequestMiddleware:
             headers[DRAINING] = "1"
         return headers
 
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        if is_preflight(request):
-            return preflight_response(request)
-        if self._server_state.is_draining:
-            raise Draining("the server is stopping; retry later")
-        with self._authorize(request):
-            handler = self._routes.find(request)
-            if "Expect" in request.headers:
-                await _continue(request)
-            try:
-                return await handler(request)
-            except ProxyError:
-                raise
-            except Exception as error:
-                record = request[ACCESS_RECORD]
-                _log.exception("internal error in request %s", record.request_id)
-                if record.status is not None:
-                    if request.transport is not None:
-                        request.transport.abort()  # part of the response is sent
-                    raise
-                raise InternalError from error
-
     def _authorize(self, request: web.BaseRequest) -> AbstractContextManager[None]:
         """Check the key of a request; the returned context counts it towards the key's limits."""
         try:
@@ -243,6 +229,18 @@ class RequestMiddleware:
         if request.path in UNCOUNTED or not is_counted:
             return _UNLIMITED
         return self._admission.request(key, has_parts=request.path in WITH_PARTS)
+
+
+def _error_of(request: web.BaseRequest, record: AccessRecord, error: Exception) -> ProxyError:
+    """Return the error for the client; raise one that breaks off its response."""
+    if isinstance(error, ProxyError):
+        return error
+    _log.error("internal error in request %s", record.request_id, exc_info=error)
+    if record.status is not None:
+        if request.transport is not None:
+            request.transport.abort()  # part of the response is sent
+        raise error
+    return InternalError()
 
 
 async def _continue(request: web.BaseRequest) -> None:

@@ -27,7 +27,8 @@ _UNREAD_MAX: Final = 32
 _TEXTLESS_MAX: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as `SlotUse`: made for each request.
+@dataclass(slots=True)
 class Tokens:
     """Prompt tokens computed, prompt tokens taken from the cache, and tokens generated."""
 
@@ -51,7 +52,7 @@ class Tokens:
         return self.prompt + self.cached + self.decoded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SlotUse:
     """One request on one instance, from its lease until its slots were idle.
 

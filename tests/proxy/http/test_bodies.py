@@ -22,7 +22,7 @@ def test_one_more_than_all_may_take_is_refused_until_another_ends() -> None:
             second.add_bytes(1_000_000)
         assert refused.value.headers()["Retry-After"]
         assert second.held_bytes == 0
-        second.add_values(1000)
+        second.add_bytes(0, values=1000)
     assert bodies.held_bytes == 0
     with bodies.share("a") as third:
         third.add_bytes(1_500_000)
