@@ -16,6 +16,7 @@ same prefix, only the latest few count.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
@@ -192,6 +193,7 @@ class SlotFileIndex:
     """The files of all models; `blocks_max` bounds the index of their prompts."""
 
     def __init__(self, blocks_max: int) -> None:
+        self._added = asyncio.Event()
         self._files: dict[str, SlotFile] = {}
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -221,6 +223,12 @@ class SlotFileIndex:
             self._removed.pop((file.cache_key, turn_hash), None)
         if not file.is_recurrent:
             self._prompts.add(file.fingerprint.blocks, bit)
+        self._added.set()
+        self._added.clear()
+
+    async def wait_added(self) -> None:
+        """Wait until a file is added; the caller bounds the wait."""
+        await self._added.wait()
 
     def remove(self, names: Iterable[str]) -> None:
         """Forget files; unknown names are ignored."""

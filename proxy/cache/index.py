@@ -27,8 +27,8 @@ from proxy.cache.conversations import (
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.cache.holders import PrefixTree, RemotePrefixes, SlotFileIndex
 from proxy.cache.host_cache import HostCache
-from proxy.cache.miss_cause import RecentPrompts
-from proxy.cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.cache.miss_cause import RecentPrompts, client_hash
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt, toggle_model_name
 from proxy.cache.remote_prefixes import PrefixDigests
 from proxy.cache.slot_map import SlotContent, SlotMap
 from proxy.upstream.engine_state import SlotState
@@ -288,11 +288,12 @@ class PrefixIndex:
         return self._conversations.latest(model).owners
 
     def fingerprints(
-        self, name: str, listed: Sequence[SlotState], now_s: float
+        self, name: str, listed: Sequence[SlotState]
     ) -> dict[int, ConversationFingerprint]:
+        """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
         if name not in self._runs:
             return {}
-        held = self.slot_map(name).idle_conversations(listed, now_s)
+        held = self.slot_map(name).idle_conversations(listed, self._clock())
         return {number: self.fingerprint(name, slot.content) for number, slot in held.items()}
 
     def fingerprint(self, name: str, content: SlotContent) -> ConversationFingerprint:
@@ -307,6 +308,20 @@ class PrefixIndex:
         has_later_turn = is_elsewhere and self.slot_map(owner.name).holds(conversation)
         hashes = () if has_later_turn else tuple(conversation.turn_hashes)
         return ConversationFingerprint(hashes, content.blocks)
+
+    def own_blocks(self, model: str, client: str, prompt: Prompt) -> int:
+        """Return the number of blocks with which a recent request of the client also began."""
+        return self.recent.own_blocks(client_hash(model, client), prompt)
+
+    def turns_of_request(self, request_id: str) -> Collection[int]:
+        """Return the turn hashes of the conversation of a request; empty if unknown."""
+        found = self.recent.conversation_of(request_id)
+        return tuple(found.turn_hashes) if found else ()
+
+    def turns_of_conversation(self, number: int) -> Collection[int]:
+        """Return the turn hashes of a conversation by its number; empty if unknown."""
+        found = self.recent.find_conversation(number)
+        return tuple(found.turn_hashes) if found else ()
 
     def owner(self, fingerprint: ConversationFingerprint) -> str | None:
         conversation = self._conversations.find(fingerprint.turn_hashes)
@@ -351,6 +366,11 @@ class PrefixIndex:
             self._add_prefix(run, prompt.blocks)
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
+
+    def add_remote(self, upstream: Upstream, hashes: Iterable[int]) -> None:
+        """Note the hashes of prompts that a node reports for its model."""
+        named = (toggle_model_name(digest, upstream.model) for digest in hashes)
+        self.remote.add(upstream.name, named, self._clock())
 
     def forget_conversations(self, turn_hashes: Collection[int]) -> ForgottenConversations:
         """Forget the conversations of these turns; their next turns begin new ones."""

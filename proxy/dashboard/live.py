@@ -148,7 +148,7 @@ class LiveState:
         return self._clock() - self._started_at_s
 
     def sample(self) -> None:
-        queues = self._core.router.queues().values()
+        queues = self._core.router.queues.stats().values()
         queued = sum(queue.interactive + queue.batch for queue in queues)
         totals = with_running(self._ended_totals(), self._core.router.instances())
         self._rates.add(totals, queued, self.now_s)
@@ -194,7 +194,7 @@ class LiveState:
             host.models(),
             host.instances(),
             core.router.instances(),
-            core.router.queues(),
+            core.router.queues.stats(),
             self._requests.stats(),
             host.nodes(),
             self._rates.latest(),

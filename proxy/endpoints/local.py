@@ -230,7 +230,7 @@ class LocalEndpoints(Feature):
             self._models_of_query(request),
             await self._core.metrics.passes(self._router),
         )
-        instances, queues = self._router.instances(), self._router.queues()
+        instances, queues = self._router.instances(), self._router.queues.stats()
         return json_response(overview(instances, queues, model_infos, time.monotonic(), passes))
 
     async def batch(self, request: web.BaseRequest) -> web.Response:
@@ -243,7 +243,7 @@ class LocalEndpoints(Feature):
         """Answer with the cached prefixes of the client's prompts after the query's cursor."""
         key, models = request[KEY], [model.id for model in self._model_infos(request)]
         cursor = request.query.get("after", "")
-        digest = self._router.prefix_digest(cursor, key.name if key else None, models)
+        digest = self._router.cache.digests.after(cursor, key.name if key else None, models)
         if digest is None:
             return web.Response(status=204)
         return web.Response(body=digest.to_bytes(), content_type="application/json")

@@ -84,7 +84,7 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
         yield family
     for name, (text, of_operation) in _BY_OPERATION.items():
         family = CounterMetricFamily(f"corral_{name}", text, labels=("model", "operation"))
-        for model, counts in router.slot_file_counts.items():
+        for model, counts in router.storage.counts.items():
             for operation, done in counts.items():
                 family.add_metric((model, operation), of_operation(done))
         yield family
@@ -223,7 +223,7 @@ class Metrics:
         yield _counter("task_failures", ("task",), "Failures of internal tasks.", failures)
         yield from cache_metrics(router)
         yield from _histograms(self._counters)
-        yield from _queues(router.queues())
+        yield from _queues(router.queues.stats())
         yield from _instances(instances, self._clock())
         yield _kv_cache(instances)
         is_read = {_labels(reading.upstream): float(bool(reading.families)) for reading in readings}

@@ -183,7 +183,7 @@ class WarmEndpoint(Feature):
         record.client, record.path, record.model = client, request.path, model
         record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
         if prompt and visible_client(request) is not None:
-            most = BLOCK_TOKENS * self._core.router.own_blocks(model, client, prompt)
+            most = BLOCK_TOKENS * self._core.router.cache.own_blocks(model, client, prompt)
             warmed = [result.with_cached(most) for result in warmed]
         data = [
             {"instance": result.instance, "tokens": result.tokens, "cached": result.cached_tokens}

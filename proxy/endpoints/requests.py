@@ -146,7 +146,7 @@ class Requests:
 
     def stats(self, client: str | None = None) -> list[RequestStats]:
         """Return the requests in flight, oldest first; only those of `client` if given."""
-        instances, positions = self._router.instances(), self._router.queue_positions()
+        instances, positions = self._router.instances(), self._router.queues.positions()
         requests = [what for _, what in self._in_flight(client)]
         return snapshot(requests, instances, positions, time.monotonic())
 

@@ -212,9 +212,9 @@ class PrefixReader:
         self._unchanged, self._cursor = 0, digest.cursor
         for upstream in self._known.values():
             if upstream.node and (hashes := digest.hashes.get(upstream.node.model)):
-                self._router.add_remote_prefixes(upstream, hashes)
+                self._router.cache.add_remote(upstream, hashes)
 
     def _forget(self) -> None:
         self._cursor = ""
         for name in self._known:
-            self._router.forget_remote_prefixes(name)
+            self._router.cache.remote.forget(name)

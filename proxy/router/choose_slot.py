@@ -1,8 +1,6 @@
 """Chooses the slot of a request on an engine with tracked slots, and makes the engine use it.
 
-`proxy.cache.slot_map` explains why and how slots are tracked. `HandOver` waits until a draining
-instance has saved a conversation: it saves its slots when it drains or their requests end, but a
-client that continues at once would come before the file is verified and stored, about 0.1 s later.
+`proxy.cache.slot_map` explains why and how slots are tracked.
 """
 
 from __future__ import annotations
@@ -13,66 +11,22 @@ from contextlib import asynccontextmanager, suppress
 from enum import Enum, auto
 from typing import Final
 
-from proxy.cache.conversations import Run
 from proxy.cache.index import PrefixIndex
 from proxy.cache.slot_map import Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.registry import Instances
-from proxy.router.slot_saver import SlotFiller
+from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
-from proxy.upstream.timings import Timings
 
 # Shorter conversations are not saved.
 _TOKENS_MIN: Final = 256
 # The longest wait, relative to the time to compute the prompt.
 _SHARE_MAX: Final = 0.5
 _WAIT_MAX_S: Final = 1.0
-
-
-class HandOver:
-    """Waits for slot files of draining instances."""
-
-    def __init__(self, prefix_index: PrefixIndex, instances: Instances) -> None:
-        self._prefix_index = prefix_index
-        self._instances = instances
-        self._added = asyncio.Event()
-
-    def note_file(self) -> None:
-        self._added.set()
-        self._added.clear()
-
-    async def wait(self, lease: Lease) -> None:
-        """Wait until a file has a draining instance's content, unless computing it is faster."""
-        prompt, left = lease.request.prompt, self._left_behind(lease)
-        if prompt is None or left is None:
-            return
-        content = left.content
-        compute_s = content.tokens / lease.instance.rates.prefill_tps
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(_WAIT_MAX_S, _SHARE_MAX * compute_s)):
-                while True:
-                    found = self._prefix_index.files.find(lease.upstream.cache_key, prompt)
-                    if found and len(found.file.fingerprint.blocks) >= len(content.blocks):
-                        return
-                    await self._added.wait()
-
-    def _left_behind(self, lease: Lease) -> Slot | None:
-        """Return a slot of a draining instance that holds a conversation."""
-        if not lease.is_continued:
-            return None
-        key = lease.upstream.cache_key
-        runs = (run for run in self._prefix_index.runs_with_files() if run.cache_key == key)
-        slot_maps = self._prefix_index.slot_maps
-        slots = (slot_maps[run.name].find(lease.conversation) for run in runs if self._drains(run))
-        return next((slot for slot in slots if slot and slot.content.tokens >= _TOKENS_MIN), None)
-
-    def _drains(self, run: Run) -> bool:
-        instance = self._instances.get(run.name)
-        return not run.has_ended and (instance is None or not instance.in_service)
 
 
 # Computing fewer tokens is as fast as saving them.
@@ -116,14 +70,14 @@ class SlotSelector:
     def __init__(
         self,
         prefix_index: PrefixIndex,
+        instances: Instances,
         settings: ProxySettings,
-        filler: SlotFiller,
-        hand_over: HandOver,
+        saver: SlotSaver,
     ) -> None:
         self._prefix_index = prefix_index
+        self._instances = instances
         self._settings = settings
-        self._filler = filler
-        self._hand_over = hand_over
+        self._saver = saver
 
     async def select(self, lease: Lease) -> None:
         """Set a lease's slot, and `id_slot` if its request must name it.
@@ -237,13 +191,9 @@ class SlotSelector:
             yield True
             return
         order, is_named = lease.instance.slot_order, reach is SlotTargeting.BY_ID
-        is_filled = is_named and slot and slot.is_confirmed and self._filler.has_file(lease, slot)
+        is_filled = is_named and slot and slot.is_confirmed and self._saver.has_file(lease, slot)
         async with order.reader if is_filled else order.writer:
             yield not is_filled
-
-    def note_turn(self, lease: Lease, timings: Timings) -> None:
-        """Learn from a complete response in a slot that may be saved."""
-        self._filler.saver.note_turn(lease, timings)
 
     async def _target(
         self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
@@ -266,15 +216,46 @@ class SlotSelector:
 
     async def _fill(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot:
         """Fill a slot from a file if that pays and its number is known; return the slot."""
-        await self._hand_over.wait(lease)
-        if not self._filler.is_wanted(lease, slot):
+        await self._wait_for_file(lease)
+        if not self._saver.is_wanted(lease, slot):
             return slot
         if not slot.is_confirmed:
             await self._sync(lease, slot_map, slot)
             slot = slot_map.reserve_lru(slot)
         if slot.is_confirmed:
-            await self._filler.fill(lease, slot)
+            await self._saver.fill(lease, slot)
         return slot
+
+    async def _wait_for_file(self, lease: Lease) -> None:
+        """Wait until a file has a draining instance's content, unless computing it is faster.
+
+        Such an instance saves its slots when it drains or their requests end, but a client that
+        continues at once would come before the file is verified and stored, about 0.1 s later.
+        """
+        prompt, files = lease.request.prompt, self._prefix_index.files
+        left = self._left_behind(lease) if lease.is_continued else None
+        if prompt is None or left is None:
+            return
+        content = left.content
+        compute_s = content.tokens / lease.instance.rates.prefill_tps
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_WAIT_MAX_S, _SHARE_MAX * compute_s)):
+                while True:
+                    found = files.find(lease.upstream.cache_key, prompt)
+                    if found and len(found.file.fingerprint.blocks) >= len(content.blocks):
+                        return
+                    await files.wait_added()
+
+    def _left_behind(self, lease: Lease) -> Slot | None:
+        """Return a slot of a draining instance that holds the conversation."""
+        for run in self._prefix_index.runs_with_files():
+            instance = self._instances.get(run.name)
+            is_draining = not run.has_ended and (instance is None or not instance.in_service)
+            if is_draining and run.cache_key == lease.upstream.cache_key:
+                slot = self._prefix_index.slot_maps[run.name].find(lease.conversation)
+                if slot and slot.content.tokens >= _TOKENS_MIN:
+                    return slot
+        return None
 
     async def _confirm(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot | None:
         """Return the slot with a conversation, confirmed by the engine's list, or another slot."""

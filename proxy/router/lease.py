@@ -408,7 +408,7 @@ class Lease(InFlightRequest):
 
     Its phases: granted (it counts as a slot of the instance, which slot is open); slot chosen
     (`slot`, `id_slot`; saves and restores of that slot come here); sent (`owners` is set); prefill,
-    then decode (`progress`); ended (`Leases.finish`: queue, index and slots learn from the
+    then decode (`progress`); ended (`Router.finish`: queue, index and slots learn from the
     response); `is_ending`, if the engine may still use the slot; released. A retry begins again
     with a lease of its own.
 

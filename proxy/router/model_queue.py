@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
 from proxy.cache.index import PrefixIndex
-from proxy.errors import QueueFull
+from proxy.errors import ModelLoading, ProxyError, QueueFull, QueueTimeout, Unavailable
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.measures import Finished, ModelMeasures, Span
@@ -27,6 +28,19 @@ from proxy.upstream.timings import Timings
 
 _RECHECK_MIN_S: Final = 0.001
 _RETRY_MAX_S: Final = 120
+_RETRY_AFTER_LOAD_S: Final = 10
+
+# Returns once an instance of a model is admitted; see `ModelLoader.ensure_ready`.
+Load = Callable[[str], Awaitable[None]]
+
+
+async def _error_of(wait: Coroutine[None, None, None]) -> ProxyError | None:
+    """Return the error of a wait; raised in a task group, it would be wrapped."""
+    try:
+        await wait
+    except ProxyError as error:
+        return error
+    return None
 
 
 class ModelQueue:
@@ -68,16 +82,83 @@ class ModelQueue:
         self._granted: dict[Lease, QueuedRequest] = {}
         self._recheck: asyncio.TimerHandle | None = None
 
-    # Requests that wait.
+    # Waiting.
 
-    def bypass(self, queued: QueuedRequest) -> Lease | None:
-        """Lease a free slot to a request that finds an empty queue; None: it must wait."""
-        if self.is_paused or len(self._queue):
-            return None
-        self._assignment.assign((queued,))
-        return queued.lease
+    async def acquire(self, queued: QueuedRequest, load: Load | None) -> Lease:
+        """Lease a slot of an instance, after a wait in the queue if none is free.
 
-    def join(self, queued: QueuedRequest) -> None:
+        Raises:
+            QueueFull: Too many requests wait already.
+            QueueTimeout: No slot became free in time.
+            ModelLoading: No instance was ready in time.
+            Unavailable: No instance is or will be ready; or the errors of `load`.
+        """
+        if not (self.is_paused or len(self._queue)):
+            self._assignment.assign((queued,))
+            if queued.lease:
+                return queued.lease
+        try:
+            self._join(queued)
+            if queued.lease is None:
+                async with self._deadline(queued.request):
+                    await self._wait(queued, load)
+            assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
+            self._granted.pop(queued.lease, None)
+            return queued.lease
+        finally:
+            self._remove(queued)
+
+    async def ensure_serving(self, request: ProxyRequest, load: Load | None) -> None:
+        """Return once an instance is ready; raises the errors of `acquire`."""
+        if not self.serves(request):
+            async with self._deadline(request):
+                while not self.serves(request):
+                    await self._load(request, load)
+
+    async def _wait(self, queued: QueuedRequest, load: Load | None) -> None:
+        while queued.lease is None:
+            queued.wake.clear()
+            if self.serves(queued.request):
+                await queued.wake.wait()
+            else:
+                await self._load_unless_assigned(queued, load)
+
+    async def _load_unless_assigned(self, queued: QueuedRequest, load: Load | None) -> None:
+        async with asyncio.TaskGroup() as first:
+            woken = first.create_task(queued.wake.wait())
+            loading = first.create_task(_error_of(self._load(queued.request, load)))
+            await asyncio.wait((woken, loading), return_when=asyncio.FIRST_COMPLETED)
+            woken.cancel()
+            loading.cancel()
+        error = None if loading.cancelled() else loading.result()
+        if error and queued.lease is None:
+            raise error
+
+    async def _load(self, request: ProxyRequest, load: Load | None) -> None:
+        """Load the model, unless another proxy forwarded the request and can use other machines."""
+        before = self.admissions
+        if load and not request.is_from_proxy:
+            await load(self.model)
+        if not self.serves(request) and self.admissions == before:
+            raise Unavailable(f"no instance of {self.model} is ready; retry later")
+
+    @asynccontextmanager
+    async def _deadline(self, request: ProxyRequest) -> AsyncIterator[None]:
+        limit = asyncio.timeout(request.queue_timeout_s)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if not self.serves(request):
+                sentence = f"{self.model} is still loading; retry later"
+                raise ModelLoading(sentence, _RETRY_AFTER_LOAD_S) from None
+            waited = f"timed out after {request.queue_timeout_s:g} s waiting for a free slot"
+            sentence = f"{waited} of {self.model}; retry later"
+            raise QueueTimeout(sentence, self.retry_after_s) from None
+
+    def _join(self, queued: QueuedRequest) -> None:
         """Put a request that found no slot into the queue; raises QueueFull."""
         queued.new_tokens = self._assignment.new_tokens(queued)
         self._queue.join(queued)
@@ -91,7 +172,7 @@ class ModelQueue:
             reason = f"{ahead} requests wait for {self.model} already; retry later"
             raise QueueFull(reason, self.retry_after_s)
 
-    def remove(self, queued: QueuedRequest) -> None:
+    def _remove(self, queued: QueuedRequest) -> None:
         """Remove a request, and free a slot that it was granted but does not use."""
         self._queue.leave(queued)
         if queued.lease in self._granted:
@@ -99,11 +180,6 @@ class ModelQueue:
                 self.release(lease)
         elif queued.lease is None and queued.request.slots > 1:
             self.assign_slots()  # slots may have been reserved for it
-
-    def begin(self, queued: QueuedRequest) -> Lease:
-        assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
-        self._granted.pop(queued.lease, None)
-        return queued.lease
 
     @property
     def held_back(self) -> int:

@@ -13,82 +13,60 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from multidict import CIMultiDict
 
-from proxy.cache.conversations import ForgottenConversations
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
-from proxy.cache.miss_cause import client_hash
-from proxy.cache.prompt import Prompt, toggle_model_name
-from proxy.cache.remote_prefixes import Digest
-from proxy.cache.save_policy import NO_SLOT_FILES, CountedStorage, ModelCounts, SlotFileStorage
-from proxy.errors import UpstreamShutDown
+from proxy.cache.prompt import Prompt
+from proxy.cache.save_policy import NO_SLOT_FILES, CountedStorage, SlotFileStorage
+from proxy.cache.slot_map import Slot
+from proxy.errors import (
+    CrashesEngine,
+    NotLoaded,
+    TrialCrashed,
+    UpstreamConnectFailed,
+    UpstreamCrashed,
+    UpstreamFailed,
+    UpstreamKilled,
+    UpstreamShutDown,
+)
 from proxy.observe.cache_finding import NoFile
 from proxy.observe.record import Emit, discard
 from proxy.request.request import ProxyRequest
-from proxy.router.acquire import CrashSuspects, Leases, Load
-from proxy.router.cache_use import CacheContents, CacheUse, cache_contents
-from proxy.router.choose_slot import HandOver, SlotSelector
-from proxy.router.first_byte import FirstByteMonitor, Responds, answers_health
-from proxy.router.lease import (
-    Activity,
-    Clock,
-    Completion,
-    InstanceStats,
-    Lease,
-    ProcessExit,
-    RoutingTarget,
+from proxy.router.cache_use import CacheContents, CacheFindings, CacheUse, cache_contents
+from proxy.router.choose_slot import SlotSelector
+from proxy.router.engine_faults import (
+    CrashSuspects,
+    FirstByteMonitor,
+    ListSlots,
+    Responds,
+    SlotReleaser,
+    answers_health,
 )
+from proxy.router.lease import Activity, Clock, Completion, InstanceStats, Lease, ProcessExit
 from proxy.router.measures import ModelMeasures
-from proxy.router.model_queue import ModelDemand, ModelQueues, demand_of
+from proxy.router.model_queue import Load, ModelDemand, ModelQueues, demand_of
 from proxy.router.policy import EQUAL
-from proxy.router.queue import QueueStats
+from proxy.router.queue import queue_entry
 from proxy.router.registry import Instances
-from proxy.router.release import CountBusySlots, SlotContents, SlotReleaser, slots_in_use
-from proxy.router.reports import RouterSignals, SlotUse
-from proxy.router.slot_saver import SlotFiller, SlotSaver, SlotWriter
+from proxy.router.reports import RouterSignals, SlotUse, slot_use
+from proxy.router.slot_saver import SlotSaver, SlotWriter
 from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState, get_slots
+from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 
 _PATIENCE_S: Final = 5.0
 
 IsPreempted = Callable[[], bool]
-
-
-@asynccontextmanager
-async def background_lease(router: Router, name: str) -> AsyncIterator[IsPreempted]:
-    """See `Router.background_lease`."""
-    instances = {instance.upstream.name: instance.upstream for instance in router.instances()}
-    ours = instances.pop(name, None)
-    if ours is None:
-        raise UpstreamShutDown(name)
-    async with router.lease(_background_request(ours), instances) as lease:
-        if lease.upstream.name != name:
-            router.finish(lease)
-            raise UpstreamShutDown(name)
-
-        def is_preempted() -> bool:
-            is_wanted = router.demand(ours.model).waiting > 0 or router.count_in_flight(name) > 1
-            return is_wanted or not lease.instance.in_service
-
-        yield is_preempted
-        router.finish(lease)
 
 
 def _background_request(upstream: Upstream) -> ProxyRequest:
@@ -118,10 +96,16 @@ class Router:
 
     Args:
         emit: Emits `upstream.failed` if an engine does not free a slot.
-        count: Counts the busy slots of an instance; None: by its `/slots`.
+        list_slots: Reads the slots of an instance; None: its `/slots`.
         responds: Returns whether an instance responds; None: by its `/health`.
 
     Attributes:
+        registry: The instances in service, and those that still hold requests.
+        cache: What they and the slot files hold, and who owns which conversation.
+        queues: The queue of each model, with its measurements.
+        signals: What happens to instances and slots.
+        cache_use: Counts of prompts by the place in which they were found.
+        storage: The storage of slot files, with counts of its operations.
         saves_skipped: The number of conversations that were not saved, by model and reason.
     """
 
@@ -131,47 +115,32 @@ class Router:
         emit: Emit = discard,
         *,
         clock: Clock = time.monotonic,
-        count: CountBusySlots | None = None,
+        list_slots: ListSlots | None = None,
         responds: Responds | None = None,
     ) -> None:
         self._settings = settings
-        self.signals = RouterSignals()
         self._emit = emit
-        self._storage = CountedStorage()
         self._clock = clock
-        self._instances = Instances(clock, route_by_speed=settings.route_by_speed)
-        self._prefix_index = PrefixIndex(settings.prefix_index_max_blocks, clock)
+        self.signals = RouterSignals()
+        self.registry = Instances(clock, route_by_speed=settings.route_by_speed)
+        self.cache = PrefixIndex(settings.prefix_index_max_blocks, clock)
+        self.queues = ModelQueues(self.registry, self.cache, settings, clock, self.signals.idle)
+        self.cache_use = CacheUse()
+        self.storage = CountedStorage()
+        if list_slots is None:
+            list_slots = partial(get_slots, settings=settings)
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
-        self._queues = ModelQueues(
-            self._instances, self._prefix_index, settings, clock, self.signals.idle
-        )
-        contents = SlotContents(clock)
         self._slot_releaser = SlotReleaser(
-            count or slots_in_use(settings, contents),
-            clock,
-            settings.cancel_timeout_s,
-            self._report_overdue,
-            contents,
+            list_slots, clock, settings.cancel_timeout_s, self._report_overdue
         )
         self._first_byte_monitor = FirstByteMonitor(
-            self._instances, responds or answers_health(settings), self._queues.assign_slots
+            self.registry, responds or answers_health(settings), self.queues.assign_slots
         )
-        saver = SlotSaver(self._prefix_index, settings, self._storage, clock)
-        self._hand_over = HandOver(self._prefix_index, self._instances)
-        self.saves_skipped: Mapping[tuple[str, NoFile], int] = saver.skipped
-        filler = SlotFiller(self._prefix_index, self._storage, saver)
-        self._slot_writer = SlotWriter(
-            self._prefix_index, saver, lambda upstream: get_slots(upstream, settings), clock
-        )
-        self._leases = Leases(
-            self._queues,
-            self.signals,
-            self._crash_suspects,
-            self._slot_releaser,
-            self._first_byte_monitor,
-            SlotSelector(self._prefix_index, settings, filler, self._hand_over),
-            self._slot_writer.note_end,
-        )
+        self._saver = SlotSaver(self.cache, settings, self.storage, clock)
+        self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped
+        self._slot_writer = SlotWriter(self.cache, self._saver, list_slots, clock)
+        self._slot_selector = SlotSelector(self.cache, self.registry, settings, self._saver)
+        self._cache_findings = CacheFindings(self.cache, clock)
 
     # Called by the supervisor and the nodes.
 
@@ -185,26 +154,26 @@ class Router:
 
         `filled` are the slots that its process restored; `storage` stores its slots on disk.
         """
-        self._storage.add(upstream.name, upstream.model, storage)
-        self._prefix_index.register(upstream, filled)
-        self._instances.admit(upstream, self._prefix_index.bit(upstream.name))
-        self._queues.queue_of(upstream.model).note_admission()
+        self.storage.add(upstream.name, upstream.model, storage)
+        self.cache.register(upstream, filled)
+        self.registry.admit(upstream, self.cache.bit(upstream.name))
+        self.queues.queue_of(upstream.model).note_admission()
 
     def withdraw(self, name: str) -> None:
         """Route no more requests to an instance; those in flight continue."""
-        if instance := self._instances.get(name):
-            self._instances.withdraw(instance)
-            self._queues.queue_of(instance.upstream.model).note_withdrawal(instance)
+        if instance := self.registry.get(name):
+            self.registry.withdraw(instance)
+            self.queues.queue_of(instance.upstream.model).note_withdrawal(instance)
 
     def serves(self, model: str) -> bool:
-        return bool(self._instances.in_service(model))
+        return bool(self.registry.in_service(model))
 
     def count_in_flight(self, name: str) -> int:
         return self.activity(name).in_flight
 
     def activity(self, name: str) -> Activity:
         """Return the requests of an instance; cheap enough for several calls a second."""
-        instance = self._instances.get(name)
+        instance = self.registry.get(name)
         return instance.activity if instance else Activity()
 
     def note_end(self, name: str, process_exit: ProcessExit, *, reason: str = "") -> int:
@@ -218,8 +187,8 @@ class Router:
         Returns:
             The number of clients' requests that it computed, including those whose clients left.
         """
-        self._prefix_index.note_end(name, has_failed=process_exit is not ProcessExit.STOPPED)
-        instance = self._instances.get(name)
+        self.cache.note_end(name, has_failed=process_exit is not ProcessExit.STOPPED)
+        instance = self.registry.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:
             lease.set_process_exit(process_exit, reason)
@@ -235,12 +204,12 @@ class Router:
 
     async def wait_idle(self, name: str) -> None:
         """Wait until an instance holds no request. The wait has no limit; `close` ends it."""
-        if instance := self._instances.get(name):
+        if instance := self.registry.get(name):
             await instance.in_flight.wait_empty()
 
     async def close(self, name: str) -> None:
         """Withdraw an instance, abort its requests, and wait until their connections are closed."""
-        instance = self._instances.get(name)
+        instance = self.registry.get(name)
         self.withdraw(name)
         if instance:
             instance.in_flight.abort(UpstreamShutDown(name))
@@ -248,90 +217,55 @@ class Router:
 
     def forget(self, name: str) -> bool:
         """Forget an instance for good; return False if it still holds a request."""
-        if self._instances.get(name):
+        if self.registry.get(name):
             return False
-        self._instances.forget(name)
-        self._prefix_index.forget(name)
-        self._storage.forget(name)
+        self.registry.forget(name)
+        self.cache.forget(name)
+        self.storage.forget(name)
         return True
 
     def pause(self, model: str) -> None:
         """Queue all requests for a model, even if a slot is free."""
-        self._queues.queue_of(model).is_paused = True
+        self.queues.queue_of(model).is_paused = True
 
     def resume(self, model: str) -> None:
-        queue = self._queues.queue_of(model)
+        queue = self.queues.queue_of(model)
         queue.is_paused = False
         queue.assign_slots()
 
     def demand(self, model: str) -> ModelDemand:
-        return demand_of(self._queues.queue_of(model), self._instances, self._prefix_index)
-
-    def prefix_digest(
-        self, cursor: str, client: str | None, models: Iterable[str]
-    ) -> Digest | None:
-        """Return hashes of a client's prompts in the caches here; see `PrefixDigests.after`."""
-        return self._prefix_index.digests.after(cursor, client, models)
-
-    def add_remote_prefixes(self, upstream: Upstream, hashes: Iterable[int]) -> None:
-        """Note the hashes of prompts that a node reports for its model."""
-        named = (toggle_model_name(digest, upstream.model) for digest in hashes)
-        self._prefix_index.remote.add(upstream.name, named, self._clock())
-
-    def forget_remote_prefixes(self, name: str) -> None:
-        self._prefix_index.remote.forget(name)
+        return demand_of(self.queues.queue_of(model), self.registry, self.cache)
 
     def add_slot_file(self, file: SlotFile) -> None:
-        self._prefix_index.files.add(file)
-        self._hand_over.note_file()
+        self.cache.files.add(file)
 
     def remove_slot_files(self, names: Iterable[str]) -> None:
-        self._prefix_index.files.remove(names)
+        self.cache.files.remove(names)
 
-    def stores_prefixes(self, model: str) -> bool:
-        """Return whether an instance of a model can restore a file of a shared prefix."""
-        return any(True for _ in self._storing_prefixes(model))
+    def prefix_storing_instances(self, model: str, blocks: Sequence[int] = ()) -> list[Upstream]:
+        """Return the instances of a model that can restore a file of a shared prefix.
 
-    def prefix_storing_instances(self, model: str, blocks: Sequence[int]) -> list[Upstream]:
-        """Return such instances, those first that hold a prompt with these blocks."""
-        holders = self._prefix_index.holders(blocks)
-        found = sorted(
-            self._storing_prefixes(model), key=lambda instance: not instance.bit & holders
-        )
-        return [instance.upstream for instance in found]
-
-    def _storing_prefixes(self, model: str) -> Iterator[RoutingTarget]:
-        runs = self._prefix_index.runs_with_files()
-        found = filter(None, (self._instances.get(run.name) for run in runs))
-        # A recurrent state can only be used by a prompt that continues all of it.
-        return (
+        Those that hold a prompt with these blocks come first.
+        """
+        runs, holders = self.cache.runs_with_files(), self.cache.holders(blocks)
+        found = [
             instance
-            for instance in found
+            for instance in filter(None, (self.registry.get(run.name) for run in runs))
             if instance.in_service
             and instance.upstream.model == model
             and instance.upstream.cache_key
+            # A recurrent state can only be used by a prompt that continues all of it.
             and not instance.upstream.resumable_prompts
-        )
-
-    def turns_of_request(self, request_id: str) -> Collection[int]:
-        """Return the turn hashes of the conversation of a request; empty if unknown."""
-        found = self._prefix_index.recent.conversation_of(request_id)
-        return tuple(found.turn_hashes) if found else ()
-
-    def turns_of_conversation(self, number: int) -> Collection[int]:
-        """Return the turn hashes of a conversation by its number; empty if unknown."""
-        found = self._prefix_index.recent.find_conversation(number)
-        return tuple(found.turn_hashes) if found else ()
-
-    def forget_conversations(self, turn_hashes: Collection[int]) -> ForgottenConversations:
-        """Forget the conversations of these turns; their next turns begin new ones."""
-        return self._prefix_index.forget_conversations(turn_hashes)
+        ]
+        found.sort(key=lambda instance: not instance.bit & holders)
+        return [instance.upstream for instance in found]
 
     def are_in_use(self, numbers: Collection[int]) -> bool:
-        leases = (lease for instance in self._instances for lease in instance.leases)
+        leases = (lease for instance in self.registry for lease in instance.leases)
         return any(lease.conversation_number in numbers for lease in leases)
 
-    def background_lease(self, name: str) -> AbstractAsyncContextManager[IsPreempted]:
+    @asynccontextmanager
+    async def background_lease(self, name: str) -> AsyncIterator[IsPreempted]:
         """Hold a slot of one instance for work of our own.
 
         The block gets a function that returns True once a client needs the slot, or the instance is
@@ -341,16 +275,30 @@ class Router:
             UpstreamShutDown: The instance is not in service, or was stopped.
             ProxyError: No slot was free within 5 s.
         """
-        return background_lease(self, name)
+        others = {instance.upstream.name: instance.upstream for instance in self.registry}
+        ours = others.pop(name, None)
+        if ours is None:
+            raise UpstreamShutDown(name)
+        async with self.lease(_background_request(ours), others) as lease:
+            if lease.upstream.name != name:
+                self.finish(lease)
+                raise UpstreamShutDown(name)
+
+            def is_preempted() -> bool:
+                is_wanted = self.demand(ours.model).waiting > 0 or self.count_in_flight(name) > 1
+                return is_wanted or not lease.instance.in_service
+
+            yield is_preempted
+            self.finish(lease)
 
     def conversation_fingerprints(
         self, name: str, listed: Sequence[SlotState]
     ) -> Mapping[int, ConversationFingerprint]:
         """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
-        return self._prefix_index.fingerprints(name, listed, self._clock())
+        return self.cache.fingerprints(name, listed)
 
     def conversation_owner(self, fingerprint: ConversationFingerprint) -> str | None:
-        return self._prefix_index.owner(fingerprint)
+        return self.cache.owner(fingerprint)
 
     async def run(self) -> None:
         """Free slots of aborted requests, save idle slots, and watch for silent instances."""
@@ -365,75 +313,210 @@ class Router:
 
     # Statistics.
 
-    @property
-    def cache_use(self) -> CacheUse:
-        return self._leases.cache_use
-
     def cache_contents(self) -> Mapping[str, CacheContents]:
-        return cache_contents(
-            (instance.upstream for instance in self._instances), self._prefix_index
-        )
-
-    @property
-    def slot_file_counts(self) -> Mapping[str, ModelCounts]:
-        return self._storage.counts
+        return cache_contents((instance.upstream for instance in self.registry), self.cache)
 
     def instances(self) -> tuple[InstanceStats, ...]:
         """Return the instances that are in service or hold requests."""
-        models = {instance.upstream.model for instance in self._instances}
-        counts = {model: self._prefix_index.conversations_per_instance(model) for model in models}
-        weights = {model: self._instances.of_model(model).weights for model in models}
+        models = {instance.upstream.model for instance in self.registry}
+        counts = {model: self.cache.conversations_per_instance(model) for model in models}
+        weights = {model: self.registry.of_model(model).weights for model in models}
         return tuple(
             instance.stats(
                 counts[instance.upstream.model].get(instance.upstream.name, 0),
                 weights[instance.upstream.model].get(instance.upstream.name, EQUAL),
             )
-            for instance in self._instances
+            for instance in self.registry
         )
 
-    def queues(self) -> Mapping[str, QueueStats]:
-        return self._queues.stats()
-
-    def queue_positions(self) -> Mapping[tuple[str, str], int]:
-        """Return each waiting request's place in its queue, from 1, by client and request id."""
-        return self._queues.positions()
-
     def work_reader(self, model: str) -> WorkReader:
-        return self._queues.queue_of(model).reader
+        return self.queues.queue_of(model).reader
 
     def as_client_knows(self, request: ProxyRequest) -> ProxyRequest:
         """Return a request for an estimate that uses only cache content of its own key."""
         if (prompt := request.prompt) is None or not request.owner.name:
             return request
-        blocks = self.own_blocks(request.model, request.client, prompt)
+        blocks = self.cache.own_blocks(request.model, request.client, prompt)
         return replace(request, prompt=prompt.known_to(blocks))
 
-    def own_blocks(self, model: str, client: str, prompt: Prompt) -> int:
-        """Return the number of blocks with which a recent request of the client also began."""
-        return self._prefix_index.recent.own_blocks(client_hash(model, client), prompt)
-
     def measures(self, model: str) -> ModelMeasures:
-        return self._queues.queue_of(model).measures
+        return self.queues.queue_of(model).measures
 
     # A request.
 
-    def lease(
+    @asynccontextmanager
+    async def lease(
         self, request: ProxyRequest, avoid: Collection[str] = (), load: Load | None = None
-    ) -> AbstractAsyncContextManager[Lease]:
-        """See `Leases.lease`."""
-        return self._leases.lease(request, avoid, load)
+    ) -> AsyncIterator[Lease]:
+        """Hold one slot of an instance for the length of the block, after a wait if none is free.
+
+        The block must send the request at once, to `lease.upstream` and with `lease.id_slot`.
+        `finish` frees the slot at once; without it, the slot is free once the engine has confirmed
+        that it is idle. A request that needs no slot takes none, and waits in no queue.
+
+        Args:
+            request: The request.
+            avoid: Names of instances to take only if there is no other.
+            load: Loads models; None: a model without an instance is unavailable.
+
+        Raises:
+            QueueFull: Too many requests wait already.
+            QueueTimeout: No slot became free in time.
+            ModelLoading: No instance was ready in time.
+            CrashesEngine: Engines crashed while they computed it.
+            NotLoaded: No instance is ready, and the request must not load one.
+            Unavailable: No instance is or will be ready; or the errors of `load`.
+            UpstreamShutDown: `close` ended the block.
+            UpstreamSilent: The instance does not respond; another has a slot free.
+            UpstreamCrashed: Replaces the error that a crash caused in the block.
+            UpstreamKilled: Replaces the error that a SIGKILL from outside caused in it.
+        """
+        self._crash_suspects.check(request)
+        lease = await self._acquire(request, avoid, load)
+        try:
+            self._crash_suspects.check(request)  # an equal request may have crashed meanwhile
+            with lease:
+                if request.keep_alive_s is not None and lease.upstream.node is None:
+                    self.signals.keep_alive(request.model, request.keep_alive_s)
+                self._first_byte_monitor.watch(lease)
+                await self._slot_selector.select(lease)
+                try:
+                    yield lease
+                except UpstreamFailed as error:
+                    await self._raise_exit(error, lease)
+                    raise
+                self._crash_suspects.clear(request)
+        except (UpstreamConnectFailed, CrashesEngine) as error:
+            for slot_lease in lease.slots:
+                self._release(slot_lease)  # the engine does not compute it
+            if isinstance(error, UpstreamConnectFailed):
+                self.signals.connect_failed(lease.upstream, error)
+            raise
+        finally:
+            self._end(lease)
+
+    async def _raise_exit(self, error: UpstreamFailed, lease: Lease) -> None:
+        """Raise the error for the client if the end of a process caused the given one."""
+        name, process_exit = lease.upstream.name, await lease.wait_exit(error)
+        if process_exit is ProcessExit.KILLED:
+            raise UpstreamKilled(name) from error
+        if process_exit is ProcessExit.CRASHED:
+            if lease.restored:  # the file may have caused the crash
+                self.cache.files.remove([lease.restored.file.name])
+            if lease.upstream.is_on_trial:
+                raise TrialCrashed(name) from error
+            raise UpstreamCrashed(
+                f"{name} crashed while computing this request, which is not retried; see its log "
+                "(`corral logs`)"
+            ) from error
+        if lease.exit_reason and not isinstance(error, UpstreamConnectFailed):
+            reason = f"{name} ended while it computed this request: {lease.exit_reason}"
+            raise UpstreamFailed(reason) from error
 
     def note_chunk(self, lease: Lease) -> None:
-        """See `Leases.note_chunk`."""
-        self._leases.note_chunk(lease)
+        """Note that a request to compute a part of the prompt is sent now."""
+        if lease.slot:
+            self.cache.slot_map(lease.upstream.name).mark_used(lease.slot)
 
     async def send_again(self, lease: Lease) -> None:
-        """See `Leases.send_again`."""
-        await self._leases.send_again(lease)
+        """Return once the request may be sent again, after a complete response to it."""
+        await self._slot_selector.enter(lease)
 
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:
-        """See `Leases.finish`."""
-        self._leases.finish(lease, completed)
+        """Free the slots of a complete response, and learn from it.
+
+        `completed` is None if the request was refused.
+        """
+        if completed:
+            self._learn(lease, completed)
+        for slot_lease in lease.slots:
+            self._release(slot_lease)
+
+    def _learn(self, lease: Lease, completed: Completion) -> None:
+        request, timings, name = lease.request, completed.timings, lease.upstream.name
+        prompt = request.prompt
+        self.queues.queue_of(request.model).note_finished(lease, timings)
+        if prompt:
+            if timings:
+                self.cache_use.note(lease, timings)
+                lease.finding = self._cache_findings.find(lease, timings, completed.reply)
+            self.cache.record(name, prompt, lease.expected_cached, timings, completed.reply)
+            if lease.upstream.node is None:
+                self.cache.digests.note(
+                    name, request.model, request.client, prompt, completed.reply
+                )
+        if timings:
+            is_apart = request.owner.is_alone or lease.is_cache_off
+            if is_apart and lease.owners:
+                lease.owners.end(request.owner, lease.id_slot)
+            if prompt and lease.slot:
+                self._record_slot(lease, lease.slot, prompt, timings)
+
+    async def _acquire(
+        self, request: ProxyRequest, avoid: Collection[str], load: Load | None
+    ) -> Lease:
+        queue = self.queues.queue_of(request.model)
+        if not request.may_load:
+            load = None
+            if not queue.serves(request):
+                raise NotLoaded(
+                    f"{request.model} is not loaded, and this request does not load it; send a "
+                    f"completion request, or run `corral load {request.model}`"
+                )
+        if request.kind.takes_slot:
+            lease = await queue.acquire(queue_entry(request, avoid, self._clock()), load)
+            self.signals.slots_taken(lease, lease.upstream, len(lease.slots))
+            return lease
+        await queue.ensure_serving(request, load)
+        instances = [
+            instance
+            for instance in self.registry.of_model(request.model).answering
+            if instance.may_take(request)
+        ]
+        fresh = [instance for instance in instances if instance.upstream.name not in avoid]
+        chosen = min(
+            fresh or instances,
+            key=lambda instance: (
+                instance.is_spare,
+                instance.upstream.is_on_trial,
+                len(instance.in_flight) / instance.upstream.slots,
+                instance.turn,
+            ),
+        )
+        return Lease(request, chosen, self._clock)
+
+    def _record_slot(self, lease: Lease, slot: Slot, prompt: Prompt, timings: Timings) -> None:
+        name = lease.upstream.name
+        if lease.restored_tokens and lease.id_slot is not None:
+            self.signals.restore_verified(name, lease.restored_tokens, timings)
+        if lease.conversation:
+            held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
+            slot_map = self.cache.slot_map(name)
+            if slot_map.host_cache:
+                slot_map.host_cache.note_found(lease.conversation, timings.cached_tokens)
+            slot_map.release(lease, self._clock())
+            slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
+            if lease.upstream.cache_key:
+                self._saver.note_turn(lease, timings)
+
+    def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
+        """Free one slot, and report its use; `held` are the tokens in idle slots."""
+        lease.note_released()
+        if lease.is_taken:
+            lease.is_taken = False
+            self.signals.slots_freed(lease, slot_use(lease, len(lease.slots), held))
+        self.queues.queue_of(lease.request.model).release(lease)
+        if lease.upstream.cache_key:
+            self._slot_writer.note_end(lease.instance)
+
+    def _end(self, lease: Lease) -> None:
+        instance = lease.instance
+        self._first_byte_monitor.forget(lease)
+        instance.bytes_received += lease.progress.bytes_received
+        for slot_lease in lease.slots:
+            if slot_lease in instance.leases:
+                self._slot_releaser.release_when_idle(slot_lease, self._release)
+        self.registry.discard_if_unused(instance)
 
     def _report_overdue(self, lease: Lease) -> None:
         limit_s = self._settings.cancel_timeout_s

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,15 +35,15 @@ from proxy.cache.slot_map import Slot, SlotContent, SlotMap
 from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import NoFile
+from proxy.router.engine_faults import ListSlots
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.settings import ProxySettings
-from proxy.upstream.engine_state import SlotState
 from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 
 
 class SlotSaver:
-    """Decides which slots of all instances to save, and saves them.
+    """Decides which slots of all instances to save and to fill, and does it.
 
     Attributes:
         skipped: The number of conversations that were not saved, by model and reason.
@@ -161,19 +161,7 @@ class SlotSaver:
             is_taken_next=is_taken_next,
         )
 
-
-class SlotFiller:
-    """Fills slots of all instances from files; `saver` saves their old content."""
-
-    def __init__(
-        self,
-        prefix_index: PrefixIndex,
-        storage: SlotFileStorage,
-        saver: SlotSaver,
-    ) -> None:
-        self._prefix_index = prefix_index
-        self._storage = storage
-        self.saver = saver
+    # Filling a slot.
 
     def is_wanted(self, lease: Lease, slot: Slot) -> bool:
         return self.has_file(lease, slot) or self._pays(lease, slot)
@@ -184,7 +172,7 @@ class SlotFiller:
     async def fill(self, lease: Lease, slot: Slot) -> None:
         """Save the old content of a slot of known number, and fill it from the best file."""
         if slot.previous and self._pays(lease, slot):
-            await self.saver.save(lease.instance, slot, slot.previous)
+            await self.save(lease.instance, slot, slot.previous)
         if saved := self._to_restore(lease, slot):
             await self._restore(lease, slot, saved)
 
@@ -201,13 +189,13 @@ class SlotFiller:
             # quickly comes first.
             cached = here if saved.blocks >= found and saved.is_quick else found
             more = (saved.blocks - cached) * BLOCK_TOKENS
-            use = self.saver.measures(lease.upstream.model).use
+            use = self.measures(lease.upstream.model).use
             if pays_to_restore(round(use * more), saved.cost_tokens):
                 return saved
         return None
 
     def _pays(self, lease: Lease, slot: Slot) -> bool:
-        return slot.previous is not None and self.saver.pays(lease.instance, slot.previous)
+        return slot.previous is not None and self.pays(lease.instance, slot.previous)
 
     async def _restore(self, lease: Lease, slot: Slot, saved: SavedPrompt) -> None:
         slot.drop_previous()
@@ -217,7 +205,7 @@ class SlotFiller:
         lease.restore_s = lease.clock() - began_at_s
         if transfer is None:
             return
-        self.saver.note_restored(lease.instance, transfer)
+        self.note_restored(lease.instance, transfer)
         slot.fill(lease.conversation, transfer.tokens, saved.file.fingerprint.blocks)
         lease.expected_cached = saved.tokens
         lease.restored = saved
@@ -233,7 +221,6 @@ _SHORTEST_S: Final = 0.001
 # Without an event, slots are looked at again after this time.
 _LOOKS_AGAIN_S: Final = 5.0
 
-ListSlots = Callable[[Upstream], Awaitable[Sequence[SlotState] | None]]
 _Worth = Sequence[tuple[Slot, SaveCase]]
 
 
@@ -254,10 +241,7 @@ class _Work:
 
 
 class SlotWriter:
-    """Saves idle slots of all instances while `run` runs.
-
-    `list_slots` reads an engine's `/slots`; it returns None if the engine does not report them.
-    """
+    """Saves idle slots of all instances while `run` runs."""
 
     def __init__(
         self, prefix_index: PrefixIndex, saver: SlotSaver, list_slots: ListSlots, clock: Clock

@@ -58,7 +58,7 @@ def _facts(run: Run) -> dict[str, float]:
 
 
 def _costs(run: Run) -> dict[str, float]:
-    index = run.router._prefix_index  # noqa: SLF001 (nothing else shows its memory)
+    index = run.router.cache
     decisions = run.times.decisions
     return {
         "decision p50": percentile_us(decisions, 0.5),

@@ -161,10 +161,10 @@ class PromptWarmerAdapter:
 
     def learns(self, model: str) -> bool:
         launches = self._fleet.planner.launches
-        return launches.learns_prompts(model) or self._router.stores_prefixes(model)
+        return launches.learns_prompts(model) or bool(self._router.prefix_storing_instances(model))
 
     def learn(self, model: str, prefix: SharedPrefix) -> None:
-        if self._router.stores_prefixes(model):
+        if self._router.prefix_storing_instances(model):
             self._prefix_files.want(model, prefix)
         if not self._fleet.planner.launches.learns_prompts(model):
             return
@@ -232,7 +232,7 @@ class ConversationForgetter:
     async def forget_of(self, request: StoredRequest) -> ForgottenConversation | None:
         """Implements `proxy.observe.past.Conversations`."""
         number = self.number_of(request)
-        turns = () if number is None else self._router.turns_of_conversation(number)
+        turns = () if number is None else self._router.cache.turns_of_conversation(number)
         if not turns:
             return None
         found = await self._forget((), turns)
@@ -253,9 +253,9 @@ class ConversationForgetter:
 
         Raises NoSuchConversation if it is no longer known.
         """
-        turns = self._router.turns_of_request(request_id)
+        turns = self._router.cache.turns_of_request(request_id)
         if not turns and number is not None:
-            turns = self._router.turns_of_conversation(number)
+            turns = self._router.cache.turns_of_conversation(number)
         if not turns:
             raise NoSuchConversation(
                 f"the conversation of {request_id} is not known",
@@ -265,7 +265,7 @@ class ConversationForgetter:
 
     async def _forget(self, names: Collection[str], turns: Collection[int]) -> Forgotten:
         _, known = find_conversation(await self._files.turns(), turns)
-        forgotten = self._router.forget_conversations(known)
+        forgotten = self._router.cache.forget_conversations(known)
         await self._fleet.slot_storage.settle()  # running saves are stored first, then deleted
         erased = await self._erase(forgotten.slots)
         files = await self._files.forget(names, forgotten.turn_hashes)

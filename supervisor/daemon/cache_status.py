@@ -40,7 +40,7 @@ def caches_status(
             on_disk.get(name, ()),
             contents=contents.get(name),
             use=router.cache_use.models.get(name, _NO_USE),
-            counts=router.slot_file_counts.get(name),
+            counts=router.storage.counts.get(name),
             not_saved_reason=not_persisted_reason(models[name]) if name in models else None,
         )
         for name in dict.fromkeys((*models, *on_disk))

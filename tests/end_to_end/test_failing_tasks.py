@@ -16,7 +16,7 @@ import pytest
 
 from proxy.common.background_tasks import FAILURES
 from proxy.nodes.monitor import NodeMonitor
-from proxy.router.release import SlotReleaser
+from proxy.router.engine_faults import SlotReleaser
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.parts import DaemonParts
 from supervisor.engine.state_tasks import HealthMonitor

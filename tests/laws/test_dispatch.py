@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.requests import ask, upstream
+from support.slots import busy_slots
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import ModelLoading, QueueFull, QueueTimeout, Unavailable, UpstreamShutDown
@@ -18,6 +19,7 @@ from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_lo
 from proxy.request.request import Priority
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
+from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Upstream
 
 CLIENTS = ("ann", "bob", "cat")
@@ -66,7 +68,7 @@ class World:
                 await self.router.close(name)
             case "pass", float() as seconds:
                 await asyncio.sleep(seconds)
-        if "chat" in self.router.queues():
+        if "chat" in self.router.queues.stats():
             self.check()
 
     async def visit(self, visit: Visit) -> None:
@@ -121,8 +123,8 @@ class World:
     def stop(self, name: str) -> None:
         self.using[name] -= 1
 
-    async def count(self, engine: Upstream) -> int:
-        return self.using[engine.name]
+    async def list_slots(self, engine: Upstream) -> list[SlotState]:
+        return busy_slots(self.using[engine.name])
 
     def check(self) -> None:
         """See that no slot is given twice; strictly, that none is free while somebody waits.
@@ -133,7 +135,7 @@ class World:
             assert len(instance.leases) <= instance.upstream.slots
         if not self.is_strict:
             return
-        line = self.router.queues()["chat"]
+        line = self.router.queues.stats()["chat"]
         free = sum(
             instance.upstream.slots - len(instance.leases)
             for instance in self.router.instances()
@@ -146,7 +148,7 @@ class World:
         """See that every request ended once, and that nothing is held or waited for."""
         assert sum(self.ends.values()) == self.joined
         assert all(not instance.leases for instance in self.router.instances())
-        for line in self.router.queues().values():
+        for line in self.router.queues.stats().values():
             assert (line.interactive, line.batch) == (0, 0)
         assert not any(self.router.count_in_flight(name) for name in NAMES)
 
@@ -221,11 +223,11 @@ def world_with(policy: Policy) -> World:
     def clock() -> float:
         return asyncio.get_running_loop().time()
 
-    async def count(engine: Upstream) -> int:
-        return await made[0].count(engine)
+    async def list_slots(engine: Upstream) -> list[SlotState]:
+        return await made[0].list_slots(engine)
 
     limits = ProxySettings(policy=policy, queue_max=LINE_MAX)
-    made.append(World(Router(limits, clock=clock, count=count)))
+    made.append(World(Router(limits, clock=clock, list_slots=list_slots)))
     return made[0]
 
 

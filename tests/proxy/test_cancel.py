@@ -52,7 +52,7 @@ def is_in(proxy: ProxyHarness, phase: Literal["prefill", "decode"]) -> Callable[
 
 
 def waits(proxy: ProxyHarness, count: int) -> Callable[[], bool]:
-    return lambda: proxy.router.queues()["chat"].interactive == count
+    return lambda: proxy.router.queues.stats()["chat"].interactive == count
 
 
 @asynccontextmanager

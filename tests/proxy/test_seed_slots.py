@@ -47,7 +47,9 @@ async def test_a_request_takes_the_idle_slot_of_an_engine_and_waits_while_it_has
     first, second = await begin(), await begin()
     assert await busy() == {0, 1}
     third = asyncio.get_running_loop().create_task(begin())
-    await until(lambda: [queue.interactive for queue in proxy.router.queues().values()] == [1])
+    await until(
+        lambda: [queue.interactive for queue in proxy.router.queues.stats().values()] == [1]
+    )
     assert proxy.router.count_in_flight("chat.1") == 2
     first.close()
     (await third).close()

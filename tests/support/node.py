@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from proxy.nodes.settings import NodeSettings
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings
-from proxy.upstream.upstream import Upstream
 
 QUICK = NodeTimes(
     poll_s=0.05,
@@ -111,26 +110,6 @@ def configured_node(name: str, url: str, *, api_key: str = "", **options: Any) -
     return ConfiguredNode(name, NodeSettings(url=url, **options), api_key)
 
 
-class NotingRouter(Router):
-    """Notes the prefixes that it is told nodes hold, by instance."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._reported: dict[str, set[int]] = {}
-
-    def add_remote_prefixes(self, upstream: Upstream, hashes: Iterable[int]) -> None:
-        noted = list(hashes)
-        self._reported.setdefault(upstream.name, set()).update(noted)
-        super().add_remote_prefixes(upstream, noted)
-
-    def forget_remote_prefixes(self, name: str) -> None:
-        self._reported.pop(name, None)
-        super().forget_remote_prefixes(name)
-
-    def count_remote_prefixes(self) -> int:
-        return len(set[int]().union(*self._reported.values()))
-
-
 class NodesProxy:
     """A proxy that knows some nodes, and has no model of its own until one is put into `here`."""
 
@@ -139,7 +118,7 @@ class NodesProxy:
     def __init__(self, *nodes: ConfiguredNode, settings: ProxySettings = SETTINGS) -> None:
         self.emitted: list[tuple[str, dict[str, Any]]] = []
         metrics = Metrics(settings, self._hear)
-        self.router = NotingRouter(settings, metrics.emit)
+        self.router = Router(settings, metrics.emit)
         self.here = FakeLoader(self.router)
         self.here.model_infos = []
         self.nodes = Nodes(nodes, self.router, self.here, settings, self._hear, QUICK)

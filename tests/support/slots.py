@@ -3,9 +3,15 @@
 from typing import Any
 
 from proxy.router.lease import InstanceStats, LeaseStats
+from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Upstream
 
 NOW_S = 100.0
+
+
+def busy_slots(count: int) -> list[SlotState]:
+    """Return what an engine lists while it uses so many slots."""
+    return [SlotState(number, number, 0, is_busy=True) for number in range(count)]
 
 
 def reading(done: int = 30, **changes: Any) -> LeaseStats:

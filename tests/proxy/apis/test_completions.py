@@ -162,8 +162,8 @@ async def test_more_than_may_wait_are_refused(proxy: ProxyHarness, path: str) ->
     await proxy.fake(hold)
     await proxy.open(batch=proxy.settings.batch.model_copy(update={"queue_size": 5}))
     waiting = asyncio.get_running_loop().create_task(post(proxy, prompts=["a"] * 5))
-    await until(lambda: "chat" in proxy.router.queues())
-    await until(lambda: proxy.router.queues()["chat"].batch == 1)
+    await until(lambda: "chat" in proxy.router.queues.stats())
+    await until(lambda: proxy.router.queues.stats()["chat"].batch == 1)
     assert proxy.router.count_in_flight("chat.1") == 2  # the others are in no queue yet
     async with proxy.http.post(path, json={"prompts": ["a"] * 5}) as response:
         assert (response.status, response.headers["Retry-After"]) == (429, "1")

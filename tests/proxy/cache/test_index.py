@@ -151,7 +151,7 @@ def answered(
     slot_map.release(holder, 0.0)
     slot_map.set_conversation(slot, conversation, 300, asked.blocks)
     prefix_index.record("a", asked, 0, None, {"content": "verse"})
-    return prefix_index.fingerprints(name, [SlotState(0, task, 299, is_busy=False)], 0.0)[0]
+    return prefix_index.fingerprints(name, [SlotState(0, task, 299, is_busy=False)])[0]
 
 
 def test_what_a_slot_holds_is_told_and_known_again_by_the_next_run() -> None:
@@ -183,14 +183,12 @@ def test_a_conversation_that_went_on_elsewhere_stays_there() -> None:
     turn = prompt(SYSTEM, "verse", "one")
     conversation = assign(prefix_index, upstream("b"), turn, None)
     page = [SlotState(0, 5, 299, is_busy=False)]
-    waiting = prefix_index.fingerprints("a", page, 0.0)[0]
+    waiting = prefix_index.fingerprints("a", page)[0]
     assert waiting.turn_hashes[: len(chain.turn_hashes)] == chain.turn_hashes
     slot = prefix_index.slot_map("b").reserve("turn", conversation, 0.0)
     assert slot
     slot.fill(conversation, 400, turn.blocks)
-    assert prefix_index.fingerprints("a", page, 0.0) == {
-        0: ConversationFingerprint((), chain.blocks)
-    }
+    assert prefix_index.fingerprints("a", page) == {0: ConversationFingerprint((), chain.blocks)}
     prefix_index.register(upstream("a", key="of the next run"), [RestoredSlot(0, 1, 300, chain)])
     assert owner(prefix_index, turn, None) == "b"
     assert prefix_index.conversations_per_instance("chat") == {"b": 1}
@@ -203,11 +201,11 @@ def test_an_instance_that_comes_back_as_it_was_is_not_what_it_began_with() -> No
     prefix_index.register(
         upstream("a"), [RestoredSlot(0, 1, 700, ConversationFingerprint((7,), (8,)))]
     )
-    assert prefix_index.fingerprints("a", [SlotState(0, 5, 299, is_busy=False)], 0.0) == {0: chain}
+    assert prefix_index.fingerprints("a", [SlotState(0, 5, 299, is_busy=False)]) == {0: chain}
 
 
 def test_of_an_instance_never_met_nothing_is_known() -> None:
-    assert belief("a").fingerprints("b", [SlotState(0, 1, 300, is_busy=False)], 0.0) == {}
+    assert belief("a").fingerprints("b", [SlotState(0, 1, 300, is_busy=False)]) == {}
 
 
 def test_of_an_instance_that_falls_short_less_is_expected() -> None:

@@ -67,11 +67,11 @@ async def test_nothing_is_known_of_a_model_before_its_first_response(proxy: Prox
 async def test_an_estimate_leaves_everything_as_it_was(proxy: ProxyHarness) -> None:
     await proxy.open()
     await learned(proxy)
-    before = (proxy.router.instances(), proxy.router.queues(), len(proxy.emitted))
+    before = (proxy.router.instances(), proxy.router.queues.stats(), len(proxy.emitted))
     found = await estimate(proxy, messages=[{"role": "user", "content": LONG}])
     assert found["first_token_s"] is not None
     assert found["cached_tokens"] > 500
-    assert (proxy.router.instances(), proxy.router.queues()) == before[:2]
+    assert (proxy.router.instances(), proxy.router.queues.stats()) == before[:2]
     await until(lambda: len(proxy.emitted) > before[2])
     (logged,) = proxy.emitted[before[2] :]  # it appears in usage as a request does
     assert (logged[0], logged[1]["path"], logged[1]["instance"]) == ("request.finished", URL, None)

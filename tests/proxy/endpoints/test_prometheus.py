@@ -83,7 +83,7 @@ async def test_a_queued_request_is_neither_accepted_nor_rejected(proxy: ProxyHar
     async with asyncio.TaskGroup() as group:
         asking = [group.create_task(proxy.send()) for _ in range(2)]
         await fake.calls.get()
-        await until(lambda: proxy.router.queues()["chat"].interactive == 1)
+        await until(lambda: proxy.router.queues.stats()["chat"].interactive == 1)
         values = await samples(proxy)
         for task in asking:
             task.cancel()

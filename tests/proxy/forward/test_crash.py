@@ -276,7 +276,7 @@ async def test_one_that_meets_a_process_that_has_just_died_waits_for_the_next(
 ) -> None:
     gone = Upstream("chat.1", "chat", 2, "/nowhere/x.sock", "", 0, "inner", reports_exit=True)
     proxy.router.admit(gone)
-    instance = proxy.router._instances.get("chat.1")
+    instance = proxy.router.registry.get("chat.1")
     assert instance
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(status(proxy))

@@ -215,7 +215,7 @@ async def test_the_end_of_all_streams_ends_the_chunks(proxy: ProxyHarness) -> No
 async def test_two_prompts_take_turns(proxy: ProxyHarness) -> None:
     engine = Engine()
     async with streaming(proxy, engine), asyncio.TaskGroup() as group:
-        instance = proxy.router._instances.get("chat.1")
+        instance = proxy.router.registry.get("chat.1")
         assert instance
         async with instance.chunk_turn:
             client = group.create_task(ask(proxy, **DIVIDED))
@@ -239,5 +239,5 @@ async def test_another_request_does_not_take_the_slot_between_two_chunks(
 
 
 def leases(proxy: ProxyHarness) -> Sequence[Any]:
-    instance = proxy.router._instances.get("chat.1")
+    instance = proxy.router.registry.get("chat.1")
     return instance.leases if instance else ()

@@ -38,7 +38,7 @@ async def test_the_first_token_that_is_passed_on_lets_the_next_prompt_begin(
         group.create_task(prompt("please wait ", stack))
         await fake.calls.get()
         group.create_task(prompt("one more ", stack))
-        await until(lambda: proxy.router.queues()["chat"].interactive == 1)
+        await until(lambda: proxy.router.queues.stats()["chat"].interactive == 1)
         assert fake.calls.empty()
         may_speak.set()
         await fake.calls.get()

@@ -388,7 +388,7 @@ async def test_a_client_that_waited_is_told_how_long_and_at_which_place(
         group.create_task(proxy.send())
         await fake.calls.get()
         second = group.create_task(_headers(proxy))
-        await until(lambda: proxy.router.queues()["chat"].interactive == 1)
+        await until(lambda: proxy.router.queues.stats()["chat"].interactive == 1)
         end.set()
     assert second.result()["X-Corral-Queue-Position"] == "1"
     assert int(second.result()["X-Corral-Queue-Ms"]) >= 0

@@ -10,18 +10,19 @@ from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamShutDown
-from proxy.router.router import Router, background_lease
+from proxy.router.router import Router
 from proxy.settings import ProxySettings
+from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Upstream
 
 
-async def idle(_: Upstream) -> int:
-    return 0
+async def idle(_: Upstream) -> list[SlotState]:
+    return []
 
 
 def harness(slots: int = 1) -> Router:
     """Return two instances of a model."""
-    router = Router(ProxySettings(), clock=asyncio.get_running_loop().time, count=idle)
+    router = Router(ProxySettings(), clock=asyncio.get_running_loop().time, list_slots=idle)
     for name in ("a", "b"):
         router.admit(upstream(name, slots))
     return router
@@ -34,7 +35,7 @@ def taken(router: Router) -> list[str]:
 @pytest.mark.parametrize("name", ["a", "b"])
 async def test_it_is_a_slot_of_the_one_that_was_named_until_the_end_of_the_block(name: str) -> None:
     router = harness()
-    async with background_lease(router, name) as is_wanted:
+    async with router.background_lease(name) as is_wanted:
         assert taken(router) == [name]
         assert not is_wanted()
     assert taken(router) == []
@@ -43,7 +44,7 @@ async def test_it_is_a_slot_of_the_one_that_was_named_until_the_end_of_the_block
 async def test_a_client_that_is_served_beside_it_wants_the_instance() -> None:
     router = harness(slots=2)
     router.withdraw("b")
-    async with background_lease(router, "a") as is_wanted:
+    async with router.background_lease("a") as is_wanted:
         async with router.lease(ask("hello")) as lease:
             assert is_wanted()
             router.finish(lease)
@@ -58,7 +59,7 @@ def test_a_client_in_line_gets_the_slot_of_a_block_that_is_left() -> None:
             tending = group.create_task(router.run())
             await asyncio.sleep(0)
             with suppress(ZeroDivisionError):
-                async with background_lease(router, "a") as is_wanted:
+                async with router.background_lease("a") as is_wanted:
                     client = group.create_task(waited_s(router))
                     await asyncio.sleep(0)
                     assert is_wanted()
@@ -76,19 +77,19 @@ async def waited_s(router: Router) -> float:
 
 async def test_an_instance_that_is_to_leave_is_asked_back_and_not_lent() -> None:
     router = harness()
-    async with background_lease(router, "a") as is_wanted:
+    async with router.background_lease("a") as is_wanted:
         router.withdraw("a")
         assert is_wanted()
     for name in ("a", "none"):
         with pytest.raises(UpstreamShutDown):
-            async with background_lease(router, name):
+            async with router.background_lease(name):
                 pass
 
 
 async def test_it_is_no_work_that_keeps_a_model_from_leaving() -> None:
     router = harness()
     before = router.demand("chat")
-    async with background_lease(router, "a"):
+    async with router.background_lease("a"):
         assert router.demand("chat") == before
     assert router.demand("chat") == before
 
@@ -101,6 +102,6 @@ async def test_a_stop_ends_the_block() -> None:
 
 
 async def lent_until_stopped(router: Router) -> None:
-    async with background_lease(router, "a"), asyncio.TaskGroup() as group:
+    async with router.background_lease("a"), asyncio.TaskGroup() as group:
         group.create_task(router.close("a"))
         await asyncio.get_running_loop().create_future()

@@ -170,6 +170,6 @@ def test_a_batch_request_that_leaves_while_a_slot_is_left_free_is_forgotten() ->
             task.cancel()
         with suppress(asyncio.CancelledError):
             await load.tasks[-1]
-        assert load.router.queues()["chat"].batch == 0
+        assert load.router.queues.stats()["chat"].batch == 0
 
     play(story)

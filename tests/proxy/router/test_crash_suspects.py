@@ -10,7 +10,7 @@ from support.requests import ask
 from proxy.errors import CrashesEngine
 from proxy.http.forms import Form, Part
 from proxy.request.request import ProxyRequest
-from proxy.router.acquire import CrashSuspects, fingerprint
+from proxy.router.engine_faults import CrashSuspects, fingerprint
 
 
 def asked(**members: Any) -> ProxyRequest:

@@ -22,7 +22,7 @@ from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamSilent
 from proxy.request.request import ProxyRequest
-from proxy.router.first_byte import answers_health
+from proxy.router.engine_faults import answers_health
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings

@@ -200,7 +200,7 @@ def test_of_many_that_wait_for_their_owners_each_gets_its_slot_at_once() -> None
             for number in range(20):
                 group.create_task(go_on(number))
             await asyncio.sleep(0.1)
-            assert router.queues()["chat"].interactive == 20
+            assert router.queues.stats()["chat"].interactive == 20
             router.finish(held[7])
             await asyncio.sleep(0.001)
             assert got == {7: owners[7]}
@@ -237,7 +237,7 @@ def test_among_many_instances_a_request_waits_for_its_owner_without_new_choices(
             held = [await stack.enter_async_context(router.lease(turn)) for turn in turns]
             waiting = [group.create_task(go_on(number)) for number in range(2)]
             await asyncio.sleep(0.1)
-            assert router.queues()["chat"].interactive == 2
+            assert router.queues.stats()["chat"].interactive == 2
 
             def counted(index: PrefixIndex, *args: object) -> object:
                 looked_up.append(args)

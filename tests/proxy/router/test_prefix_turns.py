@@ -28,7 +28,7 @@ async def held(found: Router, first: ProxyRequest, second: ProxyRequest) -> bool
         task = group.create_task(_answered(found, second))
         for _ in range(20):  # nothing here waits for I/O
             await asyncio.sleep(0)
-        is_held = bool(found.queue_positions())
+        is_held = bool(found.queues.positions())
         assert is_held is not task.done()
         found.finish(lease, Completion(Timings(0, 1000, 2000.0, 4, 40.0)))
     return is_held

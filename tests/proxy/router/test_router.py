@@ -146,10 +146,10 @@ async def test_no_more_leases_are_held_than_there_are_slots() -> None:
             await settle()
             assert not waiting.done()
             assert router.activity("a").in_flight == 2
-            assert router.queues()["chat"].interactive == 1
+            assert router.queues.stats()["chat"].interactive == 1
         await settle()
         assert waiting.done()
-        assert router.queues()["chat"].interactive == 0
+        assert router.queues.stats()["chat"].interactive == 0
 
 
 async def test_a_lease_that_is_complete_frees_its_slot_at_once() -> None:
@@ -188,7 +188,7 @@ def test_batch_requests_that_wait_fill_no_queue_of_others() -> None:
                 await settle()
                 with pytest.raises(QueueFull, match="1 requests wait for chat"):
                     await stack.enter_async_context(router.lease(ask("b", priority=priority)))
-            queue = router.queues()["chat"]
+            queue = router.queues.stats()["chat"]
             assert (queue.interactive, queue.batch) == (1, 1)
             for task in waiting:
                 task.cancel()
@@ -206,7 +206,7 @@ def test_who_waited_long_is_told_when_to_come_again() -> None:
                     pass
             assert int(ended.value.headers()["Retry-After"]) >= 1
             assert asyncio.get_running_loop().time() == 3
-        assert router.queues()["chat"].interactive == 0
+        assert router.queues.stats()["chat"].interactive == 0
 
     run_in_virtual_time(main())
 
@@ -242,7 +242,7 @@ async def test_a_place_in_line_and_the_wait_for_it_are_known() -> None:
             group.create_task(wait())
             await settle()
             now_s = 104.0
-            line = router.queues()["chat"]
+            line = router.queues.stats()["chat"]
             assert (line.interactive, line.batch, line.oldest_wait_s) == (1, 0, 4.0)
             assert line.expected_wait_s > 0
         await settle()
@@ -257,7 +257,7 @@ async def test_who_leaves_gives_up_its_place_at_once() -> None:
         await settle()
         waiting.cancel()
         await settle()
-        assert router.queues()["chat"].interactive == 0
+        assert router.queues.stats()["chat"].interactive == 0
 
 
 async def test_what_needs_no_slot_waits_in_no_line() -> None:
@@ -280,7 +280,7 @@ async def test_whoever_waits_for_a_model_goes_on_when_it_is_admitted() -> None:
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
         waiting = group.create_task(hold(stack, router, loader=loader))
         await settle()
-        assert router.queues()["chat"].interactive == 1
+        assert router.queues.stats()["chat"].interactive == 1
         router.admit(upstream("a"))
         assert await waiting == "a"
 
@@ -318,7 +318,7 @@ async def test_what_the_loader_says_is_what_the_client_hears() -> None:
     with pytest.raises(Unavailable, match="no such file"):
         async with router.lease(ask("a"), (), Loads(fail).ensure_ready):
             pass
-    assert router.queues()["chat"].interactive == 0
+    assert router.queues.stats()["chat"].interactive == 0
 
 
 async def test_who_waits_when_the_last_instance_goes_has_it_brought_up_again() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,13 +10,14 @@ from typing import Any
 import pytest
 from support.proxy_harness import ProxyHarness
 from support.requests import ask, upstream
+from support.slots import busy_slots
 from support.upstream import Call
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamConnectFailed
-from proxy.router.release import SlotContents, slots_in_use
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
+from proxy.upstream.engine_state import SlotState, get_slots
 from proxy.upstream.upstream import Upstream
 
 EVENT = b'data: {"n":0}\n\n'
@@ -49,9 +49,10 @@ class Engine:
         self.busy = list(busy)
         self.asked_at_s: list[float] = []
 
-    async def count(self, _: Upstream) -> int | None:
+    async def list_slots(self, _: Upstream) -> list[SlotState] | None:
         self.asked_at_s.append(asyncio.get_running_loop().time())
-        return self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
+        busy = self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
+        return None if busy is None else busy_slots(busy)
 
 
 def tended(
@@ -65,7 +66,7 @@ def tended(
         clock = asyncio.get_running_loop().time
         listener = overdue or Overdue()
         router = listener.router = Router(
-            ProxySettings(), listener.emit, clock=clock, count=engine.count
+            ProxySettings(), listener.emit, clock=clock, list_slots=engine.list_slots
         )
         router.signals.overdue.connect(listener.overdue)
         router.admit(upstream("a", slots=2))
@@ -221,12 +222,13 @@ async def test_the_page_is_read_for_slots_in_use(
     proxy: ProxyHarness, status: str, body: bytes, busy: int | None
 ) -> None:
     async with answering(proxy, status, body) as engine:
-        assert await slots_in_use(proxy.settings, SlotContents(time.monotonic))(engine) == busy
+        slots = await get_slots(engine, proxy.settings)
+    assert busy == (None if slots is None else sum(slot.is_busy for slot in slots))
 
 
 async def test_an_engine_that_is_gone_uses_no_slot(proxy: ProxyHarness) -> None:
     gone = Upstream("gone", "chat", 1, "/nowhere/gone.sock", "", 0, "")
-    assert await slots_in_use(proxy.settings, SlotContents(time.monotonic))(gone) is None
+    assert await get_slots(gone, proxy.settings) is None
 
 
 async def test_the_slot_of_a_client_that_left_is_given_to_the_next(proxy: ProxyHarness) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.requests import ask, upstream
+from support.slots import busy_slots
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import QueueTimeout
@@ -16,6 +17,7 @@ from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
+from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Upstream
 
 
@@ -161,10 +163,10 @@ def test_all_its_slots_are_looked_after_when_its_client_leaves() -> None:
         counts = [2, 1, 0]
         clock = asyncio.get_running_loop().time
 
-        async def count(_: Upstream) -> int:
-            return counts.pop(0) if len(counts) > 1 else counts[0]
+        async def list_slots(_: Upstream) -> list[SlotState]:
+            return busy_slots(counts.pop(0) if len(counts) > 1 else counts[0])
 
-        router = Router(ProxySettings(), clock=clock, count=count)
+        router = Router(ProxySettings(), clock=clock, list_slots=list_slots)
         router.admit(upstream("a", slots=2))
         async with asyncio.TaskGroup() as group:
             running = group.create_task(router.run())
