@@ -212,7 +212,6 @@ def system_failure(error: OSError) -> ProxyError:
 
 
 # Pauses between two attempts while the disk is full.
-_RETRY_FIRST_S: Final = 1.0
 _RETRY_MAX_S: Final = 15.0
 
 
@@ -220,6 +219,7 @@ class Database:
     """The database; the first call opens it and creates it if needed.
 
     Args:
+        retry_first_s: The first pause between two attempts while the disk is full; it doubles.
         on_failure: Called with the reason when it can no longer be written, and with None when it
             can be written again.
 
@@ -228,8 +228,14 @@ class Database:
     """
 
     def __init__(
-        self, path: Path, max_bytes: int, on_failure: Callable[[str | None], None]
+        self,
+        path: Path,
+        max_bytes: int,
+        on_failure: Callable[[str | None], None],
+        *,
+        retry_first_s: float = 1.0,
     ) -> None:
+        self._retry_first_s = retry_first_s
         self.path = path
         self.failure: str | None = None
         self._max_bytes = max_bytes
@@ -268,10 +274,19 @@ class Database:
         return result
 
     async def read_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await _retry_until_done(lambda: self.read(work))
+        return await self._retry_until_done(lambda: self.read(work))
 
     async def write_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await _retry_until_done(lambda: self.write(work))
+        return await self._retry_until_done(lambda: self.write(work))
+
+    async def _retry_until_done(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        pause_s = self._retry_first_s
+        while True:
+            try:
+                return await call()
+            except (StorageFull, StorageFailed):
+                await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_MAX_S)
 
     def close(self) -> None:
         """Close the database after all begun calls; further calls raise Draining."""
@@ -326,13 +341,3 @@ def _run_and_detect_changes(
     before = connection.total_changes
     result = work(connection)
     return result, connection.total_changes != before
-
-
-async def _retry_until_done(call: Callable[[], Awaitable[Result]]) -> Result:
-    pause_s = _RETRY_FIRST_S
-    while True:
-        try:
-            return await call()
-        except (StorageFull, StorageFailed):
-            await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _RETRY_MAX_S)

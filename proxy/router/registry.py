@@ -18,7 +18,6 @@ from proxy.upstream.timings import Rates
 from proxy.upstream.upstream import Upstream
 
 # Up to this number, instances are compared one by one; above, a sorted list is used.
-_FEW: Final = 16
 
 # An instance in a sorted list: its key, its number in the order of admission, itself.
 _Place = tuple[float, int, RoutingTarget]
@@ -30,6 +29,7 @@ class InstanceSets:
     Args:
         instances: Instances in the order of their admission.
         weights: Their weights, by name.
+        few: Up to this number, instances are compared one by one, without a kept order.
 
     Attributes:
         free: Instances with a free slot.
@@ -39,7 +39,10 @@ class InstanceSets:
         by_weight: Instances of each weight.
     """
 
-    def __init__(self, instances: Sequence[RoutingTarget], weights: Mapping[str, Weight]) -> None:
+    def __init__(
+        self, instances: Sequence[RoutingTarget], weights: Mapping[str, Weight], *, few: int = 16
+    ) -> None:
+        self._few = few
         self.instances = instances
         self._by_bit = {instance.bit: instance for instance in instances}
         self._by_name = {instance.upstream.name: instance for instance in instances}
@@ -109,7 +112,7 @@ class InstanceSets:
         )
 
     def first_turn(self, some: int) -> RoutingTarget:
-        if some.bit_count() > _FEW:
+        if some.bit_count() > self._few:
             return next(instance for _, _, instance in self._turns if instance.bit & some)
         return min(
             self.members(some), key=lambda instance: (instance.turn, self._numbers[instance])
@@ -117,7 +120,7 @@ class InstanceSets:
 
     def by_prefill_rate(self, some: int) -> Iterator[RoutingTarget]:
         """Yield instances, the fastest in computing prompts first."""
-        if some.bit_count() > _FEW:
+        if some.bit_count() > self._few:
             return (instance for _, _, instance in self._rates if instance.bit & some)
         return iter(sorted(self.members(some), key=lambda instance: -instance.rates.prefill_tps))
 

@@ -16,7 +16,7 @@ from support.proxy_harness import ProxyHarness
 
 _BOTH_LOOPS = {
     *("test_cancel.py", "test_client.py", "test_connection.py", "test_connections.py"),
-    *("test_forward.py", "test_relay.py", "test_keep_alive.py", "test_server.py"),
+    *("test_forward.py", "test_relay.py", "test_response.py", "test_server.py"),
     *("test_handshakes.py", "test_listener.py"),
 }
 

@@ -93,7 +93,7 @@ class JobsHarness:
         """Open the database with other settings."""
         self.settings = JobSettings(**changes)
         self.reporter = JobReporter(self._emit)
-        self.database = Database(self.path, max_bytes, self.reporter.note_pause)
+        self.database = Database(self.path, max_bytes, self.reporter.note_pause, retry_first_s=0.01)
         self.tools = Tools(
             database=self.database,
             requests=cast("OwnRequests", self.requests),

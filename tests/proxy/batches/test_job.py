@@ -11,7 +11,7 @@ import pytest
 from support.corral_cli import PATIENCE_S
 from support.jobs_harness import OK, JobsHarness, failure, request
 
-from proxy.batches import database, rows
+from proxy.batches import rows
 from proxy.batches.own_requests import OwnAnswer
 from proxy.batches.records import Batch, LineResult
 from proxy.errors import StorageFull
@@ -211,10 +211,7 @@ async def test_as_many_lines_are_computed_at_once_as_there_are_places(jobs: Jobs
     assert jobs.requests.most == 3
 
 
-async def test_a_full_database_pauses_a_batch_and_loses_nothing(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database, "_RETRY_FIRST_S", 0.01)
+async def test_a_full_database_pauses_a_batch_and_loses_nothing(jobs: JobsHarness) -> None:
     await jobs.reopen(max_bytes=4 * 1024**2)  # a real SQLITE_FULL
     batch = await jobs.batch(*[request(f"r{i}") for i in range(8)])
     filler = await fill(jobs)

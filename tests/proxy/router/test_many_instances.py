@@ -15,7 +15,6 @@ from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.request.request import ProxyRequest
-from proxy.router import registry
 from proxy.router.candidates import Candidates, LeaseTimes, ManyCandidates
 from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
@@ -90,12 +89,6 @@ def together(facts: list[tuple[int, int]]) -> dict[int, int]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def _orders_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few are compared one by one; here the orders of many are to be seen."""
-    monkeypatch.setattr(registry, "_FEW", 1)
-
-
 @settings(max_examples=400)
 @given(
     st.lists(drawn, min_size=1, max_size=7),
@@ -112,7 +105,7 @@ def test_each_choice_is_that_of_a_comparison(
     weights = {f"{at}": Weight(fact.weight) for at, fact in enumerate(facts)}
     times = LeaseTimes()
     times.decode_s = 1.0
-    sets = InstanceSets(instances, weights)
+    sets = InstanceSets(instances, weights, few=1)
     for at in ends:  # they change meanwhile
         if at < len(instances) and (one := instances[at]).leases:
             one.drop(one.leases[0])
@@ -135,7 +128,7 @@ def test_of_those_that_would_answer_at_once_the_next_in_turn_gets_a_conversation
     free = Drawn(1, 0, 2.0, 900.0, 1.0, 0, 0, is_node=False, is_spare=False, on_trial=False)
     drawn_ones = [free, replace(free, turn=1.0), replace(free, in_use=1, cached=800)]
     instances = [instance(number, entry) for number, entry in enumerate(drawn_ones)]
-    sets = InstanceSets(instances, {f"{at}": Weight() for at in range(3)})
+    sets = InstanceSets(instances, {f"{at}": Weight() for at in range(3)}, few=1)
     many = ManyCandidates(sets, {}, "affinity", LeaseTimes(), 0.0)
     assert many.choice(PROMPT, (), CacheHint("2", [(800, 4)]), waited_s=100.0).name == "1"
 

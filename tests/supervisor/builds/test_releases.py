@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 
+import httpx
 import pytest
 from support.release_server import ReleaseServer, rate_limited
 
@@ -112,7 +112,13 @@ def test_the_token_goes_to_github_alone(server: ReleaseServer) -> None:
     environ = {"GITHUB_TOKEN": "secret"}
     find(server, "stable", environ)
     assert not any("secret" in str(headers) for _, headers in server.requests)
-    with new_client() as client:
-        now = lambda: datetime.now(UTC)  # noqa: E731
-        found = ReleaseApi(client, GITHUB, environ, now)
-        assert found._headers["Authorization"] == "Bearer secret"
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(404)
+
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+    with client, pytest.raises(EngineMissing):
+        ReleaseApi(client, GITHUB, environ).find("b10434")
+    assert {request.headers["Authorization"] for request in asked} == {"Bearer secret"}
