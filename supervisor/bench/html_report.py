@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,20 +42,13 @@ def element(tag: str, *children: Child, **attributes: str | float) -> Element:
     return made
 
 
-def document(page: Element) -> str:
-    # The method `html` writes void elements without an end tag, and the text of <style> unescaped.
-    return f"<!doctype html>\n{tostring(page, encoding='unicode', method='html')}\n"
-
-
 def _append(parent: Element, child: Child) -> None:
     if not isinstance(child, str):
         parent.append(child)
-        return
-    text = printable(child)
-    if len(parent):
-        parent[-1].tail = (parent[-1].tail or "") + text
+    elif len(parent):
+        parent[-1].tail = (parent[-1].tail or "") + printable(child)
     else:
-        parent.text = (parent.text or "") + text
+        parent.text = (parent.text or "") + printable(child)
 
 
 # Corners around the middle; the first variant has a circle.
@@ -144,10 +137,7 @@ def plot(finding: Finding, name: str) -> Element:
     rows = [(i, variant) for i, variant in enumerate(finding.variants) if variant.spread]
     axis = _axis(finding, [row for _, row in rows])
     bottom = _PLOT_TOP + _PLOT_ROW * len(rows)
-    return element(
-        "svg",
-        element("title", title(finding), id=f"{name}-title"),
-        element("desc", description(finding), id=f"{name}-desc"),
+    parts = [
         *_plot_axis(axis, bottom),
         *(
             part
@@ -155,7 +145,20 @@ def plot(finding: Finding, name: str) -> Element:
             for part in _plot_row(row, finding, axis, (place, _PLOT_TOP + _PLOT_ROW * i))
         ),
         element("text", _unit_text(finding), x=_WIDTH / 2, y=bottom + 33, class_="unit"),
-        viewBox=f"0 0 {_WIDTH} {bottom + _PLOT_AXIS}",
+    ]
+    description = " ".join(_sentence(variant, finding) for variant in finding.variants)
+    return _svg(name, title(finding), description, parts, bottom + _PLOT_AXIS)
+
+
+def _svg(
+    name: str, heading: str, description: str, parts: Iterable[Element], height: float
+) -> Element:
+    return element(
+        "svg",
+        element("title", heading, id=f"{name}-title"),
+        element("desc", description, id=f"{name}-desc"),
+        *parts,
+        viewBox=f"0 0 {_WIDTH} {height}",
         role="img",
         aria_labelledby=f"{name}-title {name}-desc",
     )
@@ -168,10 +171,6 @@ def title(finding: Finding) -> str:
 
 def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def description(finding: Finding) -> str:
-    return " ".join(_sentence(variant, finding) for variant in finding.variants)
 
 
 def _sentence(variant: VariantFinding, finding: Finding) -> str:
@@ -280,16 +279,11 @@ def overview(found: Sequence[Finding], place: int, name: str) -> Element | None:
     bottom = rows[-1][1] + _OVERVIEW_ROW
     own, base = (found[0].variants[i].name for i in (place, 0))
     text = " ".join(f"{title(ratio.finding)}: {_verdict(ratio.variant)}." for ratio in ratios)
-    return element(
-        "svg",
-        element("title", f"{own} against {base}", id=f"{name}-title"),
-        element("desc", text, id=f"{name}-desc"),
+    parts = [
         *_overview_axis(axis, (reach, tick), bottom),
         *(part for row, top in rows for part in _draw_row(row, axis, top)),
-        viewBox=f"0 0 {_WIDTH} {bottom + _OVERVIEW_AXIS}",
-        role="img",
-        aria_labelledby=f"{name}-title {name}-desc",
-    )
+    ]
+    return _svg(name, f"{own} against {base}", text, parts, bottom + _OVERVIEW_AXIS)
 
 
 def _ratio(finding: Finding, variant: VariantFinding) -> _Ratio | None:
@@ -342,16 +336,12 @@ def _draw_row(row: _Ratio | str, axis: Axis, top: float) -> Iterator[Element]:
     yield element("text", text, x=_LEFT, y=top + 14, class_="name")
     verdict = _verdict(row.variant).partition(" (")[0]
     yield element("text", verdict, x=_RIGHT, y=top + 14, class_=f"median {kind}")
-    yield _bar(row, axis, top + 26)
-
-
-def _bar(ratio: _Ratio, axis: Axis, y: float) -> Element:
-    low, middle, high = map(axis.position, (ratio.low, ratio.middle, ratio.high))
-    return element(
+    low, middle, high = map(axis.position, (row.low, row.middle, row.high))
+    yield element(
         "g",
-        element("line", x1=low, x2=high, y1=y, y2=y, class_="reach"),
-        element("circle", cx=middle, cy=y, r=4.5, class_="dot"),
-        class_=verdict_class(ratio.finding, ratio.variant),
+        element("line", x1=low, x2=high, y1=top + 26, y2=top + 26, class_="reach"),
+        element("circle", cx=middle, cy=top + 26, r=4.5, class_="dot"),
+        class_=kind,
     )
 
 
@@ -428,19 +418,15 @@ def write_report(result: BenchResult, path: Path, repeat: str) -> None:
 
 def report(result: BenchResult, repeat: str) -> str:
     found = findings(result)
-    return document(
-        element(
-            "html",
-            _page_head(result),
-            element(
-                "body",
-                element("header", *_header(result)),
-                element("main", *_sections(result, found, repeat)),
-                element("footer", element("p", f"Written by llama-corral {__version__}.")),
-            ),
-            lang="en",
-        )
+    body = element(
+        "body",
+        element("header", *_header(result)),
+        element("main", *_sections(result, found, repeat)),
+        element("footer", element("p", f"Written by llama-corral {__version__}.")),
     )
+    page = element("html", _page_head(result), body, lang="en")
+    # The method `html` writes void elements without an end tag, and the text of <style> unescaped.
+    return f"<!doctype html>\n{tostring(page, encoding='unicode', method='html')}\n"
 
 
 def _page_head(result: BenchResult) -> Element:

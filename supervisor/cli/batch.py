@@ -62,16 +62,6 @@ def pinned_context(cert: Path) -> ssl.SSLContext:
     return context
 
 
-def raise_if_refused(error: Exception) -> None:
-    """Raise AccessDenied if TLS with the daemon has failed, not only the connection."""
-    if "[SSL" in str(error) or "CERTIFICATE" in str(error):
-        raise AccessDenied(
-            f"no TLS connection with the daemon: {error}",
-            hint=f"if it demands a client certificate, set {CERT_VARIABLE} to a PEM file with "
-            "one and its key; corral config check shows whether its own has expired",
-        ) from error
-
-
 KEY_VARIABLE: Final = "CORRAL_API_KEY"
 _TIMEOUT_S: Final = 60.0
 _LIST_MAX: Final = 100
@@ -123,7 +113,7 @@ class BatchClient:
     def download(self, file_id: str, path: Path) -> None:
         """Write a file atomically."""
         with (
-            _translate_http_errors(),
+            translate_http_errors(),
             self._http.stream("GET", f"/v1/files/{file_id}/content") as response,
         ):
             if response.is_error:
@@ -132,7 +122,7 @@ class BatchClient:
             _write(path, response.iter_bytes())
 
     def _json(self, method: str, path: str, **content: Any) -> Object:
-        with _translate_http_errors():
+        with translate_http_errors():
             response = self._http.request(method, path, **content)
             if response.is_error:
                 raise _failure(response)
@@ -156,16 +146,23 @@ def connect() -> httpx.Client:
     )
 
 
+_CONTINUE: Final = "corral status shows whether it runs; its batches continue when it runs again"
+
+
 @contextmanager
-def _translate_http_errors() -> Iterator[None]:
+def translate_http_errors(hint: str = _CONTINUE) -> Iterator[None]:
+    """Raise DaemonBusy, or AccessDenied if TLS has failed, not only the connection."""
     try:
         yield
     except httpx.HTTPError as error:
-        raise_if_refused(error)
-        raise DaemonBusy(
-            f"the daemon does not answer: {str(error) or type(error).__name__}",
-            hint="corral status shows whether it runs; its batches continue when it runs again",
-        ) from error
+        if "[SSL" in str(error) or "CERTIFICATE" in str(error):
+            raise AccessDenied(
+                f"no TLS connection with the daemon: {error}",
+                hint=f"if it demands a client certificate, set {CERT_VARIABLE} to a PEM file with "
+                "one and its key; corral config check shows whether its own has expired",
+            ) from error
+        what = str(error) or type(error).__name__
+        raise DaemonBusy(f"the daemon does not answer: {what}", hint=hint) from error
 
 
 def _failure(response: httpx.Response) -> CorralError:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from supervisor.cli.batch import KEY_VARIABLE, connect, raise_if_refused
+from supervisor.cli.batch import KEY_VARIABLE, connect, translate_http_errors
 from supervisor.clients import client as client_module
 from supervisor.clients.client import (
     Api,
@@ -45,7 +45,6 @@ from supervisor.daemon.control_messages import DaemonStatus, ModelStatus
 from supervisor.errors import (
     AccessDenied,
     CorralError,
-    DaemonBusy,
     NoSuchModel,
     NotRunning,
     SettingsInvalid,
@@ -60,6 +59,7 @@ from supervisor.system.paths import directories, make_private
 
 # The model may have to be loaded first, and its prompt computed.
 _CHECK_TIMEOUT_S: Final = 600.0
+_STATE: Final = "corral status shows its state"
 
 
 def daemon_facts(model: str | None, small: str | None) -> Facts:
@@ -93,13 +93,10 @@ def daemon_facts(model: str | None, small: str | None) -> Facts:
 def check(facts: Facts, api: Api) -> None:
     """Send one request as a client does; raises CorralError if it fails or its answer is cut."""
     body = client_module.body(api, facts.model.name)
-    with connect() as http:
-        try:
-            answer = http.post(
-                api.value, json=body, headers=client_module.headers(api), timeout=_CHECK_TIMEOUT_S
-            )
-        except httpx.HTTPError as error:
-            raise _no_answer_error(error) from error
+    with connect() as http, translate_http_errors(_STATE):
+        answer = http.post(
+            api.value, json=body, headers=client_module.headers(api), timeout=_CHECK_TIMEOUT_S
+        )
     if answer.is_error:
         raise _refusal_error(answer)
     if not client_module.is_complete(api, answer.text):
@@ -111,13 +108,11 @@ def check(facts: Facts, api: Api) -> None:
 
 def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
     """Return the models that the API key may use, and whether a key is needed."""
-    try:
+    with translate_http_errors(_STATE):
         answer = http.get("/v1/models", headers={"Authorization": ""})
         needs_key = answer.status_code == httpx.codes.UNAUTHORIZED
         if needs_key and os.environ.get(KEY_VARIABLE):
             answer = http.get("/v1/models")
-    except httpx.HTTPError as error:
-        raise _no_answer_error(error) from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise AccessDenied(
             f"the daemon needs an API key, and {KEY_VARIABLE} has no valid one",
@@ -166,12 +161,6 @@ def _choose_model(
         what = f"no model named {name!r} answers chats" if name else "no model answers chats"
         raise NoSuchModel(what, hint=f"models with chats: {known}")
     return by_name[name]
-
-
-def _no_answer_error(error: httpx.HTTPError) -> CorralError:
-    raise_if_refused(error)
-    what = str(error) or type(error).__name__
-    return DaemonBusy(f"the daemon does not answer: {what}", hint="corral status shows its state")
 
 
 def _refusal_error(answer: httpx.Response) -> CorralError:

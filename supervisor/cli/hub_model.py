@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -134,10 +134,54 @@ def choose(
         OutOfMemory: No model fits.
         CorralError: As `transfer.read`.
     """
-    chooser = _Chooser(repository, left_out, here, client)
-    if wanted.file or wanted.quantisation:
-        return chooser.choose_named(repository_module.choose_named(repository, wanted))
-    return chooser.choose_fitting()
+
+    def fit_of(model: FileGroup, others: tuple[FileGroup, ...]) -> Fit:
+        parts = [
+            DownloadFile(file.path, client.file_url(repository, file.path), file.size_bytes)
+            for file in map(repository.file, model.files)
+        ]
+        projectors = [group for group in others if group.first.kind == "projector"]
+        beside_bytes = sum(map(repository.size_bytes, projectors))
+        return here.fit_of(transfer_module.read(parts, client), beside_bytes)
+
+    if not (wanted.file or wanted.quantisation):
+        return _choose_fitting(repository, left_out, here, fit_of)
+    model = repository_module.choose_named(repository, wanted)
+    others = companions(repository, model, left_out)
+    if model.first.kind != "model":
+        return ModelChoice(model, others, "as named")
+    text, misfit = fit_of(model, others)
+    warning = f"it will not fit: {misfit}" if misfit else None
+    return ModelChoice(model, others, f"as named, {text}", warning)
+
+
+def _choose_fitting(
+    repository: Repository,
+    left_out: frozenset[FileKind],
+    here: MachineFit,
+    fit_of: Callable[[FileGroup, tuple[FileGroup, ...]], Fit],
+) -> ModelChoice:
+    """Try the models in their order; skip models as large as one that does not fit."""
+    most_bytes, tried = here.most_bytes, ""
+    misfit: str | None = None
+    for model in repository_module.rank_models(repository):
+        size_bytes = repository.size_bytes(model)
+        if size_bytes >= most_bytes:
+            continue
+        others = companions(repository, model, left_out)
+        text, misfit = fit_of(model, others)
+        if misfit is None:
+            return ModelChoice(model, others, _reason(repository, model, text, tried))
+        most_bytes = size_bytes
+        tried = tried or f"{model.first.quantisation} can never fit: {misfit}"
+    least = min(repository_module.models(repository), key=repository.size_bytes)
+    amount, most = size(repository.size_bytes(least)), size(here.room.host)
+    name = least.first.quantisation or least.first.path
+    why = misfit or f"the smallest, {name}, takes {amount}, and models may use {most}"
+    raise OutOfMemory(
+        f"no model of {repository.repo} fits this machine: {why}",
+        hint=f"choose a smaller model; {repository.repo}:{name} fetches it anyway",
+    )
 
 
 def choose_cached(
@@ -162,67 +206,6 @@ def companions(
     found = (file_names.companion(repository.groups, model.first, kind) for kind in kinds)
     most_bytes = repository.size_bytes(model)
     return tuple(group for group in found if group and repository.size_bytes(group) < most_bytes)
-
-
-class _Chooser:
-    def __init__(
-        self,
-        repository: Repository,
-        left_out: frozenset[FileKind],
-        here: MachineFit,
-        client: HubClient,
-    ) -> None:
-        self._repository = repository
-        self._left_out = left_out
-        self._here = here
-        self._client = client
-
-    def choose_named(self, model: FileGroup) -> ModelChoice:
-        others = companions(self._repository, model, self._left_out)
-        if model.first.kind != "model":
-            return ModelChoice(model, others, "as named")
-        text, misfit = self._fit(model, others)
-        warning = f"it will not fit: {misfit}" if misfit else None
-        return ModelChoice(model, others, f"as named, {text}", warning)
-
-    def choose_fitting(self) -> ModelChoice:
-        """Try the models in their order; skip models as large as one that does not fit."""
-        most_bytes, tried = self._here.most_bytes, ""
-        misfit: str | None = None
-        for model in repository_module.rank_models(self._repository):
-            size_bytes = self._repository.size_bytes(model)
-            if size_bytes >= most_bytes:
-                continue
-            others = companions(self._repository, model, self._left_out)
-            text, misfit = self._fit(model, others)
-            if misfit is None:
-                reason = _reason(self._repository, model, text, tried)
-                return ModelChoice(model, others, reason)
-            most_bytes = size_bytes
-            tried = tried or f"{model.first.quantisation} can never fit: {misfit}"
-        raise self._nothing_fits(misfit)
-
-    def _fit(self, model: FileGroup, others: tuple[FileGroup, ...]) -> Fit:
-        files = [self._repository.file(file) for file in model.files]
-        parts = [
-            DownloadFile(
-                file.path, self._client.file_url(self._repository, file.path), file.size_bytes
-            )
-            for file in files
-        ]
-        projectors = [group for group in others if group.first.kind == "projector"]
-        beside_bytes = sum(self._repository.size_bytes(group) for group in projectors)
-        return self._here.fit_of(transfer_module.read(parts, self._client), beside_bytes)
-
-    def _nothing_fits(self, misfit: str | None) -> OutOfMemory:
-        least = min(repository_module.models(self._repository), key=self._repository.size_bytes)
-        amount, most = size(self._repository.size_bytes(least)), size(self._here.room.host)
-        name = least.first.quantisation or least.first.path
-        why = misfit or f"the smallest, {name}, takes {amount}, and models may use {most}"
-        return OutOfMemory(
-            f"no model of {self._repository.repo} fits this machine: {why}",
-            hint=f"choose a smaller model; {self._repository.repo}:{name} fetches it anyway",
-        )
 
 
 def _reason(repository: Repository, model: FileGroup, fit: str, tried: str) -> str:
@@ -265,6 +248,11 @@ class _Download:
     @property
     def path(self) -> Path:
         return self.cache.path(self.repository, self.chosen.model.first.path)
+
+    @property
+    def name(self) -> str:
+        first = self.chosen.model.first
+        return f"{self.repository.repo}:{first.quantisation or Path(first.prefix).name}"
 
 
 def get_from_hub(wanted: HubReference, where: Directories, options: GetOptions) -> CommandResult:
@@ -347,19 +335,14 @@ def _hub_announcement(download: _Download) -> Iterator[str]:
 
 def _result(download: _Download, received_bytes: int) -> CommandResult:
     is_model = download.chosen.model.first.kind == "model"
-    notes = (f"corral start {_name(download)} serves it",) if is_model else ()
+    notes = (f"corral start {download.name} serves it",) if is_model else ()
     return CommandResult(_hub_data(download, received_bytes), str(download.path), notes)
-
-
-def _name(download: _Download) -> str:
-    first = download.chosen.model.first
-    return f"{download.repository.repo}:{first.quantisation or Path(first.prefix).name}"
 
 
 def _hub_data(download: _Download, received_bytes: int) -> dict[str, object]:
     repository, chosen = download.repository, download.chosen
     return {
-        "name": _name(download),
+        "name": download.name,
         "path": str(download.path),
         "size_bytes": repository.size_bytes(chosen.model),
         "repository": repository.repo,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,37 +35,34 @@ _EXIT_INTERRUPTED: Final = 130
 HOW_TO_APPLY: Final = "corral reload applies it to a running daemon"
 
 
-def untried_notes(job: TuneJob, outcome: Outcome) -> tuple[str, ...]:
-    count, whole = len(outcome.untried), len(job.candidates)
-    if not count:
-        return ()
-    minutes = math.ceil(job.options.minutes * whole / max(1, whole - count))
-    return (f"{count} of {whole} variants were not tried; --minutes {minutes} has time for all",)
-
-
-def improved_result(
+def _result(
     job: TuneJob,
-    outcome: Outcome,
-    winner: Variant,
-    comparison: Comparison,
-    written: tuple[Path, Path | None],
+    outcome: Outcome | None,
+    lines: list[str],
+    notes: Sequence[str] = (),
+    *,
+    exit_code: int = 0,
+    **written: str | None,
 ) -> CommandResult:
-    """Return the result; `written`: the new profile, and the backup of an earlier one."""
-    path, backup = written
-    text = [
-        f"{job.plans.model} with {winner.name}: {comparison.verdict}",
-        *(f"{name}: {value}" for name, value in figures(job, outcome, winner)),
-        f"quality: {job.checks.found.get(winner, 'not checked')}",
-        f"written to {path}",
-    ]
-    notes = [*_capacity_notes(job, winner)]
-    notes += [f"the previous profile is in {backup}"] if backup else []
-    data = _data(job, outcome) | {
-        "winner": winner.name,
-        "path": str(path),
-        "backup": backup and str(backup),
+    """Return the table of all variants and these lines; `written` are members of the data."""
+    untried = outcome.untried if outcome else ()
+    rows = [*tune_module.rows(_trials(job), job.checks.found, untried), *refused_rows(job)]
+    data = {
+        "model": job.plans.model,
+        "goal": job.goal.name,
+        "minutes": job.options.minutes,
+        "seed": job.options.seed,
+        "comparison": outcome.comparison.data() if outcome and outcome.comparison else None,
+        "tried": tune_module.data(_trials(job), job.checks.found),
+        "refused": {variant.name: reason for variant, reason in job.refused.items()},
+        "untried": [variant.name for variant in untried],
+        "winner": None,
+        "path": None,
+        "backup": None,
+        **written,
     }
-    return CommandResult(data, _with_table(job, outcome, text), (*notes, HOW_TO_APPLY))
+    text = "\n".join([table(tune_module.HEAD, rows), "", *lines])
+    return CommandResult(data, text, tuple(notes), exit_code)
 
 
 def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
@@ -76,19 +73,6 @@ def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
     tokens = [side.plan.ctx_size // side.plan.slots for side in (before, after)]
     if tokens[1] < tokens[0]:
         yield f"{tokens[1]} instead of {tokens[0]} tokens of context for each"
-
-
-def unchanged_result(job: TuneJob, outcome: Outcome, where: Directories) -> CommandResult:
-    model = job.plans.model
-    text = [f"{model}: {_why_unchanged(job, outcome)}; nothing was written"]
-    path = path_of(model, where.tuned_profiles)
-    notes = (
-        (f"{path} is from an earlier search: corral tune {model} --undo removes it",)
-        if path.is_file()
-        else ()
-    )
-    data = _data(job, outcome) | {"winner": None, "path": None, "backup": None}
-    return CommandResult(data, _with_table(job, outcome, text), notes)
 
 
 def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
@@ -108,33 +92,6 @@ def _describe_trial(job: TuneJob, trial: Trial) -> str:
 def _trials(job: TuneJob) -> Trials:
     assert job.search  # noqa: S101 (it has run)
     return job.search.trials
-
-
-def interrupted_result(job: TuneJob) -> CommandResult:
-    best = tune_module.best_so_far(_trials(job))
-    so_far = [f"best so far, not certain: {_describe_trial(job, best)}"] if best else []
-    text = [f"{job.plans.model}: stopped; nothing was written", *so_far]
-    data = _data(job, None) | {"winner": None, "path": None, "backup": None}
-    return CommandResult(data, _with_table(job, None, text), exit_code=_EXIT_INTERRUPTED)
-
-
-def _with_table(job: TuneJob, outcome: Outcome | None, text: list[str]) -> str:
-    untried = outcome.untried if outcome else ()
-    rows = [*tune_module.rows(_trials(job), job.checks.found, untried), *refused_rows(job)]
-    return "\n".join([table(tune_module.HEAD, rows), "", *text])
-
-
-def _data(job: TuneJob, outcome: Outcome | None) -> dict[str, object]:
-    return {
-        "model": job.plans.model,
-        "goal": job.goal.name,
-        "minutes": job.options.minutes,
-        "seed": job.options.seed,
-        "comparison": outcome.comparison.data() if outcome and outcome.comparison else None,
-        "tried": tune_module.data(_trials(job), job.checks.found),
-        "refused": {variant.name: reason for variant, reason in job.refused.items()},
-        "untried": [variant.name for variant in outcome.untried] if outcome else [],
-    }
 
 
 def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, str]]:
@@ -189,20 +146,51 @@ def tune(
 
 
 def _measure(job: TuneJob, where: Directories, word: str) -> CommandResult:
+    model = job.plans.model
     try:
         outcome = asyncio.run(_run(job))
     except KeyboardInterrupt as interrupt:
         if job.search is None:
             raise Interrupted("stopped before anything was measured") from interrupt
-        return interrupted_result(job)
-    notes = untried_notes(job, outcome)
-    if outcome.winner is None or outcome.comparison is None:
-        found = unchanged_result(job, outcome, where)
-        return replace(found, notes=(*found.notes, *notes))
-    text = profile_text(job, outcome, outcome.winner, outcome.comparison, word)
-    written = tune_space.write(job.plans.model, where.tuned_profiles, text)
-    found = improved_result(job, outcome, outcome.winner, outcome.comparison, written)
-    return replace(found, notes=(*found.notes, *notes))
+        best = tune_module.best_so_far(_trials(job))
+        so_far = [f"best so far, not certain: {_describe_trial(job, best)}"] if best else []
+        lines = [f"{model}: stopped; nothing was written", *so_far]
+        return _result(job, None, lines, exit_code=_EXIT_INTERRUPTED)
+    notes = []
+    if count := len(outcome.untried):
+        whole = len(job.candidates)
+        minutes = math.ceil(job.options.minutes * whole / max(1, whole - count))
+        notes = [
+            f"{count} of {whole} variants were not tried; --minutes {minutes} has time for all"
+        ]
+    winner, comparison = outcome.winner, outcome.comparison
+    if winner is None or comparison is None:
+        path = path_of(model, where.tuned_profiles)
+        if path.is_file():
+            notes.insert(
+                0, f"{path} is from an earlier search: corral tune {model} --undo removes it"
+            )
+        why = _why_unchanged(job, outcome)
+        return _result(job, outcome, [f"{model}: {why}; nothing was written"], notes)
+    text = profile_text(job, outcome, winner, comparison, word)
+    path, backup = tune_space.write(model, where.tuned_profiles, text)
+    lines = [
+        f"{model} with {winner.name}: {comparison.verdict}",
+        *(f"{name}: {value}" for name, value in figures(job, outcome, winner)),
+        f"quality: {job.checks.found.get(winner, 'not checked')}",
+        f"written to {path}",
+    ]
+    replaced = [f"the previous profile is in {backup}"] if backup else []
+    notes = [*_capacity_notes(job, winner), *replaced, HOW_TO_APPLY, *notes]
+    return _result(
+        job,
+        outcome,
+        lines,
+        notes,
+        winner=winner.name,
+        path=str(path),
+        backup=str(backup) if backup else None,
+    )
 
 
 def undo(word: str) -> CommandResult:
