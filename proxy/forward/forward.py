@@ -279,7 +279,7 @@ class Forward:
         try:
             load = TimedLoader(self._loader, record.timeline).ensure_ready
             async with self._router.lease(request, avoid, load) as lease:
-                record.timeline.begin_prefill(lease.began_at_s)
+                record.timeline.begin_prefill(lease.began_at_s, lease.slots_s)
                 client_response.note_lease(lease)
                 if has_chunks(lease):
                     await PrefillChunks(lease, self._router, self._settings).compute()

@@ -135,7 +135,7 @@ class _Reasons(logging.Handler):
 Attributes = Mapping[str, str | bool | int | float]
 
 # Phases in order; the client's pauses are part of `decode`.
-_BEFORE_TOKENS: Final = ("queued", "evict", "load", "prefill")
+_BEFORE_TOKENS: Final = ("queued", "evict", "load", "slots", "prefill")
 _SPAN_NAMES: Final = {"queued": "queue"}
 _METHODS: Final = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}

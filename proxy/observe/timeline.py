@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal
 
-Phase = Literal["other", "queued", "evict", "load", "prefill", "decode", "stalled"]
+Phase = Literal["other", "queued", "evict", "load", "slots", "prefill", "decode", "stalled"]
 PHASES: Final[tuple[Phase, ...]] = (
     "queued",
     "evict",
     "load",
+    "slots",
     "prefill",
     "decode",
     "stalled",
@@ -67,11 +68,16 @@ class Timeline:
         if not self._leases:
             self._enter(phase, time.monotonic())
 
-    def begin_prefill(self, at_s: float) -> None:
-        """Note that a slot was leased at this time; `end_lease` follows."""
+    def begin_prefill(self, at_s: float, slots_s: float = 0.0) -> None:
+        """Note that a slot was leased at this time; `end_lease` follows.
+
+        `slots_s` is the time since then for which the engine listed its slots.
+        """
         self._leases += 1
         if self._phase in _WAITS:
             self._enter("prefill", max(at_s, self._since_s))
+            self._spent_s["slots"] += slots_s
+            self._since_s += slots_s
 
     def note_token(self) -> None:
         """Note generated text; only the first call counts, and the first of a retry."""

@@ -282,9 +282,11 @@ class SlotSelector:
         return slot
 
     async def _sync(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> None:
+        began_at_s = lease.clock()
         with suppress(UpstreamTimeout):
             found = await get_slots(lease.upstream, self._settings, _LISTED_TIMEOUT_S) or ()
             slot_map.sync(found, slot, lease.clock())
+        lease.slots_s += lease.clock() - began_at_s
 
     async def _keep_paused(self, lease: Lease, slot_map: SlotMap) -> None:
         """Refresh slots whose prompts pause between two chunks, so that the engine takes none."""

@@ -428,6 +428,7 @@ class Lease(InFlightRequest):
         has_own_slot: Whether its slot held its conversation; None if unknown.
         restored: The file from which its slot was filled, or None.
         restore_s: The duration of that restore.
+        slots_s: For how long it waited for the list of the engine's slots before it was sent.
         restored_tokens: Prompt tokens in its slot from a file restored now or when the process
             began. If the request names the slot, its response shows whether the engine uses them.
         tier: The place in which its prompt was found; None until its response ends, and on a node.
@@ -487,6 +488,7 @@ class Lease(InFlightRequest):
         "restored_tokens",
         "sequences",
         "slot",
+        "slots_s",
         "tier",
         "unfinished",
         "upstream",
@@ -526,6 +528,7 @@ class Lease(InFlightRequest):
         self.has_own_slot: bool | None = None
         self.restored: SavedPrompt | None = None
         self.restore_s = 0.0
+        self.slots_s = 0.0
         self.restored_tokens = 0
         self.tier: Tier | None = None
         self.finding: CacheFinding | None = None

@@ -41,6 +41,7 @@ _PHASES: Final[Mapping[str, str]] = {
     "queued": "queued",
     "evict": "waiting for memory",
     "load": "loading the model",
+    "slots": "asking for the slots",
     "prefill": "prefill",
     "decode": "decode",
     "stalled": "client not reading",

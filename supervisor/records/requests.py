@@ -34,7 +34,7 @@ _BY_TYPE: Final = {
         accepted_tokens
     """,
     "REAL": """
-        duration_ms queued_ms evict_ms load_ms prefill_ms decode_ms stalled_ms other_ms
+        duration_ms queued_ms evict_ms load_ms slots_ms prefill_ms decode_ms stalled_ms other_ms
         first_byte_ms first_token_ms engine_prefill_ms engine_decode_ms
     """,
 }

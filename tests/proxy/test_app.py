@@ -351,6 +351,7 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "continued": None,
         "evict_ms": 0,
         "load_ms": 0,
+        "slots_ms": 0,
         "decode_ms": 0,
         "stalled_ms": 0,
         "first_token_ms": None,

@@ -33,6 +33,7 @@ FINISHED: dict[str, Any] = {
     "queued_ms": 100.0,
     "evict_ms": 0.0,
     "load_ms": 400.0,
+    "slots_ms": 0.0,
     "prefill_ms": 150.0,
     "decode_ms": 200.0,
     "stalled_ms": 50.0,

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.proxy_harness import ProxyHarness, until
+from support.requests import ask
 from support.upstream import Call
 
 from proxy.observe.timeline import PHASES, Timeline
+from proxy.router.lease import Completion
+from proxy.router.router import Router
+from proxy.upstream.timings import Timings
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 END = b"data: [DONE]\n\n"
@@ -52,7 +57,7 @@ def test_the_phases_add_up_also_with_a_retry(at: At) -> None:
     timeline.end_lease()  # it broke off
     timeline.wait()
     at(5)
-    timeline.begin_prefill(104.75)
+    timeline.begin_prefill(104.75, slots_s=0.25)
     at(6)
     timeline.note_token()
     assert timeline.first_token_ms == 6000
@@ -63,7 +68,8 @@ def test_the_phases_add_up_also_with_a_retry(at: At) -> None:
         "queued_ms": 1000,
         "evict_ms": 1000,
         "load_ms": 2000,
-        "prefill_ms": 1750,
+        "slots_ms": 250,
+        "prefill_ms": 1500,
         "decode_ms": 2000,
         "other_ms": 750,
     }
@@ -153,3 +159,24 @@ async def test_a_stream_that_its_client_does_not_read_is_stalled(proxy: ProxyHar
     assert event["stalled_ms"] > 0
     assert event["streamed"]
     assert adds_up(event)
+
+
+async def test_the_list_of_slots_before_a_turn_is_timed(proxy: ProxyHarness) -> None:
+    now_s = 100.0
+
+    async def answer(call: Call) -> None:
+        nonlocal now_s
+        now_s += 3  # only while the engine lists its slots
+        page = b'[{"id":0,"is_processing":false},{"id":1,"id_task":0,"is_processing":false}]'
+        await call.head("Content-Type: application/json", f"Content-Length: {len(page)}")
+        await call.send(page)
+
+    router = Router(clock=lambda: now_s)
+    fake = await proxy.fake(answer, is_admitted=False)
+    fake.says_slots = False
+    router.admit(replace(fake.upstream(), slots=2, can_name_slots=True))
+    for texts, slots_s in ((("hello",), 0), (("hello", "hi", "more"), 3)):
+        async with router.lease(ask(*texts)) as lease:
+            reply = {"role": "assistant", "content": "hi"}
+            router.finish(lease, Completion(Timings(0, 8, 1.0, 2, 1.0), reply))
+        assert lease.slots_s == slots_s

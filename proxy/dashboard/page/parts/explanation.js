@@ -10,6 +10,7 @@ const PHASES = {
   queued: "Queue",
   evict: "Making room in memory",
   load: "Load",
+  slots: "Asking for the slots",
   prefill: "Prefill",
   decode: "Decode",
   stalled: "Client did not read",
