@@ -195,7 +195,7 @@ def _data(found: _Found) -> dict[str, object]:
             "free_bytes": found.free_bytes,
             "device_free_bytes": found.device_free_bytes,
             "fits": found.misfit is None,
-            "would_fit": [dict(suggestion.flags) for suggestion in found.would_fit],
+            "would_fit": [dict(flags) for flags, _ in found.would_fit],
         },
     }
 

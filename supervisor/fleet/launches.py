@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from proxy.request.variants import Adapter, with_adapter
 from supervisor.builds.discover import Engine
@@ -46,21 +46,16 @@ class ReplicaId:
         return f"{self.model}.{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class FileVersion:
-    """A version of a file; its size and time are None if there is no file."""
+# The path of a file, its size in bytes and its mtime in ns; None for both if there is no file.
+FileVersion = tuple[Path, int | None, int | None]
 
-    path: Path
-    size_bytes: int | None = None
-    mtime_ns: int | None = None
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        try:
-            found = path.stat()
-        except (OSError, ValueError):  # missing, or not a path
-            return cls(path)
-        return cls(path, found.st_size, found.st_mtime_ns)
+def version_of(path: Path) -> FileVersion:
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # missing, or not a path
+        return path, None, None
+    return path, found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +106,8 @@ class ModelFiles:
 
     def _version(self, path: Path) -> FileVersion:
         with suppress(ModelInvalid):
-            return FileVersion.read(self._locate(path))
-        return FileVersion.read(path)
+            return version_of(self._locate(path))
+        return version_of(path)
 
     def gguf(self, entry: ModelEntry) -> Gguf:
         """Read the metadata of a model; raises ModelInvalid."""
@@ -138,7 +133,7 @@ class ModelFiles:
             return self._version(entry.draft)
         with suppress(CorralError):
             found = self.draft(entry, flags, engine, self.gguf(entry))
-            return FileVersion.read(found.gguf.path) if found.gguf else None
+            return version_of(found.gguf.path) if found.gguf else None
         return None
 
     def projector(
@@ -152,7 +147,7 @@ class ModelFiles:
     def projector_version(self, entry: ModelEntry, flags: Flags) -> FileVersion | None:
         with suppress(CorralError):
             found, _ = self.projector(entry, flags, self.gguf(entry))
-            return FileVersion.read(found) if found else None
+            return version_of(found) if found else None
         return None
 
     def adapters(self, entry: ModelEntry, model: Gguf) -> list[Gguf]:
@@ -165,7 +160,7 @@ class ModelFiles:
 
 def total_bytes(paths: Iterable[object]) -> int:
     """Return the total size of files; a missing file counts 0."""
-    return sum(FileVersion.read(Path(str(path))).size_bytes or 0 for path in paths if path)
+    return sum(version_of(Path(str(path)))[1] or 0 for path in paths if path)
 
 
 _LOOPBACK: Final = "127.0.0.1"

@@ -19,12 +19,12 @@ from supervisor.builds.discover import Engine
 from supervisor.builds.installed import EngineSetting
 from supervisor.engine.calibration import MeasurementStore
 from supervisor.fleet.launches import (
-    FileVersion,
     Launches,
     LaunchFingerprint,
     ModelFiles,
     ReplicaId,
     total_bytes,
+    version_of,
 )
 from supervisor.fleet.model_entries import (
     Places,
@@ -285,7 +285,7 @@ class LaunchPlanner:
         entry = self._entry_at(place)
         flags = {**self.tuned_profiles.profile(entry).flags, **entry.flags}
         return LaunchFingerprint(
-            engine=FileVersion.read(engine.path),
+            engine=version_of(engine.path),
             library_dirs=engine.library_dirs,
             model=self._files.version(entry),
             draft=self._files.draft_version(entry, flags, engine),
@@ -294,7 +294,7 @@ class LaunchPlanner:
             args=entry.args,
             batching=entry.batching,
             workers=self.workers.fingerprint(entry.name),
-            adapters=tuple(FileVersion.read(lora.path) for lora in entry.loras),
+            adapters=tuple(version_of(lora.path) for lora in entry.loras),
             spool=self.launches.slot_persistence.memory_spool,
         )
 

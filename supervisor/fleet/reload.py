@@ -33,7 +33,7 @@ from proxy.nodes.settings import NodeSettings
 from supervisor.errors import CorralError, DaemonBusy
 from supervisor.events import Emit
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.launches import FileVersion, LaunchFingerprint, ReplicaId
+from supervisor.fleet.launches import FileVersion, LaunchFingerprint, ReplicaId, version_of
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.replace import Replacer, ReplicaFailure, start_failure
@@ -454,4 +454,4 @@ class ReloadTriggers:
 
     def _current_version(self) -> FileVersion | None:
         path = self._reload.loaded.path
-        return FileVersion.read(path) if path else None
+        return version_of(path) if path else None

@@ -35,16 +35,8 @@ class MemoryCapacity:
     devices: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """Options that make a model fit, and the main memory that it then takes at its start."""
-
-    flags: Mapping[str, FlagValue]
-    host_bytes: int
-
-    def __str__(self) -> str:
-        flags = ", ".join(f"{key} = {value}" for key, value in self.flags.items())
-        return f"{flags} ({size(self.host_bytes)})"
+# Options that make a model fit, and the main memory that it then takes at its start.
+Suggestion = tuple[Mapping[str, FlagValue], int]
 
 
 def capacity(
@@ -110,7 +102,11 @@ def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> N
 def advice(found: Sequence[Suggestion]) -> str:
     if not found:
         return "no context length fits: use a smaller model, or a stronger quantisation"
-    return f"this would fit: {'; or '.join(map(str, found))}"
+    texts = (
+        f"{', '.join(f'{key} = {value}' for key, value in flags.items())} ({size(host_bytes)})"
+        for flags, host_bytes in found
+    )
+    return f"this would fit: {'; or '.join(texts)}"
 
 
 def _first_fitting(
@@ -119,7 +115,7 @@ def _first_fitting(
     for flags in changes:
         found = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, **flags}))
         if misfit_reason(found, has) is None:
-            return Suggestion(flags, found.host.at_start + found.local_workers_bytes)
+            return flags, found.host.at_start + found.local_workers_bytes
     return None
 
 

@@ -219,12 +219,9 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         draft=draft.gguf,
         spec_types=offered_types(engine.flags),
     )
-    settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
-    kept, barred = without_conflicts(settings, inputs)
+    settings, kept, barred = _choose_settings(entry, profile, engine, inputs, draft)
     chosen = values(kept)
     rendered, omitted = render(chosen, engine.flags)
-    if draft.reason and not draft.gguf:
-        barred.append(("spec-draft-model", str(entry.draft), draft.reason))
     return Plan(
         model=entry.name,
         engine=engine,
@@ -250,6 +247,17 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         reduced={key: setting for key, setting in entry.reduced.items() if key in kept},
         missing_draft=draft.warnings if isinstance(entry.draft, Path) and not draft.gguf else (),
     )
+
+
+def _choose_settings(
+    entry: ModelEntry, profile: Profile, engine: Engine, inputs: PlanInputs, draft: Draft
+) -> tuple[SettingsByFlag, SettingsByFlag, list[OmittedFlag]]:
+    """Return all settings, those that can work on this machine, and the other ones."""
+    settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
+    kept, barred = without_conflicts(settings, inputs)
+    if draft.reason and not draft.gguf:
+        barred.append(("spec-draft-model", str(entry.draft), draft.reason))
+    return settings, kept, barred
 
 
 def _worker_bytes(devices: tuple[Device, ...]) -> int:

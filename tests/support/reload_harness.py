@@ -24,7 +24,7 @@ from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import CorralError, SettingsInvalid
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.launches import FileVersion, Launches, LaunchFingerprint, ReplicaId
+from supervisor.fleet.launches import Launches, LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.reload import Reload, ReloadResult, ReloadTriggers
 from supervisor.fleet.replace import Replacer, ReplicaFailure
@@ -119,7 +119,7 @@ class FakePlanner(LaunchPlanner):
         )
 
     def fingerprint(self, place: ReplicaId, _: Engine) -> LaunchFingerprint:
-        file = FileVersion(Path("/models/chat.gguf"))
+        file = (Path("/models/chat.gguf"), None, None)
         return LaunchFingerprint(file, (), file, None, {}, self.entry(place.model).args)
 
 

@@ -20,12 +20,12 @@ from supervisor.events import Event
 from supervisor.experiments.trials import Trials, TrialStore
 from supervisor.experiments.verdict import SIDES
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.launches import FileVersion, LaunchFingerprint
+from supervisor.fleet.launches import LaunchFingerprint
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.settings.schema import Settings
 from supervisor.system.paths import Directories
 
-FILE = FileVersion(Path("/models/chat.gguf"), 1, 1)
+FILE = (Path("/models/chat.gguf"), 1, 1)
 BASE = LaunchFingerprint(FILE, (), FILE, None, {"parallel": 4}, ())
 TRIED = replace(BASE, flags={"parallel": 1})
 SHARED = {"profile": "low-memory", "share": 0.2}

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from proxy.nodes.settings import NodeSettings
 from proxy.request.variants import Variant
 from proxy.settings import JobSettings, ProxySettings
-from supervisor.fleet.launches import FileVersion, LaunchFingerprint, ReplicaId
+from supervisor.fleet.launches import LaunchFingerprint, ReplicaId
 from supervisor.fleet.reload import compare, reload_notes
 from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
 
 RECIPE = LaunchFingerprint(
-    engine=FileVersion(Path("/opt/llama-server"), 1, 1),
+    engine=(Path("/opt/llama-server"), 1, 1),
     library_dirs=(),
-    model=FileVersion(Path("/models/chat.gguf"), 100, 7),
+    model=(Path("/models/chat.gguf"), 100, 7),
     draft=None,
     flags={"ctx-size": 4096},
     args=(),
@@ -71,10 +71,10 @@ def test_equal_settings_keep_every_replica(now: dict[ReplicaId, LaunchFingerprin
 @pytest.mark.parametrize(
     "other",
     [
-        replace(RECIPE, engine=FileVersion(Path("/opt/llama-server"), 1, 2)),
+        replace(RECIPE, engine=(Path("/opt/llama-server"), 1, 2)),
         replace(RECIPE, library_dirs=(Path("/opt/lib"),)),
-        replace(RECIPE, model=FileVersion(Path("/models/chat.gguf"), 100, 8)),
-        replace(RECIPE, draft=FileVersion(Path("/models/draft.gguf"), 1, 1)),
+        replace(RECIPE, model=(Path("/models/chat.gguf"), 100, 8)),
+        replace(RECIPE, draft=(Path("/models/draft.gguf"), 1, 1)),
         replace(RECIPE, flags={"ctx-size": 8192}),
         replace(RECIPE, args=("--verbose",)),
     ],

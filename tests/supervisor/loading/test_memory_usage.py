@@ -11,7 +11,7 @@ from support.samples import GIB, GPU, engine, model
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.launches import FileVersion, LaunchFingerprint
+from supervisor.fleet.launches import LaunchFingerprint
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.start_memory import DeviceMemory
 from supervisor.loading.memory_usage import HOST, MemoryUsage, ObservedMemory
@@ -21,7 +21,7 @@ from supervisor.settings.schema import Settings
 from supervisor.system.paths import Directories
 
 BUDGET_BYTES = 8 * 1024**3
-STAMP = FileVersion(Path("/models/chat.gguf"))
+STAMP = (Path("/models/chat.gguf"), None, None)
 FINGERPRINT = LaunchFingerprint(STAMP, (), STAMP, None, {"ctx-size": 4096, "parallel": 2}, ())
 OTHER = replace(FINGERPRINT, flags={"ctx-size": 8192})
 

@@ -51,25 +51,25 @@ def test_every_suggestion_is_the_largest_that_fits() -> None:
     asked = memory_inputs(ctx_size=262144)
     fewer, smaller, shorter = suggestions(asked, HAS)
     for remedy in (fewer, smaller, shorter):
-        assert remedy.host_bytes <= HAS.host
-    assert fewer.flags == {"parallel": 2, "ctx-size": 131072}
-    assert smaller.flags["cache-type-v"] == "q8_0"
-    assert shorter.flags == {"ctx-size": 131072}
+        assert remedy[1] <= HAS.host
+    assert fewer[0] == {"parallel": 2, "ctx-size": 131072}
+    assert smaller[0]["cache-type-v"] == "q8_0"
+    assert shorter[0] == {"ctx-size": 131072}
     larger = memory_inputs(ctx_size=262144, parallel=3)
     assert misfit_reason(estimate(larger), HAS)
 
 
 def test_slots_that_share_a_context_do_not_divide_it() -> None:
     asked = memory_inputs(ctx_size=262144, kv_unified=True, parallel=3)
-    assert suggestions(asked, HAS)[-1].flags == {"ctx-size": 131072}
+    assert suggestions(asked, HAS)[-1][0] == {"ctx-size": 131072}
     guessing = memory_inputs(ctx_size=8192, kv_unified=True, parallel=99, spec_type="ngram-mod")
-    fewer = suggestions(guessing, MemoryCapacity(GIB // 2, {}))[0].flags
+    fewer = suggestions(guessing, MemoryCapacity(GIB // 2, {}))[0][0]
     assert (fewer["parallel"], fewer["ctx-size"]) == (15, 8192)
 
 
 def test_changes_are_combined_if_no_single_one_suffices() -> None:
     (remedy,) = suggestions(memory_inputs(ctx_size=262144), MemoryCapacity(180 * 1024**2, {}))
-    assert remedy.flags == {
+    assert remedy[0] == {
         "cache-type-k": "q8_0",
         "cache-type-v": "q8_0",
         "parallel": 1,
@@ -83,11 +83,7 @@ def test_a_smaller_cache_is_suggested_only_where_possible() -> None:
         (memory_inputs(model(key_length=80), ctx_size=262144), HAS),
         (memory_inputs(ctx_size=524288, cache_type_k="q8_0", cache_type_v="q8_0"), HAS),
     ):
-        assert not [
-            suggestion
-            for suggestion in suggestions(asked, has)
-            if "cache-type-k" in suggestion.flags
-        ]
+        assert not [flags for flags, _ in suggestions(asked, has) if "cache-type-k" in flags]
 
 
 def test_weights_that_are_too_large_have_no_suggestion() -> None:
