@@ -23,22 +23,21 @@ from supervisor.errors import EngineFailed, Interrupted, SettingsInvalid
 from supervisor.experiments.capture_lines import model_fingerprint
 from supervisor.experiments.captured_requests import (
     Capture,
-    PlayedRequest,
     is_greedy,
     most_together,
-    order_requests,
     read,
     recorded_text,
 )
 from supervisor.experiments.replay import (
     Figures,
-    Play,
+    Played,
+    Player,
     Target,
     figures_of,
     own_engine,
-    play,
     ratio,
     recorded_figures,
+    texts,
 )
 from supervisor.output import CommandResult, ProgressMeter, one_line, table
 from supervisor.plan.plan import Plan
@@ -52,35 +51,34 @@ _PIECE_MAX: Final = 40
 class Outcome:
     """The result of a replay; `name` describes the settings under test.
 
-    `baseline`: the replay with the model's present settings, if it was needed. `recorded`: number
-    of answers that are compared with the captured ones.
+    `played`: the answers, in the order of the requests. `baseline`: those with the model's present
+    settings, if it was needed. `recorded`: number of answers that are compared with the captured
+    ones.
     """
 
     name: str
-    play: Play
-    baseline: Play | None
+    played: Sequence[Played]
+    baseline: Sequence[Played] | None
     recorded: int
     notes: tuple[str, ...] = ()
 
 
-def replay_result(
-    capture: Capture, requests: Sequence[PlayedRequest], outcome: Outcome
-) -> CommandResult:
-    recorded = recorded_figures(request.captured for request in requests)
-    found = figures_of(outcome.play.played)
-    base = figures_of(outcome.baseline.played) if outcome.baseline else None
+def replay_result(capture: Capture, outcome: Outcome) -> CommandResult:
+    requests, model = capture.requests, capture.header["model"]
+    recorded, found = recorded_figures(requests), figures_of(outcome.played)
+    base = figures_of(outcome.baseline) if outcome.baseline else None
     columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
     text = "\n".join(
         [
-            f"{len(requests)} requests of {capture.model}, played with {outcome.name}",
+            f"{len(requests)} requests of {model}, played with {outcome.name}",
             "",
             _table(columns),
             "",
-            *_answer_lines(outcome, len(requests)),
+            *_answer_lines(capture, outcome),
         ]
     )
     data = {
-        "model": capture.model,
+        "model": model,
         "played_with": outcome.name,
         "skipped": dict(capture.skipped),
         "recorded": asdict(recorded),
@@ -88,11 +86,9 @@ def replay_result(
         "replay": asdict(found),
         "ratios_to_recorded": _ratios(found, recorded),
         "ratios_to_present": _ratios(found, base) if base else None,
-        "requests": _requests(requests, outcome),
+        "requests": _requests(capture, outcome),
     }
-    return CommandResult(
-        data, text, (*_notes(capture, outcome, requests),), int(bool(found.failed))
-    )
+    return CommandResult(data, text, (*_notes(capture, outcome),), int(bool(found.failed)))
 
 
 def _table(columns: dict[str, Figures]) -> str:
@@ -119,24 +115,24 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _answer_lines(outcome: Outcome, requests: int) -> Iterator[str]:
-    compared = outcome.play.comparisons
+def _answer_lines(capture: Capture, outcome: Outcome) -> Iterator[str]:
+    compared = sum(answer.is_compared for answer in outcome.played)
     if not compared:
         yield "no answer is compared: none was captured greedily (temperature 0)"
         return
-    different = [comparison for comparison in compared if comparison.difference]
+    pairs = zip(capture.requests, outcome.played, strict=True)
+    different = [(pair[0].number, at) for pair in pairs if (at := pair[1].difference)]
     of_capture = f"{outcome.recorded} captured ones" if outcome.recorded else ""
     of_present = "those of the present settings" if outcome.baseline else ""
     against = " and ".join(filter(None, [of_capture, of_present]))
-    yield f"{len(compared) - len(different)} of {len(compared)} answers equal {against}"
-    if len(compared) < requests:
-        yield f"{requests - len(compared)} are not compared: sampled, cut off or failed"
-    for comparison in different[:_SHOWN_MAX]:
-        if at := comparison.difference:
-            yield (
-                f"  request {comparison.number}: token {at.token} of {at.tokens} differs: "
-                f"{_piece(at.found)} instead of {_piece(at.expected)}"
-            )
+    yield f"{compared - len(different)} of {compared} answers equal {against}"
+    if compared < len(capture.requests):
+        yield f"{len(capture.requests) - compared} are not compared: sampled, cut off or failed"
+    for number, at in different[:_SHOWN_MAX]:
+        yield (
+            f"  request {number}: token {at.token} of {at.tokens} differs: "
+            f"{_piece(at.found)} instead of {_piece(at.expected)}"
+        )
     if len(different) > _SHOWN_MAX:
         yield f"  and {len(different) - _SHOWN_MAX} more (--json has all)"
 
@@ -150,34 +146,27 @@ def _ratios(ours: Figures, theirs: Figures) -> dict[str, float | None]:
     return {name: ratio(getattr(ours, name), getattr(theirs, name)) for name in names}
 
 
-def _requests(requests: Sequence[PlayedRequest], outcome: Outcome) -> list[dict[str, Any]]:
-    compared = {comparison.number: comparison for comparison in outcome.play.comparisons}
-    found = []
-    for request, answer in zip(requests, outcome.play.played, strict=True):
-        number = request.captured.number
-        comparison = compared.get(number)
-        found.append(
-            {
-                "n": number,
-                "failure": answer.failure,
-                "first_token_ms": answer.first_token_ms,
-                "timings": asdict(answer.timings) if answer.timings else None,
-                "compared": comparison is not None,
-                "difference": asdict(comparison.difference)
-                if comparison and comparison.difference
-                else None,
-            }
-        )
-    return found
+def _requests(capture: Capture, outcome: Outcome) -> list[dict[str, Any]]:
+    return [
+        {
+            "n": request.number,
+            "failure": answer.failure,
+            "first_token_ms": answer.first_token_ms,
+            "timings": asdict(answer.timings) if answer.timings else None,
+            "compared": answer.is_compared,
+            "difference": asdict(answer.difference) if answer.difference else None,
+        }
+        for request, answer in zip(capture.requests, outcome.played, strict=True)
+    ]
 
 
-def _notes(capture: Capture, outcome: Outcome, requests: Sequence[PlayedRequest]) -> Iterator[str]:
+def _notes(capture: Capture, outcome: Outcome) -> Iterator[str]:
     yield from outcome.notes
     for kind, count in capture.skipped.items():
         yield f"not played: {count} of kind {kind}"
     failures = [
-        f"request {request.captured.number} failed: {answer.failure}"
-        for request, answer in zip(requests, outcome.play.played, strict=True)
+        f"request {request.number} failed: {answer.failure}"
+        for request, answer in zip(capture.requests, outcome.played, strict=True)
         if answer.failure
     ]
     yield from failures[:_SHOWN_MAX]
@@ -213,22 +202,19 @@ class ReplayOptions:
 
 def replay(path: Path, options: ReplayOptions) -> CommandResult:
     capture = read(path)
-    requests = order_requests(capture.requests)
     try:
-        outcome = asyncio.run(_Replay(capture, requests, options).run())
+        outcome = asyncio.run(_Replay(capture, options).run())
     except KeyboardInterrupt as interrupt:
         raise Interrupted("stopped; its engine has ended") from interrupt
     except (EngineUnreachable, WorkloadFailed) as error:
         raise EngineFailed(f"the replay ended early: {error}") from error
-    return replay_result(capture, requests, outcome)
+    return replay_result(capture, outcome)
 
 
 class _Replay:
-    def __init__(
-        self, capture: Capture, requests: Sequence[PlayedRequest], options: ReplayOptions
-    ) -> None:
+    def __init__(self, capture: Capture, options: ReplayOptions) -> None:
         self._capture = capture
-        self._requests = requests
+        self._requests = capture.requests
         self._options = options
         self._where = directories()
         self._meter = ProgressMeter()
@@ -237,7 +223,7 @@ class _Replay:
         with self._meter:
             if not self._options.is_daemon:
                 return await self._play_own_engine()
-            target = _daemon(self._where, self._options.model or self._capture.model)
+            target = _daemon(self._where, self._options.model or self._capture.header["model"])
             expected = self._recorded_texts()
             found = await self._play("the daemon", nullcontext(target), expected)
             return Outcome("the daemon", found, None, len(expected))
@@ -250,7 +236,7 @@ class _Replay:
         if options.changes and recorded < len(self._requests):
             engine = own_engine(base, self._where)
             baseline = await self._play("present settings", engine, expected)
-            expected = {**baseline.texts(self._requests), **expected}
+            expected = {**texts(self._requests, baseline), **expected}
         name = options.changes or "present settings"
         found = await self._play(name, own_engine(plan, self._where), expected)
         return Outcome(name, found, baseline, recorded, notes)
@@ -258,7 +244,7 @@ class _Replay:
     def _plans(self) -> tuple[Plan, Plan, tuple[str, ...]]:
         """Return the plans of the present settings and of the changed settings, with notes."""
         options, where = self._options, self._where
-        targets = choose([options.model or self._capture.model], options.config, where)
+        targets = choose([options.model or self._capture.header["model"]], options.config, where)
         settings, (model,) = targets.loaded.settings, targets.names
         base = of_profile(settings, where, model).plan
         if options.engine:
@@ -275,31 +261,29 @@ class _Replay:
 
     def _recorded_texts(self) -> dict[int, str]:
         """Return the captured greedy answers, by number of the request."""
-        greedy = [
-            request.captured for request in self._requests if is_greedy(request.captured.body)
-        ]
-        texts = {request.number: recorded_text(request) for request in greedy}
-        return {number: text for number, text in texts.items() if text is not None}
+        greedy = [request for request in self._requests if is_greedy(request.body)]
+        found = {request.number: recorded_text(request) for request in greedy}
+        return {number: text for number, text in found.items() if text is not None}
 
     async def _play(
         self,
         name: str,
         engine: AbstractAsyncContextManager[Target],
         expected: Mapping[int, str],
-    ) -> Play:
+    ) -> list[Played]:
         count, options = len(self._requests), self._options
         self._meter.show(name, 0.0, "starts")
         async with engine as target:
             most = most_together(self._requests)
             limit = target.slots or _CONCURRENCY_MAX
-            return await play(
+            player = Player(
                 target,
                 self._requests,
-                expected,
                 concurrency=min(options.concurrency or most, limit),
                 is_as_recorded=options.is_as_recorded,
                 on_answer=lambda done: self._meter.show(name, done / count, f"{done} answers"),
             )
+            return await player.play(expected)
 
 
 def _daemon(where: Directories, model: str) -> Target:

@@ -240,7 +240,7 @@ def end(word: str | None, *, is_promoted: bool) -> CommandResult:
 
 def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> CanariesStatus:
     """Promote, and change the settings file, which a service of systemd may not write."""
-    from supervisor.experiments.canary_runner import with_engine
+    from supervisor.experiments.canaries import with_engine
     from supervisor.settings.edit import change_file
 
     path = _settings_file(client.status())

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from supervisor.builds.installed import EngineSetting, is_build_name
 from supervisor.daemon.control_messages import DaemonStatus, StreamMessage, daemon_exited_error
 from supervisor.errors import Interrupted, NoSuchModel, SettingsInvalid, did_you_mean
-from supervisor.experiments.canary import CanaryRequest
+from supervisor.experiments.canaries import Canary
 from supervisor.output import ProgressMeter
 from supervisor.settings.tables import CATCH_ALL
 
@@ -84,7 +84,7 @@ def engine_setting(text: str) -> EngineSetting:
     return text if is_build_name(text) else Path(text)
 
 
-def canary_request(model: str, body: bytes) -> CanaryRequest:
+def canary_request(model: str, body: bytes) -> Canary:
     """Parse a body; raises SettingsInvalid."""
     try:
         found = _CanaryBody.model_validate_json(body)
@@ -93,6 +93,4 @@ def canary_request(model: str, body: bytes) -> CanaryRequest:
             'the body must be {"engine": PATH, "share": 0 to 1, "limit_s": seconds or null, '
             '"margin": 0 to 1}'
         ) from error
-    return CanaryRequest(
-        model, engine_setting(found.engine), found.share, found.limit_s, found.margin
-    )
+    return Canary(model, engine_setting(found.engine), found.share, found.limit_s, found.margin)

@@ -357,9 +357,9 @@ def capture_status(running: Recording | None) -> CaptureStatus | None:
     counts = running.counts
     return {
         "model": running.model,
-        "requests": counts.requests,
-        "responses": counts.responses,
-        "dropped": counts.dropped,
+        "requests": counts["requests"],
+        "responses": counts["responses"],
+        "dropped": counts["dropped"],
         "size_bytes": running.size_bytes,
         "left_s": round(running.left_s, 1),
     }

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import cast
 
 from proxy.endpoints.requests import RequestStats
 from proxy.errors import NotFound
@@ -18,6 +19,7 @@ from supervisor.daemon.control_messages import (
     CachesStatus,
     CanariesStatus,
     DaemonStatus,
+    EndedCanaryStatus,
     ForgetRequest,
     ForgottenSlots,
     InstanceStatus,
@@ -40,10 +42,10 @@ from supervisor.daemon.model_status import (
     worker_statuses,
 )
 from supervisor.daemon.parts import DaemonParts
-from supervisor.daemon.trial_status import canary_status, ended_canary_status, trial_status
+from supervisor.daemon.trial_status import canary_status, trial_status
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.errors import CorralError, HistoryUnavailable, NoSuchRequest, SettingsInvalid
-from supervisor.experiments.canary import CanaryRequest
+from supervisor.experiments.canaries import Canary
 from supervisor.experiments.capture_lines import CaptureLimits
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
@@ -198,7 +200,7 @@ class DaemonService:
         return await self._parts.records.answer(question, asked)
 
     def trials(self) -> list[TrialStatus]:
-        canaries = {canary.request.model for canary in self._parts.canaries.running}
+        canaries = {canary.model for canary in self._parts.canaries.running}
         names = [name for name in self._fleet.models if name not in canaries]
         return [found for name in names if (found := self._trial(name))]
 
@@ -213,13 +215,12 @@ class DaemonService:
         running = [
             canary_status(canary, canaries.left_s(canary), models.get(name), self._trial(name))
             for canary in canaries.running
-            for name in [canary.request.model]
+            for name in [canary.model]
         ]
-        ended = self._parts.canary_history.ended_canaries
-        return {"running": running, "ended": list(map(ended_canary_status, ended))}
+        return {"running": running, "ended": cast("list[EndedCanaryStatus]", list(canaries.ended))}
 
-    def start_canary(self, request: CanaryRequest) -> asyncio.Task[CorralError | None]:
-        return self._fleet.spawn(self._parts.canaries.start(request))
+    def start_canary(self, canary: Canary) -> asyncio.Task[CorralError | None]:
+        return self._fleet.spawn(self._parts.canaries.start(canary))
 
     def end_canary(self, model: str, *, is_promoted: bool) -> asyncio.Task[CorralError | None]:
         canaries = self._parts.canaries

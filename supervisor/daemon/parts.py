@@ -50,10 +50,9 @@ from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.orphans import is_in_use
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import EventStream
-from supervisor.experiments.canary import CanaryHistory, CanaryRecord, CanaryTrials
-from supervisor.experiments.canary_runner import Canaries, CanaryParts
+from supervisor.experiments.canaries import Canaries, with_canaries
 from supervisor.experiments.capture import Captures
-from supervisor.experiments.trials import Trials, TrialStore
+from supervisor.experiments.trials import Trials
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model_entries import Reductions
 from supervisor.fleet.planner import LaunchPlanner
@@ -62,6 +61,7 @@ from supervisor.fleet.replace import Replacer
 from supervisor.fleet.stats import StatsReader
 from supervisor.loading.controller import AdmissionController
 from supervisor.loading.memory_usage import MemoryUsage
+from supervisor.plan.plan import CanaryTrial
 from supervisor.records.store import RecordStore
 from supervisor.records.usage import Query
 from supervisor.records.writer import Records
@@ -101,7 +101,7 @@ class DaemonParts:
         self.router = Router(proxy, self.metrics.emit)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
         self._adapted = AdaptedValues()
-        self._canary_trials = CanaryTrials()
+        self._canary_trials: dict[str, CanaryTrial] = {}
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
         self.fleet = Fleet(self._planner(loaded), self.router, events.emit)
@@ -142,7 +142,7 @@ class DaemonParts:
 
     def _planner(self, loaded: Loaded) -> LaunchPlanner:
         return LaunchPlanner(
-            self._canary_trials.apply(loaded.settings),
+            with_canaries(loaded.settings, self._canary_trials),
             self.directories,
             self._adapted.values_of,
             known_workers=self.known_workers,
@@ -202,19 +202,16 @@ class DaemonParts:
 
     def _make_trials(self) -> None:
         """Make the trials of profiles and the canaries of engines."""
-        emit, store = self.events.emit, TrialStore(self.directories.trials)
-        self.trials = Trials(self.fleet, self.router.count_in_flight, store)
+        emit = self.events.emit
+        self.trials = Trials(self.fleet, self.router.count_in_flight, self.directories.trials)
         self.events.add_sink(self.trials.observe)
-        self.canary_history = CanaryHistory(CanaryRecord(self.directories.canaries), emit)
         self.canaries = Canaries(
-            CanaryParts(
-                self.fleet,
-                self.reload,
-                self.trials,
-                self._canary_trials,
-                self.canary_history,
-                emit,
-            )
+            self.fleet,
+            self.reload,
+            self.trials,
+            self._canary_trials,
+            emit,
+            self.directories.canaries,
         )
         self.events.add_sink(self.canaries.observe)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from statistics import fmean
-from typing import cast
 
 from supervisor.daemon.control_messages import (
     CanaryStatus,
-    EndedCanaryStatus,
     FlagDifference,
     TrialComparison,
     TrialNote,
@@ -18,7 +15,7 @@ from supervisor.daemon.control_messages import (
     TrialStatus,
 )
 from supervisor.errors import ErrorFields
-from supervisor.experiments.canary import Canary, EndedCanary
+from supervisor.experiments.canaries import Canary
 from supervisor.experiments.trials import Trial, replicas_by_side
 from supervisor.experiments.verdict import FigureVerdict, Side, verdict, verdict_over_time
 from supervisor.fleet.model import Model, Replica
@@ -49,8 +46,7 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
     if note is None:
         return None
     judge = verdict_over_time if note["is_canary"] else verdict
-    found, figures = judge(trial.figures), trial.figures.sides
-    rates, firsts = found.tokens_per_second, found.first_token_s
+    (rates, firsts, notes), figures = judge(trial.figures), trial.figures.sides
     base = _side(model.entry.profile, sides["base"], figures["base"], memory)
     tried = _side(note["profile"], sides["trial"], figures["trial"], memory)
     (replica,) = sides["trial"]
@@ -66,7 +62,7 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
         "tokens_per_second": _comparison(rates),
         "first_token_s": _comparison(firsts),
         "differences": list(_differences(sides["base"], replica)),
-        "notes": list(found.notes),
+        "notes": notes,
     }
 
 
@@ -133,20 +129,15 @@ def _values(plan: Plan) -> Mapping[str, str]:
 def canary_status(
     canary: Canary, left_s: float | None, model: Model | None, trial: TrialStatus | None
 ) -> CanaryStatus:
-    request = canary.request
     replicas = replicas_by_side(model)["base"] if model else ()
     plans = (replica.plan for replica in replicas)
     return {
-        "model": request.model,
-        "engine": str(request.engine),
+        "model": canary.model,
+        "engine": str(canary.engine),
         "own_engine": next((str(plan.engine.path) for plan in plans if plan), None),
-        "share": request.share,
-        "margin": request.margin,
+        "share": canary.share,
+        "margin": canary.margin,
         "decides_in_s": left_s,
         "obstacle": canary.obstacle,
         "trial": trial,
     }
-
-
-def ended_canary_status(ended: EndedCanary) -> EndedCanaryStatus:
-    return cast("EndedCanaryStatus", asdict(ended))

@@ -1,5 +1,6 @@
 """Experiments with served requests: trials, canaries, captures, replays.
 
-`trials` and `canary_runner` compare two configurations of a model in service, `verdict` says which
-is better; `capture` records requests with their responses, and `replay` plays them again.
+`trials` compares two configurations of a model in service, and `verdict` says which is better; a
+canary (`canaries`) is a trial of an engine with a deadline. `capture` records requests with their
+responses, and `replay` plays them again.
 """

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Final, Literal
 
 from proxy.errors import ProxyError
@@ -22,50 +22,25 @@ from proxy.request.request import ProxyRequest
 from supervisor.errors import DaemonBusy
 from supervisor.experiments.capture_lines import (
     CaptureLimits,
-    Line,
-    RequestLine,
-    ResponseLine,
+    header,
     line,
+    request_line,
+    response_line,
 )
 from supervisor.fleet.planner import LaunchPlanner
 
-
-class Budget:
-    def __init__(self, max_bytes: int) -> None:
-        self._left_bytes = max_bytes
-
-    def take(self, count: int) -> bool:
-        """Reserve bytes; return False and reserve nothing if fewer are left."""
-        if count > self._left_bytes:
-            return False
-        self._left_bytes -= count
-        return True
-
-    def give(self, count: int) -> None:
-        self._left_bytes += count
-
-
 # Estimated memory of a chunk in addition to its bytes.
 _CHUNK_BYTES = 200
+# Encodes a line, which takes time in proportion to the body.
+_Encode = Callable[[], bytes]
 
 
 class RecordedExchange:
-    """Implements `proxy.forward.capture.Exchange`.
+    """Implements `proxy.forward.capture.Exchange` for request `number` of a recording."""
 
-    `on_end` gets the response's line, or None without budget, and the bytes it holds of the budget.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        budget: Budget,
-        now_ms: Callable[[], float],
-        on_end: Callable[[ResponseLine | None, int], None],
-    ) -> None:
+    def __init__(self, number: int, recording: Recording) -> None:
         self._number = number
-        self._budget = budget
-        self._now_ms = now_ms
-        self._on_end = on_end
+        self._recording = recording
         self._status: int | None = None
         self._content_type = ""
         self._chunks: list[tuple[float, bytes]] = []
@@ -79,29 +54,29 @@ class RecordedExchange:
         if self._is_dropped or not chunk:
             return
         count = len(chunk) + _CHUNK_BYTES
-        if self._budget.take(count):
+        if self._recording.take(count):
             self._held_bytes += count
-            self._chunks.append((self._now_ms(), chunk))
+            self._chunks.append((self._recording.now_ms(), chunk))
         else:
-            self._budget.give(self._held_bytes)
+            self._recording.take(-self._held_bytes)
             self._chunks, self._held_bytes, self._is_dropped = [], 0, True
 
     def end(self, record: AccessRecord, failure: BaseException | None) -> None:
         timings = record.timings
-        line = ResponseLine(
-            number=self._number,
-            status=self._status,
-            content_type=self._content_type,
-            chunks=self._chunks,
-            end_ms=self._now_ms(),
-            instance=record.instance,
-            slot=record.slot,
-            timings=timings,
-            first_token_ms=record.timeline.first_token_ms,
-            times_ms=record.timeline.times_ms(timings.decode_ms if timings else None),
-            failure=_reason(failure) if failure else None,
-        )
-        self._on_end(None if self._is_dropped else line, self._held_bytes)
+        members = {
+            "n": self._number,
+            "status": self._status,
+            "content_type": self._content_type,
+            "end_ms": self._recording.now_ms(),
+            "instance": record.instance,
+            "slot": record.slot,
+            "first_token_ms": record.timeline.first_token_ms,
+            "times_ms": record.timeline.times_ms(timings.decode_ms if timings else None),
+            "timings": asdict(timings) if timings else None,
+            "failure": _reason(failure) if failure else None,
+        }
+        encode = functools.partial(response_line, members, self._chunks)
+        self._recording.end_exchange(None if self._is_dropped else encode, self._held_bytes)
 
 
 def _reason(failure: BaseException) -> str:
@@ -121,17 +96,11 @@ _END_BYTES: Final = 512
 _PING_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureCounts:
-    """`dropped` counts requests and responses that are not in the capture."""
-
-    requests: int
-    responses: int
-    dropped: int
-
-
 class Recording:
-    """Implements `proxy.forward.capture.Observer` for one model; `now_s` is a monotonic clock."""
+    """Implements `proxy.forward.capture.Observer` for one model; `now_s` is a monotonic clock.
+
+    `counts` has the requests and responses in the capture, and those `dropped` from it.
+    """
 
     def __init__(
         self,
@@ -145,38 +114,57 @@ class Recording:
         self._limits = limits
         self._now_s = now_s
         self._began_at_s = now_s()
-        self._budget = Budget(waiting_max_bytes)
-        self._waiting: deque[tuple[Line, int]] = deque()
+        self._left_bytes = waiting_max_bytes
+        # A name in `counts`, the line, and the bytes that it holds.
+        self._waiting: deque[tuple[str, _Encode, int]] = deque()
         self._changed = asyncio.Event()
         self._seen = self._open = 0
-        self._requests = self._responses = self._dropped = 0
+        self.counts = {"requests": 0, "responses": 0, "dropped": 0}
         self._is_closed = False  # to new requests
         self._closing_reason: EndReason = "stopped"
         self.reason: EndReason | None = None
         self.size_bytes = 0
 
     @property
-    def counts(self) -> CaptureCounts:
-        return CaptureCounts(self._requests, self._responses, self._dropped)
-
-    @property
     def left_s(self) -> float:
         return max(0.0, self._began_at_s + self._limits.duration_s - self._now_s())
+
+    def now_ms(self) -> float:
+        return round((self._now_s() - self._began_at_s) * 1000, 1)
+
+    def take(self, count: int) -> bool:
+        """Reserve bytes, or return some; False and nothing reserved if fewer are left."""
+        if count > self._left_bytes:
+            return False
+        self._left_bytes -= count
+        return True
 
     def observe(self, request: ProxyRequest) -> Exchange | None:
         if self._is_closed or request.model != self.model or request.method != "POST":
             return None
         self._seen += 1
         held_bytes = len(request.body) + _REQUEST_BYTES
-        if not self._budget.take(held_bytes):
-            self._dropped += 1
+        if not self.take(held_bytes):
+            self.counts["dropped"] += 1
             return None
-        self._put(RequestLine(self._seen, self._now_ms(), request), held_bytes)
-        self._requests += 1
+        encode = functools.partial(request_line, self._seen, self.now_ms(), request)
+        self._put("requests", encode, held_bytes)
         self._open += 1
-        if self._requests == self._limits.requests:
+        if self.counts["requests"] == self._limits.requests:
             self.close("requests")
-        return RecordedExchange(self._seen, self._budget, self._now_ms, self._end_exchange)
+        return RecordedExchange(self._seen, self)
+
+    def end_exchange(self, encode: _Encode | None, held_bytes: int) -> None:
+        """Take a response's line, or None if it was dropped, and the bytes that it holds."""
+        self._open -= 1
+        if self.reason:  # its reader has left
+            return
+        if encode is None:
+            self.counts["dropped"] += 1
+        else:
+            self._put("responses", encode, held_bytes)
+        if self._is_closed and not self._open:
+            self.stop(self._closing_reason)
 
     def close(self, reason: EndReason) -> None:
         """Take no new request, and end when the responses to all are complete."""
@@ -198,19 +186,19 @@ class Recording:
             if not self.left_s:
                 self.stop("time")
             if self._waiting:
-                line, held_bytes = self._waiting.popleft()
-                encoded = await asyncio.to_thread(line.encode)
-                self._budget.give(held_bytes)
+                encoded = await asyncio.to_thread(self._waiting[0][1])
                 if self.size_bytes + len(encoded) > self._limits.size_bytes - _END_BYTES:
-                    self._drop_waiting(line)
+                    self._drop_waiting()
                     break
+                self.take(-self._waiting.popleft()[2])
                 self.size_bytes += len(encoded)
                 yield encoded
             elif self.reason:
                 break
             elif not await self._wait_for_line():
                 yield b"\n"
-        yield self._end_line()
+        end = {"at_ms": self.now_ms(), "reason": self.reason, "unanswered": self._open}
+        yield line("end", **end, **self.counts)
 
     async def _wait_for_line(self) -> bool:
         """Wait for a line or the end; return False after some seconds without either."""
@@ -222,45 +210,18 @@ class Recording:
             return not self.left_s
         return True
 
-    def _drop_waiting(self, last: Line) -> None:
-        """End because the file is full; `last` and the waiting lines are not in it."""
-        lost = [last, *(line for line, _ in self._waiting)]
-        self._requests -= sum(isinstance(line, RequestLine) for line in lost)
-        self._responses -= sum(isinstance(line, ResponseLine) for line in lost)
-        self._dropped += len(lost)
+    def _drop_waiting(self) -> None:
+        """End because the file is full; the waiting lines are not in it."""
+        for name, _, _ in self._waiting:
+            self.counts[name] -= 1
+            self.counts["dropped"] += 1
         self._waiting.clear()
         self.stop("size")
 
-    def _end_exchange(self, response: ResponseLine | None, held_bytes: int) -> None:
-        self._open -= 1
-        if self.reason:  # its reader has left
-            return
-        if response is None:
-            self._dropped += 1
-        else:
-            self._responses += 1
-            self._put(response, held_bytes)
-        if self._is_closed and not self._open:
-            self.stop(self._closing_reason)
-
-    def _put(self, line: Line, held_bytes: int) -> None:
-        self._waiting.append((line, held_bytes))
+    def _put(self, name: str, encode: _Encode, held_bytes: int) -> None:
+        self.counts[name] += 1
+        self._waiting.append((name, encode, held_bytes))
         self._changed.set()
-
-    def _end_line(self) -> bytes:
-        counts = self.counts
-        return line(
-            "end",
-            at_ms=self._now_ms(),
-            reason=self.reason,
-            requests=counts.requests,
-            responses=counts.responses,
-            unanswered=self._open,
-            dropped=counts.dropped,
-        )
-
-    def _now_ms(self) -> float:
-        return round((self._now_s() - self._began_at_s) * 1000, 1)
 
 
 class Captures:
@@ -279,9 +240,6 @@ class Captures:
         self, model: str, limits: CaptureLimits
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         """Capture for the block, which reads the lines; raises DaemonBusy while a capture runs."""
-        # Imported here to save most daemons the memory.
-        from supervisor.experiments.capture_lines import header  # noqa: PLC0415
-
         if self.running:
             raise DaemonBusy(
                 f"a capture of {self.running.model} is running",
@@ -303,7 +261,7 @@ class Captures:
                     model=model,
                     reason=recording.reason,
                     size_bytes=recording.size_bytes,
-                    **asdict(recording.counts),
+                    **recording.counts,
                 )
         finally:
             self.running = None

@@ -21,11 +21,9 @@ from urllib.parse import parse_qsl, urlencode
 import orjson
 
 from proxy.request.request import ProxyRequest
-from proxy.upstream.timings import Timings
 from supervisor import __version__
 from supervisor.errors import ModelInvalid
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.plan.plan import Plan
 from supervisor.system.files import open_regular
 
 DURATION_MAX_S: Final = 86_400.0
@@ -43,45 +41,20 @@ class CaptureLimits:
 
 
 REDACTED: Final = "[redacted]"
-_HEADERS: Final = frozenset(
-    {
-        "accept",
-        "anthropic-beta",
-        "anthropic-version",
-        "content-type",
-        "openai-beta",
-        "user-agent",
-    }
-)
+_HEADERS: Final = "accept anthropic-beta anthropic-version content-type openai-beta user-agent"
 _PARAMETERS: Final = frozenset({"autoload", "beta", "model"})
-_SECRET_NAMES: Final = frozenset(
-    {
-        "access_key",
-        "access_token",
-        "api_key",
-        "apikey",
-        "auth_token",
-        "authorization",
-        "bearer_token",
-        "client_secret",
-        "cookie",
-        "hf_token",
-        "passwd",
-        "password",
-        "private_key",
-        "proxy_authorization",
-        "refresh_token",
-        "secret",
-        "secret_key",
-        "set_cookie",
-        "x_api_key",
-    }
-)
+_SECRETS: Final = """
+    access_key access_token api_key apikey auth_token authorization bearer_token client_secret
+    cookie hf_token passwd password private_key proxy_authorization refresh_token secret secret_key
+    set_cookie x_api_key
+"""
+_KEPT_HEADERS: Final = frozenset(_HEADERS.split())
+_SECRET_NAMES: Final = frozenset(_SECRETS.split())
 
 
 def keep_headers(fields: Mapping[str, str]) -> dict[str, str]:
     # Names become plain strings: orjson refuses the subclass that aiohttp uses.
-    return {str(name): value for name, value in fields.items() if name.lower() in _HEADERS}
+    return {str(name): value for name, value in fields.items() if name.lower() in _KEPT_HEADERS}
 
 
 def redact_query(query: str) -> str:
@@ -111,6 +84,7 @@ def _redact_member(name: str, value: Any) -> Any:
     return redact_keys(value)
 
 
+FORMAT: Final = 1
 _ENDS_BYTES: Final = 1024**2
 # The name and the path of the model have members of their own.
 _OMITTED: Final = frozenset({"--model", "--alias"})
@@ -119,33 +93,24 @@ _OMITTED: Final = frozenset({"--model", "--alias"})
 def header(planner: LaunchPlanner, model: str, limits: CaptureLimits) -> bytes:
     """Return the first line; reads files. Raises the errors of planning the model."""
     plan = planner.plan(model)
-    return header_line(
-        {
-            "corral": __version__,
-            "began_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "model": model,
-            "fingerprint": model_fingerprint(plan.gguf.path),
-            "build": plan.engine.build,
-            "slots": plan.slots,
-            "ctx_size": plan.ctx_size,
-            "flags": flags_of(plan),
-            "limits": {
-                "duration_s": limits.duration_s,
-                "size_bytes": limits.size_bytes,
-                "requests": limits.requests,
-            },
-        }
-    )
-
-
-def flags_of(plan: Plan) -> dict[str, str | None]:
-    """Return the options on the command line, without the address and with `~` for the home."""
     home = os.path.expanduser("~")  # noqa: PTH111 (a text, and no error without a home)
-    return {
-        line.flag: line.value.replace(home, "~") if line.value else None
-        for line in plan.lines
-        if line.flag not in _OMITTED
-    }
+    options = (option for option in plan.lines if option.flag not in _OMITTED)
+    return line(
+        "capture",
+        format=FORMAT,
+        corral=__version__,
+        began_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        model=model,
+        fingerprint=model_fingerprint(plan.gguf.path),
+        build=plan.engine.build,
+        slots=plan.slots,
+        ctx_size=plan.ctx_size,
+        flags={
+            option.flag: option.value.replace(home, "~") if option.value else None
+            for option in options
+        },
+        limits=asdict(limits),
+    )
 
 
 def model_fingerprint(path: Path) -> Mapping[str, Any]:
@@ -166,83 +131,28 @@ def model_fingerprint(path: Path) -> Mapping[str, Any]:
     return {"file": path.name, "size_bytes": size_bytes, "sha256_of_ends": digest.hexdigest()}
 
 
-FORMAT: Final = 1
+def request_line(number: int, at_ms: float, request: ProxyRequest) -> bytes:
+    """Return a request as an instance gets it, with variants applied."""
+    has_body = request.body and not request.form
+    return line(
+        "request",
+        n=number,
+        at_ms=at_ms,
+        id=request.request_id,
+        kind=request.kind.name.lower(),
+        priority=request.priority,
+        method=request.method,
+        path=request.path,
+        query=redact_query(request.query),
+        headers=keep_headers(request.headers),
+        body=redact_keys(orjson.loads(request.body)) if has_body else None,
+        omitted=f"a form of {len(request.body)} bytes" if request.form else None,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLine:
-    """A request as an instance gets it, with variants applied; `at_ms` is since the start."""
-
-    number: int
-    at_ms: float
-    request: ProxyRequest
-
-    def encode(self) -> bytes:
-        request = self.request
-        return line(
-            "request",
-            n=self.number,
-            at_ms=self.at_ms,
-            id=request.request_id,
-            kind=request.kind.name.lower(),
-            priority=request.priority,
-            method=request.method,
-            path=request.path,
-            query=redact_query(request.query),
-            headers=keep_headers(request.headers),
-            body=None
-            if request.form or not request.body
-            else redact_keys(orjson.loads(request.body)),
-            omitted=f"a form of {len(request.body)} bytes" if request.form else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseLine:
-    """A response as the client got it; times are since the capture began.
-
-    Attributes:
-        status: None if none was sent.
-        chunks: Parts of the body, each with the time when it was passed on.
-        end_ms: When it was complete, or ended in `failure`.
-        first_token_ms: Since the request arrived; None without a token.
-        times_ms: Duration of each phase, as in `request.finished`.
-    """
-
-    number: int
-    status: int | None
-    content_type: str
-    chunks: Sequence[tuple[float, bytes]]
-    end_ms: float
-    instance: str | None
-    slot: int | None
-    timings: Timings | None
-    first_token_ms: float | None
-    times_ms: Mapping[str, float]
-    failure: str | None
-
-    def encode(self) -> bytes:
-        return line(
-            "response",
-            n=self.number,
-            status=self.status,
-            content_type=self.content_type,
-            end_ms=self.end_ms,
-            instance=self.instance,
-            slot=self.slot,
-            first_token_ms=self.first_token_ms,
-            times_ms=self.times_ms,
-            timings=asdict(self.timings) if self.timings else None,
-            failure=self.failure,
-            chunks=list(_texts(self.chunks)),
-        )
-
-
-Line = RequestLine | ResponseLine
-
-
-def header_line(members: Mapping[str, Any]) -> bytes:
-    return line("capture", format=FORMAT, **members)
+def response_line(members: Mapping[str, Any], chunks: Sequence[tuple[float, bytes]]) -> bytes:
+    """Return a response as the client got it; a chunk has the time when it was passed on."""
+    return line("response", **members, chunks=list(_texts(chunks)))
 
 
 def line(name: str, /, **members: Any) -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -21,23 +21,21 @@ from supervisor.system.files import open_regular
 
 _LINE_MAX_BYTES: Final = 64 * 1024**2
 _REQUESTS_MAX: Final = 10_000
-_PLAYED: Final = frozenset(
-    {
+_KINDS: Final = {
+    kind.name.lower(): kind
+    for kind in (
         EndpointKind.CHAT,
         EndpointKind.COMPLETION,
         EndpointKind.LLAMA_COMPLETION,
         EndpointKind.MESSAGES,
         EndpointKind.RESPONSES,
-    }
-)
-_KINDS: Final = {kind.name.lower(): kind for kind in _PLAYED}
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedResponse:
     """`wait_ms` is the time before a slot was free and the model loaded."""
-
-    """`wait_ms`: before a slot was free and the model loaded."""
 
     status: int | None
     is_stream: bool
@@ -55,7 +53,12 @@ class CapturedResponse:
 
 @dataclass(frozen=True, slots=True)
 class CapturedRequest:
-    """`response` is None if the capture ended before it."""
+    """A request to send again.
+
+    Attributes:
+        response: None if the capture ended before it.
+        after: Indices of the requests that ended since the previous request was sent.
+    """
 
     number: int
     at_ms: float
@@ -63,13 +66,13 @@ class CapturedRequest:
     path: str
     body: Mapping[str, Any]
     response: CapturedResponse | None
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """`skipped` counts the requests that cannot be played, by kind."""
+    """`requests` are in the order in which they began; `skipped` counts the others, by kind."""
 
-    model: str
     header: Mapping[str, Any]
     requests: tuple[CapturedRequest, ...]
     skipped: Mapping[str, int]
@@ -96,10 +99,10 @@ def read(path: Path) -> Capture:
         counts = ", ".join(f"{count} of kind {kind}" for kind, count in skipped.items())
         raise CaptureInvalid(f"{path} has no request that can be played: {counts or 'it has none'}")
     try:
-        requests = tuple(_request(line, responses.get(n)) for n, line in played.items())
+        requests = order_requests([_request(played[n], responses.get(n)) for n in played])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CaptureInvalid(f"{path} has a line that cannot be read: {error!r}") from error
-    return Capture(header["model"], header, requests, skipped)
+    return Capture(header, requests, skipped)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -198,20 +201,13 @@ _SEED: Final = 1
 # For a request without a limit whose captured answer has an unknown length.
 _TOKENS: Final = 1024
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+_LIMIT_NAMES: Final = {
+    EndpointKind.RESPONSES: "max_output_tokens",
+    EndpointKind.LLAMA_COMPLETION: "n_predict",
+}
 # Precision of clocks: a request that begins this soon after an end may have begun before it.
 _CLOCK_MS: Final = 2.0
 _COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedRequest:
-    """One request to send; `after` are the indices of the requests to be answered before.
-
-    Those are the requests that ended since the previous request was sent.
-    """
-
-    captured: CapturedRequest
-    after: tuple[int, ...]
 
 
 def is_greedy(body: Mapping[str, Any]) -> bool:
@@ -219,8 +215,8 @@ def is_greedy(body: Mapping[str, Any]) -> bool:
     return body.get("temperature") == 0 or body.get("top_k") == 1
 
 
-def order_requests(requests: Sequence[CapturedRequest]) -> tuple[PlayedRequest, ...]:
-    """Return the requests in the order in which they began."""
+def order_requests(requests: Iterable[CapturedRequest]) -> tuple[CapturedRequest, ...]:
+    """Return the requests in the order in which they began, with `after`."""
     ordered = sorted(requests, key=lambda request: request.at_ms)
     ends = deque(
         sorted(
@@ -234,11 +230,11 @@ def order_requests(requests: Sequence[CapturedRequest]) -> tuple[PlayedRequest, 
         after = []
         while ends and ends[0][0] <= request.at_ms + _CLOCK_MS:
             after.append(ends.popleft()[1])
-        played.append(PlayedRequest(request, tuple(after)))
+        played.append(replace(request, after=tuple(after)))
     return tuple(played)
 
 
-def most_together(requests: Sequence[PlayedRequest]) -> int:
+def most_together(requests: Sequence[CapturedRequest]) -> int:
     """Return the maximum number of requests in flight."""
     ended = accumulate(len(request.after) for request in requests)
     return max(at + 1 - count for at, count in enumerate(ended))
@@ -255,18 +251,8 @@ def played_body(request: CapturedRequest, model: str, slot: int | None) -> dict[
     if not any(request.body.get(name) for name in _LIMITS):
         timings = request.response.timings if request.response else None
         tokens = timings.decoded_tokens if timings else 0
-        body[_limit_name(request.kind)] = tokens or _TOKENS
+        body[_LIMIT_NAMES.get(request.kind, "max_tokens")] = tokens or _TOKENS
     if request.kind in _COMPLETIONS:
         options = request.body.get("stream_options")
         body["stream_options"] = {**(options or {}), "include_usage": True}
     return body if slot is None else {**body, "id_slot": slot}
-
-
-def _limit_name(kind: EndpointKind) -> str:
-    match kind:
-        case EndpointKind.RESPONSES:
-            return "max_output_tokens"
-        case EndpointKind.LLAMA_COMPLETION:
-            return "n_predict"
-        case _:
-            return "max_tokens"

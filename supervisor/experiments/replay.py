@@ -24,12 +24,7 @@ from proxy.upstream.timings import Timings
 from supervisor.bench.engine_requests import first_error, post, rate
 from supervisor.bench.own_engine import private_instance
 from supervisor.engine.client import EngineClient, ErrorResponse
-from supervisor.experiments.captured_requests import (
-    CapturedRequest,
-    PlayedRequest,
-    played_body,
-    text_of,
-)
+from supervisor.experiments.captured_requests import CapturedRequest, played_body, text_of
 from supervisor.plan.plan import Plan
 from supervisor.system.paths import Directories
 
@@ -80,13 +75,28 @@ _MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """`token` counts the first token that differs, from 1, of `tokens` in the baseline."""
+
+    token: int
+    tokens: int
+    expected: str
+    found: str
+
+
+@dataclass(slots=True)
 class Played:
-    """The result of one request; with `failure`, a clause, there is nothing else."""
+    """The result of one request; with `failure`, a clause, there is nothing else.
+
+    `difference` is that from the expected answer, if `is_compared`; None if both are equal.
+    """
 
     text: str = ""
     first_token_ms: float | None = None
     timings: Timings | None = None
     failure: str | None = None
+    is_compared: bool = False
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +109,27 @@ class Target:
 
 
 class Player:
-    """Plays requests once. No slot gets two requests at once: they would mix their texts."""
+    """Plays requests once. No slot gets two requests at once: they would mix their texts.
+
+    Args:
+        target: The engine.
+        requests: In the order in which they began.
+        concurrency: At most the number of slots to choose from.
+        is_as_recorded: Whether no request is sent before its time in the capture.
+        on_answer: Gets the number of answers so far.
+    """
 
     def __init__(
         self,
-        requests: Sequence[PlayedRequest],
         target: Target,
+        requests: Sequence[CapturedRequest],
         *,
         concurrency: int,
         is_as_recorded: bool,
         on_answer: Callable[[int], None],
     ) -> None:
-        """`on_answer` gets the number of answers so far.
-
-        `concurrency` is at most the number of slots to choose from. With `is_as_recorded`, no
-        request is sent before its time in the capture.
-        """
-        self._requests = requests
         self._target = target
+        self._requests = requests
         self._is_as_recorded = is_as_recorded
         self._on_answer = on_answer
         self._answered = [asyncio.Event() for _ in requests]
@@ -124,8 +137,11 @@ class Player:
         self._slots = SlotChoice(target.slots) if target.slots else None
         self._count = 0
 
-    async def play(self) -> list[Played]:
-        """Send all requests; raises EngineUnreachable if the engine is gone."""
+    async def play(self, expected: Mapping[int, str]) -> list[Played]:
+        """Send all requests, and compare answers with the expected ones, by request number.
+
+        Raises EngineUnreachable if the engine is gone, WorkloadFailed if it refuses to tokenise.
+        """
         began_at_s = time.monotonic()
         tasks = []
         try:
@@ -135,7 +151,14 @@ class Player:
                     tasks.append(group.create_task(self._play_request(at)))
         except ExceptionGroup as errors:
             raise first_error(errors) from errors
-        return [task.result() for task in tasks]
+        played = [task.result() for task in tasks]
+        async with self._target.client() as client:
+            for request, answer in zip(self._requests, played, strict=True):
+                text = expected.get(request.number)
+                if answer.failure is None and text is not None:
+                    answer.is_compared = True
+                    answer.difference = await compare(client, self._target.model, text, answer.text)
+        return played
 
     async def _wait_until_due(self, at: int, began_at_s: float) -> None:
         """Wait for the requests before this one, for its time, and for a free place."""
@@ -143,12 +166,12 @@ class Player:
         for before in request.after:
             await self._answered[before].wait()
         if self._is_as_recorded:
-            due_ms = request.captured.at_ms - self._requests[0].captured.at_ms
+            due_ms = request.at_ms - self._requests[0].at_ms
             await asyncio.sleep(max(0.0, began_at_s + due_ms / _MS - time.monotonic()))
         await self._free.acquire()
 
     async def _play_request(self, at: int) -> Played:
-        body = self._requests[at].captured.body
+        body = self._requests[at].body
         slot = self._slots.take(body) if self._slots else None
         async with self._target.client() as client:
             result = await self._send(client, self._requests[at], slot)
@@ -160,8 +183,9 @@ class Player:
         self._on_answer(self._count)
         return result
 
-    async def _send(self, client: EngineClient, request: PlayedRequest, slot: int | None) -> Played:
-        captured = request.captured
+    async def _send(
+        self, client: EngineClient, captured: CapturedRequest, slot: int | None
+    ) -> Played:
         body = played_body(captured, self._target.model, slot)
         assembler, first_at_s = assembler_for(captured.kind, body), None
         ended: Mapping[str, Any] | None = None
@@ -185,26 +209,6 @@ class Player:
 
 
 _END = "(end)"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """`token` counts the first token that differs, from 1, of `tokens` in the baseline."""
-
-    """`token`: the first that differs, from 1, of `tokens` of the baseline."""
-
-    token: int
-    tokens: int
-    expected: str
-    found: str
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The comparison of one request; `difference` is None if the answers are equal."""
-
-    number: int
-    difference: Difference | None
 
 
 def first_difference(expected: Sequence[str], found: Sequence[str]) -> Difference | None:
@@ -234,19 +238,10 @@ async def _pieces(client: EngineClient, model: str, text: str) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Play:
-    """The results in the order of the requests, and comparisons of those with a baseline."""
-
-    played: tuple[Played, ...]
-    comparisons: tuple[Comparison, ...]
-
-    def texts(self, requests: Sequence[PlayedRequest]) -> dict[int, str]:
-        """Return the answers by request number."""
-        pairs = zip(requests, self.played, strict=True)
-        return {
-            ours.captured.number: answer.text for ours, answer in pairs if answer.failure is None
-        }
+def texts(requests: Sequence[CapturedRequest], played: Sequence[Played]) -> dict[int, str]:
+    """Return the answers by request number."""
+    pairs = zip(requests, played, strict=True)
+    return {request.number: answer.text for request, answer in pairs if answer.failure is None}
 
 
 @asynccontextmanager
@@ -254,37 +249,6 @@ async def own_engine(plan: Plan, directories: Directories) -> AsyncIterator[Targ
     """Start an engine for the block; raises the errors of `private_instance`."""
     async with private_instance(plan, directories) as instance:
         yield Target(instance.client, plan.model, plan.slots if plan.has_own_slots else 0)
-
-
-async def play(
-    target: Target,
-    requests: Sequence[PlayedRequest],
-    expected: Mapping[int, str],
-    *,
-    concurrency: int,
-    is_as_recorded: bool,
-    on_answer: Callable[[int], None],
-) -> Play:
-    """Play all requests, and compare answers with the expected ones, by request number.
-
-    Raises EngineUnreachable if the engine is gone, WorkloadFailed if it refuses to tokenise.
-    """
-    player = Player(
-        requests,
-        target,
-        concurrency=concurrency,
-        is_as_recorded=is_as_recorded,
-        on_answer=on_answer,
-    )
-    played = await player.play()
-    comparisons = []
-    async with target.client() as client:
-        for request, answer in zip(requests, played, strict=True):
-            number = request.captured.number
-            if answer.failure is None and number in expected:
-                difference = await compare(client, target.model, expected[number], answer.text)
-                comparisons.append(Comparison(number, difference))
-    return Play(tuple(played), tuple(comparisons))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,32 +33,6 @@ _COUNTS: Final = ("requests", "errors", "crashes", "others")
 _NUMBER_MAX: Final = 2**53
 
 
-class TrialStore:
-    """The files below `root`, which is made at the first save."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def save(self, key: str, value: Mapping[str, Any]) -> None:
-        """Save the result of `content`; errors of the disk are ignored."""
-        files.put(self._root, key, value)
-        with suppress(OSError):
-            for path in sorted(self._root.glob("*.json"), key=_mtime_s)[:-_FILES_MAX]:
-                path.unlink()
-
-    def read(self, key: str) -> tuple[float, TrialFigures] | None:
-        """Return how long a trial was observed, in seconds, and its figures."""
-        found = files.get(self._root, key)
-        with suppress(TypeError, ValueError, LookupError, AttributeError):
-            return (_number(found["age_s"]), _figures(found)) if found else None
-        return None
-
-    def forget(self, key: str) -> None:
-        if is_ours(self._root):
-            with suppress(OSError):
-                (self._root / f"{key}.json").unlink()
-
-
 def key_of(model: str, sides: Iterable[LaunchFingerprint]) -> str:
     """Name a trial's file by a hash of its model and of both sides' launches."""
     parts = (
@@ -77,48 +51,47 @@ def key_of(model: str, sides: Iterable[LaunchFingerprint]) -> str:
     return hashlib.sha256("\n".join((model, *parts)).encode()).hexdigest()[:32]
 
 
+def read(root: Path, key: str) -> tuple[float, TrialFigures] | None:
+    """Return how long a trial was observed, in seconds, and its figures."""
+    found = files.get(root, key)
+    with suppress(TypeError, ValueError, LookupError, AttributeError):
+        return (_number(found["age_s"]), _figures(found)) if found else None
+    return None
+
+
 def content(age_s: float, figures: TrialFigures) -> dict[str, Any]:
+    """Return what `read` reads."""
     return {"age_s": round(age_s), **{name: _encode_side(figures.sides[name]) for name in SIDES}}
 
 
 def _encode_side(side: Side) -> dict[str, Any]:
-    return {
-        **{name: getattr(side, name) for name in _COUNTS},
-        "conversations": [
-            [
-                _round_values(conversation.rates),
-                _round_values(conversation.first_tokens_s),
-                conversation.is_excluded,
-            ]
-            for conversation in side.conversations.values()
-        ],
-    }
+    conversations = [
+        [_round(found.rates), _round(found.first_tokens_s), found.is_excluded]
+        for found in side.conversations.values()
+    ]
+    return {**{name: getattr(side, name) for name in _COUNTS}, "conversations": conversations}
 
 
-def _round_values(values: Iterable[Value]) -> list[Value]:
+def _round(values: Iterable[Value]) -> list[Value]:
     return [(float(f"{value:.{_DIGITS}g}"), others) for value, others in values]
 
 
 def _figures(found: Mapping[str, Any]) -> TrialFigures:
     figures = TrialFigures()
-    for name in SIDES:
-        _fill(figures.sides[name], found[name])
+    for name, side in figures.sides.items():
+        for count in _COUNTS:
+            setattr(side, count, int(_number(found[name][count])))
+        for number, (rates, first_tokens_s, is_excluded) in enumerate(found[name]["conversations"]):
+            # No conversation of this daemon has such a name: their numbers begin at 1 again.
+            conversation = side.latest(f"before {number}")
+            conversation.rates.extend(_values(rates))
+            conversation.first_tokens_s.extend(_values(first_tokens_s))
+            conversation.is_excluded = bool(is_excluded)
     return figures
 
 
-def _fill(side: Side, found: Mapping[str, Any]) -> None:
-    for name in _COUNTS:
-        setattr(side, name, int(_number(found[name])))
-    for number, (rates, first_tokens_s, is_excluded) in enumerate(found["conversations"]):
-        # No conversation of this daemon has such a name: their numbers begin at 1 again.
-        conversation = side.latest(f"before {number}")
-        _extend(conversation.rates, rates)
-        _extend(conversation.first_tokens_s, first_tokens_s)
-        conversation.is_excluded = bool(is_excluded)
-
-
-def _extend(values: deque[Value], found: Iterable[Any]) -> None:
-    values.extend((_number(value), int(_number(others))) for value, others in found)
+def _values(found: Iterable[Any]) -> Iterator[Value]:
+    return ((_number(value), int(_number(others))) for value, others in found)
 
 
 def _number(value: Any) -> float:
@@ -166,19 +139,22 @@ class Trial:
 
 
 class Trials:
-    """Observes events; `in_flight` returns the number of requests on an instance."""
+    """Observes events; saves figures below `root`.
+
+    `in_flight` returns the number of requests on an instance.
+    """
 
     def __init__(
         self,
         fleet: Fleet,
         in_flight: Callable[[str], int],
-        store: TrialStore,
+        root: Path,
         clock: Clock = time.monotonic,
         is_ready: Callable[[Replica], bool] | None = None,
     ) -> None:
         self._is_ready = is_ready or _is_ready
         self._fleet = fleet
-        self._store = store
+        self._root = root
         self._in_flight = in_flight
         self._clock = clock
         self._trials: dict[str, Trial] = {}
@@ -237,13 +213,17 @@ class Trials:
         return found
 
     def _save(self, contents: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write files; errors of the disk are ignored."""
         for key, value in contents.items():
-            self._store.save(key, value)
+            files.put(self._root, key, value)
+            with suppress(OSError):
+                for path in sorted(self._root.glob("*.json"), key=_mtime_s)[:-_FILES_MAX]:
+                    path.unlink()
 
     def _resume(self, trial: Trial, key: str) -> None:
         """Continue the figures of an earlier daemon, unless requests were observed already."""
         trial.key = key
-        found = self._store.read(key)
+        found = read(self._root, key)
         if found and not trial.requests:
             age_s, trial.figures = found
             trial.began_at_s = self._clock() - age_s
@@ -251,8 +231,9 @@ class Trials:
 
     def _forget(self, model: str, trial: Trial) -> None:
         del self._trials[model]
-        if trial.key:
-            self._store.forget(trial.key)
+        if trial.key and is_ours(self._root):
+            with suppress(OSError):
+                (self._root / f"{trial.key}.json").unlink()
 
     def _sides(self, model: str) -> Sides | None:
         """Return the launches of both sides, or None for a model without a trial."""

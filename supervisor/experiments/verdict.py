@@ -53,23 +53,16 @@ Picked = list[list[float]]
 
 def under_equal_load(base: Conversations, trial: Conversations) -> tuple[Picked, Picked]:
     """Pick requests so that both sides have the same proportions of each load."""
-    counts = [
+    own, tried = (
         Counter(others for conversation in side for _, others in conversation)
         for side in (base, trial)
-    ]
-    own, tried = counts
+    )
     # The share of requests under each load that both sides have at least.
     shares = {
         others: min(own[others] / own.total(), tried[others] / tried.total())
         for others in sorted(own.keys() & tried.keys())
     }
-    picked = [
-        _thin_values(
-            side, {others: share * found.total() for others, share in shares.items()}, found
-        )
-        for side, found in zip((base, trial), counts, strict=True)
-    ]
-    return picked[0], picked[1]
+    return _thin_values(base, shares, own), _thin_values(trial, shares, tried)
 
 
 def count(conversations: Sequence[Sequence[object]]) -> int:
@@ -77,14 +70,14 @@ def count(conversations: Sequence[Sequence[object]]) -> int:
 
 
 def _thin_values(
-    conversations: Conversations, quotas: Mapping[int, float], counts: Counter[int]
+    conversations: Conversations, shares: Mapping[int, float], counts: Counter[int]
 ) -> Picked:
-    """Keep about as many values under each load as its quota, spread evenly."""
+    """Keep about a share of all values under each load, spread evenly."""
     seen: Counter[int] = Counter()
 
     def thin(values: Sequence[Value]) -> Iterator[float]:
         for value, others in values:
-            kept_share = quotas.get(others, 0.0) / counts[others]
+            kept_share = shares.get(others, 0.0) * counts.total() / counts[others]
             before = seen[others]
             seen[others] += 1
             if _floor(seen[others] * kept_share) > _floor(before * kept_share):
@@ -122,9 +115,10 @@ def _pairs(base: Sequence[Timed], other: Sequence[Timed]) -> Iterator[tuple[floa
     length_s = max(_BLOCK_MIN_S, (max(times) - begin_s) / _BLOCKS)
     sides = [_time_blocks(side, begin_s, length_s) for side in (base, other)]
     for block in sorted(sides[0].keys() & sides[1].keys()):
-        own, tried = under_equal_load(sides[0][block], sides[1][block])
-        if own and tried:
-            yield _median_ratio(own), _median_ratio(tried)
+        # The median ignores a single wait for the processor.
+        own, tried = map(_median, under_equal_load(sides[0][block], sides[1][block]))
+        if own is not None and tried is not None:
+            yield own, tried
 
 
 def _time_blocks(side: Sequence[Timed], begin_s: float, length_s: float) -> _Blocks:
@@ -133,11 +127,6 @@ def _time_blocks(side: Sequence[Timed], begin_s: float, length_s: float) -> _Blo
         if value > 0:
             blocks[min(_BLOCKS - 1, int((at_s - begin_s) / length_s))].append([(value, others)])
     return blocks
-
-
-def _median_ratio(values: Sequence[Sequence[float]]) -> float:
-    """Return the median, which ignores a single wait for the processor."""
-    return statistics.median(value for part in values for value in part)
 
 
 SideName = Literal["base", "trial"]
@@ -185,20 +174,13 @@ class Side:
 
     @property
     def rates(self) -> list[Sequence[Value]]:
-        return [
-            list(conversation.rates)
-            for conversation in self.conversations.values()
-            if conversation.rates
-        ]
+        found = (conversation.rates for conversation in self.conversations.values())
+        return [list(rates) for rates in found if rates]
 
     @property
     def first_tokens_s(self) -> list[Sequence[Value]]:
-        found = self.conversations.values()
-        return [
-            list(conversation.first_tokens_s)
-            for conversation in found
-            if conversation.first_tokens_s
-        ]
+        found = (conversation.first_tokens_s for conversation in self.conversations.values())
+        return [list(times_s) for times_s in found if times_s]
 
     def latest(self, key: str) -> Conversation:
         """Return a conversation as the latest; forget the oldest if there are too many."""
@@ -290,35 +272,25 @@ class FigureVerdict:
     compared: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrialVerdict:
-    tokens_per_second: FigureVerdict
-    first_token_s: FigureVerdict
-    notes: tuple[str, ...]
+# Of tokens/s and of the first token, and notes for people.
+TrialVerdict = tuple[FigureVerdict, FigureVerdict, list[str]]
 
 
 def verdict(figures: TrialFigures) -> TrialVerdict:
     """Compare by conversation, for people."""
     base, trial = (figures.sides[name] for name in SIDES)
-    first_token_s = _figure(base.first_tokens_s, trial.first_tokens_s, TIME)
-    notes = (_load_note(base, trial, first_token_s.compared), _excluded_note(figures))
-    return TrialVerdict(
-        tokens_per_second=_figure(base.rates, trial.rates, RATE),
-        first_token_s=first_token_s,
-        notes=tuple(filter(None, notes)),
-    )
+    rate = _figure(base.rates, trial.rates, RATE)
+    first = _figure(base.first_tokens_s, trial.first_tokens_s, TIME)
+    notes = (_load_note(base, trial, first.compared), _excluded_note(figures))
+    return rate, first, list(filter(None, notes))
 
 
 def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
     """Compare by time block, for automatic decisions without a review."""
     base, trial = (figures.sides[name] for name in SIDES)
-    return TrialVerdict(
-        tokens_per_second=_figure_over_time(base.timed_rates, trial.timed_rates, RATE),
-        first_token_s=_figure_over_time(
-            base.timed_first_tokens_s, trial.timed_first_tokens_s, TIME
-        ),
-        notes=tuple(filter(None, [_excluded_note(figures)])),
-    )
+    rate = _figure_over_time(base.timed_rates, trial.timed_rates, RATE)
+    first = _figure_over_time(base.timed_first_tokens_s, trial.timed_first_tokens_s, TIME)
+    return rate, first, list(filter(None, [_excluded_note(figures)]))
 
 
 def _figure_over_time(base: Sequence[Timed], trial: Sequence[Timed], words: Words) -> FigureVerdict:
@@ -420,64 +392,37 @@ def _wilson(errors: int, requests: int) -> tuple[float, float]:
 # A first token that is later by less is not noticeable.
 _UNNOTICED_S: Final = 0.05
 
-Step = Literal["wait", "promote", "withdraw"]
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The next step; `reason` is a clause for people."""
-
-    step: Step
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Slowness:
-    """One figure, and the bounds of how many times slower the canary is."""
-
-    name: str
-    low: float
-    high: float
-    found: FigureVerdict
+# The next step, and its reason, a clause for people.
+Decision = tuple[Literal["wait", "promote", "withdraw"], str]
 
 
 def decide(figures: TrialFigures, margin: float, *, is_over: bool) -> Decision:
     base, tried = figures.sides["base"], figures.sides["trial"]
     if tried.crashes:
-        return Decision("withdraw", "its engine crashed")
-    errors = [(side.errors, side.requests) for side in (base, tried)]
-    if least_increase(*errors) > 0:
-        return Decision(
-            "withdraw", f"it has more errors: {_share_text(tried)} against {_share_text(base)}"
-        )
-    found = list(_slownesses(verdict_over_time(figures)))
-    if slow := [
-        slowness
-        for slowness in found
-        if slowness.found.comparison.is_different and slowness.low > 1 + margin
-    ]:
-        return Decision("withdraw", _text(slow))
+        return "withdraw", "its engine crashed"
+    if least_increase((base.errors, base.requests), (tried.errors, tried.requests)) > 0:
+        shares = [f"{side.errors} of {side.requests} requests" for side in (tried, base)]
+        return "withdraw", f"it has more errors: {' against '.join(shares)}"
+    found = list(_slownesses(figures))
+    if slow := [text for low, _, text in found if low > 1 + margin]:
+        return "withdraw", ", ".join(slow)
     if not is_over:
-        return Decision("wait", "")
-    if unknown := [slowness for slowness in found if slowness.high > 1 + margin]:
-        return Decision(
-            "withdraw",
-            f"{_text(unknown)}; it may be slower by more than {100 * margin:g} %",
-        )
-    return Decision("promote", _text(found))
+        return "wait", ""
+    if unknown := [text for _, high, text in found if high > 1 + margin]:
+        may = f"it may be slower by more than {100 * margin:g} %"
+        return "withdraw", f"{', '.join(unknown)}; {may}"
+    return "promote", ", ".join(text for _, _, text in found)
 
 
-def _slownesses(found: TrialVerdict) -> Iterator[_Slowness]:
-    rate, first = found.tokens_per_second, found.first_token_s
+def _slownesses(figures: TrialFigures) -> Iterator[tuple[float, float, str]]:
+    """Yield of each figure how many times slower the canary is, at least and at most, as text too.
+
+    The least is 0 unless a difference is shown.
+    """
+    rate, first, _ = verdict_over_time(figures)
     low, high = rate.comparison.low, rate.comparison.high
-    yield _Slowness("tokens/s", 1 / high if high else math.inf, 1 / low if low else math.inf, rate)
+    least, most = (1 / bound if bound else math.inf for bound in (high, low))
+    yield least if rate.comparison.is_different else 0.0, most, f"tokens/s {rate.outcome}"
     if first.base is None or first.trial is None or first.trial - first.base >= _UNNOTICED_S:
-        yield _Slowness("first token", first.comparison.low, first.comparison.high, first)
-
-
-def _share_text(side: Side) -> str:
-    return f"{side.errors} of {side.requests} requests"
-
-
-def _text(found: list[_Slowness]) -> str:
-    return ", ".join(f"{slowness.name} {slowness.found.outcome}" for slowness in found)
+        least = first.comparison.low if first.comparison.is_different else 0.0
+        yield least, first.comparison.high, f"first token {first.outcome}"

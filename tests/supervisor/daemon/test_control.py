@@ -47,7 +47,7 @@ from supervisor.errors import (
     StartFailed,
 )
 from supervisor.events import EventStream
-from supervisor.experiments.canary import CanaryRequest
+from supervisor.experiments.canaries import Canary
 from supervisor.experiments.capture_lines import CaptureLimits
 from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.reload import Difference, ReloadResult
@@ -81,7 +81,7 @@ class Service:
         self.is_cut = False
         self.prompt: dict[str, Any] = {}
         self.warmed: list[str] = []
-        self.canary: CanaryRequest | None = None
+        self.canary: Canary | None = None
         self.reloading: asyncio.Future[ReloadResult | CorralError] | None = None
         self.hosts: DesktopHosts | None = None
 
@@ -158,7 +158,7 @@ class Service:
     def canaries(self) -> CanariesStatus:
         return {"running": [], "ended": []}
 
-    def start_canary(self, request: CanaryRequest) -> asyncio.Future[CorralError | None]:
+    def start_canary(self, request: Canary) -> asyncio.Future[CorralError | None]:
         self.canary = request
         failed = StartFailed("chat.1 did not start") if request.share == 0.5 else None
         return self._over("canary", [request.model], failed)
@@ -510,7 +510,7 @@ async def test_a_canary_is_started_promoted_and_withdrawn(service: Service, path
     assert await asyncio.to_thread(client.canaries) == done["canaries"]
     assert await lines(lambda: client.start_canary("chat", body)) == [done]
     engine = Path("/opt/new/llama-server")
-    assert service.canary == CanaryRequest("chat", engine, 0.1, 600.0, 0.2)
+    assert service.canary == Canary("chat", engine, 0.1, 600.0, 0.2)
     assert await lines(lambda: client.start_canary("chat", {**body, "engine": "b11000"})) == [done]
     assert service.canary.engine == "b11000"
     assert await lines(lambda: client.end_canary("chat", is_promoted=True)) == [done]

@@ -35,7 +35,7 @@ def captured(
 def test_a_request_waits_for_those_that_had_ended() -> None:
     given = [captured(2, 50, 90), captured(1, 0, 40), captured(3, 60, None), captured(4, 95, 99)]
     found = order_requests(given)
-    assert [entry.captured.number for entry in found] == [1, 2, 3, 4]
+    assert [entry.number for entry in found] == [1, 2, 3, 4]
     assert [entry.after for entry in found] == [(), (0,), (), (1,)]
     assert most_together(found) == 2
 

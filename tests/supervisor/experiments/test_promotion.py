@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import AccessDenied, SettingsInvalid, StartFailed
-from supervisor.experiments.canary import CanaryRequest
-from supervisor.experiments.canary_runner import keep_engine, with_engine
+from supervisor.experiments.canaries import Canary, keep_engine, with_engine
 from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.reload import Difference, ReloadResult
 
 TABLE = '[models.chat]\npath = "/m/chat.gguf"  # small\n\n[models.code]\npath = "/m/code.gguf"\n'
 OLD = '[models.chat]\nengine = "b10000-cpu"  # of last month\npath = "/m/chat.gguf"\n'
 INLINE = '[models]\nchat = { path = "/m/chat.gguf" }\n'
-REQUEST = CanaryRequest("chat", "b10434-cpu", 0.1, None, 0.1)
+CANARY = Canary("chat", "b10434-cpu", 0.1, None, 0.1)
 
 
 def result(*changed: str) -> ReloadResult:
@@ -56,11 +55,11 @@ def test_a_file_with_other_changes_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "corral.toml"
     path.write_text(TABLE)
     with pytest.raises(SettingsInvalid, match=r"not applied yet, of code\.0"):
-        keep_engine(REQUEST, path, result("code"))
+        keep_engine(CANARY, path, result("code"))
     with pytest.raises(StartFailed):
-        keep_engine(REQUEST, path, StartFailed("no"))
+        keep_engine(CANARY, path, StartFailed("no"))
     assert path.read_text() == TABLE
-    changed = keep_engine(REQUEST, path, result())
+    changed = keep_engine(CANARY, path, result())
     assert changed
     assert changed.backup.read_text() == TABLE
     assert 'engine = "b10434-cpu"' in path.read_text()
@@ -70,12 +69,12 @@ def test_what_a_command_has_written_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "corral.toml"
     path.write_text(OLD.replace("b10000-cpu", "b10434-cpu"))
     before = path.stat()
-    assert keep_engine(REQUEST, path, result("chat")) is None
+    assert keep_engine(CANARY, path, result("chat")) is None
     assert path.stat() == before
     with pytest.raises(SettingsInvalid, match=r"code\.0"):
-        keep_engine(REQUEST, path, result("chat", "code"))
+        keep_engine(CANARY, path, result("chat", "code"))
 
 
 def test_a_file_that_is_gone_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AccessDenied, match="cannot be changed"):
-        keep_engine(REQUEST, tmp_path / "corral.toml", result())
+        keep_engine(CANARY, tmp_path / "corral.toml", result())

@@ -17,12 +17,13 @@ from support.instance_harness import RecordingTraffic
 from support.trial_requests import request, values
 
 from supervisor.events import Event
-from supervisor.experiments.trials import Trials, TrialStore
+from supervisor.experiments.trials import Trials
 from supervisor.experiments.verdict import SIDES
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import LaunchFingerprint
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.settings.schema import Settings
+from supervisor.system import files
 from supervisor.system.paths import Directories
 
 FILE = (Path("/models/chat.gguf"), 1, 1)
@@ -47,7 +48,7 @@ def observed(
     return Trials(
         fleet,
         lambda _: in_flight,
-        TrialStore(directory / "trials"),
+        directory / "trials",
         lambda: 0.0,
         lambda replica: replica.name in ready,
     )
@@ -96,8 +97,7 @@ def test_requests_that_overlapped_are_counted(tmp_path: Path) -> None:
     now_s = 0.0
     fleet = fleet_of(tmp_path, SHARED)
     observed(fleet, tmp_path)
-    store = TrialStore(tmp_path / "trials")
-    trials = Trials(fleet, lambda _: 0, store, lambda: now_s, lambda _: True)
+    trials = Trials(fleet, lambda _: 0, tmp_path / "trials", lambda: now_s, lambda _: True)
     for number, at_s in enumerate((10.0, 10.5, 12.0, 12.1), 1):  # each takes 0.9 s
         now_s = at_s
         trials.observe(finished("chat.1", number))
@@ -200,8 +200,10 @@ def test_a_request_that_one_side_failed_and_the_other_answered_is_an_error(tmp_p
     assert [(sides[name].errors, sides[name].requests) for name in SIDES] == [(0, 2), (2, 2)]
 
 
-def test_the_oldest_files_are_removed(tmp_path: Path) -> None:
-    store = TrialStore(tmp_path / "trials")
+async def test_the_oldest_files_are_removed(tmp_path: Path) -> None:
     for number in range(70):
-        store.save(f"{number:032}", {})
+        files.put(tmp_path / "trials", f"{number:032}", {})
+    trials = observed(fleet_of(tmp_path, SHARED), tmp_path)
+    trials.observe(finished("chat.0"))
+    await saved(trials)
     assert len(list((tmp_path / "trials").iterdir())) == 64
