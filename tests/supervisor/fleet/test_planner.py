@@ -97,15 +97,13 @@ def test_a_draft_that_was_found_is_part_of_the_fingerprint(make: Any, tmp_path: 
     shop = make(path=path, draft="auto")
     assert shop.fingerprint(ReplicaId("chat", 0), engine()).draft is None
     draft = tiny_gguf.make(directory / "small.gguf")
-    assert shop.fingerprint(ReplicaId("chat", 0), engine()).draft.path == draft
+    assert shop.fingerprint(ReplicaId("chat", 0), engine()).draft[0] == draft
     gone = make(path=tmp_path / "none.gguf", draft="auto")
     assert gone.fingerprint(ReplicaId("chat", 0), engine()).draft is None
     missing = "hf:org/tiny-GGUF:Q8_0"
-    assert make(draft=missing).fingerprint(ReplicaId("chat", 0), engine()).draft.path == Path(
-        missing
-    )
+    assert make(draft=missing).fingerprint(ReplicaId("chat", 0), engine()).draft[0] == Path(missing)
     named = make(draft=draft)
-    assert named.fingerprint(ReplicaId("chat", 0), engine()).draft.path == draft
+    assert named.fingerprint(ReplicaId("chat", 0), engine()).draft[0] == draft
 
 
 def test_a_projector_is_counted(make: Any, tmp_path: Path) -> None:
@@ -197,7 +195,7 @@ def test_a_model_and_its_trial_may_have_engines_of_their_own(
         shop.fingerprint(replica, shop.engine_at(replica))
         for replica in shop.places.replicas_of("chat")
     )
-    assert (own.engine.path, tried.engine.path) == tuple(used)
+    assert (own.engine[0], tried.engine[0]) == tuple(used)
     assert make().plan("chat").engine.path == engine().path
 
 
@@ -253,7 +251,7 @@ def test_a_draft_by_reference_is_used_once_it_is_stored(
     hub.add("org/tiny-GGUF", "tiny-Q8_0.gguf", tiny_model.read_bytes())
     assert str(value(shop, 0, "--spec-draft-model")).endswith("tiny-Q8_0.gguf")
     used = shop.fingerprint(ReplicaId("chat", 0), engine()).draft
-    assert used.path.name == "tiny-Q8_0.gguf"
+    assert used[0].name == "tiny-Q8_0.gguf"
 
 
 def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> None:
