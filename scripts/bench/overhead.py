@@ -3,7 +3,9 @@
 Every front is pinned to one core, the engine and the client to the others. Repeats are interleaved:
 each measures every front, in random order.
 
-    added           first byte of a stream at one connection, minus that of a direct request
+    added           first byte of a stream at one connection, minus that of a direct request; also
+                    with an engine that takes 5 ms to its first token (slow engine)
+    corral, times   corral's figure as a multiple of that of the front in the column
     req/core-s      JSON responses at 32 connections per CPU second of the front
     streams/core-s  the same with streams of 8 tokens
     first token     at 64 streams of 100 tokens a second each, started one after another
@@ -53,6 +55,7 @@ _SHORT_STREAM_TOKENS: Final = 8
 _STREAMS: Final = 64
 _STREAM_TOKENS: Final = 50
 _PAUSE_US: Final = 10_000
+_WAIT_US: Final = 5_000
 _HELD_PAUSE_US: Final = 500_000
 _MAX_FILES: Final = 16_384
 
@@ -62,7 +65,7 @@ class Size:
     """How much is measured.
 
     Attributes:
-        requests: At one connection, per repeat.
+        requests: At one connection, per repeat; half as many of a slow engine.
         seconds: Length of each of the three concurrent measurements of a repeat.
         held: Slow streams held at once.
         held_tokens: Tokens of each, two a second.
@@ -84,6 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a small run")
     parser.add_argument("--litellm", default=shutil.which("litellm"), help="LiteLLM's program")
+    parser.add_argument("--smg", default=shutil.which("smg"), help="smg's program")
     parser.add_argument(
         "--against",
         type=Path,
@@ -105,6 +109,7 @@ def main() -> int:
             kept_socket=Path(directory) / "kept.sock",
             engine_port=free_port(),
             litellm=options.litellm,
+            smg=options.smg,
             against=options.against,
             core=cores[-1],
         )
@@ -140,6 +145,8 @@ async def _measure(fronts: Sequence[Front], size: Size) -> Result:
 
 async def _figures(front: Front, size: Size) -> Figures:
     single = await load.sequential(front.port, load.body(is_stream=True), size.requests)
+    late_body = load.body(is_stream=True, wait_us=_WAIT_US)
+    late = await load.sequential(front.port, late_body, size.requests // 2)
     json, json_per_core_s = await _per_core_s(front, load.body(is_stream=False), size)
     short = load.body(is_stream=True, tokens=_SHORT_STREAM_TOKENS)
     _, streams_per_core_s = await _per_core_s(front, short, size)
@@ -150,6 +157,7 @@ async def _figures(front: Front, size: Size) -> Figures:
     return Figures(
         byte_p50=percentile_ms(single.first_s, 50),
         byte_p99=percentile_ms(single.first_s, 99),
+        late_p50=percentile_ms(late.first_s, 50),
         json_per_core_s=json_per_core_s,
         streams_per_core_s=streams_per_core_s,
         per_s=json.responses / json.duration_s,

@@ -4,7 +4,7 @@
 
 It prints its TCP port once it listens, and runs until it is killed. Members that every proxy passes
 on control the response: `max_tokens` is the number of chunks of a stream, `seed` the microseconds
-between two of them, 0 for all at once.
+between two of them, 0 for all at once, and `user` the microseconds until the first of them.
 
 Its first socket behaves as llama-server: the connection is kept after a JSON response and closed
 after a stream, without a `Connection: close`. On the other socket and on TCP it is always kept:
@@ -26,6 +26,7 @@ _CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 _IS_STREAM: Final = re.compile(rb'"stream": *true')
 _TOKENS: Final = re.compile(rb'"max_tokens": *(\d+)')
 _PAUSE: Final = re.compile(rb'"seed": *(\d+)')
+_WAIT: Final = re.compile(rb'"user": *"(\d+)"')
 
 _BASE: Final = b'"id":"chatcmpl-1","created":1700000000,"model":"bench","system_fingerprint":"b1"'
 _EVENT: Final = (
@@ -46,9 +47,18 @@ _JSON_BODY: Final = (
 _STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
-_JSON_RESPONSE: Final = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-    % (len(_JSON_BODY), _JSON_BODY)
+
+
+def _json_response(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+_JSON_RESPONSE: Final = _json_response(_JSON_BODY)
+# A router asks for it before it sends requests.
+_MODELS: Final = _json_response(
+    b'{"object":"list","data":[{"id":"bench","object":"model","created":1700000000,'
+    b'"owned_by":"bench"}]}'
 )
 
 
@@ -83,8 +93,12 @@ class Connection(asyncio.Protocol):
         if not blank or not _is_complete(head, body):
             return
         self._buffer = b""
-        if _IS_STREAM.search(body):
+        if wait := _WAIT.search(body):
+            self._timer = self._loop.call_later(int(wait[1]) / 1e6, self._start_stream, body)
+        elif _IS_STREAM.search(body):
             self._start_stream(body)
+        elif head.startswith(b"GET /v1/models"):
+            self._transport.write(_MODELS)
         else:
             self._transport.write(_JSON_RESPONSE)
 

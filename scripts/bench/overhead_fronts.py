@@ -1,9 +1,10 @@
 """Starts the fronts that are measured, each in front of the same engine.
 
-They are: none (`direct`), this proxy, another commit of it (`before`), nginx, haproxy, LiteLLM.
-Each is one worker on one core that forwards streams without buffering. nginx and haproxy open an
-upstream connection for each request, as llama-server closes them after a stream; `nginx kept`
-reuses those of an engine that never closes one. What is not installed is left out.
+They are: none (`direct`), this proxy, another commit of it (`before`), nginx, haproxy, LiteLLM and
+smg, which routes by the prefixes of prompts. Each is one worker on one core that forwards streams
+without buffering. nginx and haproxy open an upstream connection for each request, as llama-server
+closes them after a stream; `nginx kept`, LiteLLM and smg reuse those of an engine that never closes
+one. What is not installed is left out.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
+
+from scripts.bench.overhead_load import body
 
 _READY_TIMEOUT_S: Final = 180
 # By default nginx's workers run as nobody, which cannot reach the engine's socket.
@@ -79,6 +83,7 @@ class Setup:
         kept_socket: Its other one, on which it never closes a connection.
         engine_port: Its TCP port.
         litellm: LiteLLM's program, or None.
+        smg: The program of the PyPI package smg, or None.
         against: Checkout of another commit of this project, or None.
         core: The core that every front is pinned to.
     """
@@ -88,6 +93,7 @@ class Setup:
     kept_socket: Path
     engine_port: int
     litellm: str | None
+    smg: str | None
     against: Path | None
     core: int
 
@@ -131,7 +137,7 @@ def start_fronts(setup: Setup, started: list[psutil.Popen]) -> list[Front]:
         started.append(process)
         fronts.append(Front(name, port, process))
     for front in fronts:
-        _await_port(front, setup.directory / f"{front.name}.log")
+        _await_answer(front, setup.directory / f"{front.name}.log")
     return fronts
 
 
@@ -213,13 +219,23 @@ def _litellm(setup: Setup, port: int) -> list[str] | None:
     return [setup.litellm, "--config", str(file), *where, "--telemetry", "False"]
 
 
-def _await_port(front: Front, log: Path) -> None:
-    """Wait until it accepts connections."""
+def _smg(setup: Setup, port: int) -> list[str] | None:
+    if setup.smg is None:
+        return None
+    where = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    workers = ["--worker-urls", f"http://127.0.0.1:{setup.engine_port}"]
+    policy = ["--policy", "cache_aware", "--disable-tokenizer-autoload"]
+    return [setup.smg, "launch", *workers, *policy, *where, "--log-level", "error"]
+
+
+def _await_answer(front: Front, log: Path) -> None:
+    """Wait until it answers a chat: smg accepts connections before it knows its engine."""
     until_s = time.monotonic() + _READY_TIMEOUT_S
+    url = f"http://127.0.0.1:{front.port}/v1/chat/completions"
+    chat = urllib.request.Request(url, body(is_stream=False), _HEADERS)
     while time.monotonic() < until_s:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", front.port)) == 0:
-                return
+        with contextlib.suppress(OSError), urllib.request.urlopen(chat, timeout=10):  # noqa: S310
+            return
         if front.process is not None and front.process.poll() is not None:
             break
         time.sleep(0.1)
@@ -233,7 +249,9 @@ _COMMANDS: Final[Mapping[str, Callable[[Setup, int], list[str] | None]]] = {
     "nginx kept": _nginx_kept,
     "haproxy": _haproxy,
     "litellm": _litellm,
+    "smg": _smg,
 }
+_HEADERS: Final = {"Content-Type": "application/json", "Authorization": "Bearer none"}
 _WITH_SBIN: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _ENVIRONMENT: Final = {
     # Keep LiteLLM from downloading its price list and from sending telemetry.

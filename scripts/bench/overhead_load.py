@@ -36,11 +36,17 @@ class Samples:
     duration_s: float = 0.0
 
 
-def body(*, is_stream: bool, tokens: int = 1, pause_us: int = 0) -> bytes:
+def body(*, is_stream: bool, tokens: int = 1, pause_us: int = 0, wait_us: int = 0) -> bytes:
     """A chat completion request; see `overhead_engine` for what its members mean there."""
     return (
         b'{"model":"bench","messages":[{"role":"user","content":"hello"}],"stream":%s,'
-        b'"max_tokens":%d,"seed":%d}' % (b"true" if is_stream else b"false", tokens, pause_us)
+        b'"max_tokens":%d,"seed":%d%b}'
+        % (
+            b"true" if is_stream else b"false",
+            tokens,
+            pause_us,
+            b',"user":"%d"' % wait_us if wait_us else b"",
+        )
     )
 
 

@@ -20,6 +20,7 @@ class Figures:
 
     Attributes:
         byte_p50: Milliseconds to the first byte at one connection.
+        late_p50: The same with an engine that takes 5 ms.
         json_per_core_s: JSON responses per CPU second of the front; 0 if it has no process.
         streams_per_core_s: The same of short streams.
         per_s: JSON responses per second.
@@ -31,6 +32,7 @@ class Figures:
 
     byte_p50: float
     byte_p99: float
+    late_p50: float
     json_per_core_s: float
     streams_per_core_s: float
     per_s: float
@@ -78,6 +80,11 @@ def targets_of(runs: Sequence[Run]) -> list[Target]:
         targets += [
             Target("added first byte p50, against nginx", 2.5, _ratios(runs, _added, "nginx")),
             Target(
+                "first byte p50 of a slow engine, against nginx",
+                1.25,
+                _ratios(runs, lambda run, name: run[name].late_p50, "nginx"),
+            ),
+            Target(
                 "first token p50 at 64 streams, against nginx",
                 2,
                 _ratios(runs, lambda run, name: run[name].token_p50, "nginx"),
@@ -112,11 +119,25 @@ def _added_p99(run: Run, name: str) -> float:
     return run[name].byte_p99 - run["direct"].byte_p99
 
 
-_OTHERS: Final = ("nginx", "haproxy", "litellm")
+def _added_late(run: Run, name: str) -> float:
+    return run[name].late_p50 - run["direct"].late_p50
+
+
+def _added_ratio(run: Run, name: str) -> float:
+    return _added(run, "corral") / added if (added := _added(run, name)) else 0.0
+
+
+_OTHERS: Final = ("nginx", "haproxy", "litellm", "smg")
 _COLUMNS: Final[Mapping[str, Callable[[Run, str], float]]] = {
     "first byte p50 ms": lambda run, name: run[name].byte_p50,
     "added p50 ms": _added,
     "added p99 ms": _added_p99,
+    "added p50, corral times": _added_ratio,
+    "slow engine, first byte p50 ms": lambda run, name: run[name].late_p50,
+    "slow engine, added p50 ms": _added_late,
+    "slow engine, first byte p50, corral times": lambda run, name: (
+        run["corral"].late_p50 / run[name].late_p50
+    ),
     "req/s at 32": lambda run, name: run[name].per_s,
     "req/core-s at 32": lambda run, name: run[name].json_per_core_s,
     "streams/core-s at 32": lambda run, name: run[name].streams_per_core_s,

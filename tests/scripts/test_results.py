@@ -47,14 +47,16 @@ def test_a_build_without_router_mode_is_named() -> None:
 
 
 def test_fronts_that_are_not_installed_are_named() -> None:
-    corral = Figures(*[2.0] * 10)
-    direct = Figures(1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
-    runs = [{"direct": direct, "corral": corral, "nginx": corral}]
+    corral, nginx = Figures(*[2.0] * 11), Figures(*[1.5] * 11)
+    direct = Figures(1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+    runs = [{"direct": direct, "corral": corral, "nginx": nginx}]
     found = result_of(runs, [Target("added", 2.5, [3.0])])
-    assert [*found.not_measured] == ["haproxy", "litellm"]
+    assert [*found.not_measured] == ["haproxy", "litellm", "smg"]
     assert found.missed == ["added: 3, at most 2.5"]
     of_core = next(figure for figure in found.figures if figure.name == "req/core-s at 32")
-    assert of_core.values == {"direct": [], "corral": [2.0], "nginx": [2.0]}
+    assert of_core.values == {"direct": [], "corral": [2.0], "nginx": [1.5]}
+    ratio = next(figure for figure in found.figures if figure.name == "added p50, corral times")
+    assert ratio.values == {"direct": [], "corral": [1.0], "nginx": [2.0]}
 
 
 def test_an_answer_is_the_alphabet_or_wrong() -> None:
