@@ -22,26 +22,30 @@ from multidict import CIMultiDict
 from proxy.apis import generate as generate_module
 from proxy.apis import llama_server
 from proxy.apis.batch_completions import BatchCompletions, PlainWriter
-from proxy.apis.generate import TRANSLATED, TranslatedResponse
+from proxy.apis.generate import TRANSLATED, Translate
 from proxy.apis.llama_server import (
     NOTHING,
+    PAGE_MAX_BYTES,
     ROUTER,
-    LoraAdaptersResponse,
-    PropsResponse,
+    PropsPage,
     Remembered,
+    Rewritten,
+    adapters_without_paths,
     router_page,
 )
 from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import visible_client
 from proxy.cache.shared_prefixes import SharedPrefixes
-from proxy.common.headers import JSON, RESPONSE_HEADERS
+from proxy.common.headers import EVENT_STREAM, EXPLAIN, JSON, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotLoaded, ProxyError
+from proxy.forward.explained import Explained
 from proxy.forward.fallback import is_refused, other_requests
 from proxy.forward.forward import Forward
 from proxy.forward.node_request import for_node
 from proxy.forward.response import ClientResponse
-from proxy.forward.upstream_errors import client_error_body, reclassify_error
+from proxy.forward.upstream_errors import reclassify_error
+from proxy.http.api_formats import OPENAI
 from proxy.http.body import Share, check_complexity, members_of, read_body
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
 from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest
@@ -95,7 +99,7 @@ class ControlEndpoint(Feature):
         answer = first_successful(answers)
         status, body = reclassify_error(answer.status, answer.body)
         if status >= HTTPStatus.BAD_REQUEST:
-            body = client_error_body(EndpointKind.CHAT, PATH, status, body)
+            body = OPENAI.engine_error(status, body)
         return web.Response(body=body, status=status, headers={"Content-Type": JSON})
 
     def _upstreams(self, model: str) -> list[Upstream]:
@@ -175,8 +179,8 @@ class ForwardedEndpoints(Feature):
             make_writer=lambda _, response: PlainWriter(response),
         )
         routes.add("/batch/generate", post=functools.partial(self.answer_with, generate))
-        for path, response in TRANSLATED.items():
-            routes.add(path, post=functools.partial(self._serve_translated, response))
+        for path, translate in TRANSLATED.items():
+            routes.add(path, post=functools.partial(self._serve_translated, translate))
 
     async def props(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer `/props`, from memory if its model is not loaded."""
@@ -193,7 +197,9 @@ class ForwardedEndpoints(Feature):
     async def _props_of(
         self, request: web.BaseRequest, model: str, added: Mapping[str, object] = NOTHING
     ) -> web.StreamResponse:
-        answer = PropsResponse(request, request[ACCESS_RECORD], added)
+        props = PropsPage(added)
+        rewritten = Rewritten(props.rewrite, PAGE_MAX_BYTES)
+        answer = ClientResponse(request, request[ACCESS_RECORD], rewritten)
         try:
             response = await self.serve_answer(request, answer, self.serve)
         except NotLoaded:
@@ -202,9 +208,9 @@ class ForwardedEndpoints(Feature):
                 raise
             answer.record.model = None  # our own pages are not counted
             return found
-        if answer.page:
+        if props.page:
             known = [model.id for model in self._loader.models()]
-            self._remembered.keep(self._model_info(request, model), answer.page, known)
+            self._remembered.keep(self._model_info(request, model), props.page, known)
         return response
 
     def _model_info(self, request: web.BaseRequest, model: str) -> ModelInfo:
@@ -212,7 +218,8 @@ class ForwardedEndpoints(Feature):
         return ModelNames(client_models(self._loader, request)).resolve(model).model_info
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
-        answer = LoraAdaptersResponse(request, request[ACCESS_RECORD])
+        rewritten = Rewritten(lambda _, body: adapters_without_paths(body), PAGE_MAX_BYTES)
+        answer = ClientResponse(request, request[ACCESS_RECORD], rewritten)
         return await self.serve_answer(request, answer, self.serve)
 
     async def answer_with(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
@@ -225,10 +232,11 @@ class ForwardedEndpoints(Feature):
         return await self.answer_with(serve, request)
 
     async def _serve_translated(
-        self, response: type[TranslatedResponse], request: web.BaseRequest
+        self, translate: Translate, request: web.BaseRequest
     ) -> web.StreamResponse:
-        answer = response(request, request[ACCESS_RECORD])
-        serve = functools.partial(self.serve, translation=answer.translation())
+        translation, transform = translate()
+        answer = ClientResponse(request, request[ACCESS_RECORD], transform)
+        serve = functools.partial(self.serve, translation=translation)
         return await self.serve_answer(request, answer, serve)
 
     async def serve_answer(
@@ -280,7 +288,11 @@ class ForwardedEndpoints(Feature):
             await self._batches.queue.gather(proxy_request.model, proxy_request.client)
         may_fall_back = not is_refused(request.headers)
         others = other_requests(proxy_request, names, share, answer) if may_fall_back else None
-        proxy_request = await self._forward.handle(proxy_request, answer.writer(), turn, others)
+        explained = None
+        if EXPLAIN in request.headers and answer.api.stream_type == EVENT_STREAM:
+            explained = Explained(record)
+        with answer.through(explained):
+            proxy_request = await self._forward.handle(proxy_request, answer, turn, others)
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)
 

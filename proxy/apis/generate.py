@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from proxy.apis.batch_completions import (
     EMPTY_PROMPT,
@@ -29,17 +28,17 @@ from proxy.apis.batch_completions import (
     prompts_of,
     write_whole,
 )
-from proxy.apis.llama_server import RewrittenResponse
+from proxy.apis.llama_server import Rewritten
 from proxy.auth.access import BATCH_TOKENIZE
 from proxy.auth.api_keys import KEY
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.common.headers import HOP
 from proxy.endpoints.feature import Core, Feature
-from proxy.errors import BadRequest, LimitExceeded, QueueTimeout, UpstreamFailed, quote
-from proxy.forward.response import ClientResponse
+from proxy.errors import BadRequest, LimitExceeded, QueueTimeout, quote
+from proxy.forward.response import ClientResponse, StreamTransform
 from proxy.http.body import Share, check_complexity, members_of, read_body
 from proxy.http.middleware import Routes, json_response
-from proxy.observe.record import AccessRecord, InFlightRequest
+from proxy.observe.record import InFlightRequest
 from proxy.request.models import EngineReader, GpuUse, ModelNames
 from proxy.request.request import Translation, client_of, named_model
 from proxy.settings import BatchConfig
@@ -61,8 +60,8 @@ def token_list(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"token_ids": answer["tokens"], "num_tokens": len(answer["tokens"])}
 
 
-class TokenEvents:
-    """Translates a stream of `/completion` into events `token` and one event `done`."""
+class TokenEvents(StreamTransform):
+    """Translates a stream of `/completion` into events `token`, and one event `done` or `error`."""
 
     def __init__(self) -> None:
         self._splitter = Splitter()
@@ -172,78 +171,36 @@ _COMPLETION: Final = "/completion"
 TOKENIZE: Final = "/tokenize"
 
 
-class _Whole(RewrittenResponse):
-    def translate(self, answer: Any) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def rewrite(self, status: int, body: bytes) -> bytes:
-        if status != HTTPStatus.OK:
-            return body
-        try:
-            return orjson.dumps(self.translate(orjson.loads(body)))
-        except (ValueError, LookupError, TypeError) as error:
-            raise UpstreamFailed(
-                f"{self.record.instance} answered in another format: {error!r}"
-            ) from error
+Translate = Callable[[], tuple[Translation, StreamTransform]]
 
 
-class GenerateResponse(_Whole):
-    def translate(self, answer: Any) -> dict[str, Any]:
-        return generated_completion(answer)
+def translate_generate() -> tuple[Translation, StreamTransform]:
+    def rewrite(status: int, body: bytes) -> bytes:
+        is_ok = status == HTTPStatus.OK
+        return orjson.dumps(generated_completion(orjson.loads(body))) if is_ok else body
 
-    def translation(self) -> Translation:
-        return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _single_completion)
-
-
-class TokenizeResponse(_Whole):
-    """Returns llama-server's own answer for `content`, and our format for `text`."""
-
-    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
-        super().__init__(request, record)
-        self._has_text = False
-
-    def translation(self) -> Translation:
-        return Translation(TOKENIZE, EndpointKind.INFO, self._members)
-
-    def translate(self, answer: Any) -> dict[str, Any]:
-        return token_list(answer)
-
-    def rewrite(self, status: int, body: bytes) -> bytes:
-        return super().rewrite(status, body) if self._has_text else body
-
-    def _members(self, members: dict[str, Any]) -> dict[str, Any]:
-        self._has_text = "text" in members and "content" not in members
-        return tokenize_members(members, members["text"]) if self._has_text else members
+    translation = Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _single_completion)
+    return translation, Rewritten(rewrite)
 
 
-class StreamGenerateResponse(ClientResponse):
-    """Sends events `token` as they arrive, then one event `done` or one event `error`."""
+def translate_tokenize() -> tuple[Translation, StreamTransform]:
+    """Return llama-server's own answer for `content`, and our format for `text`."""
+    has_text = False
 
-    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
-        super().__init__(request, record)
-        self._events = TokenEvents()
+    def read_members(members: dict[str, Any]) -> dict[str, Any]:
+        nonlocal has_text
+        has_text = "text" in members and "content" not in members
+        return tokenize_members(members, members["text"]) if has_text else members
 
-    def translation(self) -> Translation:
-        return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _stream)
+    def rewrite(status: int, body: bytes) -> bytes:
+        is_ours = has_text and status == HTTPStatus.OK
+        return orjson.dumps(token_list(orjson.loads(body))) if is_ours else body
 
-    def put(self, _chunk: bytes) -> bool:
-        return False
-
-    async def write(self, chunk: bytes) -> None:
-        if events := self._events.feed(chunk):
-            await super().write(events)
-
-    async def finish(self, last: bytes = b"") -> None:
-        await super().finish(self._events.feed(last))
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        self._events = _Unchanged()
-        await super().refuse(status, headers, body)
+    return Translation(TOKENIZE, EndpointKind.INFO, read_members), Rewritten(rewrite)
 
 
-class _Unchanged(TokenEvents):
-    def feed(self, chunk: bytes) -> bytes:
-        return chunk
+def translate_stream() -> tuple[Translation, StreamTransform]:
+    return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _stream), TokenEvents()
 
 
 def tokenize_members(members: Mapping[str, Any], text: object) -> dict[str, Any]:
@@ -261,12 +218,11 @@ def _stream(members: dict[str, Any]) -> dict[str, Any]:
     return completion_of(members, is_stream=True)
 
 
-TranslatedResponse = GenerateResponse | StreamGenerateResponse | TokenizeResponse
-TRANSLATED: Final[Mapping[str, type[TranslatedResponse]]] = MappingProxyType(
+TRANSLATED: Final[Mapping[str, Translate]] = MappingProxyType(
     {
-        "/generate": GenerateResponse,
-        "/stream/generate": StreamGenerateResponse,
-        TOKENIZE: TokenizeResponse,
+        "/generate": translate_generate,
+        "/stream/generate": translate_stream,
+        TOKENIZE: translate_tokenize,
     }
 )
 

@@ -25,77 +25,48 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import Final
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from proxy.common.headers import EVENT_STREAM, HOP, JSON, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import model_json
-from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel, UpstreamFailed
-from proxy.forward.response import ClientResponse
+from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel
+from proxy.forward.response import StreamTransform
 from proxy.http.body import check_complexity, members_of, read_body
 from proxy.http.middleware import Routes, json_response
-from proxy.observe.record import AccessRecord, InFlightRequest
+from proxy.observe.record import InFlightRequest
 from proxy.request.models import ModelControl, ModelInfo, client_models, client_names
 from proxy.request.request import client_of, named_model
 
-_DEFAULT_MAX_BYTES: Final = 64 * 1024**2
 
+class Rewritten(StreamTransform):
+    """Holds a response and rewrites its body.
 
-class RewrittenResponse(ClientResponse):
-    """Holds a response and rewrites its body; subclasses implement `rewrite`.
+    Nothing is sent before its end, so another instance can take over.
 
-    Nothing is sent before `finish`, so another instance can take over.
-
-    Attributes:
-        max_bytes: The largest body that is held.
+    Args:
+        rewrite: Returns the new body for the status and the body.
     """
 
-    max_bytes: ClassVar[int] = _DEFAULT_MAX_BYTES
+    holds_streams = True
 
-    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
-        super().__init__(request, record)
-        self._path = request.path
-        self._has_body = request.method != "HEAD"
-        self._held = bytearray()
-        self._begun: tuple[int, CIMultiDict[str]] | None = None
+    def __init__(
+        self, rewrite: Callable[[int, bytes], bytes], max_bytes: int = StreamTransform.max_bytes
+    ) -> None:
+        self._rewrite = rewrite
+        self.max_bytes = max_bytes
+        self.too_long = f"is larger than {max_bytes} bytes"
 
-    def rewrite(self, status: int, body: bytes) -> bytes:
-        raise NotImplementedError
-
-    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        self._held.clear()
-        self._begun = status, headers
-
-    def put(self, _chunk: bytes) -> bool:
-        return False
-
-    async def write(self, chunk: bytes) -> None:
-        """Hold a piece; raises UpstreamFailed if the body is too large."""
-        self._held += chunk
-        if len(self._held) > self.max_bytes:
-            raise UpstreamFailed(
-                f"{self._path} of {self.record.instance} is larger than {self.max_bytes} bytes"
-            )
-
-    async def finish(self, last: bytes = b"") -> None:
-        await self.write(last)
-        assert self._begun is not None, "it begins before it ends"  # noqa: S101 (for mypy)
-        status, headers = self._begun
-        body = self.rewrite(status, bytes(self._held))
-        headers.pop("Content-Length", None)  # for HEAD too: the body would have another length
-        if self._has_body:
-            headers["Content-Length"] = str(len(body))
-        await super().begin(status, headers)
-        await super().finish(body)
+    def whole(self, status: int, body: bytes) -> bytes:
+        return self._rewrite(status, body)
 
 
 PROPS: Final = "/props"
 # Most of the body is the chat template; the longest known has 30 kB.
-_MAX_BYTES: Final = 1024**2
+PAGE_MAX_BYTES: Final = 1024**2
 # Tells clients that there are several models, and that a request loads them.
 ROUTER: Final[Mapping[str, object]] = MappingProxyType({"role": "router", "models_autoload": True})
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
@@ -142,22 +113,14 @@ class Remembered:
         return web.Response(body=orjson.dumps({**members, **added}), headers=headers)
 
 
-class PropsResponse(RewrittenResponse):
-    """Removes paths from a response and adds the members `added`.
+class PropsPage:
+    """Removes paths from a page and adds the members `added`.
 
     Attributes:
         page: The body without the added members if the request succeeded, else None.
     """
 
-    max_bytes = _MAX_BYTES
-
-    def __init__(
-        self,
-        request: web.BaseRequest,
-        record: AccessRecord,
-        added: Mapping[str, object] = NOTHING,
-    ) -> None:
-        super().__init__(request, record)
+    def __init__(self, added: Mapping[str, object] = NOTHING) -> None:
         self._added = added
         self.page: bytes | None = None
 
@@ -202,15 +165,6 @@ def file_name(path: str) -> str:
 
 
 LORA_ADAPTERS: Final = "/lora-adapters"
-
-
-class LoraAdaptersResponse(RewrittenResponse):
-    """Reduces each `path` in a list of adapters to the name of the file."""
-
-    max_bytes = _MAX_BYTES
-
-    def rewrite(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of all responses)
-        return adapters_without_paths(body)
 
 
 def adapters_without_paths(body: bytes) -> bytes:

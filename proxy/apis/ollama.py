@@ -15,35 +15,38 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from proxy.apis import ollama_request
+from proxy.apis.batch_completions import write_whole
 from proxy.apis.forwarded import ForwardedEndpoints
 from proxy.apis.ollama_request import EngineRequest, Translate
 from proxy.apis.ollama_response import (
-    LINES,
-    ChatResponse,
-    EmbeddingsResponse,
-    EmbedResponse,
-    GenerateResponse,
-    OllamaResponse,
+    AnswerLines,
+    EmbedAnswer,
+    EmbeddingsAnswer,
+    OllamaAnswer,
+    as_message,
+    as_response,
     header,
 )
 from proxy.auth.api_keys import KEY
+from proxy.batches.own_requests import OwnAnswer
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import parameter_size
 from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError, QueueTimeout
 from proxy.forward.response import ClientResponse
+from proxy.http.api_formats import LINES, OLLAMA
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
 from proxy.request.keep_alive import keep_alive_s
@@ -379,14 +382,14 @@ class OllamaEndpoints(Feature):
         routes.add("/api/tags", get=self._lists.tags)
         routes.add("/api/ps", get=self._lists.running)
         routes.add("/api/show", post=self._lists.show)
-        translated: dict[str, tuple[type[OllamaResponse], Translate]] = {
-            "/api/chat": (ChatResponse, ollama_request.chat),
-            "/api/generate": (GenerateResponse, ollama_request.generate),
-            "/api/embed": (EmbedResponse, ollama_request.embed),
-            "/api/embeddings": (EmbeddingsResponse, ollama_request.embeddings),
+        translated: dict[str, tuple[Callable[[], OllamaAnswer], Translate]] = {
+            "/api/chat": (lambda: AnswerLines(as_message), ollama_request.chat),
+            "/api/generate": (lambda: AnswerLines(as_response), ollama_request.generate),
+            "/api/embed": (EmbedAnswer, ollama_request.embed),
+            "/api/embeddings": (EmbeddingsAnswer, ollama_request.embeddings),
         }
-        for path, (response, translate) in translated.items():
-            routes.add(path, post=functools.partial(self._answer, response, translate))
+        for path, (new_answer, translate) in translated.items():
+            routes.add(path, post=functools.partial(self._answer, new_answer, translate))
         routes.add("/api/pull", post=self._files.pull)
         routes.add("/api/delete", delete=self._files.delete)
         for path in _NOT_SERVED:
@@ -403,22 +406,20 @@ class OllamaEndpoints(Feature):
         raise NotServed(f"{request.path} is not served here: {_NOT_SERVED[path]}")
 
     async def _answer(
-        self, response: type[OllamaResponse], translate: Translate, request: web.BaseRequest
+        self, new_answer: Callable[[], OllamaAnswer], translate: Translate, request: web.BaseRequest
     ) -> web.StreamResponse:
-        answer = response(request, request[ACCESS_RECORD])
-
-        async def serve(
-            request: web.BaseRequest, _: ClientResponse, share: Share, names: ModelNames
-        ) -> None:
-            await self._serve(translate, request, answer, share, names)
-
-        return await self._forwarded.serve_answer(request, answer, serve)
+        answer = new_answer()
+        api = replace(OLLAMA, ping=answer.ping)
+        response = ClientResponse(request, request[ACCESS_RECORD], api=api)
+        serve = functools.partial(self._serve, translate, answer)
+        return await self._forwarded.serve_answer(request, response, serve)
 
     async def _serve(
         self,
         translate: Translate,
+        answer: OllamaAnswer,
         request: web.BaseRequest,
-        answer: OllamaResponse,
+        response: ClientResponse,
         share: Share,
         names: ModelNames,
     ) -> None:
@@ -427,7 +428,9 @@ class OllamaEndpoints(Feature):
         asked = await share.run(len(body), lambda: _parse(members_of(body), translate, names))
         answer.take(asked.given_model, engine := asked.request)
         if engine is None:
-            await self._load(asked, answer, share.settings.queue_timeout_s)
+            reason = await self._load(asked, share.settings.queue_timeout_s)
+            loaded = {**header(answer.model), **answer.empty(), "done": True, "done_reason": reason}
+            await write_whole(response, OwnAnswer(HTTPStatus.OK, orjson.dumps(loaded)))
             return
         share.add_bytes(len(body))
         content = await share.run(
@@ -441,13 +444,14 @@ class OllamaEndpoints(Feature):
                 cache_owner(request, share.settings),
             ),
         )
-        request_id = answer.record.request_id
+        request_id = response.record.request_id
         path, kind = engine.path, engine.kind
         read = request_of(request, request_id, share.settings, path, kind, content)
-        await self._forwarded.serve(request, answer, share, names, read=read)
+        with response.through(answer):
+            await self._forwarded.serve(request, response, share, names, read=read)
 
-    async def _load(self, asked: _Asked, answer: OllamaResponse, limit_s: float) -> None:
-        """Load a model of this machine, or have it unloaded at once."""
+    async def _load(self, asked: _Asked, limit_s: float) -> str:
+        """Load a model of this machine, or have it unloaded at once; return what was done."""
         model = asked.model
         is_unloaded = asked.keep_alive_s == 0
         if asked.is_local and not is_unloaded:
@@ -459,12 +463,7 @@ class OllamaEndpoints(Feature):
                 raise QueueTimeout(message) from error
         if asked.is_local and asked.keep_alive_s is not None:
             self._host.keep_alive(model, asked.keep_alive_s)
-        reason = {"done": True, "done_reason": "unload" if is_unloaded else "load"}
-        body = orjson.dumps({**header(answer.model), **answer.empty(), **reason})
-        length = str(len(body))
-        headers = {"Content-Type": "application/json", "Content-Length": length}
-        await answer.begin(200, CIMultiDict(headers))
-        await answer.finish(body)
+        return "unload" if is_unloaded else "load"
 
 
 def _parse(members: dict[str, Any], translate: Translate, names: ModelNames) -> _Asked:

@@ -10,18 +10,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final
+from http import HTTPStatus
+from typing import Any, Final
 
 import orjson
-from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.apis.ollama_request import EngineRequest
-from proxy.forward.response import ClientResponse, RequestWriter
-from proxy.forward.translation import Events, TranslatedWriter
-from proxy.observe.record import AccessRecord
+from proxy.common.headers import is_event_stream
+from proxy.forward.response import StreamTransform
+from proxy.http.api_formats import LINES, ollama_error
 from proxy.router.lease import Lease
-from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, data_of, members_of
 
 _NS: Final = 1_000_000  # in a millisecond
@@ -151,25 +150,111 @@ def whole_piece(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, "choices": [{**choice, "delta": {**message, "tool_calls": calls}}]}
 
 
-Durations = Callable[[], Mapping[str, int]]
+def header(model: str) -> dict[str, str]:
+    now = datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
+    return {"model": model, "created_at": now}
 
 
-class AnswerLines:
+def failure(body: Mapping[str, Any]) -> bytes:
+    """Return an engine's error in Ollama's format."""
+    error = body.get("error")
+    return ollama_error(error if isinstance(error, dict) else {"message": error})
+
+
+def vectors_of(body: Mapping[str, Any], dimensions: int | None) -> list[Sequence[float]]:
+    """Return the vectors in the order of their texts.
+
+    Raises:
+        ValueError, LookupError, TypeError: The body has another format.
+    """
+    ordered = sorted(body["data"], key=lambda item: int(item["index"]))
+    return [_cut(item["embedding"], dimensions) for item in ordered]
+
+
+def prompt_tokens(body: Mapping[str, Any]) -> int:
+    return int((body.get("usage") or {}).get("prompt_tokens", 0))
+
+
+def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+    """Return the first values of a vector, normalised to length 1; unchanged if it has no more."""
+    if dimensions is None or dimensions >= len(vector):
+        return vector
+    kept = vector[:dimensions]
+    length = math.sqrt(sum(value * value for value in kept)) or 1.0
+    return [value / length for value in kept]
+
+
+# Names of members and options of the request that have no effect.
+IGNORED: Final = "X-Corral-Ignored"
+_IGNORED_MAX_CHARACTERS: Final = 512
+
+
+class OllamaAnswer(StreamTransform):
+    """Translates an answer for one of Ollama's endpoints; `take` sets the request.
+
+    Attributes:
+        model: The client's name of the model.
+    """
+
+    def __init__(self) -> None:
+        self.model = ""
+        self._asked: EngineRequest | None = None
+        self._began_at_s = time.monotonic()
+        self._queued_s = 0.0
+
+    def take(self, model: str, asked: EngineRequest | None) -> None:
+        """Note the model and the engine's request; None if the request only loads the model."""
+        self.model, self._asked = model, asked
+
+    def empty(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
+        """Translate a whole answer; raises as `whole` does."""
+        raise NotImplementedError
+
+    def durations(self) -> Mapping[str, int]:
+        total_s = time.monotonic() - self._began_at_s
+        return {"total_duration": int(total_s * 1e9), "load_duration": int(self._queued_s * 1e9)}
+
+    def ping(self) -> bytes:
+        line = {**header(self.model), **self.empty(), "done": False}
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+    def note_lease(self, lease: Lease) -> None:
+        self._queued_s = lease.queued_s
+
+    def begin(self, status: int, headers: CIMultiDict[str]) -> None:  # noqa: ARG002 (of any status)
+        if is_event_stream(headers):
+            headers["Content-Type"] = LINES
+        if self._asked and self._asked.ignored:
+            names = ", ".join(ascii(name)[1:-1] for name in self._asked.ignored)
+            headers[IGNORED] = names[:_IGNORED_MAX_CHARACTERS]
+
+    def whole(self, status: int, body: bytes) -> bytes:
+        return self.translate_whole(orjson.loads(body)) if status == HTTPStatus.OK else body
+
+    def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:
+        self.begin(status, headers)
+        return body
+
+
+class AnswerLines(OllamaAnswer):
     """Writes the lines of one answer; `is_over` is True after the last line.
 
     Args:
-        model: The client's name of the model.
         shape: Returns the endpoint's members for a delta.
-        durations: Returns the members for the duration of the request.
     """
 
-    def __init__(self, model: str, shape: Shape, durations: Durations) -> None:
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
         self.is_over = False
-        self._model = model
         self._shape = shape
-        self._durations = durations
         self._answer = Answer()
         self._splitter = Splitter()
+
+    def empty(self) -> dict[str, Any]:
+        return self._shape(Delta())
 
     def feed(self, chunk: bytes) -> bytes:
         """Translate the engine's next bytes; raises InvalidEvent."""
@@ -178,10 +263,9 @@ class AnswerLines:
         )
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        """Translate a whole answer; raises as `Answer.add` does."""
         delta = self._answer.add(whole_piece(body))
         called, last = self._answer.end()
-        return self._encode_line(replace(delta, calls=called.calls), self._durations(), last)
+        return self._encode_line(replace(delta, calls=called.calls), self.durations(), last)
 
     def _lines(self, event: bytes) -> Iterator[bytes]:
         if self.is_over:
@@ -208,139 +292,17 @@ class AnswerLines:
         called, last = self._answer.end()
         if called.calls:
             yield self._encode_line(called, {"done": False})
-        yield self._encode_line(Delta(), self._durations(), last)
+        yield self._encode_line(Delta(), self.durations(), last)
         self.is_over = True
 
     def _encode_line(self, delta: Delta, *members: Mapping[str, Any]) -> bytes:
-        line = {**header(self._model), **self._shape(delta)}
+        line = {**header(self.model), **self._shape(delta)}
         for more in members:
             line.update(more)
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def header(model: str) -> dict[str, str]:
-    now = datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
-    return {"model": model, "created_at": now}
-
-
-def failure(body: Mapping[str, Any]) -> bytes:
-    """Return an error of an engine, or our own in OpenAI's format, in Ollama's format."""
-    error = body.get("error")
-    message = error.get("message") if isinstance(error, dict) else error
-    return orjson.dumps({"error": str(message)}, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def vectors_of(body: Mapping[str, Any], dimensions: int | None) -> list[Sequence[float]]:
-    """Return the vectors in the order of their texts.
-
-    Raises:
-        ValueError, LookupError, TypeError: The body has another format.
-    """
-    ordered = sorted(body["data"], key=lambda item: int(item["index"]))
-    return [_cut(item["embedding"], dimensions) for item in ordered]
-
-
-def prompt_tokens(body: Mapping[str, Any]) -> int:
-    return int((body.get("usage") or {}).get("prompt_tokens", 0))
-
-
-def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
-    """Return the first values of a vector, normalised to length 1; unchanged if it has no more."""
-    if dimensions is None or dimensions >= len(vector):
-        return vector
-    kept = vector[:dimensions]
-    length = math.sqrt(sum(value * value for value in kept)) or 1.0
-    return [value / length for value in kept]
-
-
-LINES: Final = "application/x-ndjson"
-# Names of members and options of the request that have no effect.
-IGNORED: Final = "X-Corral-Ignored"
-_LINE_END: Final = b"\n"
-_IGNORED_MAX_CHARACTERS: Final = 512
-
-
-class OllamaResponse(ClientResponse):
-    """A response to one of Ollama's endpoints; `take` sets the request.
-
-    Attributes:
-        model: The client's name of the model.
-    """
-
-    stream_type: ClassVar[str] = LINES
-    piece_end: ClassVar[bytes] = _LINE_END
-
-    def __init__(self, request: web.BaseRequest, record: AccessRecord) -> None:
-        super().__init__(request, record)
-        self.model = ""
-        self._asked: EngineRequest | None = None
-        self._began_at_s = time.monotonic()
-        self._queued_s = 0.0
-
-    def take(self, model: str, asked: EngineRequest | None) -> None:
-        """Note the model and the engine's request; None if the request only loads the model."""
-        self.model, self._asked = model, asked
-
-    def empty(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def writer(self) -> RequestWriter:
-        return _Writer(self)
-
-    def lines(self) -> Events:
-        raise NotImplementedError
-
-    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        """Translate a whole answer; raises as `TranslatedWriter.translate_whole` does."""
-        raise NotImplementedError
-
-    def durations(self) -> Mapping[str, int]:
-        total_s = time.monotonic() - self._began_at_s
-        return {"total_duration": int(total_s * 1e9), "load_duration": int(self._queued_s * 1e9)}
-
-    def note_lease(self, lease: Lease) -> None:
-        super().note_lease(lease)
-        self._queued_s = lease.queued_s
-        if self._asked and self._asked.ignored:
-            names = ", ".join(ascii(name)[1:-1] for name in self._asked.ignored)
-            more = {IGNORED: names[:_IGNORED_MAX_CHARACTERS]}
-            self.extra_headers = {**self.extra_headers, **more}
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        body = failure(orjson.loads(body))
-        headers["Content-Length"] = str(len(body))
-        await super().refuse(status, headers, body)
-
-    def ping(self, _kind: EndpointKind) -> bytes:
-        line = {**header(self.model), **self.empty(), "done": False}
-        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-
-    def error_piece(self, body: bytes) -> bytes:
-        return failure(orjson.loads(body))
-
-
-class _TextResponse(OllamaResponse):
-    shape: ClassVar[Shape]
-
-    def empty(self) -> dict[str, Any]:
-        return type(self).shape(Delta())
-
-    def lines(self) -> AnswerLines:
-        return AnswerLines(self.model, type(self).shape, self.durations)
-
-    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        return self.lines().translate_whole(body)
-
-
-class ChatResponse(_TextResponse):
-    shape = as_message
-
-
-class GenerateResponse(_TextResponse):
-    shape = as_response
-
-
-class EmbedResponse(OllamaResponse):
+class EmbedAnswer(OllamaAnswer):
     def empty(self) -> dict[str, Any]:
         return {"embeddings": []}
 
@@ -350,26 +312,10 @@ class EmbedResponse(OllamaResponse):
         return orjson.dumps({"model": self.model, "embeddings": vectors, **counted})
 
 
-class EmbeddingsResponse(OllamaResponse):
+class EmbeddingsAnswer(OllamaAnswer):
     def empty(self) -> dict[str, Any]:
         return {"embedding": []}
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
         (vector,) = vectors_of(body, None)
         return orjson.dumps({"embedding": vector})
-
-
-class _Writer(TranslatedWriter):
-    def __init__(self, response: OllamaResponse) -> None:
-        super().__init__(response)
-        self._response = response
-
-    def new_events(self) -> Events:
-        return self._response.lines()
-
-    def translate_whole(self, body: bytes) -> bytes:
-        return self._response.translate_whole(orjson.loads(body))
-
-    async def _begin_stream(self, status: int, headers: CIMultiDict[str]) -> None:
-        headers["Content-Type"] = LINES
-        await super()._begin_stream(status, headers)

@@ -29,17 +29,18 @@ from proxy.errors import (
 )
 from proxy.forward.arrays import GATHERED_MAX_BYTES
 from proxy.forward.forward import Forward
+from proxy.forward.response import Response
+from proxy.http.api_formats import format_of
 from proxy.http.body import Share, check_complexity
-from proxy.http.error_responses import error_body
 from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest
 from proxy.observe.timeline import Timeline
 from proxy.request.models import ModelNames
 from proxy.request.request import Priority, ProxyRequest, json_content
 from proxy.router.lease import Lease
-from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, choices_of
+from proxy.upstream.endpoint_kinds import ENDPOINTS, choices_of
 
 
-class HeldResponse:
+class HeldResponse(Response):
     """The response to one request, held until its end.
 
     Nothing is sent before the end, so another instance can always take over.
@@ -48,11 +49,8 @@ class HeldResponse:
         status: 0 before an instance has answered.
     """
 
-    has_begun = False
-    is_committed = False
-
-    def __init__(self, record: AccessRecord, on_lease: Callable[[Lease], None]) -> None:
-        self.record = record
+    def __init__(self, record: AccessRecord, path: str, on_lease: Callable[[Lease], None]) -> None:
+        super().__init__(record, format_of(path))
         self.status = 0
         self._on_lease = on_lease
         self._body = bytearray()
@@ -62,37 +60,21 @@ class HeldResponse:
         return bytes(self._body)
 
     def note_lease(self, lease: Lease) -> None:
-        self.record.set_instance(
-            lease.upstream.name, lease.expected_cached, lease.conversation_number
-        )
-        self.record.is_diverted = lease.is_diverted
+        super().note_lease(lease)
         self._on_lease(lease)
 
-    async def begin(self, status: int, _headers: CIMultiDict[str]) -> None:
+    async def _send_header(self, status: int, _headers: CIMultiDict[str]) -> None:
         self.status = self.record.status = status
         self._body.clear()
 
-    def put(self, _chunk: bytes) -> bool:
-        return False
-
-    async def write(self, chunk: bytes) -> None:
+    async def _send(self, chunk: bytes) -> None:
         self._body += chunk
         if len(self._body) > GATHERED_MAX_BYTES:
             raise UpstreamFailed(f"the response is larger than {GATHERED_MAX_BYTES} bytes")
 
-    async def finish(self, last: bytes = b"") -> None:
-        await self.write(last)
+    async def _send_last(self, last: bytes) -> None:
+        await self._send(last)
         self.record.count(self.body)
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        await self.begin(status, headers)
-        await self.finish(body)
-
-    def start_pings(self, _kind: EndpointKind) -> None:
-        """Send no pings, because no client waits on a connection."""
-
-    async def cancel_pings(self) -> None:
-        """Do nothing: no ping was started."""
 
 
 # Members that make a response a stream.
@@ -160,7 +142,7 @@ class OwnRequests:
         """
         record = AccessRecord(request_id, Timeline())
         record.client, record.path, record.priority = client, path, priority
-        held = HeldResponse(record, on_lease)
+        held = HeldResponse(record, path, on_lease)
         part = self._core.admission.part(client, requests=requests, wait_s=limit_wait_s)
 
         async def send(share: Share) -> None:
@@ -212,7 +194,7 @@ class OwnRequests:
 
 
 def refusal(path: str, error: ProxyError) -> OwnAnswer:
-    body = orjson.dumps(error_body(path, error))
+    body = orjson.dumps(format_of(path).own_error(error))
     return OwnAnswer(error.status, body, error.retry_after_s, isinstance(error, KeyLimited))
 
 

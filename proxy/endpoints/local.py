@@ -23,7 +23,7 @@ from proxy.common.headers import HOP
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.slots import engine_list, engine_slot, has_idle, overview
 from proxy.errors import ModelLoading, NoModelServes, ProxyError, Unavailable
-from proxy.http.error_responses import error_response
+from proxy.http.api_formats import error_response
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.request.models import ModelInfo, ModelNames, client_models, with_variants
 from proxy.router.batch_queue import BatchQueue, metrics_of

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
-from multidict import CIMultiDict
 
 from proxy.errors import BadRequest
 from proxy.forward.assemblers import MessagesAssembler
-from proxy.forward.translation import Events, TranslatedWriter
-from proxy.forward.upstream_errors import client_error_body
+from proxy.forward.response import StreamTransform
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MEMBER
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -157,8 +156,8 @@ _TEXT: Final[Event] = {"type": "text", "text": ""}
 _THINKING: Final[Event] = {"type": "thinking", "thinking": "", "signature": ""}
 
 
-class MessageEvents:
-    """Translates one stream of a chat; `is_over` is True after its last event."""
+class MessageEvents(StreamTransform):
+    """Translates one response of a chat; `is_over` is True after a stream's last event."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -173,9 +172,18 @@ class MessageEvents:
         """Translate the engine's next bytes; raises InvalidEvent."""
         return b"".join([self._translate_event(event) for event in self._splitter.feed(chunk)])
 
+    def whole(self, status: int, body: bytes) -> bytes:
+        given = orjson.loads(body) if status == HTTPStatus.OK else {}
+        if "choices" not in given:  # not a completion
+            return body
+        assembler = MessagesAssembler()
+        for event in events_of(given):
+            assembler.add(event)
+        return orjson.dumps(assembler.assemble())
+
     def _translate_event(self, raw: bytes) -> bytes:
         if data_of(raw) == DONE:
-            return b"".join(map(encode_event, self.end()))
+            return b"".join(map(encode_event, self.last_events()))
         piece = members_of(raw)
         if piece is None:  # a comment
             return raw
@@ -209,7 +217,7 @@ class MessageEvents:
             if reason := choice.get("finish_reason"):
                 self._stop_reason = _STOP_REASONS.get(reason, "end_turn")
 
-    def end(self) -> Iterator[Event]:
+    def last_events(self) -> Iterator[Event]:
         yield from self._stop()
         delta = {"stop_reason": self._stop_reason, "stop_sequence": None}
         yield {"type": "message_delta", "delta": delta, "usage": _usage(self._usage)}
@@ -254,7 +262,7 @@ def events_of(body: Mapping[str, Any]) -> Iterator[Event]:
     piece = {**choice, "delta": {**message, "tool_calls": calls}}
     events = MessageEvents()
     yield from events.events({**body, "choices": [piece]})
-    yield from events.end()
+    yield from events.last_events()
 
 
 def encode_event(event: Event) -> bytes:
@@ -268,28 +276,6 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
         "input_tokens": usage.get("prompt_tokens", 0) - cached,
         "output_tokens": usage.get("completion_tokens", 0),
     }
-
-
-class MessagesWriter(TranslatedWriter):
-    def new_events(self) -> Events:
-        return MessageEvents()
-
-    def translate_whole(self, body: bytes) -> bytes:
-        given = orjson.loads(body)
-        if "choices" not in given:  # not a completion
-            return body
-        assembler = MessagesAssembler()
-        for event in events_of(given):
-            assembler.add(event)
-        return orjson.dumps(assembler.assemble())
-
-    def start_pings(self, _kind: EndpointKind) -> None:
-        super().start_pings(EndpointKind.MESSAGES)
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        body = client_error_body(EndpointKind.MESSAGES, "/v1/messages", status, body)
-        headers["Content-Length"] = str(len(body))
-        await super().refuse(status, headers, body)
 
 
 def as_chat(request: ProxyRequest) -> ProxyRequest | None:

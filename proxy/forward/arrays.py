@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -25,7 +26,7 @@ from multidict import CIMultiDict
 from proxy.cache.prompt import read_prompt
 from proxy.common.headers import JSON
 from proxy.errors import BadRequest, UpstreamFailed
-from proxy.forward.response import RequestWriter, ResponseWriter
+from proxy.forward.response import Discarded, Response, StreamTransform
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -257,159 +258,127 @@ class PartRefused(Exception):
         self.body = body
 
 
-class _Part:
-    """Takes the response to one prompt; `is_leased` is set once an instance has the prompt."""
+class _GatheredPart(StreamTransform):
+    """Gives the whole response to one prompt to `gather`."""
 
-    def __init__(self, answer: ResponseWriter, at: int) -> None:
-        self.record = answer.record.part()
-        self.is_leased = asyncio.Event()
-        self._answer = answer
+    holds_streams = True
+    max_bytes = GATHERED_MAX_BYTES
+
+    def __init__(self, gather: Gather, at: int) -> None:
+        self._gather = gather
         self._at = at
 
-    def note_lease(self, lease: Lease) -> None:
-        """Note that an instance has the prompt; the first sets the response's header fields."""
-        self.record.set_instance(
-            lease.upstream.name, lease.expected_cached, lease.conversation_number
-        )
-        self.record.is_diverted = lease.is_diverted
-        if self._answer.record.instance is None:
-            self._answer.note_lease(lease)
-        self.is_leased.set()
-
-    def put(self, _chunk: bytes) -> bool:
-        """Leave it to `write`."""
-        return False
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        self._answer.record.code = self.record.code
-        raise PartRefused(status, headers, body)
-
-    def end(self) -> None:
-        self._answer.record.add(self.record)
+    def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of any status)
+        self._gather.add(self._at, body)
+        raise Discarded
 
 
-class _WholePart(_Part):
-    has_begun = False
-    is_committed = False
+class _RenumberedPart(StreamTransform):
+    holds_whole = False
 
-    def __init__(self, answer: ResponseWriter, gather: Gather, at: int) -> None:
-        super().__init__(answer, at)
-        self._gather = gather
-        self._body = bytearray()
-
-    async def begin(self, status: int, _headers: CIMultiDict[str]) -> None:
-        self.record.status = status
-        self._body.clear()
-
-    async def write(self, chunk: bytes) -> None:
-        self._body += chunk
-        if len(self._body) > GATHERED_MAX_BYTES:
-            raise UpstreamFailed("a response is too long; request a stream")
-
-    async def finish(self, last: bytes = b"") -> None:
-        await self.write(last)
-        self._gather.add(self._at, bytes(self._body))
-        self._body.clear()
-
-
-class _WholeParts:
-    """Makes the writers for the prompts, and joins their whole responses."""
-
-    def __init__(self, answer: ResponseWriter, array: PromptArray) -> None:
-        self._answer = answer
-        self._gather = Gather(array)
-
-    def part(self, at: int) -> _WholePart:
-        return _WholePart(self._answer, self._gather, at)
-
-    async def finish(self) -> None:
-        pieces = list(self._gather.pieces())
-        length = str(sum(map(len, pieces)))
-        headers = CIMultiDict({"Content-Type": JSON, "Content-Length": length})
-        await self._answer.begin(200, headers)
-        for piece in pieces:
-            await self._answer.write(piece)
-        await self._answer.finish()
-
-
-class _StreamPart(_Part):
-    def __init__(self, streams: _StreamParts, answer: ResponseWriter, at: int) -> None:
-        super().__init__(answer, at)
-        self._streams = streams
+    def __init__(self, renumber: Renumber, at: int) -> None:
+        self._renumber = renumber
+        self._at = at
         self._splitter = Splitter()
-        self.is_committed = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        events = self._splitter.feed(chunk)
+        return b"".join([self._renumber.event(self._at, event) for event in events])
+
+
+class _Part(Response):
+    """Takes the response to one prompt; `is_leased` is set once an instance has the prompt."""
+
+    def __init__(self, answer: Response, transform: StreamTransform, turn: asyncio.Lock) -> None:
+        super().__init__(answer.record.part(), answer.api, transform)
+        self.is_leased = asyncio.Event()
+        self._answer = answer
+        self._turn = turn
 
     @property
     def has_begun(self) -> bool:
         return self._answer.has_begun
 
+    def note_lease(self, lease: Lease) -> None:
+        """Note that an instance has the prompt; the first sets the response's header fields."""
+        super().note_lease(lease)
+        if self._answer.record.instance is None:
+            self._answer.note_lease(lease)
+        self.is_leased.set()
+
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        self.is_committed = True
         self.record.status = status
-        await self._streams.begin(status, headers)
+        await super().begin(status, headers)
 
-    async def write(self, chunk: bytes) -> None:
-        await self._streams.write(self._at, self._splitter.feed(chunk))
+    def end(self) -> None:
+        self._answer.record.add(self.record)
 
-    async def finish(self, last: bytes = b"") -> None:
-        await self.write(last)
-
-
-class _StreamParts:
-    """Makes the writers for the prompts, and passes their streams on as one stream."""
-
-    def __init__(self, answer: ResponseWriter, array: PromptArray) -> None:
-        self._answer = answer
-        self._renumber = Renumber(array)
-        self._turn = asyncio.Lock()
-
-    def part(self, at: int) -> _StreamPart:
-        return _StreamPart(self, self._answer, at)
-
-    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+    async def _send_header(self, status: int, headers: CIMultiDict[str]) -> None:
         """Begin the response when the first stream begins."""
+        self.is_committed = True
         async with self._turn:
             if not self._answer.is_committed:
                 await self._answer.begin(status, headers)
 
-    async def write(self, at: int, events: list[bytes]) -> None:
-        passed = b"".join([self._renumber.event(at, event) for event in events])
-        if passed:
-            async with self._turn:
-                await self._answer.write(passed)
+    async def _send(self, chunk: bytes) -> None:
+        async with self._turn:
+            await self._answer.write(chunk)
 
-    async def finish(self) -> None:
-        await self._answer.finish(_LAST_EVENT if self._renumber.is_done else b"")
+    async def _send_last(self, last: bytes) -> None:
+        if last:
+            await self._send(last)
+
+    async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+        self._answer.record.code = self.record.code
+        raise PartRefused(status, headers, body)
 
 
 async def forward_parts(
     array: PromptArray,
-    client_response: RequestWriter,
-    forward: Callable[[ProxyRequest, ResponseWriter], Awaitable[None]],
+    client_response: Response,
+    forward: Callable[[ProxyRequest, Response], Awaitable[None]],
 ) -> None:
     """Answer the prompts of an array, as many at once as slots are leased for them.
 
-    One prompt at a time waits for a slot, so the request has one place in the queue.
+    One prompt at a time waits for a slot, so the request has one place in the queue. Whole
+    responses are joined, and streams are passed on as one stream.
     """
-    parts: _StreamParts | _WholeParts = _WholeParts(client_response, array)
-    if array.request.is_stream and array.request.kind.generates:
-        parts = _StreamParts(client_response, array)
-        client_response.start_pings(array.request.kind)
+    is_stream = array.request.is_stream and array.request.kind.generates
+    gather, renumber, turn = Gather(array), Renumber(array), asyncio.Lock()
+
+    def part(at: int) -> _Part:
+        renumbered, gathered = _RenumberedPart(renumber, at), _GatheredPart(gather, at)
+        return _Part(client_response, renumbered if is_stream else gathered, turn)
+
+    if is_stream:
+        client_response.start_pings()
     try:
-        await _forward_all(array, parts, forward)
-        await parts.finish()
+        await _forward_all(array, part, forward)
+        if is_stream:
+            await client_response.finish(_LAST_EVENT if renumber.is_done else b"")
+        else:
+            await _send_whole(list(gather.pieces()), client_response)
     except PartRefused as refused:
         await client_response.refuse(refused.status, refused.headers, refused.body)
     finally:
         await client_response.cancel_pings()
 
 
+async def _send_whole(pieces: Sequence[bytes], client_response: Response) -> None:
+    length = str(sum(map(len, pieces)))
+    headers = CIMultiDict({"Content-Type": JSON, "Content-Length": length})
+    await client_response.begin(HTTPStatus.OK, headers)
+    for piece in pieces:
+        await client_response.write(piece)
+    await client_response.finish()
+
+
 async def _forward_all(
     array: PromptArray,
-    parts: _StreamParts | _WholeParts,
-    forward: Callable[[ProxyRequest, ResponseWriter], Awaitable[None]],
+    new_part: Callable[[int], _Part],
+    forward: Callable[[ProxyRequest, Response], Awaitable[None]],
 ) -> None:
-    async def forward_part(request: ProxyRequest, part: _StreamPart | _WholePart) -> None:
+    async def forward_part(request: ProxyRequest, part: _Part) -> None:
         try:
             await forward(request, part)
             part.end()
@@ -419,7 +388,7 @@ async def _forward_all(
     try:
         async with asyncio.TaskGroup() as group:
             for at in range(len(array.prompts)):
-                part = parts.part(at)
+                part = new_part(at)
                 group.create_task(forward_part(array.part(at), part))
                 await part.is_leased.wait()
     except BaseExceptionGroup as failed:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from multidict import CIMultiDict
 
-from proxy.forward.response import PassedResponse, ResponseWriter
+from proxy.forward.response import StreamTransform
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 
@@ -20,58 +20,49 @@ class Exchange(Protocol):
         """Note the header of the response; called again if another instance takes over."""
 
     def add(self, chunk: bytes, /) -> None:
-        """Note bytes of the body that the client got."""
+        """Note bytes of the body that are sent to the client."""
 
     def end(self, record: AccessRecord, failure: BaseException | None, /) -> None:
         """Note that the response is complete, or ended in a failure."""
 
 
-class Observer(Protocol):
-    def observe(self, request: ProxyRequest, /) -> Exchange | None:
-        """Return the exchange that begins with a request, or None to ignore the request."""
+# Returns the exchange that begins with a request, or None to ignore the request.
+Observe = Callable[[ProxyRequest], Exchange | None]
 
 
 class CapturePoint:
-    """`observer` is None unless a capture runs; other requests cost only that check."""
+    """`observe` is None unless a capture runs; other requests cost only that check."""
 
     def __init__(self) -> None:
-        self.observer: Observer | None = None
+        self.observe: Observe | None = None
 
     @contextmanager
-    def attach(self, observer: Observer) -> Iterator[None]:
-        self.observer = observer
+    def attach(self, observe: Observe) -> Iterator[None]:
+        self.observe = observe
         try:
             yield
         finally:
-            self.observer = None
+            self.observe = None
 
 
-class CapturedResponse(PassedResponse[ResponseWriter]):
-    """A `ResponseWriter` that captures only the bytes that the client got."""
+class Captured(StreamTransform):
+    """Shows an exchange what the instance sends, before other transforms change it."""
 
-    def __init__(self, writer: ResponseWriter, exchange: Exchange) -> None:
-        super().__init__(writer)
+    holds_whole = False
+
+    def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+    def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         self._exchange.begin(status, headers.get("Content-Type", ""))
-        await super().begin(status, headers)
 
-    async def write(self, chunk: bytes) -> None:
-        await self._writer.write(chunk)
+    def feed(self, chunk: bytes) -> bytes:
         self._exchange.add(chunk)
+        return chunk
 
-    def put(self, chunk: bytes) -> bool:
-        is_put = self._writer.put(chunk)
-        if is_put:
-            self._exchange.add(chunk)
-        return is_put
+    def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of any status)
+        return self.feed(body)
 
-    async def finish(self, last: bytes = b"") -> None:
-        await self._writer.finish(last)
-        self._exchange.add(last)
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        self._exchange.begin(status, headers.get("Content-Type", ""))
-        await super().refuse(status, headers, body)
-        self._exchange.add(body)
+    def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:
+        self.begin(status, headers)
+        return self.feed(body)

@@ -30,7 +30,7 @@ def other_requests(
 ) -> Iterator[Awaitable[ProxyRequest]]:
     """Yield the request for each model that may answer instead; awaiting it raises BadRequest."""
     for name in fallbacks(request, names):
-        answer.requested_model = request.model
+        answer.note_fallback(request.model)
         other = functools.partial(for_model, request, name, names, share.settings)
         yield share.run(len(request.body), other)
 

@@ -34,25 +34,30 @@ from typing import Final
 
 from proxy.auth.api_keys import Admission
 from proxy.errors import ProxyError, Retry, UpstreamFailed, UpstreamShutDown, UpstreamTimeout
-from proxy.forward.anthropic import MessagesWriter, as_chat
+from proxy.forward.anthropic import MessageEvents, as_chat
 from proxy.forward.arrays import array_of, forward_parts
-from proxy.forward.capture import CapturedResponse, CapturePoint
+from proxy.forward.capture import Captured, CapturePoint
 from proxy.forward.node_request import readdress
-from proxy.forward.openai_responses import ResponsesWriter
+from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks
-from proxy.forward.relay import ResponseRelay, UpstreamRequestPlan, plain_plan, plan_request
-from proxy.forward.response import RequestWriter, ResponseWriter
+from proxy.forward.relay import (
+    ResponseRelay,
+    UpstreamRequestPlan,
+    is_passed_stream,
+    plain_plan,
+    plan_request,
+)
+from proxy.forward.response import Discarded, Response, StreamTransform
 from proxy.forward.second_request import (
-    AnswerBegan,
     AnswerDiffers,
-    ContinuedResponse,
-    HeldResponse,
+    CallOnly,
+    Continuation,
     answer_request,
     call_request,
     continuations,
     requires_call,
 )
-from proxy.observe.record import Emit
+from proxy.observe.record import AccessRecord, Emit
 from proxy.observe.timeline import Timeline
 from proxy.request.models import ModelLoader
 from proxy.request.request import ProxyRequest
@@ -83,14 +88,14 @@ class TimedLoader:
 
 
 def translate_request(
-    request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
-) -> tuple[ProxyRequest, RequestWriter]:
-    """Return the engine's request, and the writer that translates its response for the client."""
+    request: ProxyRequest, turn: StoredTurn | None
+) -> tuple[ProxyRequest, StreamTransform | None]:
+    """Return the engine's request, and what translates the response for the client."""
     if request.kind is EndpointKind.RESPONSES:
-        return request, ResponsesWriter(client_response, request, turn)
+        return request, completed_response(request, turn)
     if request.kind is EndpointKind.MESSAGES and (chat := as_chat(request)):
-        return chat, MessagesWriter(client_response)
-    return request, client_response
+        return chat, MessageEvents()
+    return request, None
 
 
 # Silent instances and refusing nodes that a request leaves for others.
@@ -141,7 +146,7 @@ class Forward:
     async def handle(
         self,
         request: ProxyRequest,
-        client_response: RequestWriter,
+        response: Response,
         turn: StoredTurn | None = None,
         others: Iterator[Awaitable[ProxyRequest]] | None = None,
     ) -> ProxyRequest:
@@ -159,9 +164,9 @@ class Forward:
         first_error: ProxyError | None = None
         while True:
             try:
-                await self._handle(request, client_response, turn)
+                await self._handle(request, response, turn)
             except ProxyError as error:
-                if client_response.is_committed or not error.falls_back:
+                if response.is_committed or not error.falls_back:
                     raise
                 first_error = first_error or error
                 if (other := next(others or iter(()), None)) is None:
@@ -171,98 +176,88 @@ class Forward:
             request = await other
 
     async def _handle(
-        self, request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
+        self, request: ProxyRequest, response: Response, turn: StoredTurn | None
     ) -> None:
         with contextlib.ExitStack() as stack:
             if self._admission and (key := self._admission.keys.limited.get(request.client)):
                 tokens = request.prompt.tokens if request.prompt else 0
                 stack.enter_context(self._admission.tokens.reserve(key, tokens, request.json))
                 request = replace(request, max_context=key.max_context)
-            if request.wait_s or self._estimator.is_due:
-                stack.enter_context(self._estimator.observe(request, client_response.record))
+            if request.wait_s is not None or self._estimator.is_due:
+                stack.enter_context(self._estimator.observe(request, response.record))
             if array := array_of(request):
-                await forward_parts(array, client_response, self._forward_part)
-            else:
-                await self._forward_whole(request, client_response, turn)
-
-    async def _forward_part(self, request: ProxyRequest, part: ResponseWriter) -> None:
-        await self._forward_any(request, plan_request(request), part)
-
-    async def _forward_whole(
-        self, request: ProxyRequest, client_response: RequestWriter, turn: StoredTurn | None
-    ) -> None:
-        request, client_response = translate_request(request, client_response, turn)
-        plan = plan_request(request)
-        if plan.is_passed_stream:
-            client_response.start_pings(request.kind)
-        try:
-            if "tools" in request.json and (call := call_request(request)):
-                await self._forward_call(request, call, client_response)
-            else:
-                await self._forward_any(request, plan, client_response)
-        finally:
-            await client_response.cancel_pings()
+                await forward_parts(array, response, self._forward)
+                return
+            request, translation = translate_request(request, turn)
+            stack.enter_context(response.through(translation))
+            if is_passed_stream(request):
+                response.start_pings()
+            try:
+                if "tools" in request.json and (call := call_request(request)):
+                    await self._forward_call(request, call, response)
+                else:
+                    await self._forward(request, response)
+            finally:
+                await response.cancel_pings()
 
     async def _forward_call(
-        self, request: ProxyRequest, call: ProxyRequest, client_response: ResponseWriter
+        self, request: ProxyRequest, call: ProxyRequest, response: Response
     ) -> None:
         """Answer a request with tools and a format; `call` is the request without the format."""
         if requires_call(request):
-            await self._forward_any(call, plan_request(call), client_response)
+            await self._forward(call, response)
             return
-        held, record = HeldResponse(client_response, call), client_response.record
-        with contextlib.suppress(AnswerBegan):
-            await self._forward_any(call, plan_request(call), held)
-        if held.is_call:
+        call_only = CallOnly(call)
+        with response.through(call_only), contextlib.suppress(Discarded):
+            await self._forward(call, response)
+        if call_only.is_call:
             return
+        record = response.record
         discarded = record.forget_answer()
-        answer = answer_request(request)
-        await self._forward_any(answer, plan_request(answer), client_response)
+        await self._forward(answer_request(request), response)
         if discarded and record.timings:
             record.timings = record.timings.with_discarded(discarded)
 
-    async def _forward_any(
-        self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
-    ) -> None:
-        """Forward a request, and show the exchange to the observer of a running capture."""
-        observer = self._capture.observer
-        exchange = observer.observe(request) if observer else None
+    async def _forward(self, request: ProxyRequest, response: Response) -> None:
+        """Forward a request, and show the exchange to a running capture."""
+        observe = self._capture.observe
+        exchange = observe(request) if observe else None
         if exchange is None:
-            await self._forward_one(request, plan, client_response)
+            await self._try_instances(request, response)
             return
         failure: BaseException | None = None
         try:
-            await self._forward_one(request, plan, CapturedResponse(client_response, exchange))
+            with response.through(Captured(exchange)):
+                await self._try_instances(request, response)
         except BaseException as error:
             failure = error
             raise
         finally:
-            exchange.end(client_response.record, failure)
+            exchange.end(response.record, failure)
 
-    async def _forward_one(
-        self, request: ProxyRequest, plan: UpstreamRequestPlan, client_response: ResponseWriter
-    ) -> None:
+    async def _try_instances(self, request: ProxyRequest, response: Response) -> None:
         """Try instances until one completes the response, or continues one that broke off."""
-        tries, writer = Tries(), client_response
-        rests: Iterator[tuple[ProxyRequest, ResponseWriter]] = iter(())
+        tries, plan, continuation = Tries(), plan_request(request), None
+        rests: Iterator[tuple[ProxyRequest, Continuation]] = iter(())
         while True:
             try:
-                await self._attempt(request, plan, writer, tries.avoid)
+                with response.through(continuation):
+                    await self._attempt(request, plan, response, tries.avoid)
             except AnswerDiffers:
                 tries = Tries(tries.avoid[:1], is_second=True)
-                request, writer = next(rests)
+                request, continuation = next(rests)
             except UpstreamFailed as error:
-                is_committed = client_response.is_committed
+                is_committed = response.is_committed
                 if further := next_try(error, tries, is_committed=is_committed):
                     tries = further
                     continue
                 if not is_committed or tries.is_second or error.retry is not Retry.CONTINUE:
                     raise
                 tries = Tries((error.instance,), is_second=True)
-                rests = _rests(request, client_response, error)
-                request, writer = next(rests)
+                rests = _rests(request, response.record, error)
+                request, continuation = next(rests)
             else:
-                client_response.record.continued += writer is not client_response
+                response.record.continued += continuation is not None
                 return
             plan = plan_request(request)
 
@@ -270,23 +265,23 @@ class Forward:
         self,
         request: ProxyRequest,
         plan: UpstreamRequestPlan,
-        client_response: ResponseWriter,
-        avoid: Collection[str] = (),
+        response: Response,
+        avoid: Collection[str],
     ) -> None:
         lease: Lease | None = None
-        record = client_response.record
+        record = response.record
         record.timeline.wait()
         try:
             load = TimedLoader(self._loader, record.timeline).ensure_ready
             async with self._router.lease(request, avoid, load) as lease:
                 record.timeline.begin_prefill(lease.began_at_s, lease.slots_s)
-                client_response.note_lease(lease)
+                response.note_lease(lease)
                 if has_chunks(lease):
                     await PrefillChunks(lease, self._router, self._settings).compute()
                 record.slot = lease.slot_number
-                if not await self._exchange(plan, lease, client_response):
+                if not await self._exchange(plan, lease, response):
                     await self._router.send_again(lease)
-                    await self._exchange(plain_plan(request), lease, client_response)
+                    await self._exchange(plain_plan(request), lease, response)
         except (UpstreamFailed, UpstreamTimeout) as error:
             if lease is not None and not isinstance(error, UpstreamShutDown):
                 record.emit_upstream_failure(self._emit, error)
@@ -296,9 +291,7 @@ class Forward:
         finally:
             record.timeline.end_wait() if lease is None else record.timeline.end_lease()
 
-    async def _exchange(
-        self, plan: UpstreamRequestPlan, lease: Lease, client_response: ResponseWriter
-    ) -> bool:
+    async def _exchange(self, plan: UpstreamRequestPlan, lease: Lease, response: Response) -> bool:
         """Send the request once; return False if it must be sent again (`ResponseRelay.run`)."""
         is_cache_off = lease.is_cache_off and lease.request.kind.generates
         body = plan.with_slot(lease.id_slot, is_cache_off=is_cache_off)
@@ -310,17 +303,16 @@ class Forward:
         if node := lease.upstream.node:
             upstream_request = await readdress(upstream_request, node, lease.request)
         lease.note_sent()
-        async with UpstreamResponse(lease.upstream, upstream_request, self._settings) as response:
+        async with UpstreamResponse(lease.upstream, upstream_request, self._settings) as received:
             lease.note_header()
-            relay = ResponseRelay(self._router, plan, lease, response, client_response)
-            return await relay.run()
+            return await ResponseRelay(self._router, plan, lease, received, response).run()
 
 
 def _rests(
-    request: ProxyRequest, client_response: ResponseWriter, error: UpstreamFailed
-) -> Iterator[tuple[ProxyRequest, ResponseWriter]]:
+    request: ProxyRequest, record: AccessRecord, error: UpstreamFailed
+) -> Iterator[tuple[ProxyRequest, Continuation]]:
     """Yield how other instances can continue a broken answer; after the last, raise its error."""
     if unfinished := error.unfinished:
         for rest, is_replay in continuations(request, unfinished):
-            yield rest, ContinuedResponse(client_response, unfinished, is_replay=is_replay)
+            yield rest, Continuation(record, unfinished, is_replay=is_replay)
     raise error

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final
 from uuid import uuid4
 
 import orjson
+from multidict import CIMultiDict
 
-from proxy.forward.response import RequestWriter
-from proxy.forward.translation import Events, TranslatedWriter
-from proxy.http.error_responses import Event, error_as_event, event_bytes
+from proxy.forward.response import StreamTransform
+from proxy.http.api_formats import Event, error_as_event, event_bytes
 from proxy.request.request import ProxyRequest
 from proxy.request.stored_responses import StoredTurn
 from proxy.upstream.http1 import InvalidEvent, Splitter, members_of
@@ -203,24 +204,24 @@ _BEGINNINGS: Final = frozenset({"response.created", "response.in_progress"})
 _OURS: Final = frozenset({PART_ADDED, PART_DONE, REASONING_DONE, ARGUMENTS_DONE})
 
 
-class StreamEvents:
-    """Completes one stream.
+class StreamEvents(StreamTransform):
+    """Completes one response.
 
     Args:
         base: The members of the response that repeat its request, including `model`.
         response_id: The id of the response if the engine omits its beginning.
-        now: Unix time.
+        now: Unix time; `begin` sets it.
         on_complete: Called with the complete response before the client can refer to it.
 
     Attributes:
-        is_over: Whether the last event was sent.
+        is_over: Whether a stream's last event was sent.
     """
 
     def __init__(
         self,
         base: Mapping[str, Any],
         response_id: str,
-        now: int,
+        now: int = 0,
         on_complete: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         self.is_over = False
@@ -236,6 +237,17 @@ class StreamEvents:
     def feed(self, chunk: bytes) -> bytes:
         """Complete the engine's next bytes; raises InvalidEvent."""
         return b"".join([self._complete_event(event) for event in self._splitter.feed(chunk)])
+
+    def begin(self, status: int, headers: CIMultiDict[str]) -> None:  # noqa: ARG002 (of any status)
+        self._created_at = int(datetime.now(tz=UTC).timestamp())
+
+    def whole(self, status: int, body: bytes) -> bytes:
+        given = orjson.loads(body) if status == HTTPStatus.OK else {}
+        if "output" not in given:  # not a response
+            return body
+        response = complete_response(self._base, given)
+        self._on_complete(response)
+        return orjson.dumps(response)
 
     def _complete_event(self, raw: bytes) -> bytes:
         try:
@@ -308,7 +320,7 @@ class StreamEvents:
                 yield from item.end(whole)
                 yield {**event, "output_index": item.index, "item": whole}
             case "response.completed" | "response.incomplete":
-                yield self._end(event)
+                yield self._complete(event)
             case _ if kind not in _OURS:
                 yield event
 
@@ -323,7 +335,7 @@ class StreamEvents:
         found = [item for item in self._items if item.id == given["id"] and not item.is_done]
         return found[0] if found else (yield from self._add(empty_item(given)))
 
-    def _end(self, event: Event) -> Event:
+    def _complete(self, event: Event) -> Event:
         given = event["response"]
         ended_at = given.get("completed_at") or given.get("created_at")
         own = {"id": self._id, "created_at": self._created_at, "completed_at": ended_at}
@@ -333,34 +345,11 @@ class StreamEvents:
         return {**event, "type": f"response.{response['status']}", "response": response}
 
 
-class ResponsesWriter(TranslatedWriter):
-    """Completes a response, and stores it if its request asks for that."""
-
-    def __init__(
-        self, writer: RequestWriter, request: ProxyRequest, turn: StoredTurn | None = None
-    ) -> None:
-        super().__init__(writer)
-        self._turn = turn
-        self._base = {
-            "model": request.json.get("model", request.model),
-            **request_members(request.json),
-        }
-        if turn is not None:
-            self._base["store"] = turn.is_stored
-            self._base["previous_response_id"] = turn.previous_response_id
-
-    def new_events(self) -> Events:
-        now = int(datetime.now(tz=UTC).timestamp())
-        return StreamEvents(self._base, f"resp_{uuid4().hex}", now, self._store)
-
-    def translate_whole(self, body: bytes) -> bytes:
-        given = orjson.loads(body)
-        if "output" not in given:  # not a response
-            return body
-        response = complete_response(self._base, given)
-        self._store(response)
-        return orjson.dumps(response)
-
-    def _store(self, response: Mapping[str, Any]) -> None:
-        if self._turn is not None:
-            self._turn.add(response)
+def completed_response(request: ProxyRequest, turn: StoredTurn | None) -> StreamEvents:
+    """Return what completes the response to a request, and stores it if the request asks for it."""
+    base = {"model": request.json.get("model", request.model), **request_members(request.json)}
+    if turn is not None:
+        base["store"] = turn.is_stored
+        base["previous_response_id"] = turn.previous_response_id
+    store = turn.add if turn else lambda _: None
+    return StreamEvents(base, f"resp_{uuid4().hex}", on_complete=store)

@@ -63,17 +63,15 @@ from proxy.forward.assemblers import (
     completion_of,
 )
 from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_of
-from proxy.forward.response import ResponseWriter
+from proxy.forward.response import Response
 from proxy.forward.upstream_errors import (
-    client_error_body,
-    error_code,
     is_loading,
     is_model_missing,
-    parse_error,
     reclassify_error,
     shorten_error,
     status_of,
 )
+from proxy.http.api_formats import error_code, parse_error
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
@@ -125,9 +123,10 @@ class UpstreamRequestPlan:
             members["cache_prompt"] = False
         return _with_members(self.body, members, is_empty=False) if members else self.body
 
-    @property
-    def is_passed_stream(self) -> bool:
-        return self.is_stream and not self.is_assembled
+
+def is_passed_stream(request: ProxyRequest) -> bool:
+    """Return whether the client gets a stream."""
+    return request.is_stream and request.kind in _STREAMED
 
 
 def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
@@ -226,7 +225,7 @@ class ResponseRelay:
         plan: UpstreamRequestPlan,
         lease: Lease,
         response: UpstreamResponse,
-        client_response: ResponseWriter,
+        client_response: Response,
     ) -> None:
         self._router = router
         self._request = lease.request
@@ -436,7 +435,7 @@ class ResponseRelay:
         if status in _OWN_ERRORS and self._lease.upstream.is_on_trial:
             raise TrialFailed(self._name, f"is on trial and answered {status}")
         self._router.finish(self._lease)
-        client_body = client_error_body(self._request.kind, self._request.path, status, body)
+        client_body = self._client_response.api.engine_error(status, body)
         headers["Content-Length"], headers["Content-Type"] = str(len(client_body)), JSON
         self._client_response.record.code = error_code(parse_error(body) or {})
         await self._client_response.refuse(status, headers, client_body)

@@ -28,9 +28,9 @@ from typing import Any, Final
 import orjson
 from multidict import CIMultiDict
 
-from proxy.common.headers import is_event_stream
 from proxy.errors import Unfinished, UpstreamFailed
-from proxy.forward.response import PassedResponse, ResponseWriter
+from proxy.forward.response import Abandoned, Discarded, StreamTransform
+from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -42,10 +42,6 @@ _HELD_MAX_BYTES: Final = 4 * 1024**2
 # The text before a call never begins like this.
 _JSON_BEGINS: Final = ("{", "[", "```")
 _JSON_BEGIN_MAX: Final = 3
-
-
-class AnswerBegan(Exception):
-    """The response contains no call, so its rest is not needed."""
 
 
 def requires_call(request: ProxyRequest) -> bool:
@@ -75,78 +71,59 @@ def _has_format(members: Mapping[str, Any]) -> bool:
     return members.get("json_schema") is not None
 
 
-class HeldResponse(PassedResponse[ResponseWriter]):
+class CallOnly(StreamTransform):
     """Holds a response back until a call begins; discards a response without a call.
 
     Attributes:
         is_call: Whether the response has a call, so that the client gets it.
     """
 
-    def __init__(self, writer: ResponseWriter, request: ProxyRequest) -> None:
-        super().__init__(writer)
+    is_delayed = True
+
+    def __init__(self, request: ProxyRequest) -> None:
         self.is_call = False
         self._is_single = request.slots == 1
-        self._reset()
+        self._discard_held()
 
-    def _reset(self) -> None:
-        self._status, self._headers = 200, CIMultiDict[str]()
+    def _discard_held(self) -> None:
         self._held = bytearray()
         self._splitter = Splitter()
         self._text = ""
 
-    def note_lease(self, lease: Lease) -> None:
-        self._reset()  # discards the response of an instance that broke off
-        self._writer.note_lease(lease)
+    def note_lease(self, lease: Lease) -> None:  # noqa: ARG002 (of any instance)
+        self._discard_held()  # of an instance that broke off
 
-    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+    def feed(self, chunk: bytes) -> bytes:
         if self.is_call:
-            await self._writer.begin(status, headers)
-        self._status, self._headers = status, headers
-
-    async def write(self, chunk: bytes) -> None:
-        if not self.is_call:
-            self._hold(chunk)
-            chunk = await self._release_held()
-        if chunk:
-            await self._writer.write(chunk)
-
-    def put(self, chunk: bytes) -> bool:
-        return self.is_call and self._writer.put(chunk)
-
-    async def finish(self, last: bytes = b"") -> None:
-        if not self.is_call:
-            self._hold(last)
-            if not is_event_stream(self._headers):
-                self.is_call = _has_call(_parse_response(bytes(self._held)))
-            last = await self._release_held()
-        if self.is_call:
-            await self._writer.finish(last)
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Ignore a refusal before a call: the second request is refused too, or answered."""
-        if self.is_call:
-            await self._writer.refuse(status, headers, body)
-
-    def _hold(self, chunk: bytes) -> None:
+            return chunk
         self._held += chunk
-        if not is_event_stream(self._headers):
-            return
         for piece in objects_of(self._splitter.feed(chunk)):
-            if self.is_call or _begins_call(piece):
+            if _begins_call(piece):
                 self.is_call = True
-                return
+                return bytes(self._held)
             if len(self._text) < _JSON_BEGIN_MAX:
                 self._text = (self._text + _text_of(piece)).lstrip()
         is_json = self._is_single and self._text.startswith(_JSON_BEGINS)
         if is_json or len(self._held) > _HELD_MAX_BYTES:
-            raise AnswerBegan
+            raise Discarded
+        return b""
 
-    async def _release_held(self) -> bytes:
-        """Begin the client's response and return the held bytes; empty unless there is a call."""
+    def end(self) -> bytes:
         if not self.is_call:
-            return b""
-        await self._writer.begin(self._status, self._headers)
-        return bytes(self._held)
+            raise Discarded
+        return b""
+
+    def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of any status)
+        self.is_call = _has_call(_parse_response(body))
+        if not self.is_call:
+            raise Discarded
+        return body
+
+    def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:  # noqa: ARG002
+        """Ignore a refusal before a call: the second request is refused too, or answered."""
+        if not self.is_call:
+            raise Discarded
+        return body
 
 
 def _begins_call(piece: Mapping[str, Any]) -> bool:
@@ -206,7 +183,7 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 _NO_SEEDS: Final = frozenset({-1, 0xFFFFFFFF})
 
 
-class AnswerDiffers(Exception):
+class AnswerDiffers(Abandoned):
     """The answer to a repeated request began differently."""
 
 
@@ -245,36 +222,28 @@ def _is_repeatable(members: Mapping[str, Any]) -> bool:
     return is_seeded or (temperature == 0 and temperature is not False)
 
 
-class ContinuedResponse(PassedResponse[ResponseWriter]):
-    """Sends the rest of a stream, without its beginning and with the id of the first response.
+class Continuation(StreamTransform):
+    """Passes the rest of a stream, without its beginning and with the id of the first response.
 
     Raises AnswerDiffers if a replay does not begin as the answer did.
     """
 
-    def __init__(self, writer: ResponseWriter, unfinished: Unfinished, *, is_replay: bool) -> None:
-        super().__init__(writer)
+    def __init__(self, record: AccessRecord, unfinished: Unfinished, *, is_replay: bool) -> None:
+        self._record = record
         self._unfinished = unfinished
         self._is_replay = is_replay
         self._known = unfinished.text  # text that the client has and this response will repeat
         self._splitter = Splitter()
         self._has_begun = False
 
-    async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        """Do nothing: the client has the header."""
+    def feed(self, chunk: bytes) -> bytes:
+        return b"".join(map(self._event, self._splitter.feed(chunk)))
 
-    async def write(self, chunk: bytes) -> None:
-        if events := b"".join(map(self._event, self._splitter.feed(chunk))):
-            await self._writer.write(events)
+    def end(self) -> bytes:
+        return self._splitter.take_rest()
 
-    def put(self, chunk: bytes) -> bool:  # noqa: ARG002 (left to `write`)
-        return False
-
-    async def finish(self, last: bytes = b"") -> None:
-        events = b"".join(map(self._event, self._splitter.feed(last)))
-        await self._writer.finish(events + self._splitter.take_rest())
-
-    async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:  # noqa: ARG002
-        raise UpstreamFailed(f"{self.record.instance} could not continue the answer: {status}")
+    def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:  # noqa: ARG002
+        raise UpstreamFailed(f"{self._record.instance} could not continue the answer: {status}")
 
     def _event(self, event: bytes) -> bytes:
         members = members_of(event)

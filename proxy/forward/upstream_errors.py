@@ -1,9 +1,7 @@
-"""Converts an instance's own error to the format of the client's API. Pure.
+"""Reads what an instance's own error means: a client's mistake, or a model that is not there. Pure.
 
-llama-server's `code` is a number in every API. OpenAI's clients expect a string or null, with a
-known string for a prompt that is too long; Anthropic's clients expect another format. Message, type
-and figures are kept. Errors of llama-server's own endpoints are not changed. llama-server reports
-some mistakes of clients as its own failures, which a client library would retry twice.
+llama-server reports some mistakes of clients as its own failures, which a client library would
+retry twice.
 
 Source: llama-server, build 10434; openai-python and anthropic-python, their exceptions.
 """
@@ -17,21 +15,9 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.errors import UnknownModel, anthropic_type, openai_type
-from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.errors import UnknownModel, openai_type
+from proxy.http.api_formats import parse_error
 
-_OPENAI: Final = frozenset(
-    {
-        EndpointKind.CHAT,
-        EndpointKind.COMPLETION,
-        EndpointKind.RESPONSES,
-        EndpointKind.EMBED_OR_RERANK,
-        EndpointKind.TRANSCRIPTION,
-    }
-)
-_CODES: Final = {"exceed_context_size_error": "context_length_exceeded"}
-_NAME: Final = re.compile(r"[a-z0-9_]{1,64}")
-_SHOWN_BYTES: Final = 200
 # The beginning of an error's message, as JSON: whole characters and escapes.
 _MESSAGE: Final = re.compile(r'"message":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u]){1,1000})')
 _MESSAGE_SEARCHED_BYTES: Final = 8192
@@ -120,68 +106,10 @@ def shorten_error(status: int, beginning: bytes) -> bytes | None:
     return orjson.dumps({"error": error})
 
 
-def client_error_body(kind: EndpointKind, path: str, status: int, body: bytes) -> bytes:
-    error = parse_error(body) or _unknown_error(status, body)
-    if path.startswith("/v1/messages"):
-        kept = {name: value for name, value in error.items() if name not in {"code", "param"}}
-        named = {**kept, **_anthropic_message(error), "type": anthropic_type(status)}
-        return orjson.dumps({"type": "error", "error": named})
-    if kind in _OPENAI or path.endswith("/input_tokens"):
-        return orjson.dumps({"error": {"param": None, **error, "code": error_code(error)}})
-    return body if parse_error(body) else orjson.dumps({"error": error})
-
-
-def error_code(error: Mapping[str, Any]) -> str:
-    """Return the name of an instance's own error, for programs.
-
-    llama-server's `type` is the name and its `code` the status; a node's `code` is the name.
-    """
-    kind = str(error.get("type"))
-    given = error.get("code")
-    code = given if isinstance(given, str) else _CODES.get(kind, kind)
-    return code if _NAME.fullmatch(code) else "upstream_error"
-
-
 def status_of(error: Mapping[str, Any]) -> int:
     """Return the status of an error that arrived as an event: 400 to 599, or 500 if it has none."""
     code = error.get("code")
     return code if isinstance(code, int) and 400 <= code < 600 else 500
-
-
-def _anthropic_message(error: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return Anthropic's own message for a prompt that is too long.
-
-    Claude Code compacts a conversation when it reads this sentence, and takes both figures from it.
-    The engine also refuses a prompt that leaves no token for the answer.
-    """
-    match error:
-        case {"type": "exceed_context_size_error", "n_prompt_tokens": int(n), "n_ctx": int(size)}:
-            most = min(size, n - 1)
-            return {"message": f"prompt is too long: {n} tokens > {most} maximum"}
-    return {}
-
-
-def _unknown_error(status: int, body: bytes) -> dict[str, Any]:
-    """Return an error in llama-server's own format, for a body that is empty or not in it.
-
-    cpp-httplib rejects requests that it cannot read with an empty body; other servers send
-    `detail`.
-    """
-    text = ascii(body[:_SHOWN_BYTES].decode(errors="replace"))[1:-1].strip()
-    return {
-        "code": status,
-        "message": f"the instance refused the request with status {status}: {text or 'no reason'}",
-        "type": openai_type(status),
-    }
-
-
-def parse_error(body: bytes) -> dict[str, Any] | None:
-    try:
-        members = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    error = members.get("error") if isinstance(members, dict) else None
-    return error if isinstance(error, dict) else None
 
 
 def is_model_missing(status: int, body: bytes) -> bool:

@@ -36,7 +36,7 @@ from proxy.errors import (
     RequestTimeout,
     Unavailable,
 )
-from proxy.http.error_responses import error_response
+from proxy.http.api_formats import error_response
 from proxy.observe.record import new_request_id
 
 _resource: Final = import_module("resource") if find_spec("resource") else None  # not on Windows

@@ -42,8 +42,8 @@ from proxy.errors import (
     ProxyError,
     Unauthorized,
 )
+from proxy.http.api_formats import error_response
 from proxy.http.connections import Connections
-from proxy.http.error_responses import error_response
 from proxy.http.tls import server_context
 from proxy.observe.record import (
     CLIENT_GONE,

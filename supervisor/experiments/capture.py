@@ -97,7 +97,7 @@ _PING_S: Final = 5.0
 
 
 class Recording:
-    """Implements `proxy.forward.capture.Observer` for one model; `now_s` is a monotonic clock.
+    """Observes one model (`proxy.forward.capture.Observe`); `now_s` is a monotonic clock.
 
     `counts` has the requests and responses in the capture, and those `dropped` from it.
     """
@@ -251,7 +251,7 @@ class Captures:
             first = await asyncio.to_thread(read)
             self._emit("capture.started", model=model, **asdict(limits))
             try:
-                with self._point.attach(recording):
+                with self._point.attach(recording.observe):
                     async with aclosing(recording.lines(first)) as lines:
                         yield lines
             finally:

@@ -21,6 +21,11 @@ FIGURES = {
 }
 
 
+class Lines(AnswerLines):
+    def durations(self) -> dict[str, int]:
+        return {"total_duration": 9}
+
+
 def event(**members: Any) -> bytes:
     return f"data: {json.dumps(members)}\n\n".encode()
 
@@ -31,7 +36,8 @@ def chat(delta: dict[str, Any], finish_reason: str | None = None, **members: Any
 
 
 def lines_of(*chunks: bytes, shape: Any = as_message) -> list[dict[str, Any]]:
-    lines = AnswerLines("chat:latest", shape, lambda: {"total_duration": 9})
+    lines = Lines(shape)
+    lines.take("chat:latest", None)
     found = [json.loads(line) for chunk in chunks for line in lines.feed(chunk).splitlines()]
     assert lines.is_over
     for entry in found:
@@ -95,7 +101,7 @@ def test_a_whole_answer_is_one_line() -> None:
     message = {"content": "b", "reasoning_content": "hm", "tool_calls": [call]}
     usage = {"prompt_tokens": 8, "completion_tokens": 2}
     body = {"choices": [{"message": message, "finish_reason": "length"}], "usage": usage}
-    lines = AnswerLines("chat", as_response, dict)
+    lines = Lines(as_response)
     answer = json.loads(lines.translate_whole(body))
     assert (answer["response"], answer["thinking"]) == ("b", "hm")
     assert answer["tool_calls"][0]["function"]["arguments"] == {"a": 1}
@@ -109,12 +115,12 @@ def test_probabilities_pass() -> None:
 
 
 def test_an_error_is_the_last_line() -> None:
-    lines = AnswerLines("chat", as_message, dict)
+    lines = Lines(as_message)
     assert lines.feed(event(error={"code": 500, "message": "x"}) + DONE) == b'{"error":"x"}\n'
     assert lines.is_over
 
 
 def test_another_format_is_an_error_of_the_engine() -> None:
-    lines = AnswerLines("chat", as_message, dict)
+    lines = Lines(as_message)
     with pytest.raises(InvalidEvent):
         lines.feed(event(choices=[3]))

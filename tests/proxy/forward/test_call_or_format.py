@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support import response_streams
 from support.proxy_harness import ProxyHarness
 from support.upstream import Call
 
@@ -66,6 +67,24 @@ async def test_an_answer_is_requested_once_more_with_the_format(
     assert b"{}" in body
     assert [asked.get("response_format") for asked in engine.asked] == [None, FORMAT]
     assert engine.asked[1]["tool_choice"] == "none"
+
+
+async def test_an_answer_of_the_responses_api_is_requested_once_more(proxy: ProxyHarness) -> None:
+    async def speak(call: Call) -> None:
+        text = "{}" if b"response_format" in call.body else "It is warm."
+        item = response_streams.text_item(text)
+        await call.begin_stream()
+        for written in (*response_streams.opened(), response_streams.closed(item)):
+            await call.chunk(written)
+        await call.end()
+
+    await proxy.fake(speak)
+    body = {"input": "hello", "stream": True, **BOTH}
+    async with proxy.http.post("/v1/responses", json=body) as response:
+        text = await response.text()
+    assert "response.completed" in text
+    assert '"text":"{}"' in text
+    assert "warm" not in text
 
 
 async def test_the_first_response_is_left_once_its_text_is_json(proxy: ProxyHarness) -> None:

@@ -57,7 +57,7 @@ async def test_an_observer_gets_what_the_client_gets(proxy: ProxyHarness) -> Non
     await proxy.fake(say_hi)
     observer = _Observer()
     got = []
-    with proxy.capture.attach(observer):
+    with proxy.capture.attach(observer.observe):
         for is_stream in (False, True):
             async with proxy.ask(stream=is_stream) as response:
                 got.append(await response.read())

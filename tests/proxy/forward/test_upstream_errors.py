@@ -4,14 +4,8 @@ import json
 
 import pytest
 
-from proxy.forward.upstream_errors import (
-    client_error_body,
-    is_loading,
-    parse_error,
-    reclassify_error,
-    shorten_error,
-)
-from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.forward.upstream_errors import is_loading, reclassify_error, shorten_error
+from proxy.http.api_formats import OPENAI, format_of, parse_error
 
 BAD = {"code": 400, "message": "no", "type": "invalid_request_error"}
 
@@ -21,16 +15,17 @@ def body(error: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "path",
     [
-        EndpointKind.CHAT,
-        EndpointKind.COMPLETION,
-        EndpointKind.RESPONSES,
-        EndpointKind.EMBED_OR_RERANK,
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/embeddings",
     ],
 )
-def test_openais_clients_get_a_string_for_a_code(kind: EndpointKind) -> None:
-    body_sent = json.loads(client_error_body(kind, "/v1/chat/completions", 400, body(BAD)))
+def test_openais_clients_get_a_string_for_a_code(path: str) -> None:
+    body_sent = json.loads(format_of(path).engine_error(400, body(BAD)))
     assert body_sent == {"error": {**BAD, "code": "invalid_request_error", "param": None}}
 
 
@@ -39,8 +34,19 @@ def test_openais_clients_get_a_string_for_a_code(kind: EndpointKind) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_anthropics_clients_get_their_own_plan(path: str, status: int, name: str) -> None:
-    body_sent = json.loads(client_error_body(EndpointKind.MESSAGES, path, status, body(BAD)))
+    body_sent = json.loads(format_of(path).engine_error(status, body(BAD)))
     assert body_sent == {"type": "error", "error": {"type": name, "message": "no"}}
+
+
+@pytest.mark.parametrize(
+    "path", ["/completion", "/infill", "/tokenize", "/props", "/generate", "/stream/generate"]
+)
+def test_llama_servers_own_clients_get_what_the_engine_says(path: str) -> None:
+    assert format_of(path).engine_error(400, body(BAD)) == body(BAD)
+
+
+def test_ollamas_clients_get_a_line_with_the_message() -> None:
+    assert format_of("/api/chat").engine_error(400, body(BAD)) == b'{"error":"no"}\n'
 
 
 @pytest.mark.parametrize(("tokens", "most"), [(5000, 4096), (4096, 4095)])
@@ -51,8 +57,7 @@ def test_claude_code_reads_that_a_prompt_is_too_long(tokens: int, most: int) -> 
         ("/v1/messages", f"prompt is too long: {tokens} tokens > {most} maximum"),
         ("/v1/chat/completions", "no"),
     ):
-        kind = EndpointKind.MESSAGES if path == "/v1/messages" else EndpointKind.CHAT
-        error = json.loads(client_error_body(kind, path, 400, body(said)))["error"]
+        error = json.loads(format_of(path).engine_error(400, body(said)))["error"]
         assert error["message"] == found
         assert error["n_prompt_tokens"] == tokens
 
@@ -136,9 +141,7 @@ def test_a_fault_of_the_engine_stays_one(said: bytes) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"<html>", b"[]", b"{}", b'{"error":"no"}', body([])])
 def test_what_is_no_error_of_client_server_is_told_in_one(said: bytes) -> None:
-    error = json.loads(client_error_body(EndpointKind.CHAT, "/v1/chat/completions", 500, said))[
-        "error"
-    ]
+    error = json.loads(OPENAI.engine_error(500, said))["error"]
     shown = said.decode() or "no reason"
     assert error == {
         "param": None,
@@ -165,8 +168,6 @@ def test_an_input_that_is_too_long_is_the_clients_mistake() -> None:
     status, body_sent = reclassify_error(500, body({"code": 500, "message": message}))
     error = parse_error(body_sent)
     assert (status, error and error["n_ctx"]) == (400, 1024)
-    shown = parse_error(
-        client_error_body(EndpointKind.EMBED_OR_RERANK, "/v1/embeddings", status, body_sent)
-    )
+    shown = parse_error(OPENAI.engine_error(status, body_sent))
     assert shown
     assert shown["code"] == "context_length_exceeded"

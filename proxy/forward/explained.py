@@ -1,0 +1,95 @@
+"""Adds the explanation of a request to its response, if a header asks for it.
+
+To a whole response as the member `corral`; to a stream of OpenAI's completions as one more chunk,
+with no choices, before `[DONE]`; to other streams as the member in their last event.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from multidict import CIMultiDict
+
+from proxy.common.headers import SLOT
+from proxy.errors import UpstreamFailed
+from proxy.forward.response import StreamTransform
+from proxy.observe.explanation import explain, own_figures
+from proxy.observe.record import AccessRecord
+from proxy.router.lease import Lease
+from proxy.upstream.http1 import DONE
+
+MEMBER: Final = "corral"
+_END: Final = b"\n\n"
+# The last event of a stream of OpenAI's completions, Anthropic's messages, OpenAI's responses and
+# llama-server's own completion. Quotes within texts are escaped.
+_LAST: Final = re.compile(
+    rb'^data: \[DONE\]|^event: (?:message_stop|response\.(?:completed|incomplete))|"stop":true',
+    re.MULTILINE,
+)
+_IN_ALL_CHUNKS: Final = ("id", "object", "created", "model", "system_fingerprint")
+
+
+class Explained(StreamTransform):
+    too_long = "is too long to be explained"
+
+    def __init__(self, record: AccessRecord) -> None:
+        self._record = record
+        self._lease: Lease | None = None
+        self._held = b""
+        self._passed = b""  # the last events that were passed on
+
+    def note_lease(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def begin(self, status: int, headers: CIMultiDict[str]) -> None:  # noqa: ARG002 (of any status)
+        number = self._lease.slot_number if self._lease else None
+        if number is not None:
+            headers[SLOT] = str(number)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the whole events of a stream before its last one."""
+        self._held += chunk
+        if len(self._held) > self.max_bytes:
+            raise UpstreamFailed(f"the response of {self._record.instance} {self.too_long}")
+        last = _LAST.search(self._held)
+        at = self._held.rfind(_END, 0, last.start() if last else len(self._held))
+        whole = at + len(_END) if at >= 0 else 0
+        passed, self._held = self._held[:whole], self._held[whole:]
+        self._passed = passed or self._passed
+        return passed
+
+    def end(self) -> bytes:
+        """Return the last event with the explanation; an incomplete end stays unchanged."""
+        event, end, rest = self._held.partition(_END)
+        if DONE in event:
+            chunk = {**_shared_chunk_members(self._passed), MEMBER: self._explanation()}
+            return b"data: " + orjson.dumps(chunk) + _END + self._held
+        if not event.endswith(b"}"):
+            return self._held
+        return event[:-1] + b"," + orjson.dumps({MEMBER: self._explanation()})[1:] + end + rest
+
+    def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of any status)
+        """Add the explanation to a JSON object; other bodies stay unchanged."""
+        whole = body.rstrip()
+        if not (whole.startswith(b"{") and whole.endswith(b"}")):
+            return body
+        comma = b"" if not whole[1:-1].strip() else b","
+        return whole[:-1] + comma + orjson.dumps({MEMBER: self._explanation()})[1:]
+
+    def _explanation(self) -> Mapping[str, Any]:
+        figures = self._record.figures()
+        return explain(own_figures(figures) if self._record.hides_others else figures).as_json()
+
+
+def _shared_chunk_members(passed: bytes) -> dict[str, Any]:
+    """Return the members that all chunks of a stream share, as the last sent chunk has them."""
+    line = passed.rstrip().rpartition(b"data: ")[2]
+    try:
+        chunk = orjson.loads(line)
+        shared = {name: chunk[name] for name in _IN_ALL_CHUNKS if name in chunk}
+    except (ValueError, TypeError):
+        shared = {}
+    return {"choices": [], **shared}
