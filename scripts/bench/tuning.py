@@ -12,7 +12,7 @@ from typing import Final
 
 from supervisor.bench.figures import compare
 from supervisor.bench.own_engine import measure_threads
-from supervisor.bench.tune import TuneJob, TuneOptions
+from supervisor.bench.tune import TuneJob
 from supervisor.bench.tune_goal import Trials
 from supervisor.bench.tune_measure import Measurements
 from supervisor.bench.tune_search import Rounds
@@ -40,9 +40,14 @@ def arguments() -> argparse.Namespace:
 def job(options: argparse.Namespace, seed: int) -> TuneJob:
     where = directories()
     targets = choose([options.model], None, where)
-    wanted = TuneOptions(options.goal, options.minutes, seed)
     return TuneJob(
-        targets.loaded.settings, where, targets.names[0], wanted, first=(too_many_threads(),)
+        targets.loaded.settings,
+        where,
+        targets.names[0],
+        options.goal,
+        options.minutes,
+        seed,
+        first=(too_many_threads(),),
     )
 
 

@@ -68,18 +68,9 @@ _GREEDY: Final[Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A generated token and the log-probabilities of the most probable tokens.
-
-    `top` is empty for a token that was drafted and accepted. Source: llama-server, builds 10434 and
-    11434.
-    """
-
-    token: int
-    top: Mapping[int, float]
-
-
+# A generated token and the log-probabilities of the most probable tokens, which are not known of a
+# token that was drafted and accepted. Source: llama-server, builds 10434 and 11434.
+Position = tuple[int, Mapping[int, float]]
 # A prompt and the answer to it.
 Answer = tuple[list[int], tuple[Position, ...]]
 
@@ -116,11 +107,10 @@ async def record(client: EngineClient, tokens: int) -> tuple[Answer, ...]:
 
 async def compare(client: EngineClient, reference: Sequence[Answer]) -> Quality:
     pairs = [pair for answer in reference for pair in await _compare_positions(client, answer)]
-    divergences = [
-        kl_divergence(ours.top, theirs.top) for ours, theirs in pairs if ours.top and theirs.top
-    ]
+    tops = [(ours, theirs) for (_, ours), (_, theirs) in pairs if ours and theirs]
+    divergences = [kl_divergence(ours, theirs) for ours, theirs in tops]
     return Quality(
-        equal=sum(ours.token == theirs.token for ours, theirs in pairs),
+        equal=sum(ours[0] == theirs[0] for ours, theirs in pairs),
         total=len(pairs),
         divergence=sum(divergences) / len(divergences) if divergences else None,
     )
@@ -135,11 +125,11 @@ async def _compare_positions(
         wanted = positions[len(pairs) :]
         if not wanted:
             break
-        done = [position.token for position in positions[: len(pairs)]]
+        done = [token for token, _ in positions[: len(pairs)]]
         found = await _greedy(client, [*prompt, *done], len(wanted))
         for ours, theirs in zip(wanted, found, strict=True):
             pairs.append((ours, theirs))
-            if ours.token != theirs.token:
+            if ours[0] != theirs[0]:
                 break
     return pairs
 
@@ -157,7 +147,7 @@ def _positions(content: Mapping[str, Any]) -> Iterator[Position]:
     for entry in content.get("completion_probabilities", ()):
         match entry:
             case {"id": int(token), "top_logprobs": list(top)}:
-                yield Position(token, {int(t["id"]): float(t["logprob"]) for t in top})
+                yield token, {int(t["id"]): float(t["logprob"]) for t in top}
             case _:
                 raise WorkloadFailed("/completion reported a token without probabilities")
 
@@ -226,32 +216,28 @@ class QualityChecks:
 _ENDING_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class TuneOptions:
-    goal: GoalName = "latency"
-    minutes: float = 5.0
-    seed: int = 0
-
-
 class TuneJob:
     """One `corral tune`; its parts can be read after an interrupt."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what to tune, and how)
         self,
         settings: Settings,
         directories: Directories,
         model: str,
-        options: TuneOptions,
+        goal: GoalName = "latency",
+        minutes: float = 5.0,
+        seed: int = 0,
         *,
         first: tuple[Variant, ...] = (),
     ) -> None:
         """Plan the profile and its variants, `first` before all others; raises CorralError."""
-        self._ends_at_s = time.monotonic() + options.minutes * 60
-        self.options = options
-        self.goal = GOALS[options.goal]
+        self._ends_at_s = time.monotonic() + minutes * 60
+        self.minutes = minutes
+        self.seed = seed
+        self.goal = GOALS[goal]
         self.plans = VariantPlans(settings, directories, model)
         _check_generates(self.plans)
-        wanted = (*first, *candidates(options.goal, _situation(self.plans)))
+        wanted = (*first, *candidates(goal, _situation(self.plans)))
         usable = self.plans.usable(wanted)
         self.refused: Mapping[Variant, str] = {
             variant: reason for variant, reason in usable.items() if reason
@@ -277,10 +263,10 @@ class TuneJob:
             self.checks.check,
             budget_s=self._ends_at_s - _ENDING_S - time.monotonic(),
             clock=time.monotonic,
-            seed=self.options.seed,
+            seed=self.seed,
             progress=progress,
         )
-        more = f"--minutes {math.ceil(self.options.minutes * 4)}"
+        more = f"--minutes {math.ceil(self.minutes * 4)}"
         try:
             outcome = await self.search.run()
         except BaseFailed as error:
@@ -291,8 +277,7 @@ class TuneJob:
             ) from error
         if self.search.trials.is_empty:
             raise StartFailed(
-                f"no variant of {self.plans.model} could be measured in "
-                f"{self.options.minutes:g} minutes",
+                f"no variant of {self.plans.model} could be measured in {self.minutes:g} minutes",
                 hint=f"give it more time ({more}), and end other programs",
             )
         return outcome

@@ -21,7 +21,7 @@ from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.plan.draft import SIMPLE
 from supervisor.plan.render import render
 from supervisor.plan.tuned_profile import Evidence, path_of
-from supervisor.settings.edit import key_text
+from supervisor.settings.edit import key_text, toml
 from supervisor.system.files import write_atomic
 from supervisor.system.toml_file import read_toml
 
@@ -229,9 +229,6 @@ _AXES: Final[Mapping[str, Callable[[GoalName, Situation], _Options]]] = {
 }
 
 
-_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-
-
 def render_profile(
     model: str,
     profile: str,
@@ -254,39 +251,22 @@ def render_profile(
             *(f"{name}: {value}" for name, value in facts),
         ),
         "",
-        f"description = {_quote_string(f'{model} on this machine, tuned for {goal}')}",
-        f"extends = {_quote_string(profile)}",
+        f"description = {_literal(f'{model} on this machine, tuned for {goal}')}",
+        f"extends = {_literal(profile)}",
         *([f"replicas = {variant.replicas}"] if variant.replicas else []),
         "",
         "[flags]",
-        *_table(dict(variant.flags)),
+        *(f"{key} = {_literal(value)}" for key, value in variant.flags),
         "",
         "[tuned]",
-        *_table({key: getattr(evidence, key) for key in Evidence.__slots__}),
+        *(f"{key} = {_literal(getattr(evidence, key))}" for key in Evidence.__slots__),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(values: Mapping[str, FlagValue]) -> Iterator[str]:
-    for key, value in values.items():
-        yield f"{key} = {_literal(value)}"
-
-
 def _literal(value: FlagValue) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return _quote_string(value) if isinstance(value, str) else repr(value)
-
-
-def _quote_string(text: str) -> str:
-    return f'"{"".join(_escape_character(char) for char in text)}"'
-
-
-def _escape_character(char: str) -> str:
-    if char in _ESCAPES:
-        return _ESCAPES[char]
-    is_surrogate = 0xD800 <= ord(char) <= 0xDFFF  # TOML has none
-    return char if char.isprintable() else "?" if is_surrogate else f"\\U{ord(char):08X}"
+    # TOML has no surrogates.
+    return toml(value.encode(errors="replace").decode() if isinstance(value, str) else value)
 
 
 def _comments(*paragraphs: str) -> Iterable[str]:

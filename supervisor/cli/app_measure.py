@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typer import BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Json, ModelName, names_of, verb, word
+from supervisor.cli.options import Config, Json, ModelName, flag, names_of, verb, word
 from supervisor.output import CommandResult
 
 measure_commands = Typer()
@@ -66,9 +66,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     seed: Annotated[
         int | None, Option(min=0, help="Repeat the texts and the order of an earlier run.")
     ] = None,
-    force: Annotated[
-        bool, Option("--force", help="Measure although the machine is not free.")
-    ] = False,
+    force: Annotated[bool, flag("--force", "Measure although the machine is not free.")] = False,
     report: Annotated[
         Path | None, Option(metavar="FILE.html", help="Write a report with plots there.")
     ] = None,
@@ -92,10 +90,8 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
 @verb(measure_commands)
 def trial(
     model: Annotated[str | None, word("model", "A model with a trial; none means all.")] = None,
-    apply: Annotated[
-        bool, Option("--apply", help="Make the profile on trial the model's own.")
-    ] = False,
-    end: Annotated[bool, Option("--end", help="End the trial.")] = False,
+    apply: Annotated[bool, flag("--apply", "Make the profile on trial the model's own.")] = False,
+    end: Annotated[bool, flag("--end", "End the trial.")] = False,
 ) -> CommandResult:
     """Show the figures of a live trial of another profile; --apply or --end finishes the trial.
 
@@ -113,10 +109,10 @@ def trial(
 def balance(
     model: Annotated[str | None, word("model", "A model with workers; none means all.")] = None,
     apply: Annotated[
-        bool, Option("--apply", help="Move the layers as suggested; loads the model again.")
+        bool, flag("--apply", "Move the layers as suggested; loads the model again.")
     ] = False,
     undo: Annotated[
-        bool, Option("--undo", help="Move the layers back to their previous workers.")
+        bool, flag("--undo", "Move the layers back to their previous workers.")
     ] = False,
 ) -> CommandResult:
     """Show how long each worker of a split model takes, and which layers should move.
@@ -140,12 +136,8 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     ] = "latency",
     minutes: Annotated[float, Option(min=0.2, max=1440, help="Time to search.")] = 5.0,
     seed: Annotated[int, Option(min=0, max=2**31, help="Seed for the order of measurements.")] = 0,
-    undo: Annotated[
-        bool, Option("--undo", help="Restore the profile before the last tuning.")
-    ] = False,
-    force: Annotated[
-        bool, Option("--force", help="Measure although the machine is not free.")
-    ] = False,
+    undo: Annotated[bool, flag("--undo", "Restore the profile before the last tuning.")] = False,
+    force: Annotated[bool, flag("--force", "Measure although the machine is not free.")] = False,
     config: Config = None,
 ) -> CommandResult:
     """Search for the flags with which a model runs best on this machine.
@@ -153,13 +145,11 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     Measures variants of its profile on engines of its own, beside the daemon. The best one is
     written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
     """
-    from supervisor.bench.tune import TuneOptions
     from supervisor.cli import tune as command
 
     if undo:
         return command.undo(model)
-    options = TuneOptions(goal, minutes, seed)
-    return command.tune(model, config, options, force=force)
+    return command.tune(model, config, goal, minutes, seed, force=force)
 
 
 usage_commands = Typer()
@@ -176,7 +166,7 @@ def usage(
     ] = None,
     key: Annotated[str | None, word("key", "Only this API key.", "--key")] = None,
     model: Annotated[str | None, word("model", "Only this model.", "--model")] = None,
-    as_csv: Annotated[bool, Option("--csv", help="Print comma-separated values.")] = False,
+    as_csv: Annotated[bool, flag("--csv", "Print comma-separated values.")] = False,
     as_json: Json = False,
 ) -> CommandResult:
     """Show the tokens, slot time and processor time that each API key used.
@@ -207,7 +197,7 @@ def record_show() -> CommandResult:
 @verb(record_commands, "forget")
 def record_forget(
     model: Annotated[str | None, word("model", "The model.")] = None,
-    everything: Annotated[bool, Option("--all", help="All models.")] = False,
+    everything: Annotated[bool, flag("--all", "All models.")] = False,
 ) -> CommandResult:
     """Delete the recorded figures; works without a daemon."""
     from supervisor.cli.history import forget_recorded as call

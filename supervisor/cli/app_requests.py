@@ -7,7 +7,16 @@ from typing import Annotated, Final, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Names, read_bytes, read_flag, read_seconds, verb, word
+from supervisor.cli.options import (
+    Config,
+    Names,
+    flag,
+    read_bytes,
+    read_flag,
+    read_seconds,
+    verb,
+    word,
+)
 from supervisor.output import CommandResult
 
 # The same as `proxy.observe.past.LIMIT_MAX`, which is slow to import.
@@ -27,15 +36,12 @@ def requests(
         Option("--last", "-n", min=1, max=_LAST_MAX, help="The latest N ended requests."),
     ] = None,
     model: Annotated[
-        str | None,
-        word("model", "Ended requests of this model.", "--model", "-m"),
+        str | None, word("model", "Ended requests of this model.", "--model", "-m")
     ] = None,
     client: Annotated[
         str | None, Option("--client", help="Ended requests of this API key or address.")
     ] = None,
-    failed: Annotated[
-        bool, Option("--failed", help="Requests that failed or were cancelled.")
-    ] = False,
+    failed: Annotated[bool, flag("--failed", "Requests that failed or were cancelled.")] = False,
     since: Annotated[
         str | None, Option("--since", help="Ended since then: 90s, 15m, 1h, 2d, or a date.")
     ] = None,
@@ -65,7 +71,7 @@ def requests_show(
 @verb(requests_commands, "forget")
 def requests_forget(
     model: Annotated[str | None, word("model", "The model.", "--model", "-m")] = None,
-    everything: Annotated[bool, Option("--all", help="All models.")] = False,
+    everything: Annotated[bool, flag("--all", "All models.")] = False,
 ) -> CommandResult:
     """Delete the stored records of ended requests; works without a daemon."""
     from supervisor.cli.requests import forget as call
@@ -98,7 +104,7 @@ def capture(
         int, Option(parser=read_bytes, metavar="SIZE", help="Limit of the file, such as 64MiB.")
     ] = "64MiB",  # type: ignore[assignment]
     max_requests: Annotated[int | None, Option(min=1, help="Limit of requests.")] = None,
-    stop: Annotated[bool, Option("--stop", help="End the running capture.")] = False,
+    stop: Annotated[bool, flag("--stop", "End the running capture.")] = False,
 ) -> CommandResult:
     """Record the requests to a model and their responses; without options, show the capture.
 
@@ -138,7 +144,7 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
         list[str] | None,
         Option("--set", metavar="KEY=VALUE", help="A flag, such as cache-type-k=q8_0."),
     ] = None,
-    daemon: Annotated[bool, Option("--daemon", help="Play against the running daemon.")] = False,
+    daemon: Annotated[bool, flag("--daemon", "Play against the running daemon.")] = False,
     speed: Annotated[
         Literal["full", "as-recorded"],
         Option(help="full: as fast as possible. as-recorded: at the recorded times."),
@@ -177,7 +183,7 @@ def report(
         Option(metavar="FILE", help="A new file. Unset: named after the time, in here."),
     ] = None,
     with_prompts: Annotated[
-        bool, Option("--with-prompts", help="Keep the prompts in logs and settings.")
+        bool, flag("--with-prompts", "Keep the prompts in logs and settings.")
     ] = False,
     config: Config = None,
 ) -> CommandResult:
@@ -225,7 +231,7 @@ def slots_save(models: Names = None) -> CommandResult:
 @verb(slots_commands, "forget")
 def slots_forget(
     model: Annotated[str | None, word("model", "The model.")] = None,
-    everything: Annotated[bool, Option("--all", help="All models.")] = False,
+    everything: Annotated[bool, flag("--all", "All models.")] = False,
     conversation: Annotated[
         str | None, Option("--conversation", "-c", metavar="NAME", help="From `corral slots list`.")
     ] = None,

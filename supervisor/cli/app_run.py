@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from typer import BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Json, Listen, ModelName, Models, Names, verb, word
+from supervisor.cli.options import Config, Json, Listen, ModelName, Models, Names, flag, verb, word
 from supervisor.output import CommandResult
 
 run_commands = Typer()
@@ -82,7 +82,7 @@ def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
         int | None, Option(min=1, metavar="MIB", help="Memory to offer, if the build can.")
     ] = None,
     cache: Annotated[
-        bool, Option("--cache", help="Keep large tensors on disk, for faster loads.")
+        bool, flag("--cache", "Keep large tensors on disk, for faster loads.")
     ] = False,
     config: Config = None,
 ) -> CommandResult:
@@ -134,9 +134,7 @@ def unload(models: Names = None) -> CommandResult:
 
 @verb(run_commands)
 def reload(
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show what would change; change nothing.")
-    ] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Show what would change; change nothing.")] = False,
 ) -> CommandResult:
     """Apply changed settings without cutting requests.
 
@@ -171,7 +169,7 @@ def ui(
 
 @verb(run_commands)
 def top(
-    once: Annotated[bool, Option("--once", help="Print one frame and exit.")] = False,
+    once: Annotated[bool, flag("--once", "Print one frame and exit.")] = False,
     interval: Annotated[
         float, Option(min=0.2, max=60, metavar="S", help="Seconds between refreshes.")
     ] = 1.0,
@@ -192,7 +190,7 @@ def logs(
     model: Annotated[str | None, word("model", "A model; none means the daemon.")] = None,
     follow: Annotated[bool, Option("-f", "--follow", help="Show new lines until Ctrl-C.")] = False,
     lines: Annotated[int, Option("-n", min=0, max=100_000, help="How many old lines.")] = 50,
-    raw: Annotated[bool, Option("--raw", help="Pass control characters on.")] = False,
+    raw: Annotated[bool, flag("--raw", "Pass control characters on.")] = False,
 ) -> CommandResult:
     """Show the log of a model's engines, or of the daemon."""
     from supervisor.cli.history import logs as call
@@ -202,7 +200,7 @@ def logs(
 
 @verb(run_commands, has_json=False)
 def events(
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object a line.")] = False,
 ) -> CommandResult:
     """Show events as they happen, until Ctrl-C."""
     from supervisor.cli.history import events as call

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Models, Yes, ask, read_seconds, verb, word
+from supervisor.cli.options import Config, Models, Yes, ask, flag, read_seconds, verb, word
 from supervisor.output import CommandResult
 
 setup_commands = Typer()
@@ -15,9 +15,7 @@ setup_commands = Typer()
 @verb(setup_commands)
 def init(
     models: Models = None,
-    force: Annotated[
-        bool, Option("--force", help="Replace a settings file; a backup is kept.")
-    ] = False,
+    force: Annotated[bool, flag("--force", "Replace a settings file; a backup is kept.")] = False,
     config: Config = None,
 ) -> CommandResult:
     """Write a commented corral.toml for this machine and the models that are stored here."""
@@ -41,7 +39,7 @@ def import_settings(
         Option("--from", help="Its format. Unset: detected from the content."),
     ] = None,
     write: Annotated[
-        bool, Option("--write", help="Write it into corral.toml, with a backup beside it.")
+        bool, flag("--write", "Write it into corral.toml, with a backup beside it.")
     ] = False,
     config: Config = None,
 ) -> CommandResult:
@@ -65,10 +63,10 @@ def connect(
         word("model", "For short requests, such as titles. Unset: the same model.", "--small"),
     ] = None,
     write: Annotated[
-        bool, Option("--write", help="Check with one request, then write; each file has a backup.")
+        bool, flag("--write", "Check with one request, then write; each file has a backup.")
     ] = False,
     undo: Annotated[
-        bool, Option("--undo", help="Remove the settings of --write; the rest stays.")
+        bool, flag("--undo", "Remove the settings of --write; the rest stays.")
     ] = False,
     check: Annotated[
         bool, Option("--check/--no-check", help="With --write: send a request first.")
@@ -143,9 +141,7 @@ def config_unset(key: SettingKey, config: Config = None) -> CommandResult:
 def config_schema(
     write: Annotated[
         bool,
-        Option(
-            "--write", help="Write it beside corral.toml, and name it in corral.toml for editors."
-        ),
+        flag("--write", "Write it beside corral.toml, and name it in corral.toml for editors."),
     ] = False,
     config: Config = None,
 ) -> CommandResult:
@@ -171,7 +167,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
         Literal["interactive", "batch"], Option(help="batch: all interactive requests go first.")
     ] = "interactive",
     admin: Annotated[
-        bool, Option("--admin", help="It may use the dashboard, and sees all requests.")
+        bool, flag("--admin", "It may use the dashboard, and sees all requests.")
     ] = False,
     tokens_per_minute: Annotated[
         int | None, Option(min=1, help="Tokens of prompts and answers a minute.")
@@ -364,8 +360,8 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     margin: Annotated[
         float, Option(parser=_share, metavar="SHARE", help="How much slower it may be.")
     ] = "20%",  # type: ignore[assignment]
-    promote: Annotated[bool, Option("--promote", help="Make it the model's own engine.")] = False,
-    withdraw: Annotated[bool, Option("--withdraw", help="End it.")] = False,
+    promote: Annotated[bool, flag("--promote", "Make it the model's own engine.")] = False,
+    withdraw: Annotated[bool, flag("--withdraw", "End it.")] = False,
 ) -> CommandResult:
     """Try another build on a share of a model's conversations; without options, show the figures.
 
@@ -400,7 +396,7 @@ def model_get(
     ],
     projector: Annotated[bool, Option(help="Fetch the model's projector too.")] = True,
     draft: Annotated[bool, Option(help="Fetch its draft model or draft heads too.")] = True,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show the files; fetch nothing.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Show the files; fetch nothing.")] = False,
     as_lines: Annotated[bool, Option("--lines", hidden=True)] = False,
 ) -> CommandResult:
     """Download a model, unless it is complete already.
@@ -459,7 +455,7 @@ def model_remove(
 
 @verb(model_commands, "prune")
 def model_prune(
-    dry_run: Annotated[bool, Option("--dry-run", help="Show, and delete nothing.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Show, and delete nothing.")] = False,
     yes: Yes = False,
     config: Config = None,
 ) -> CommandResult:

@@ -77,6 +77,11 @@ def word(kind: Kind, text: str | None = None, *names: str, metavar: str | None =
     return Argument(help=text, metavar=metavar, autocompletion=offer(kind))
 
 
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value."""
+    return Option(name, help=text)
+
+
 Config = Annotated[Path | None, Option("--config", help="Read this settings file.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 Listen = Annotated[str | None, Option("--listen", help="HOST:PORT for clients; port 0: any.")]

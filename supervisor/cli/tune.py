@@ -15,11 +15,11 @@ from supervisor.bench import tune as tune_module
 from supervisor.bench import tune_space, variants
 from supervisor.bench.figures import TOO_FEW, Comparison
 from supervisor.bench.own_engine import measure_threads
-from supervisor.bench.tune import TuneJob, TuneOptions, refused_rows
+from supervisor.bench.tune import TuneJob, refused_rows
 from supervisor.bench.tune_goal import Trial, Trials
 from supervisor.bench.tune_measure import VariantPlans
 from supervisor.bench.tune_search import Outcome
-from supervisor.bench.tune_space import Variant, render_profile
+from supervisor.bench.tune_space import GoalName, Variant, render_profile
 from supervisor.bench.variants import VariantSpec
 from supervisor.cli.bench import machine_facts
 from supervisor.cli.targets import choose, name_of
@@ -50,8 +50,8 @@ def _result(
     data = {
         "model": job.plans.model,
         "goal": job.goal.name,
-        "minutes": job.options.minutes,
-        "seed": job.options.seed,
+        "minutes": job.minutes,
+        "seed": job.seed,
         "comparison": outcome.comparison.data() if outcome and outcome.comparison else None,
         "tried": tune_module.data(_trials(job), job.checks.found),
         "refused": {variant.name: reason for variant, reason in job.refused.items()},
@@ -102,7 +102,7 @@ def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, 
 def profile_text(
     job: TuneJob, outcome: Outcome, winner: Variant, comparison: Comparison, word: str
 ) -> str:
-    plan, model, options = job.plans.base.plan, job.plans.model, job.options
+    plan, model = job.plans.base.plan, job.plans.model
     profile = job.plans.profile
     at = datetime.now(UTC)
     now = conditions(machine_here(), plan.engine, plan.gguf)
@@ -117,15 +117,21 @@ def profile_text(
         ("machine", f"{now.machine}, {size(machine.read().memory_bytes)}, devices: {now.devices}"),
         ("engine", now.engine),
         ("model", f"{plan.gguf.path.name}, {size(plan.gguf.size_bytes)}, {now.model}"),
-        ("seed", str(options.seed)),
+        ("seed", str(job.seed)),
     )
-    words = ["corral", "tune", word, "--goal", options.goal, "--minutes", f"{options.minutes:g}"]
-    command = shlex.join([*words, "--seed", str(options.seed)])
+    words = ["corral", "tune", word, "--goal", job.goal.name, "--minutes", f"{job.minutes:g}"]
+    command = shlex.join([*words, "--seed", str(job.seed)])
     return render_profile(model, profile, winner, evidence, command, facts)
 
 
 def tune(
-    word: str, config: Path | None, options: TuneOptions, *, force: bool = False
+    word: str,
+    config: Path | None,
+    goal: GoalName = "latency",
+    minutes: float = 5.0,
+    seed: int = 0,
+    *,
+    force: bool = False,
 ) -> CommandResult:
     where = directories()
     targets = choose([word], config, where)
@@ -141,7 +147,7 @@ def tune(
         *variants.notes(facts),
     )
     measure_threads(LaunchPlanner(settings, where), model, where)
-    found = _measure(TuneJob(settings, where, model, options), where, word)
+    found = _measure(TuneJob(settings, where, model, goal, minutes, seed), where, word)
     return replace(found, notes=(*found.notes, *notes))
 
 
@@ -159,7 +165,7 @@ def _measure(job: TuneJob, where: Directories, word: str) -> CommandResult:
     notes = []
     if count := len(outcome.untried):
         whole = len(job.candidates)
-        minutes = math.ceil(job.options.minutes * whole / max(1, whole - count))
+        minutes = math.ceil(job.minutes * whole / max(1, whole - count))
         notes = [
             f"{count} of {whole} variants were not tried; --minutes {minutes} has time for all"
         ]
@@ -207,7 +213,7 @@ def undo(word: str) -> CommandResult:
 
 
 async def _run(job: TuneJob) -> Outcome:
-    whole_s = job.options.minutes * 60
+    whole_s = job.minutes * 60
 
     def show(stage: str, left_s: float) -> None:
         detail = f"{stage} · at most {duration(left_s)} left"

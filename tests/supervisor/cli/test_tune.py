@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.bench.tune import Quality, QualityChecks, TuneOptions
+from supervisor.bench.tune import Quality, QualityChecks
 from supervisor.bench.tune_goal import Figures
 from supervisor.bench.tune_measure import Measurements, Sizes
 from supervisor.bench.tune_space import Variant
@@ -79,7 +79,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> Speeds:
 
 
 def run(model: Path, **options: Any) -> CommandResult:
-    return tune(str(model), None, TuneOptions(**options), force=True)
+    return tune(str(model), None, **options, force=True)
 
 
 def data(found: CommandResult) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_a_model_that_generates_no_text_is_refused(home: Path, tiny_model: Path)
         + f'[models.e]\npath = "{tiny_model}"\n[models.e.flags]\nreranking = true\n'
     )
     with pytest.raises(ModelInvalid, match="makes embeddings"):
-        tune("e", None, TuneOptions(), force=True)
+        tune("e", None, force=True)
 
 
 def test_a_tuned_profile_of_a_name_with_a_slash_is_undone(home: Path) -> None:
