@@ -112,7 +112,7 @@ def convert_llama_swap(
     """
     whole = read_yaml(from_environment(text, environ))
     models, omitted = [], list(_omitted_keys(whole))
-    for name, entry in _table_or_empty(whole.get("models")).items():
+    for name, entry in _table_or_empty(whole, "models").items():
         made = _llama_swap_model(name, _table_or_empty(entry), whole, base, known)
         if isinstance(made, ConvertedModel):
             models.append(made)
@@ -192,9 +192,7 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
     ttl_s = _seconds(entry, "ttl", -1)
     if ttl_s == -1:
         ttl_s = _seconds(whole, "globalTTL", 0)
-    preloaded = _texts(
-        _table_or_empty(_table_or_empty(whole.get("hooks")).get("on_startup")).get("preload")
-    )
+    preloaded = _texts(_table_or_empty(whole, "hooks", "on_startup").get("preload"))
     is_pinned = any(
         group.get("persistent") and name in _texts(group.get("members")) for group in _groups(whole)
     )
@@ -202,17 +200,17 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
         "preload": name in preloaded,
         **({"ttl_s": ttl_s} if ttl_s else {}),
         **({"pinned": True} if is_pinned else {}),
-        **_variants(name, _table_or_empty(entry.get("filters"))),
+        **_variants(name, _table_or_empty(entry, "filters")),
     }
 
 
 def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
     """Convert `setParamsByID`, whose keys are NAME:VARIANT, to variants."""
     strip = split_list(",".join(_texts(filters.get("stripParams"))))
-    members = _table_or_empty(filters.get("setParams"))
+    members = _table_or_empty(filters, "setParams")
     found: dict[str, dict[str, Any]] = {
         key.removeprefix(f"{name}:"): {"set": _without_null({**members, **_table_or_empty(value)})}
-        for key, value in _table_or_empty(filters.get("setParamsByID")).items()
+        for key, value in _table_or_empty(filters, "setParamsByID").items()
         if key.startswith(f"{name}:")
     }
     for variant in found.values():
@@ -222,15 +220,14 @@ def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_omitted(entry: Mapping[str, Any]) -> Iterator[str]:
-    filters = _table_or_empty(entry.get("filters"))
+    filters = _table_or_empty(entry, "filters")
     if filters.get("setParams") or filters.get("stripParams"):
         yield (
             "filters change every request of the model; here a variant does, which clients name: "
             "variants.NAME with set and strip"
         )
-    if _table_or_empty(filters.get("setParamsByID")) != _without_null(
-        _table_or_empty(filters.get("setParamsByID"))
-    ):
+    by_id = _table_or_empty(filters, "setParamsByID")
+    if by_id != _without_null(by_id):
         yield "null in setParamsByID: TOML has none"
     yield from no_equivalent_notes(set(entry) - _NEEDLESS - _MODEL_KEYS)
 
@@ -239,7 +236,7 @@ def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
     load_timeout_s = _seconds(whole, "healthCheckTimeout", 0)
     nodes = {
         name: _node(expand_macros(_table_or_empty(peer), _macros(whole)))
-        for name, peer in _table_or_empty(whole.get("peers")).items()
+        for name, peer in _table_or_empty(whole, "peers").items()
     }
     return {
         "proxy": {"listen": _DEFAULT_LISTEN, **({"api_keys_file": KEYS_FILE} if has_keys else {})},
@@ -254,7 +251,7 @@ def _node(peer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _omitted_keys(whole: Mapping[str, Any]) -> Iterator[str]:
-    for name, peer in _table_or_empty(whole.get("peers")).items():
+    for name, peer in _table_or_empty(whole, "peers").items():
         if _table_or_empty(peer).get("apiKey"):
             yield (
                 f"peers.{name}.apiKey: write it into a file of mode 0600, key_file of "
@@ -266,19 +263,19 @@ def _omitted_keys(whole: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _groups(whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    router = _table_or_empty(_table_or_empty(whole.get("routing")).get("router"))
-    nested = _table_or_empty(_table_or_empty(router.get("settings")).get("groups"))
-    for group in (*_table_or_empty(whole.get("groups")).values(), *nested.values()):
+    nested = _table_or_empty(whole, "routing", "router", "settings", "groups")
+    for group in (*_table_or_empty(whole, "groups").values(), *nested.values()):
         yield _table_or_empty(group)
 
 
 def _macros(table: Mapping[str, Any]) -> Mapping[str, str]:
-    return {
-        name: _expand_text(value) for name, value in _table_or_empty(table.get("macros")).items()
-    }
+    return {name: _expand_text(value) for name, value in _table_or_empty(table, "macros").items()}
 
 
-def _table_or_empty(value: object) -> Mapping[str, Any]:
+def _table_or_empty(value: object, *keys: str) -> Mapping[str, Any]:
+    """Return a table, or the table at these keys in it; {} if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 

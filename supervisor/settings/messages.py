@@ -102,8 +102,7 @@ def unknown_tables(merged: Iterable[str]) -> Iterator[Problem]:
 
 def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from shared_names(settings.models)
-    yield from _default_model(settings)
-    yield from _fallbacks(settings)
+    yield from _unknown_models(settings)
     yield from _fallbacks_of_nodes(settings)
     yield from batching_conflicts(settings.models)
     yield from _workers(settings)
@@ -129,31 +128,24 @@ def shared_names(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
             )
 
 
-def _default_model(settings: Settings) -> Iterator[Problem]:
-    """Yield a default model that does not exist; with nodes, one of them may have it."""
-    default, models = settings.proxy.default_model, settings.models
-    known = all_names(models)
-    if not (default is None or default in known or settings.nodes):
-        yield Problem(
-            ("proxy", "default_model"),
-            f"proxy.default_model: no model is named {brief(default, quoted=False)}"
-            + did_you_mean(default, known),
-            f"models: {', '.join(models) or 'none'}; an alias or a variant will do as well",
-        )
-
-
-def _fallbacks(settings: Settings) -> Iterator[Problem]:
-    """Yield fallbacks to models that do not exist; with nodes, one of them may have it."""
-    known = all_names(settings.models)
-    for name, model in settings.models.items():
-        for other in () if settings.nodes else model.fallback:
-            if other not in known:
-                yield Problem(
-                    ("models", name, "fallback"),
-                    f"models.{name}.fallback: no model is named {brief(other, quoted=False)}"
-                    + did_you_mean(other, known),
-                    f"models: {', '.join(settings.models)}; an alias or a variant will do as well",
-                )
+def _unknown_models(settings: Settings) -> Iterator[Problem]:
+    """Yield a default model and fallbacks that do not exist; with nodes, one may have them."""
+    if settings.nodes:
+        return
+    models, known = settings.models, all_names(settings.models)
+    named: list[tuple[tuple[str, ...], str]] = []
+    if settings.proxy.default_model is not None:
+        named.append((("proxy", "default_model"), settings.proxy.default_model))
+    for name, model in models.items():
+        named += [(("models", name, "fallback"), other) for other in model.fallback]
+    for key, other in named:
+        if other not in known:
+            yield Problem(
+                key,
+                f"{'.'.join(key)}: no model is named {brief(other, quoted=False)}"
+                + did_you_mean(other, known),
+                f"models: {', '.join(models) or 'none'}; an alias or a variant will do as well",
+            )
 
 
 def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:

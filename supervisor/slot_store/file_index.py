@@ -298,16 +298,11 @@ def find_prefix(
 ) -> CataloguedFile | None:
     """Return a file of nearly this prefix: it lacks, and adds, fewer than `tokens_min` tokens."""
     wanted, few = ConversationFingerprint((), blocks), tokens_min // BLOCK_TOKENS
-    for entry in prefixes(catalogue, cache_key):
+    for entry in filter(lambda entry: is_prefix(entry.file), catalogue.anonymous(cache_key)):
         its = entry.file.fingerprint
         if max(count_missing_blocks(wanted, its), count_missing_blocks(its, wanted)) < few:
             return entry
     return None
-
-
-def prefixes(catalogue: Catalogue, cache_key: str) -> list[CataloguedFile]:
-    """Return the files that can be the beginning of conversations, the latest used first."""
-    return [entry for entry in catalogue.anonymous(cache_key) if is_prefix(entry.file)]
 
 
 def is_prefix(file: SlotFile) -> bool:

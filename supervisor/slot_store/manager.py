@@ -38,65 +38,6 @@ from supervisor.slot_store.slot_transfer import (
 from supervisor.slot_store.store import RestoreOutcome
 from supervisor.slot_store.store_config import SlotPersistence
 
-
-async def save_slot(
-    task: SlotTask,
-    client: EngineClient,
-    id_slot: int,
-    tokens: int,
-    fingerprint: ConversationFingerprint,
-) -> Transfer | None:
-    """Have the engine write a slot of `tokens`, or up to 2 fewer; store the file in background."""
-    try:
-        spooled = await write(task, client, id_slot, fingerprint, datetime.now(tz=UTC))
-    except EngineUnreachable as error:
-        task.emit_failed(str(error))
-        return None
-    except (OSError, AccessDenied) as error:
-        task.pause_saving(str(error))
-        return None
-    if spooled is None:
-        return None
-    written = spooled.unverified
-    if not 0 <= tokens - written.tokens <= TOKENS_AWAY_MAX:
-        spooled.path.unlink(missing_ok=True)  # another conversation took the slot
-        return None
-    task.files.store(spooled, task.pause_saving)
-    return Transfer(written.tokens, written.size_bytes, spooled.duration_s)
-
-
-async def restore_slot(
-    task: SlotTask, client: EngineClient, id_slot: int, name: str
-) -> Transfer | None:
-    """Fill a slot from a file; remove an unusable file from the catalogue."""
-    found = task.files.catalogue.get(name)
-    is_paused = task.files.restore_pause.is_on
-    if found is None or is_paused or not _fits(task, found.manifest):
-        return None
-    try:
-        read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
-    except EngineUnreachable as error:
-        if task.files.catalogue.get(name):  # otherwise its quarantine was reported
-            task.emit_restore_failed(error)
-        return None
-    except (OSError, AccessDenied) as error:
-        if task.files.restore_pause.begin():
-            task.emit_restore_failed(error)
-        return None
-    task.files.restore_pause.end()
-    if read is None:
-        return None
-    now = datetime.now(tz=UTC)
-    task.files.catalogue.note_use(name, now)
-    task.files.start(asyncio.to_thread(task.store.mark_used, found.manifest, now), f"use {name}")
-    return Transfer(read.tokens, read.size_bytes, read.duration_s)
-
-
-def _fits(task: SlotTask, manifest: Manifest) -> bool:
-    has_room = not task.ctx_slot or manifest.tokens < task.ctx_slot
-    return has_room and manifest.model == task.model and task.key.fits(manifest.identity)
-
-
 # This many responses in a row without a token from the cache prove that restored slots are unused.
 _UNUSED_MAX: Final = 2
 
@@ -203,19 +144,62 @@ class SlotManager:
         tokens: int,
         fingerprint: ConversationFingerprint,
     ) -> Transfer | None:
-        """Have the engine write an idle slot of `tokens`; None if that failed. Raises nothing.
+        """Have the engine write an idle slot of `tokens`, or up to 2 fewer; None if that failed.
 
-        The file is stored in the background.
+        The file is stored in the background. Raises nothing.
         """
         task = self._task(run)
-        return await save_slot(task, client, id_slot, tokens, fingerprint) if task else None
+        if task is None:
+            return None
+        try:
+            spooled = await write(task, client, id_slot, fingerprint, datetime.now(tz=UTC))
+        except EngineUnreachable as error:
+            task.emit_failed(str(error))
+            return None
+        except (OSError, AccessDenied) as error:
+            task.pause_saving(str(error))
+            return None
+        if spooled is None:
+            return None
+        written = spooled.unverified
+        if not 0 <= tokens - written.tokens <= TOKENS_AWAY_MAX:
+            spooled.path.unlink(missing_ok=True)  # another conversation took the slot
+            return None
+        task.files.store(spooled, task.pause_saving)
+        return Transfer(written.tokens, written.size_bytes, spooled.duration_s)
 
     async def restore_slot(
         self, client: EngineClient, run: int, id_slot: int, name: str
     ) -> Transfer | None:
-        """Fill an idle slot from a file; None if that failed. Raises nothing."""
-        task = self._task(run)
-        return await restore_slot(task, client, id_slot, name) if task else None
+        """Fill an idle slot from a file; None if that failed. Raises nothing.
+
+        An unusable file is removed from the catalogue.
+        """
+        if (task := self._task(run)) is None:
+            return None
+        found = task.files.catalogue.get(name)
+        is_paused = task.files.restore_pause.is_on
+        if found is None or is_paused or not _fits(task, found.manifest):
+            return None
+        try:
+            read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
+        except EngineUnreachable as error:
+            if task.files.catalogue.get(name):  # otherwise its quarantine was reported
+                task.emit_restore_failed(error)
+            return None
+        except (OSError, AccessDenied) as error:
+            if task.files.restore_pause.begin():
+                task.emit_restore_failed(error)
+            return None
+        task.files.restore_pause.end()
+        if read is None:
+            return None
+        now = datetime.now(tz=UTC)
+        task.files.catalogue.note_use(name, now)
+        task.files.start(
+            asyncio.to_thread(task.store.mark_used, found.manifest, now), f"use {name}"
+        )
+        return Transfer(read.tokens, read.size_bytes, read.duration_s)
 
     async def restore(self, client: EngineClient, run: int) -> int:
         """Fill slots with the latest conversations and with shared prefixes.
@@ -278,3 +262,8 @@ class SlotManager:
         if self._keyed is None or self._keyed[0] is not plan:
             self._keyed = plan, cache_key(plan)
         return self._keyed[1]
+
+
+def _fits(task: SlotTask, manifest: Manifest) -> bool:
+    has_room = not task.ctx_slot or manifest.tokens < task.ctx_slot
+    return has_room and manifest.model == task.model and task.key.fits(manifest.identity)
