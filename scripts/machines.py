@@ -248,12 +248,12 @@ class Machines:
             time.sleep(0.1)
 
     def _up(self) -> set[str]:
-        nodes = self._front.status()["nodes"]
-        return {node["name"].partition("@")[2] for node in nodes if node["state"] == "up"}
+        nodes = self._front.status().nodes
+        return {node.name.partition("@")[2] for node in nodes if node.state == "up"}
 
     def _busy(self, host: str) -> int:
-        nodes = self._front.status()["nodes"]
-        return sum(node["slots_busy"] for node in nodes if node["name"].endswith(host))
+        nodes = self._front.status().nodes
+        return sum(node.slots_busy for node in nodes if node.name.endswith(host))
 
     def _records(self, *hosts: str) -> None:
         self._names.set(*hosts)

@@ -19,7 +19,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Final, Self, TextIO
 
 from supervisor.errors import CorralError
@@ -137,12 +137,16 @@ def to_json(value: object, *, indent: bool = False) -> str:
         option = orjson.OPT_INDENT_2 if indent else 0
         text = orjson.dumps(value, option=option, default=str).decode()
     except orjson.JSONEncodeError:
-        text = json.dumps(value, indent=2 if indent else None, default=str)
+        text = json.dumps(value, indent=2 if indent else None, default=_members_or_text)
 
     def escape(found: re.Match[str]) -> str:
         return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
     return _SUSPECT.sub(escape, text)
+
+
+def _members_or_text(value: object) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def describe(error: CorralError, stream: TextIO, kind: str = "error") -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from proxy.dashboard.host import HostInstance, HostModel
-from proxy.endpoints.requests import RequestStats
 from proxy.nodes.nodes import NodeStats
+from proxy.observe.past import RequestStats
 from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats, LeaseStats, by_slot
 from proxy.router.queue import QueueStats

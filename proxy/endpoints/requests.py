@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from dataclasses import asdict
+from typing import Final
 
 from aiohttp import web
 
@@ -18,47 +18,15 @@ from proxy.observe.explanation import explain, own_figures
 from proxy.observe.past import (
     Conversations,
     HistoryQuery,
+    Phase,
     RequestHistory,
+    RequestStats,
     StoredRequest,
     past_query,
 )
 from proxy.observe.record import AccessRecord, InFlightRequest, OpenRequest, ServerState
 from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.router.router import Router
-
-# `reading`: the body is arriving; `stalled`: the client does not read; `ending`: the engine has not
-# yet confirmed an idle slot.
-Phase = Literal["reading", "queued", "loading", "prefill", "decode", "stalled", "ending"]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestStats:
-    """The current figures of a request in flight.
-
-    Attributes:
-        phase: Its phase; for several slots, that of the furthest.
-        position: Position in the queue, from 1; None if it is not queued.
-        slot: The engine's `id_slot`; None if the engine chose, or before it has one.
-        prompt_tokens: Prompt tokens, estimated until the engine reports them; None before it has a
-            slot.
-        prompt_tokens_done: Prompt tokens computed or found in the cache (`cached_tokens`).
-    """
-
-    id: str
-    client: str
-    path: str
-    model: str | None
-    instance: str | None
-    slot: int | None
-    priority: str
-    phase: Phase
-    position: int | None
-    age_s: float
-    prompt_tokens: int | None
-    prompt_tokens_done: int
-    cached_tokens: int
-    decoded_tokens: int
-    tokens_per_second: float
 
 
 def snapshot(

@@ -1,10 +1,10 @@
-"""Past requests: the interface of the supervisor's history, and a client's query."""
+"""Figures of requests in flight and of past ones; the interface of the supervisor's history."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from proxy.errors import BadRequest
 
@@ -12,6 +12,41 @@ LIMIT_MAX: Final = 10_000
 
 # The figures of one request by name; each value can be JSON.
 StoredRequest = Mapping[str, object]
+
+
+# `reading`: the body is arriving; `stalled`: the client does not read; `ending`: the engine has not
+# yet confirmed an idle slot.
+Phase = Literal["reading", "queued", "loading", "prefill", "decode", "stalled", "ending"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """The current figures of a request in flight.
+
+    Attributes:
+        phase: Its phase; for several slots, that of the furthest.
+        position: Position in the queue, from 1; None if it is not queued.
+        slot: The engine's `id_slot`; None if the engine chose, or before it has one.
+        prompt_tokens: Prompt tokens, estimated until the engine reports them; None before it has a
+            slot.
+        prompt_tokens_done: Prompt tokens computed or found in the cache (`cached_tokens`).
+    """
+
+    id: str
+    client: str
+    path: str
+    model: str | None
+    instance: str | None
+    slot: int | None
+    priority: str
+    phase: Phase
+    position: int | None
+    age_s: float
+    prompt_tokens: int | None
+    prompt_tokens_done: int
+    cached_tokens: int
+    decoded_tokens: int
+    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def corral(model: Path, profile: str, cache: str, adapted_within_s: float) -> It
         try:
             if adapted_within_s:
                 with suppress(AssertionError):
-                    until(lambda: cli.status()["models"][0]["adapted"], within_s=adapted_within_s)
+                    until(lambda: cli.status().models[0].adapted, within_s=adapted_within_s)
             yield cli.url
         finally:
             cli.end()

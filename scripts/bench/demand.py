@@ -117,7 +117,7 @@ async def _settle(corral: CorralCli, clients: int) -> None:
                 until, lambda: _has_slots(corral, clients), within_s=SETTLED_WITHIN_S
             )
         except AssertionError as error:
-            slots = corral.status()["models"][0]["slots"]
+            slots = corral.status().models[0].slots
             raise RuntimeError(
                 f"{slots} slots for {clients} clients after {SETTLED_WITHIN_S} s"
             ) from error
@@ -126,10 +126,10 @@ async def _settle(corral: CorralCli, clients: int) -> None:
 
 
 def _has_slots(corral: CorralCli, clients: int) -> bool:
-    (model,) = corral.status()["models"]
-    ready = [instance for instance in model["instances"] if instance["state"] == "ready"]
-    is_alone = len(model["instances"]) == len(ready) == 1
-    return is_alone and model["slots"] >= clients and ready[0]["slots"] >= clients
+    (model,) = corral.status().models
+    ready = [instance for instance in model.instances if instance.state == "ready"]
+    is_alone = len(model.instances) == len(ready) == 1
+    return is_alone and model.slots >= clients and ready[0].slots >= clients
 
 
 async def _client(http: aiohttp.ClientSession, number: int, is_over: asyncio.Event) -> None:

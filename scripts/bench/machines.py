@@ -95,7 +95,7 @@ class Running:
     def _begin(self, front: CorralCli) -> None:
         front.ok("start")
         states = ["up"] * len(self.machines)
-        until(lambda: [node["state"] for node in front.status()["nodes"]] == states)
+        until(lambda: [node.state for node in front.status().nodes] == states)
 
 
 def main() -> int:

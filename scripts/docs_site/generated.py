@@ -6,6 +6,7 @@ A part stands between two comments, `<!-- NAME: written by scripts/docs --write 
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ import typer
 
 from proxy.upstream.endpoint_kinds import ENDPOINTS
 from supervisor.cli.app import app
+from supervisor.daemon.control_client import OPERATIONS, Operation
 from supervisor.engine.exit_patterns import (
     FAILURE_PATTERNS,
     SPECIFIC_PATTERNS,
@@ -35,6 +37,7 @@ from supervisor.events import EVENTS
 from supervisor.settings.reference import SettingReference, settings_reference
 
 ROOT: Final = Path(__file__).parents[2]
+_PATTERN: Final = re.compile(r"\{(\w+):[^}]*\}+")
 _GROUP: Final = re.compile(r"(?:\{\w+\})+")
 _PART: Final = re.compile(
     r"(<!-- ([\w ]+): written by scripts/docs --write -->\n).*?(<!-- end of \2 -->)", re.DOTALL
@@ -168,6 +171,24 @@ def _arrow(before: str, after: str, label: str) -> str:
     return f"    {before} --> {after}: {label}"
 
 
+def operations() -> str:
+    """The operations of the control socket."""
+    rows = "\n".join(map(_operation_row, OPERATIONS.values()))
+    return f"| operation | body | answer |\n| --- | --- | --- |\n{rows}"
+
+
+def _operation_row(operation: Operation) -> str:
+    path = _PATTERN.sub(r"{\1}", operation.path)
+    names = [*inspect.signature(operation.stub).parameters][1:]
+    body = ", ".join(f"`{name}`" for name in names if f"{{{name}}}" not in path)
+    annotation = inspect.signature(operation.stub).return_annotation
+    kind = re.sub(r"^Stream\[(.*)\]$", r"\1", annotation)
+    first_line = (operation.stub.__doc__ or "").partition("\n")[0]
+    member = f"`{operation.member}`: " if operation.member else ""
+    before = f"{operation.sends}, " if operation.sends in {"events", "progress", "waiting"} else ""
+    return f"| `{operation.method} {path}` {first_line} | {body} | {before}{member}`{kind}` |"
+
+
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings,
     "commands": commands,
@@ -175,6 +196,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "endpoints": endpoints,
     "events": events,
     "states": states,
+    "operations": operations,
 }
 
 if __name__ == "__main__":

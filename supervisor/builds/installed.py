@@ -143,6 +143,11 @@ def is_build_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def engine_setting(text: str) -> EngineSetting:
+    """Return the name of an installed build, or a path."""
+    return text if is_build_name(text) else Path(text)
+
+
 def build_number(name: str) -> int:
     """Return the build number in a name; 0 if it has none."""
     found = _NAME.fullmatch(name)

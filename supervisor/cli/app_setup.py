@@ -249,7 +249,7 @@ Wanted = Annotated[
     ),
 ]
 
-# The same as `supervisor.daemon.model_commands.LIMIT_MAX_S`, which is slow to import.
+# The same as `supervisor.daemon.operations.LIMIT_MAX_S`, which is slow to import.
 _LIMIT_MAX_S: Final = 31 * 86_400
 
 

@@ -133,12 +133,12 @@ class BatchClient:
 def connect() -> httpx.Client:
     """Return a client of the running daemon's proxy. Raises NotRunning."""
     status = Client(directories().control_socket).status()
-    cert = status["tls_cert"]
+    cert = status.tls_cert
     key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     # Ignore proxies from the environment: the daemon is on this machine.
     return httpx.Client(
-        base_url=status["url"],
+        base_url=status.url,
         headers=headers,
         timeout=_TIMEOUT_S,
         trust_env=False,

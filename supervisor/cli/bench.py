@@ -47,7 +47,7 @@ def machine_facts(settings: Settings, plan: Plan, where: Directories) -> Machine
     """Read the machine, its busy programs (for 0.5 s) and the daemon's loaded models."""
     here = machine.read()
     try:
-        models = Client(where.control_socket).status()["models"]
+        models = Client(where.control_socket).status().models
     except CorralError:
         models = []  # no daemon, or one that does not answer
     return MachineFacts(
@@ -60,16 +60,14 @@ def machine_facts(settings: Settings, plan: Plan, where: Directories) -> Machine
 
 
 def _loaded_model(model: ModelStatus) -> LoadedModel | None:
-    pids = [instance["pid"] for instance in model["instances"] if instance["pid"] is not None]
+    pids = [instance.pid for instance in model.instances if instance.pid is not None]
     if not pids:
         return None
     memory = [
-        instance["memory_bytes"]
-        for instance in model["instances"]
-        if instance["memory_bytes"] is not None
+        instance.memory_bytes for instance in model.instances if instance.memory_bytes is not None
     ]
-    busy = sum(instance["slots_busy"] for instance in model["instances"])
-    return LoadedModel(model["name"], sum(memory) if memory else None, busy, tuple(pids))
+    busy = sum(instance.slots_busy for instance in model.instances)
+    return LoadedModel(model.name, sum(memory) if memory else None, busy, tuple(pids))
 
 
 def data(result: BenchResult) -> dict[str, object]:

@@ -124,7 +124,7 @@ def capture(word: str, limits: CaptureLimits, output: Path | None) -> CommandRes
 
 
 def show() -> CommandResult:
-    running = Client(directories().control_socket).status()["capture"]
+    running = Client(directories().control_socket).status().capture
     text = capture_text(running) if running else "nothing is captured"
     return CommandResult(running, text)
 
@@ -132,7 +132,7 @@ def show() -> CommandResult:
 def stop() -> CommandResult:
     """End the running capture; the command that started it keeps the file."""
     client = Client(directories().control_socket)
-    running = client.status()["capture"]
+    running = client.status().capture
     client.stop_capture()
     return CommandResult(running, "stopped the capture" if running else "nothing is captured")
 
@@ -140,7 +140,7 @@ def stop() -> CommandResult:
 def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: float) -> None:
     try:
         with ProgressMeter() as meter:
-            for line in client.capture(body):
+            for line in client.capture(**body):
                 file.write(line)
                 done = min(1.0, file.age_s / duration_s)
                 meter.show("capturing", done, f"{file.requests} requests, {size(file.size_bytes)}")

@@ -74,19 +74,19 @@ def daemon_facts(model: str | None, small: str | None) -> Facts:
         raise NotRunning(error.message, hint="corral start starts it") from error
     with connect() as http:
         listed, needs_key = _list_models(http)
-    config = Path(status["config"]) if status["config"] else None
+    config = Path(status.config) if status.config else None
     settings = load(config, config_dir=directories().config).settings
     models = _chat_models(listed, status, settings)
-    loaded = [found["name"] for found in status["models"] if found["state"] == "loaded"]
+    loaded = [found.name for found in status.models if found.state == "loaded"]
     default = settings.proxy.default_model
     chosen = _choose_model(model, models, [*([default] if default else []), *loaded])
     return Facts(
-        url=status["url"],
+        url=status.url,
         models=models,
         model=chosen,
         small=_choose_model(small, models, [chosen.name]),
         needs_key=needs_key,
-        certificate=self_signed(status["tls_cert"]),
+        certificate=self_signed(status.tls_cert),
     )
 
 
@@ -126,7 +126,7 @@ def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
 def _chat_models(
     listed: Iterable[Mapping[str, Any]], status: DaemonStatus, settings: Settings
 ) -> tuple[ServedModel, ...]:
-    local = {model["name"]: model for model in status["models"]}
+    local = {model.name: model for model in status.models}
     return tuple(
         ServedModel(
             model["id"],
@@ -142,9 +142,9 @@ def _chats(model: ModelStatus | None, settings: Settings) -> bool:
     """Return whether a model answers chats, as far as this machine knows."""
     if model is None:
         return True
-    own = settings.models.get(model["name"])
+    own = settings.models.get(model.name)
     try:
-        gguf = read(Path(model["path"]), cache_dir=directories().cache)
+        gguf = read(Path(model.path), cache_dir=directories().cache)
     except CorralError:
         return True
     return not makes_vectors(gguf, own.flags if own else {})

@@ -25,13 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from supervisor.cli.serve import settings_options, spawn_daemon
-from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import (
-    DaemonStatus,
-    EventLine,
-    JoinedHost,
-    StreamMessage,
-)
+from supervisor.daemon.control_client import Client, Stream
+from supervisor.daemon.control_messages import DaemonStatus, JoinedHost, read
 from supervisor.daemon.model_commands import resolve_running
 from supervisor.errors import (
     CorralError,
@@ -185,17 +180,17 @@ _ERROR_CODES: Final[Mapping[str, str]] = {
 
 def ready_line(joined: JoinedHost, requested: Sequence[str], log: str, *, attached: bool) -> Line:
     """Return the first line; `requested`: the names of the models that the host asked for."""
-    status = joined["status"]
+    status = joined.status
     return {
         "event": "ready",
         "schema": SCHEMA,
-        "url": status["url"],
-        "pid": status["pid"],
-        "version": status["version"],
-        "api_key_file": joined["api_key_file"],
-        "tls_cert": status["tls_cert"],
+        "url": status.url,
+        "pid": status.pid,
+        "version": status.version,
+        "api_key_file": joined.api_key_file,
+        "tls_cert": status.tls_cert,
         "attached": attached,
-        "models": [model["name"] for model in status["models"]],
+        "models": [model.name for model in status.models],
         "requested": list(requested),
         "log": log,
     }
@@ -203,16 +198,16 @@ def ready_line(joined: JoinedHost, requested: Sequence[str], log: str, *, attach
 
 def state_lines(status: DaemonStatus) -> Iterator[Line]:
     """Yield the present state of each instance, and the error of each failed instance."""
-    for model in status["models"]:
-        for instance in model["instances"]:
-            names = {"model": model["name"], "instance": instance["name"]}
-            state, error = instance["state"], instance["error"]
+    for model in status.models:
+        for instance in model.instances:
+            names = {"model": model.name, "instance": instance.name}
+            state, error = instance.state, instance.error
             yield {"event": "state", **names, "state": state, "reason": error and error["code"]}
             if error:
                 yield {"event": "error", **error, **names}
 
 
-def event_lines(event: EventLine) -> Iterator[Line]:
+def event_lines(event: Mapping[str, Any]) -> Iterator[Line]:
     """Yield the line for an event of the daemon, if hosts get one."""
     fields: Mapping[str, Any] = event["fields"]
     match event["name"]:
@@ -263,7 +258,7 @@ _POLL_S: Final = 0.05
 
 def join(
     client: Client, where: Directories, words: Sequence[str], options: Sequence[str]
-) -> tuple[Iterator[StreamMessage], JoinedHost, tuple[str, ...] | None]:
+) -> tuple[Stream[DaemonStatus], JoinedHost, tuple[str, ...] | None]:
     """Join within half a minute; starts a daemon with `words` and `options` if none runs.
 
     Returns:
@@ -278,7 +273,7 @@ def join(
         while True:
             try:
                 messages = client.host()
-                return messages, next(messages)["host"], started
+                return messages, read(JoinedHost, next(messages)["host"]), started
             except DaemonStopping:
                 _wait_until_stopped(where, until_s)
             except NotRunning:
@@ -364,7 +359,7 @@ class _DesktopHost:
         """Join the daemon, and forward its events until it ends or this host has left."""
         _run_in_thread(self._wait_for_reasons)
         messages, host, started = join(self._client, self._where, words, options)
-        self._number, status = host["host"], host["status"]
+        self._number, status = host.host, host.status
         models: Sequence[str] | None = started
         if started is None and words:
             models = resolve_running(words, status)
@@ -381,17 +376,15 @@ class _DesktopHost:
 
             _run_in_thread(start)
         try:
-            is_done = self._forward_events(messages, status["pid"])
-        except DaemonBusy:
-            if _is_alive(status["pid"]):
+            self._forward_events(messages, status.pid)
+        except DaemonBusy as error:
+            if _is_alive(status.pid):
                 raise
-            is_done = False
-        if not is_done:
             raise DaemonExited(
                 "the daemon was killed",
                 hint="start corral serve --desktop again; the end of its log may say why",
                 log=str(self._where.daemon_log),
-            )
+            ) from error
 
     def _wait_for_reasons(self) -> None:
         """Leave for the first reason; a second one ends the wait for the daemon."""
@@ -403,8 +396,8 @@ class _DesktopHost:
         self._reasons.get()
         os._exit(0)
 
-    def _forward_events(self, messages: Iterator[StreamMessage], pid: int) -> bool:
-        """Return whether the stream of events came to its regular end."""
+    def _forward_events(self, messages: Stream[DaemonStatus], pid: int) -> None:
+        """Forward events until the regular end of their stream; raises DaemonBusy if it breaks."""
         for message in messages:
             if event := message.get("event"):
                 self._has_stopped |= event["name"] == DAEMON_STOPPED
@@ -413,13 +406,10 @@ class _DesktopHost:
                 )
                 for line in event_lines(event):
                     self._write(line)
-            elif "done" in message:
-                if self._has_stopped:
-                    with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
-                        end.wait(_EXIT_TIMEOUT_S)
-                self._write(stopped_line(is_daemon_running=not self._has_stopped))
-                return True
-        return False
+        if self._has_stopped:
+            with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
+                end.wait(_EXIT_TIMEOUT_S)
+        self._write(stopped_line(is_daemon_running=not self._has_stopped))
 
 
 def _is_alive(pid: int) -> bool:

@@ -184,19 +184,13 @@ def _uses(
             yield f"the setting {key} names it", "change the setting, then run corral reload"
     status = _status(where)
     files = where.engines / build.name
-    for model in status["models"] if status else ():
-        for instance in model["instances"]:
-            if (
-                instance["pid"]
-                and instance["engine"]
-                and Path(instance["engine"]).is_relative_to(files)
-            ):
+    for model in status.models if status else ():
+        for instance in model.instances:
+            if instance.pid and instance.engine and Path(instance.engine).is_relative_to(files):
                 ends = (
-                    "it ends with its last answer"
-                    if instance["retiring"]
-                    else "corral reload ends it"
+                    "it ends with its last answer" if instance.retiring else "corral reload ends it"
                 )
-                yield f"{instance['name']} runs it", ends
+                yield f"{instance.name} runs it", ends
 
 
 def _is_named(setting: str, build: InstalledBuild, where: Directories) -> bool:

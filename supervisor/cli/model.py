@@ -294,12 +294,12 @@ def _check_unused(model: StoredModel, where: Directories) -> None:
         status = Client(where.control_socket).status()
     except NotRunning:
         return
-    for served in status["models"]:
-        is_running = any(instance["pid"] for instance in served["instances"])
-        if is_running and Path(served["path"]) in {model.path, *model.files}:
+    for served in status.models:
+        is_running = any(instance.pid for instance in served.instances)
+        if is_running and Path(served.path) in {model.path, *model.files}:
             raise ModelInUse(
-                f"{model.name} is being served as {served['name']}",
-                hint=f"corral stop {served['name']}",
+                f"{model.name} is being served as {served.name}",
+                hint=f"corral stop {served.name}",
             )
 
 

@@ -36,21 +36,18 @@ def read_changed_values(socket: Path, entry: ModelEntry) -> tuple[SettingsByFlag
     Both are empty without a daemon, or if its model of that name has another file or profile.
     """
     try:
-        models = Client(socket).status()["models"]
+        models = Client(socket).status().models
     except CorralError:
         models = []
     wanted = entry.name, str(entry.path), entry.profile
     for model in models:
-        if (model["name"], model["path"], model["profile"]) == wanted:
-            return _settings(model["adapted"]), _settings(model["reduced"])
+        if (model.name, model.path, model.profile) == wanted:
+            return _settings(model.adapted), _settings(model.reduced)
     return {}, {}
 
 
 def _settings(values: list[AdaptedValue]) -> SettingsByFlag:
-    return {
-        change["key"]: Setting(change["value"], change["origin"], change["reason"])
-        for change in values
-    }
+    return {change.key: Setting(change.value, change.origin, change.reason) for change in values}
 
 
 def note_workers(
@@ -63,7 +60,7 @@ def note_workers(
     if not planner.workers.addresses_of(model):
         return
     try:
-        statuses = Client(where.control_socket).status()["workers"]
+        statuses = Client(where.control_socket).status().workers
     except CorralError:
         asyncio.run(planner.workers.probe_remote(model, planner.engine_of(planner.entry(model))))
         return
@@ -72,20 +69,20 @@ def note_workers(
 
 
 def _note(known: KnownWorkers, planner: LaunchPlanner, worker: WorkerStatus) -> None:
-    if not planner.workers.is_configured(worker["name"]):
+    if not planner.workers.is_configured(worker.name):
         return
-    if worker["local"]:
-        known.note_port(worker["name"], int(worker["address"].rpartition(":")[2]))
-    address = planner.workers.address(worker["name"])
-    if str(address) != worker["address"]:
+    if worker.local:
+        known.note_port(worker.name, int(worker.address.rpartition(":")[2]))
+    address = planner.workers.address(worker.name)
+    if str(address) != worker.address:
         return
-    if worker["devices_bytes"]:
+    if worker.devices_bytes:
         devices = (
-            Device("RPC", str(address), size_bytes >> 20) for size_bytes in worker["devices_bytes"]
+            Device("RPC", str(address), size_bytes >> 20) for size_bytes in worker.devices_bytes
         )
         known.note_devices(address, tuple(devices))
-    if worker["reason"]:
-        known.note_problem(address, worker["reason"])
+    if worker.reason:
+        known.note_problem(address, worker.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from supervisor.bench.variants import of_profile
 from supervisor.bench.workload import WorkloadFailed
 from supervisor.builds.help import FlagValue
+from supervisor.builds.installed import engine_setting
 from supervisor.cli.batch import KEY_VARIABLE
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.model_commands import engine_setting
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
 from supervisor.errors import EngineFailed, Interrupted, SettingsInvalid
 from supervisor.experiments.capture_lines import model_fingerprint
@@ -289,8 +289,8 @@ class _Replay:
 def _daemon(where: Directories, model: str) -> Target:
     """Return the running daemon as a target; raises NotRunning, SettingsInvalid."""
     status = Client(where.control_socket).status()
-    found = urlsplit(status["url"])
-    if status["tls_cert"] or found.hostname is None or found.port is None:
+    found = urlsplit(status.url)
+    if status.tls_cert or found.hostname is None or found.port is None:
         raise SettingsInvalid(
             "a replay against a daemon with TLS is not possible",
             hint="without --daemon, the replay starts an engine of its own",

@@ -152,7 +152,8 @@ def _daemon_parts(where: Directories, *, has_quotes: bool) -> Iterator[Part]:
     except CorralError as error:
         yield Part("status.txt", _error_text(error))
         return
-    for name, found in (("status.json", status), ("requests.json", requests)):
+    files = (("status.json", asdict(status)), ("requests.json", [*map(asdict, requests)]))
+    for name, found in files:
         yield Part(name, to_json(_without_texts(found, has_quotes=has_quotes), indent=True))
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.observe.past import HistoryQuery, RequestStats, StoredRequest
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import RequestStatus, phase_text
+from supervisor.daemon.control_messages import phase_text
 from supervisor.errors import HistoryUnavailable, NoSuchRequest, NotRunning, SettingsInvalid
 from supervisor.output import CommandResult, duration, table, warn
 from supervisor.system.paths import directories
@@ -225,17 +225,17 @@ def cancel(request_id: str) -> CommandResult:
     return CommandResult({"id": request_id}, f"cancelled {request_id}")
 
 
-def in_flight_row(request: RequestStatus) -> tuple[str, ...]:
+def in_flight_row(request: RequestStats) -> tuple[str, ...]:
     return (
-        request["id"],
-        duration(request["age_s"]),
-        request["model"] or _NONE,
-        request["instance"] or _NONE,
-        _NONE if request["slot"] is None else str(request["slot"]),
-        request["client"] + (" (batch)" if request["priority"] == "batch" else ""),
+        request.id,
+        duration(request.age_s),
+        request.model or _NONE,
+        request.instance or _NONE,
+        _NONE if request.slot is None else str(request.slot),
+        request.client + (" (batch)" if request.priority == "batch" else ""),
         phase_text(request),
-        str(request["decoded_tokens"] or _NONE),
-        f"{request['tokens_per_second']:.1f}" if request["tokens_per_second"] else _NONE,
+        str(request.decoded_tokens or _NONE),
+        f"{request.tokens_per_second:.1f}" if request.tokens_per_second else _NONE,
     )
 
 
@@ -295,7 +295,7 @@ def since_of(text: str, now: datetime) -> float:
 def read_running_requests() -> Sequence[StoredRequest]:
     """Return the requests in flight; none without a daemon."""
     try:
-        return [dict(request) for request in Client(directories().control_socket).requests()]
+        return [asdict(request) for request in Client(directories().control_socket).requests()]
     except NotRunning:
         return ()
 

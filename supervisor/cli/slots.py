@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from supervisor.cli.status import not_persisted_reasons
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import ForgetRequest, ForgottenSlots, SavedSlot
-from supervisor.daemon.model_commands import last_message, resolve_running
+from supervisor.daemon.control_messages import ForgottenSlots, SavedSlot
+from supervisor.daemon.model_commands import follow, resolve_running
 from supervisor.daemon.model_status import saved_slot
 from supervisor.engine.prompts import LearnedPrompts
 from supervisor.errors import DaemonBusy, NoSuchConversation, NotRunning, SettingsInvalid
@@ -25,7 +25,7 @@ def list_slots() -> CommandResult:
     )
     found = [saved_slot(manifest) for manifest in sorted(kept, key=lambda manifest: manifest.model)]
     text = render(found) if found else "no saved conversations"
-    encrypted = sum(slot["encrypted"] for slot in found)
+    encrypted = sum(slot.encrypted for slot in found)
     learned = LearnedPrompts(directories().prompts).counts()
     notes = (
         *([f"encrypted: {encrypted} of {len(found)}"] if encrypted else []),
@@ -39,14 +39,14 @@ def save(words: Sequence[str]) -> CommandResult:
     """Save the idle slots of running models, then list all saved conversations."""
     client = Client(directories().control_socket)
     names = resolve_running(words, client.status()) if words else []
-    found = last_message(client.save_slots(names))["slots"]
+    found = follow(client.save_slots(names))
     text = render(found) if found else "no idle slot was worth saving"
     return CommandResult(found, text, tuple(_not_persisted_notes()))
 
 
 def _not_persisted_notes() -> list[str]:
     try:
-        return not_persisted_reasons(Client(directories().control_socket).status()["models"])
+        return not_persisted_reasons(Client(directories().control_socket).status().models)
     except (NotRunning, DaemonBusy):
         return []
 
@@ -54,12 +54,12 @@ def _not_persisted_notes() -> list[str]:
 def render(found: Sequence[SavedSlot]) -> str:
     rows = [
         (
-            slot["name"],
-            slot["model"],
-            str(slot["replica"]),
-            str(slot["tokens"]),
-            size(slot["size_bytes"]),
-            slot["saved_at"],
+            slot.name,
+            slot.model,
+            str(slot.replica),
+            str(slot.tokens),
+            size(slot.size_bytes),
+            slot.saved_at,
         )
         for slot in found
     ]
@@ -83,39 +83,42 @@ def forget(
             hint="corral slots list shows them",
         )
     where = directories()
-    asked: ForgetRequest = {"model": model, "conversation": conversation, "request": request}
     notes = []
     try:
-        found = Client(where.control_socket).forget_slots(asked)
-        if found["in_use"]:
+        found = Client(where.control_socket).forget_slots(model, conversation, request)
+        if found.in_use:
             notes.append("a request in flight still belongs to it: forget it again afterwards")
     except NotRunning:
-        found = _forget_on_disk(store_in(where), asked)
-        if conversation is not None and any(slot["encrypted"] for slot in found["slots"]):
+        found = _forget_on_disk(store_in(where), model, conversation, request)
+        if conversation is not None and any(slot.encrypted for slot in found.slots):
             notes.append("it is encrypted: only a running daemon finds its other files")
     if conversation is None and request is None:
         learned = LearnedPrompts(where.prompts).forget(model)
         notes += [f"deleted learned prompts: {learned}"] if learned else []
-    total_bytes = sum(slot["size_bytes"] for slot in found["slots"])
-    count = len(found["slots"])
+    total_bytes = sum(slot.size_bytes for slot in found.slots)
+    count = len(found.slots)
     text = f"deleted: {count} slot file{'' if count == 1 else 's'}, {size(total_bytes)}"
-    text += f"; emptied slots: {found['emptied']}" if found["emptied"] else ""
-    return CommandResult(found["slots"], text, tuple(notes))
+    text += f"; emptied slots: {found.emptied}" if found.emptied else ""
+    return CommandResult(found.slots, text, tuple(notes))
 
 
-def _forget_on_disk(store: SlotStore, asked: ForgetRequest) -> ForgottenSlots:
-    if asked["request"] is not None:
+def _forget_on_disk(
+    store: SlotStore, model: str | None, conversation: str | None, request: str | None
+) -> ForgottenSlots:
+    if request is not None:
         raise NoSuchConversation(
             "only a running daemon knows the conversation of a request",
             hint="corral slots list shows the names of saved conversations",
         )
-    if asked["conversation"] is None:
-        gone = store.forget(asked["model"])
+    if conversation is None:
+        gone = store.forget(model)
     else:
         saved = store.list_saved()
         turns = turns_of(saved)
-        name = find_file(turns, asked["conversation"])
+        name = find_file(turns, conversation)
         names = {name, *find_conversation(turns, turns[name])[0]}
         gone = [manifest for manifest in saved if manifest.name in names]
         store.forget_files(gone)
-    return {"slots": [saved_slot(manifest) for manifest in gone], "emptied": 0, "in_use": False}
+    return ForgottenSlots(
+        slots=[saved_slot(manifest) for manifest in gone], emptied=0, in_use=False
+    )

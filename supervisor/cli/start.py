@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from supervisor.daemon.control_messages import (
     ShardStatus,
     keyless_warning,
 )
-from supervisor.daemon.model_commands import last_message, resolve_running, unknown_words
+from supervisor.daemon.model_commands import follow, resolve_running, unknown_words
 from supervisor.engine.prompts import read
 from supervisor.errors import (
     CorralError,
@@ -63,8 +64,8 @@ def unload(words: Sequence[str]) -> CommandResult:
 def _take_down(client: Client, verb: str, done: str, words: Sequence[str]) -> CommandResult:
     status = client.status()
     names = resolve_running(words, status)
-    shown = names or tuple(model["name"] for model in status["models"])
-    result = last_message(client.command(verb, names))["done"]
+    shown = names or tuple(model.name for model in status.models)
+    result = follow(client.command(verb, names))
     return CommandResult(result, "\n".join(f"{done}: {name}" for name in shown))
 
 
@@ -74,8 +75,10 @@ def stop_daemon(where: Directories, *, exit_timeout_s: float = 10.0) -> CommandR
     After the last message it exits almost at once.
     """
     with process_end(read_owner(where.state_file)) as end:
-        for _ in Client(where.control_socket).shutdown():
-            pass
+        messages = Client(where.control_socket).shutdown()
+        next(messages)
+        with suppress(DaemonBusy):  # the daemon exits, perhaps before its last message
+            follow(messages)
         if not (_is_lock_free(where, exit_timeout_s) and end.wait(exit_timeout_s)):
             raise DaemonBusy(
                 "the engines stopped, but the daemon's own process still runs or another started",
@@ -130,15 +133,15 @@ def start(
 def _check_same(status: DaemonStatus, config: Path | None, listen: str | None) -> None:
     """Raise DaemonBusy unless the running daemon has the requested settings file and address."""
     wrong = []
-    used = status["config"]
+    used = status.config
     if config and (used is None or Path(used).resolve() != config.resolve()):
         wrong.append(f"has the settings of {used or 'no file'}, not of {config.resolve()}")
-    listens = status.get("listen", listen)  # older daemons do not report it
-    if listen and listen not in {listens, urlsplit(status["url"]).netloc}:
+    listens = status.listen or listen  # older daemons do not report it
+    if listen and listen not in {listens, urlsplit(status.url).netloc}:
         wrong.append(f"listens on {listens}, not on {listen}")
     if wrong:
         raise DaemonBusy(
-            f"the running daemon (pid {status['pid']}) {' and '.join(wrong)}",
+            f"the running daemon (pid {status.pid}) {' and '.join(wrong)}",
             hint="corral stop ends it, and corral start starts one with these; or leave them out",
         )
 
@@ -160,7 +163,7 @@ def _command_adding(
     added: Mapping[str, Mapping[str, Any]] = {}
     if unknown := unknown_words(words, status):
         added = additional_models(unknown, status, directories())
-        last_message(client.add_models(added))
+        follow(client.add_models(added))
         status = client.status()
     result = _command(client, verb, resolve_running(words, status), wait=wait)
     notes = []
@@ -181,11 +184,9 @@ def _start_first(
     except Interrupted:
         raise
     except CorralError:
-        instances = [
-            instance for model in client.status()["models"] for instance in _instances(model)
-        ]
+        instances = [instance for model in client.status().models for instance in _instances(model)]
         if not any(
-            instance["state"] == "ready" or _waits_for_worker(instance) for instance in instances
+            instance.state == "ready" or _waits_for_worker(instance) for instance in instances
         ):
             stop_daemon(where)
         raise
@@ -208,20 +209,20 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
     if not wait:
         next(messages, None)
         status = client.status()
-        return CommandResult(status, f"starting on {status['url']}/v1", keyless_warning(status))
-    status = last_message(messages)["done"]
+        return CommandResult(status, f"starting on {status.url}/v1", keyless_warning(status))
+    status = follow(messages)
     # Without names, the command is for all models except those that load on request.
     models = [
         model
-        for model in status["models"]
-        if (model["name"] in names if names else model["state"] != "unloaded")
+        for model in status.models
+        if (model.name in names if names else model.state != "unloaded")
     ]
     notes = [line for model in models for line in reductions(model)]
     notes += [
-        f"{instance['name']}: {text}"
+        f"{instance.name}: {text}"
         for model in models
         for instance in _instances(model)
-        for text in instance["warnings"]
+        for text in instance.warnings
     ]
     ready: list[str] = []
     failures: list[CorralError] = []
@@ -233,7 +234,7 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
     if failures and not ready:
         raise _join_failures(failures)
     failed = [describe(error, sys.stdout, "failed") for error in failures]
-    text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status['url']}/v1"])
+    text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status.url}/v1"])
     return CommandResult(status, text, (*notes, *keyless_warning(status)), 1 if failures else 0)
 
 
@@ -245,61 +246,61 @@ def _join_failures(failures: Sequence[CorralError]) -> CorralError:
 
 
 def _instances(model: ModelStatus) -> list[InstanceStatus]:
-    return [instance for instance in model["instances"] if not instance["retiring"]]
+    return [instance for instance in model.instances if not instance.retiring]
 
 
 def _ready(model: ModelStatus) -> list[str]:
-    has_error = any(instance["error"] for instance in model["instances"])
-    if model["state"] == "failed" and model["reason"] and not has_error:
-        raise OutOfMemory(f"{model['name']} did not start: {model['reason']}")
+    has_error = any(instance.error for instance in model.instances)
+    if model.state == "failed" and model.reason and not has_error:
+        raise OutOfMemory(f"{model.name} did not start: {model.reason}")
     for instance in _instances(model):
-        if instance["state"] != "ready":
+        if instance.state != "ready":
             raise _failure(instance)
-    return [instance["name"] for instance in _instances(model)]
+    return [instance.name for instance in _instances(model)]
 
 
 def _waits_for_worker(instance: InstanceStatus) -> bool:
     """Return whether an instance starts as soon as an RPC worker answers."""
-    error = instance["error"]
+    error = instance.error
     is_away = error is not None and error["code"] == WorkerUnreachable.code
-    return is_away and instance["state"] != "failed"
+    return is_away and instance.state != "failed"
 
 
 def _failure(instance: InstanceStatus) -> CorralError:
-    error = instance["error"]
+    error = instance.error
     if error is None:
         return StartFailed(
-            f"{instance['name']} is {instance['state']}",
-            hint="it was stopped or unloaded meanwhile" if instance["state"] == "stopped" else None,
-            log=instance["log"],
+            f"{instance.name} is {instance.state}",
+            hint="it was stopped or unloaded meanwhile" if instance.state == "stopped" else None,
+            log=instance.log,
         )
-    message = f"{instance['name']} did not start: {error['message']}"
+    message = f"{instance.name} did not start: {error['message']}"
     if error["code"] in _SETTINGS_CODES:
         return from_json({**error, "message": message})
     hint = error["hint"]
     if _waits_for_worker(instance):
-        hint = f"{hint}; {instance['name']} starts when it answers, corral stop ends the wait"
+        hint = f"{hint}; {instance.name} starts when it answers, corral stop ends the wait"
     return StartFailed(message, hint=hint, log=error["log"])
 
 
 def reload(*, dry_run: bool) -> CommandResult:
     """Reload the daemon's settings; exit code 1 if a changed model did not start."""
-    report = last_message(Client(directories().control_socket).reload(dry_run=dry_run))["reloaded"]
+    report = follow(Client(directories().control_socket).reload(dry_run=dry_run))
     text = render_reload(report, dry_run=dry_run)
-    return CommandResult(report, text, tuple(report["notes"]), 1 if report["failures"] else 0)
+    return CommandResult(report, text, tuple(report.notes), 1 if report.failures else 0)
 
 
 def render_reload(report: ReloadReport, *, dry_run: bool) -> str:
     rows = (
-        ("would add", "added", report["added"]),
-        ("would remove", "removed", report["removed"]),
-        ("would replace", "replaced", report["changed"]),
-        ("would keep", "kept", report["kept"]),
+        ("would add", "added", report.added),
+        ("would remove", "removed", report.removed),
+        ("would replace", "replaced", report.changed),
+        ("would keep", "kept", report.kept),
     )
     lines = [
         f"{would if dry_run else did}: {', '.join(names)}" for would, did, names in rows if names
     ]
-    for failure in report["failures"]:
+    for failure in report.failures:
         lines.append(f"{colored('failed', 'red')}: {failure['message']}")
         lines += [f"  {label}: {failure[label]}" for label in ("hint", "log") if failure[label]]
     return "\n".join(lines)
@@ -309,9 +310,9 @@ def warm(model: str, file: Path) -> CommandResult:
     prompt = read(file)
     client = Client(directories().control_socket)
     (name,) = resolve_running([model], client.status())
-    warmed = last_message(client.warm(name, dict(prompt.body)))["warmed"]
+    warmed = follow(client.warm(name, dict(prompt.body)))
     lines = [
-        f"{row['instance']}: {row['tokens']} tokens prefilled, {row['cached']} already cached"
+        f"{row.instance}: {row.tokens} tokens prefilled, {row.cached} already cached"
         for row in warmed
     ]
     return CommandResult(warmed, "\n".join(lines))
@@ -327,9 +328,9 @@ def show(word: str | None) -> CommandResult:
     if not found:
         return CommandResult(found, _NONE, (_HINT,))
     notes = tuple(
-        f"corral balance {balance['model']} --apply moves them; the model loads again"
+        f"corral balance {balance.model} --apply moves them; the model loads again"
         for balance in found
-        if balance["decision"] == "rebalance"
+        if balance.decision == "rebalance"
     )
     return CommandResult(found, "\n\n".join(map(render, found)), notes)
 
@@ -337,15 +338,15 @@ def show(word: str | None) -> CommandResult:
 def apply(word: str | None) -> CommandResult:
     """Move the layers of a model as suggested, if a move is suggested."""
     client, found = _one_balance(word)
-    if found["decision"] != "rebalance":
+    if found.decision != "rebalance":
         return CommandResult(found, render(found), ("nothing was changed",))
-    moved = last_message(client.balance(found["model"]))["moved"]
+    moved = follow(client.balance(found.model))
     return CommandResult(moved, _moved_text(moved))
 
 
 def undo(word: str | None) -> CommandResult:
     client, found = _one_balance(word)
-    moved = last_message(client.balance(found["model"], undo=True))["moved"]
+    moved = follow(client.balance(found.model, undo=True))
     return CommandResult(moved, _moved_text(moved))
 
 
@@ -362,7 +363,7 @@ def _find_balances(client: Client, word: str | None) -> list[BalanceStatus]:
     if word is None:
         return found
     (name,) = resolve_running([word], client.status())
-    balances = [balance for balance in found if balance["model"] == name]
+    balances = [balance for balance in found if balance.model == name]
     if not balances:
         from supervisor.settings.edit import key_text  # as above
 
@@ -377,32 +378,32 @@ def _find_balances(client: Client, word: str | None) -> list[BalanceStatus]:
 def render(found: BalanceStatus) -> str:
     return "\n".join(
         [
-            f"{found['instance']}: {_advice(found)}",
+            f"{found.instance}: {_advice(found)}",
             "",
-            table(_HEAD, [_row(shard) for shard in found["shards"]]),
+            table(_HEAD, [_row(shard) for shard in found.shards]),
         ]
     )
 
 
 def _advice(found: BalanceStatus) -> str:
-    reason = found["reason"]
-    if found["decision"] == "insufficient_data":
+    reason = found.reason
+    if found.decision == "insufficient_data":
         return f"not enough data: {reason}"
-    if found["decision"] == "balanced":
+    if found.decision == "balanced":
         return f"balanced: {reason}"
-    gain = found["estimated_speedup"] or 1.0
+    gain = found.estimated_speedup or 1.0
     return f"{reason}; moving layers makes a stream about {gain:.2f} × as fast"
 
 
 def _row(shard: ShardStatus) -> tuple[str, ...]:
     times = ("avg_latency_us", "avg_latency_per_layer_us", "min_latency_us", "max_latency_us")
-    suggested = shard["suggested_layers"]
+    suggested = shard.suggested_layers
     return (
-        shard["shard_name"],
-        str(shard["layer_count"]) + ("+out" if shard["has_output"] else ""),
-        str(shard["total_forwards"]),
-        *(_ms(shard[name]) for name in times),  # type: ignore[literal-required]
-        _ms(shard["last_latency_us"] if shard["total_forwards"] else None),
+        shard.shard_name,
+        str(shard.layer_count) + ("+out" if shard.has_output else ""),
+        str(shard.total_forwards),
+        *(_ms(getattr(shard, name)) for name in times),
+        _ms(shard.last_latency_us if shard.total_forwards else None),
         "-" if suggested is None else str(suggested),
     )
 
@@ -413,8 +414,8 @@ def _ms(latency_us: int | None) -> str:
 
 def _moved_text(moved: MovedLayers) -> str:
     changes = ", ".join(
-        f"{name} {before} → {moved['after'][name]}" for name, before in moved["before"].items()
+        f"{name} {before} → {moved.after[name]}" for name, before in moved.before.items()
     )
-    gain = moved["estimated_speedup"]
+    gain = moved.estimated_speedup
     effect = f"\na stream should be about {gain:.2f} × as fast" if gain else ""
-    return f"{moved['model']}: {changes} layers{effect}"
+    return f"{moved.model}: {changes} layers{effect}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import webbrowser
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -49,18 +48,18 @@ def status() -> CommandResult:
         return CommandResult(
             {"running": False}, error.message, (error.hint or "",), error.exit_code
         )
-    return CommandResult({"running": True, **found}, render(found))
+    return CommandResult({"running": True, **vars(found)}, render(found))
 
 
 def render(status: DaemonStatus) -> str:
-    models, running = status["models"], status["capture"]
-    instances = [(model, instance) for model in models for instance in model["instances"]]
+    models, running = status.models, status.capture
+    instances = [(model, instance) for model in models for instance in model.instances]
     capture = colored(capture_text(running), "yellow") if running else ""
-    batches = [*map(_batch_row, status["batches"])]
+    batches = [*map(_batch_row, status.batches)]
     lines = [
-        f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
-        + (", stopping" if status["stopping"] else ""),
-        f"{status['url']}/v1",
+        f"llama-corral {status.version} · pid {status.pid} · up {duration(status.up_s)}"
+        + (", stopping" if status.stopping else ""),
+        f"{status.url}/v1",
         *(colored(line, "yellow") for line in keyless_warning(status)),
         "",
         table(_HEAD, [_row(model, instance) for model, instance in instances]),
@@ -69,123 +68,119 @@ def render(status: DaemonStatus) -> str:
         *(line for model in models for line in _trial(model)),
         *([f"\n{capture} (corral capture --stop)"] if capture else []),
         *(
-            f"\n{model['name']}: {change['key']} = {change['value']} now: {change['reason']}"
+            f"\n{model.name}: {change.key} = {change.value} now: {change.reason}"
             for model in models
-            for change in model["adapted"]
+            for change in model.adapted
         ),
         *(f"\n{colored(line, 'yellow')}" for model in models for line in reductions(model)),
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
         *(line for _, instance in instances for line in _problems(instance)),
-        *_workers(status["workers"]),
-        *_nodes(status["nodes"]),
-        *_weights(status["weights"]),
+        *_workers(status.workers),
+        *_nodes(status.nodes),
+        *_weights(status.weights),
         *(["", table(_BATCHES_HEAD, batches)] if batches else []),
     ]
     return "\n".join(lines)
 
 
 def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
-    speed = instance["tokens_per_second"]
+    speed = instance.tokens_per_second
     return (
-        instance["name"],
+        instance.name,
         state_text(model, instance),
-        str(instance["pid"] or "-"),
-        f"{instance['slots_busy']}/{instance['slots']}",
+        str(instance.pid or "-"),
+        f"{instance.slots_busy}/{instance.slots}",
         "-" if speed is None else f"{speed:.1f}",
-        size(instance["memory_bytes"]),
-        duration(instance["up_s"]),
-        str(instance["restarts"]),
+        size(instance.memory_bytes),
+        duration(instance.up_s),
+        str(instance.restarts),
     )
 
 
 def _waiting_lines(model: ModelStatus) -> Iterator[str]:
-    if found := model["waiting"]:
-        queued = f"{found['requests']} waiting" if found["requests"] else "a command is waiting"
-        place = f", place {found['place']}" if found["place"] > 1 else ""
-        leaving = " and ".join(found["leaving"])
+    if found := model.waiting:
+        queued = f"{found.requests} waiting" if found.requests else "a command is waiting"
+        place = f", place {found.place}" if found.place > 1 else ""
+        leaving = " and ".join(found.leaving)
         no_requests = f"; no new requests for {leaving}" if leaving else ""
-        time = duration(found["wait_s"])
-        yield f"\n{model['name']}: {queued} for memory, {time} so far{place}{no_requests}"
+        time = duration(found.wait_s)
+        yield f"\n{model.name}: {queued} for memory, {time} so far{place}{no_requests}"
 
 
 def _idle(model: ModelStatus) -> Iterator[str]:
     """Yield when a loaded model will be unloaded, or that a request keeps it loaded."""
-    found = model["idle"]
-    if found is None or (found["limit_s"] is None and found["origin"] == "ttl_s"):
+    found = model.idle
+    if found is None or (found.limit_s is None and found.origin == "ttl_s"):
         return
-    if found["limit_s"] is None:
+    if found.limit_s is None:
         text = "stays loaded"
-    elif found["unload_in_s"] is None:
-        text = f"unloaded {duration(found['limit_s'])} after its last request"
+    elif found.unload_in_s is None:
+        text = f"unloaded {duration(found.limit_s)} after its last request"
     else:
-        text = f"unloaded in {duration(found['unload_in_s'])} without a request"
-    yield f"\n{model['name']}: {text} ({found['origin']})"
+        text = f"unloaded in {duration(found.unload_in_s)} without a request"
+    yield f"\n{model.name}: {text} ({found.origin})"
 
 
 def reductions(model: ModelStatus) -> Iterator[str]:
     """Yield the options that were reduced after the engine of a model ran out of memory."""
-    for item in model["reduced"]:
-        yield (
-            f"{model['name']}: {item['key']} = {item['value']} for want of memory: {item['reason']}"
-        )
+    for item in model.reduced:
+        yield (f"{model.name}: {item.key} = {item.value} for want of memory: {item.reason}")
 
 
 def _trial(model: ModelStatus) -> Iterator[str]:
-    if found := model["trial"]:
-        share = f"{100 * found['share']:g} % of new conversations"
-        command = "corral engine canary" if found["is_canary"] else "corral trial"
-        yield f"\n{found['instance']}: {found['profile']} on trial, {share} ({command})"
+    if found := model.trial:
+        share = f"{100 * found.share:g} % of new conversations"
+        command = "corral engine canary" if found.is_canary else "corral trial"
+        yield f"\n{found.instance}: {found.profile} on trial, {share} ({command})"
 
 
 def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
     return [
-        f"{model['name']} saves no conversations across restarts: {model['not_persisted_reason']}"
+        f"{model.name} saves no conversations across restarts: {model.not_persisted_reason}"
         for model in models
-        if model["not_persisted_reason"]
+        if model.not_persisted_reason
     ]
 
 
 def _draft(instance: InstanceStatus) -> Iterator[str]:
-    draft = instance["draft"]
-    if draft and draft["acceptance"] is not None:
-        accepted = f"accepts {draft['acceptance']:.0%} of {draft['drafted']} drafted tokens"
-        yield f"\n{instance['name']}: {accepted}"
+    draft = instance.draft
+    if draft and draft.acceptance is not None:
+        accepted = f"accepts {draft.acceptance:.0%} of {draft.drafted} drafted tokens"
+        yield f"\n{instance.name}: {accepted}"
 
 
 def _workers(workers: list[WorkerStatus]) -> list[str]:
     if not workers:
         return []
-    problems = [worker for worker in workers if worker["reason"]]
-    lines = [f"\n{worker['name']}: {colored(worker['reason'] or '', 'red')}" for worker in problems]
+    problems = [worker for worker in workers if worker.reason]
+    lines = [f"\n{worker.name}: {colored(worker.reason or '', 'red')}" for worker in problems]
     return ["", table(_WORKERS_HEAD, [*map(_worker_row, workers)]), *lines]
 
 
 def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
     return (
-        worker["name"],
-        worker["state"],
-        worker["address"],
-        str(worker["pid"] or "-"),
-        size(sum(worker["devices_bytes"]) or None),
-        ", ".join(worker["models"]) or "-",
-        str(worker["restarts"]),
+        worker.name,
+        worker.state,
+        worker.address,
+        str(worker.pid or "-"),
+        size(sum(worker.devices_bytes) or None),
+        ", ".join(worker.models) or "-",
+        str(worker.restarts),
     )
 
 
 def _nodes(nodes: list[NodeStatus]) -> list[str]:
     if not nodes:
         return []
-    lines = [
-        f"\n{node['name']}: {colored(node['reason'], 'red')}" for node in nodes if node["reason"]
-    ]
+    lines = [f"\n{node.name}: {colored(node.reason, 'red')}" for node in nodes if node.reason]
     rows = [
         (
-            node["name"],
-            node["state"],
-            f"{node['slots_busy']}/{node['slots']}",
-            node["url"],
-            ", ".join(node["models"]) or "-",
+            node.name,
+            node.state,
+            f"{node.slots_busy}/{node.slots}",
+            node.url,
+            ", ".join(node.models) or "-",
         )
         for node in nodes
     ]
@@ -194,29 +189,29 @@ def _nodes(nodes: list[NodeStatus]) -> list[str]:
 
 def _weights(weights: list[WeightStatus]) -> list[str]:
     """Return the table of weights, of the models whose instances are not all equal."""
-    unequal = {weight["model"] for weight in weights if weight["reason"] != "equal"}
+    unequal = {weight.model for weight in weights if weight.reason != "equal"}
     rows = [
-        (weight["instance"], f"{weight['weight']:.2f}", weight["reason"])
+        (weight.instance, f"{weight.weight:.2f}", weight.reason)
         for weight in weights
-        if weight["model"] in unequal
+        if weight.model in unequal
     ]
     return ["", table(_WEIGHTS_HEAD, rows)] if rows else []
 
 
 def _batch_row(queue: BatchQueueStatus) -> tuple[str, ...]:
     return (
-        queue["model"],
-        *(str(queue[name]) for name in ("total_queued", "total_batches", "total_single")),
-        f"{queue['avg_batch_size']:.1f}" if queue["total_batches"] else "-",
-        f"{queue['avg_wait_ms']:.0f} ms",
+        queue.model,
+        *(str(count) for count in (queue.total_queued, queue.total_batches, queue.total_single)),
+        f"{queue.avg_batch_size:.1f}" if queue.total_batches else "-",
+        f"{queue.avg_wait_ms:.0f} ms",
     )
 
 
 def _problems(instance: InstanceStatus) -> Iterator[str]:
-    for text in instance["warnings"]:
-        yield f"\n{instance['name']}: {colored(text, 'yellow')}"
-    if error := instance["error"]:
-        yield f"\n{instance['name']}: {colored(error['message'], 'red')}"
+    for text in instance.warnings:
+        yield f"\n{instance.name}: {colored(text, 'yellow')}"
+    if error := instance.error:
+        yield f"\n{instance.name}: {colored(error['message'], 'red')}"
         yield from (f"  {label}: {error[label]}" for label in ("hint", "log") if error[label])
         if again := failed_text(instance):
             yield f"  {again}"
@@ -239,97 +234,95 @@ def show_tiers() -> CommandResult:
         from supervisor.slot_store.store_config import store_in
 
         found, notes = saved_status(store_in(where).list_saved()), [_OFFLINE]
-    if found["disk"]["paused"]:
+    if found.disk.paused:
         notes.append("the disk failed: saving is paused for a while (corral logs says why)")
     notes += [
-        f"{status['model']} saves nothing on disk: {status['not_saved_reason']}"
-        for status in found["models"]
-        if status["not_saved_reason"]
+        f"{status.model} saves nothing on disk: {status.not_saved_reason}"
+        for status in found.models
+        if status.not_saved_reason
     ]
     return CommandResult(found, tiers_text(found, datetime.now(tz=UTC)), tuple(notes))
 
 
 def tiers_text(found: CachesStatus, now: datetime) -> str:
-    models = found["models"]
+    models = found.models
     if not models:
         return "no model, and nothing on disk"
     rows = [row for status in models for row in _rows(status)]
     lines = [line for status in models for line in _files(status, now)]
-    return "\n".join([table(_TIERS_HEAD, rows), *lines, *_disk(found["disk"])])
+    return "\n".join([table(_TIERS_HEAD, rows), *lines, *_disk(found.disk)])
 
 
 def _rows(status: CacheStatus) -> Iterator[tuple[str, ...]]:
-    model = status["model"]
-    for tier in status["tiers"]:
-        name = tier["tier"].replace("_", " ")
-        figures = _figures(tier["prompts"], tier["found_tokens"], status)
+    model = status.model
+    for tier in status.tiers:
+        name = tier.tier.replace("_", " ")
+        figures = _figures(tier.prompts, tier.found_tokens, status)
         yield model, name, _holds(tier, status), *figures, _saved_tokens_text(tier)
         model = ""
-    none = status["prompts"] - sum(tier["prompts"] for tier in status["tiers"])
-    yield "", "computed", "", *_figures(none, status["computed_tokens"], status), _NONE
+    none = status.prompts - sum(tier.prompts for tier in status.tiers)
+    yield "", "computed", "", *_figures(none, status.computed_tokens, status), _NONE
 
 
 def _figures(prompts: int, tokens: int, status: CacheStatus) -> tuple[str, str]:
-    if not status["prompt_tokens"]:
+    if not status.prompt_tokens:
         return _NONE, _NONE
-    return str(prompts), f"{tokens} ({tokens / status['prompt_tokens']:.0%})"
+    return str(prompts), f"{tokens} ({tokens / status.prompt_tokens:.0%})"
 
 
 def _saved_tokens_text(tier: TierStatus) -> str:
-    if not tier["found_tokens"]:
+    if not tier.found_tokens:
         return _NONE
-    seconds = tier["saved_s"]
+    seconds = tier.saved_s
     return f"{seconds:.1f}s" if seconds < _SHORT_S else duration(seconds)
 
 
 def _holds(tier: TierStatus, status: CacheStatus) -> str:
-    if tier["tier"] == "slot" and not status["slots"]:
+    if tier.tier == "slot" and not status.slots:
         return _NONE  # no instance runs
-    if tier["conversations"] is None:
-        limit = tier["limit_bytes"]
+    if tier.conversations is None:
+        limit = tier.limit_bytes
         return "no limit" if limit is None else f"up to {size(limit)}" if limit else _NONE
-    if tier["tier"] == "disk" and not tier["conversations"]:
+    if tier.tier == "disk" and not tier.conversations:
         return _NONE
-    parts = [_count(tier["conversations"], "conversation"), f"{tier['tokens']} tokens"]
-    if tier["tier"] == "slot":
-        parts.append(_count(status["slots"], "slot"))
-    if tier["size_bytes"] is not None:
-        limit = tier["limit_bytes"]
-        parts.append(size(tier["size_bytes"]) + (f" of {size(limit)}" if limit else ""))
+    parts = [_count(tier.conversations, "conversation"), f"{tier.tokens} tokens"]
+    if tier.tier == "slot":
+        parts.append(_count(status.slots, "slot"))
+    if tier.size_bytes is not None:
+        limit = tier.limit_bytes
+        parts.append(size(tier.size_bytes) + (f" of {size(limit)}" if limit else ""))
     return ", ".join(parts)
 
 
 def _files(status: CacheStatus, now: datetime) -> Iterator[str]:
     """Yield figures of slot files since the daemon's start, and the age of the oldest file."""
-    saves, restores = status["saves"], status["restores"]
+    saves, restores = status.saves, status.restores
     parts = [*_operation(saves, "saved"), *_operation(restores, "restored")]
-    if failures := saves["failures"] + restores["failures"]:
+    if failures := saves.failures + restores.failures:
         parts.append(f"{failures} failed")
-    parts += [
-        f"{count} saves skipped ({_SKIPPED[why]})" for why, count in status["skipped"].items()
-    ]
-    if status["oldest_at"]:
-        age_s = (now - datetime.fromisoformat(status["oldest_at"])).total_seconds()
+    parts += [f"{count} saves skipped ({_SKIPPED[why]})" for why, count in status.skipped.items()]
+    if status.oldest_at:
+        age_s = (now - datetime.fromisoformat(status.oldest_at)).total_seconds()
         parts.append(f"the oldest is {duration(max(0.0, age_s))} old")
     if parts:
-        yield f"{status['model']} on disk: {', '.join(parts)}"
+        yield f"{status.model} on disk: {', '.join(parts)}"
 
 
 def _disk(disk: SlotDiskStatus) -> Iterator[str]:
     limit, written, write_limit = (
-        disk["limit_bytes"],
-        disk["written_bytes"],
-        disk["write_limit_bytes"],
+        disk.limit_bytes,
+        disk.written_bytes,
+        disk.write_limit_bytes,
     )
     if limit is not None and written is not None and write_limit is not None:
-        room = f"{size(disk['size_bytes'])} of {size(limit)}"
+        room = f"{size(disk.size_bytes)} of {size(limit)}"
         yield f"disk: {room}; written in the last hour: {size(written)} of {size(write_limit)}"
 
 
 def _operation(done: SlotFileStatus, verb: str) -> Iterator[str]:
-    if done["count"]:
-        mean_ms = 1000 * done["duration_s"] / done["count"]
-        yield f"{done['count']} {verb} ({size(done['size_bytes'])}, {mean_ms:.0f} ms each)"
+    if done.count:
+        mean_ms = 1000 * done.duration_s / done.count
+        yield f"{done.count} {verb} ({size(done.size_bytes)}, {mean_ms:.0f} ms each)"
 
 
 def _count(number: int, what: str) -> str:
@@ -338,6 +331,8 @@ def _count(number: int, what: str) -> str:
 
 def ui(*, opens: bool) -> CommandResult:
     """Open the dashboard, signed in; without a browser, or unless `opens`, show its link."""
+    import webbrowser
+
     link, is_opened = Client(directories().control_socket).dashboard_link(), False
     with suppress(webbrowser.Error):
         is_opened = opens and shows_windows(os.environ, sys.platform) and webbrowser.open(link)

@@ -149,9 +149,9 @@ def additional_models(
 
     Raises NoSuchModel, ModelInvalid, or SettingsInvalid if another model has the same name.
     """
-    config = status["config"]
+    config = status.config
     settings = (load(Path(config), config_dir=where.config) if config else merge({}, None)).settings
-    taken = {model["name"]: Path(model["path"]) for model in status["models"]}
+    taken = {model.name: Path(model.path) for model in status.models}
     stored = StoredModels(settings, where)
     tables: dict[str, Mapping[str, Any]] = {}
     for word in words:
@@ -330,7 +330,7 @@ def _clients() -> Iterator[str]:
 def _requests() -> Iterator[str]:
     from supervisor.daemon.control_client import Client
 
-    yield from (request["id"] for request in Client(directories().control_socket).requests())
+    yield from (request.id for request in Client(directories().control_socket).requests())
 
 
 def _all_requests() -> Iterator[str]:

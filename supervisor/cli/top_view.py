@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from proxy.observe.past import RequestStats
 from supervisor.cli.requests import in_flight_row
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import (
@@ -19,7 +20,6 @@ from supervisor.daemon.control_messages import (
     InstanceStatus,
     ModelStatus,
     NodeStatus,
-    RequestStatus,
     state_text,
 )
 from supervisor.errors import CorralError
@@ -47,19 +47,19 @@ Order = Literal["age", "model", "tokens/s", "tokens", "client", "phase"]
 
 _PHASES: Final = ("reading", "queued", "loading", "prefill", "decode", "stalled", "ending")
 # Sort keys: names ascend; figures descend.
-_BY: Final[Mapping[Order, Callable[[RequestStatus], Any]]] = {
-    "age": lambda request: -request["age_s"],
-    "model": lambda request: request["model"] or "",
-    "tokens/s": lambda request: -request["tokens_per_second"],
-    "tokens": lambda request: -request["decoded_tokens"],
-    "client": lambda request: request["client"],
-    "phase": lambda request: _PHASES.index(request["phase"]) if request["phase"] in _PHASES else -1,
+_BY: Final[Mapping[Order, Callable[[RequestStats], Any]]] = {
+    "age": lambda request: -request.age_s,
+    "model": lambda request: request.model or "",
+    "tokens/s": lambda request: -request.tokens_per_second,
+    "tokens": lambda request: -request.decoded_tokens,
+    "client": lambda request: request.client,
+    "phase": lambda request: _PHASES.index(request.phase) if request.phase in _PHASES else -1,
 }
 
 
 def sort_requests(
-    requests: Iterable[RequestStatus], order: Order, *, is_reversed: bool = False
-) -> list[RequestStatus]:
+    requests: Iterable[RequestStats], order: Order, *, is_reversed: bool = False
+) -> list[RequestStats]:
     """Sort requests; equal requests by age, the oldest first."""
     by_age = sorted(requests, key=_BY["age"])
     return sorted(by_age, key=_BY[order], reverse=is_reversed)
@@ -70,7 +70,7 @@ class Sample:
     """Status and requests in flight, or a `problem`; `note`: result of a requested cancellation."""
 
     status: DaemonStatus | None = None
-    requests: Sequence[RequestStatus] = ()
+    requests: Sequence[RequestStats] = ()
     problem: str = ""
     note: str = ""
 
@@ -127,8 +127,8 @@ class View:
 def with_sample(view: View, sample: Sample) -> View:
     """Update the view; if the selected request has ended, select the next one."""
     listed = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
-    ids = [request["id"] for request in listed]
-    pid = sample.status["pid"] if sample.status else view.daemon_pid
+    ids = [request.id for request in listed]
+    pid = sample.status.pid if sample.status else view.daemon_pid
     note = sample.note or view.note
     if view.daemon_pid is not None and pid != view.daemon_pid:
         note = "the daemon was started again"
@@ -210,17 +210,16 @@ REQUEST_COLUMNS: Final = (
 )
 
 
-def summary(status: DaemonStatus, requests: Sequence[RequestStatus]) -> tuple[str, str]:
-    instances = [instance for model in status["models"] for instance in model["instances"]]
-    ready = sum(instance["state"] == "ready" for instance in instances)
-    queued = sum(request["phase"] == "queued" for request in requests)
-    busy, slots = (
-        sum(instance[name] for instance in instances) for name in ("slots_busy", "slots")
-    )
+def summary(status: DaemonStatus, requests: Sequence[RequestStats]) -> tuple[str, str]:
+    instances = [instance for model in status.models for instance in model.instances]
+    ready = sum(instance.state == "ready" for instance in instances)
+    queued = sum(request.phase == "queued" for request in requests)
+    busy = sum(instance.slots_busy for instance in instances)
+    slots = sum(instance.slots for instance in instances)
     rate = sum(_rates(requests).values())
     daemon = (
-        f"llama-corral {status['version']} · pid {status['pid']} · up {duration(status['up_s'])}"
-        f" · {status['url']}/v1{' · stopping' if status['stopping'] else ''}"
+        f"llama-corral {status.version} · pid {status.pid} · up {duration(status.up_s)}"
+        f" · {status.url}/v1{' · stopping' if status.stopping else ''}"
     )
     load = (
         f"{ready} of {len(instances)} instances ready · {busy} of {slots} slots busy · "
@@ -229,59 +228,53 @@ def summary(status: DaemonStatus, requests: Sequence[RequestStatus]) -> tuple[st
     return one_line(daemon), one_line(load)
 
 
-def instance_rows(status: DaemonStatus, requests: Sequence[RequestStatus]) -> list[tuple[str, ...]]:
+def instance_rows(status: DaemonStatus, requests: Sequence[RequestStats]) -> list[tuple[str, ...]]:
     """Return the rows of instances, the first of each model with its queue; then those of nodes."""
-    queued = Counter(request["model"] for request in requests if request["phase"] == "queued")
+    queued = Counter(request.model for request in requests if request.phase == "queued")
     rates = _rates(requests)
-    rows = [
-        row
-        for model in status["models"]
-        for row in _model_rows(model, queued[model["name"]], rates)
-    ]
-    return [_clean_cells(row) for row in (*rows, *map(_node_row, status["nodes"]))]
+    rows = [row for model in status.models for row in _model_rows(model, queued[model.name], rates)]
+    return [_clean_cells(row) for row in (*rows, *map(_node_row, status.nodes))]
 
 
-def _rates(requests: Iterable[RequestStatus]) -> dict[str | None, float]:
+def _rates(requests: Iterable[RequestStats]) -> dict[str | None, float]:
     rates: dict[str | None, float] = {}
     for request in requests:
-        if request["phase"] == "decode":
-            rates[request["instance"]] = (
-                rates.get(request["instance"], 0.0) + request["tokens_per_second"]
-            )
+        if request.phase == "decode":
+            rates[request.instance] = rates.get(request.instance, 0.0) + request.tokens_per_second
     return rates
 
 
 def _model_rows(
     model: ModelStatus, queued: int, rates: Mapping[str | None, float]
 ) -> Iterator[tuple[str, ...]]:
-    first = (model["name"], str(queued))
-    for instance in model["instances"]:
-        yield *first, *_instance_cells(model, instance, rates.get(instance["name"]))
+    first = (model.name, str(queued))
+    for instance in model.instances:
+        yield *first, *_instance_cells(model, instance, rates.get(instance.name))
         first = ("", "")
-    if not model["instances"]:
-        yield *first, _NONE, model["state"], *[_NONE] * 5, model["reason"] or ""
+    if not model.instances:
+        yield *first, _NONE, model.state, *[_NONE] * 5, model.reason or ""
 
 
 def _instance_cells(
     model: ModelStatus, instance: InstanceStatus, rate: float | None
 ) -> tuple[str, ...]:
-    error = instance["error"]
+    error = instance.error
     return (
-        instance["name"],
+        instance.name,
         state_text(model, instance),
-        f"{instance['slots_busy']}/{instance['slots']}",
+        f"{instance.slots_busy}/{instance.slots}",
         _rate(rate),
-        size(instance["memory_bytes"]),
-        duration(instance["up_s"]),
-        str(instance["restarts"]),
-        error["message"] if error else next(iter(instance["warnings"]), ""),
+        size(instance.memory_bytes),
+        duration(instance.up_s),
+        str(instance.restarts),
+        error["message"] if error else next(iter(instance.warnings), ""),
     )
 
 
 def _node_row(node: NodeStatus) -> tuple[str, ...]:
-    slots = f"{node['slots_busy']}/{node['slots']}"
+    slots = f"{node.slots_busy}/{node.slots}"
     rest = [_NONE] * 4
-    return "node", _NONE, node["name"], node["state"], slots, *rest, node["reason"] or ""
+    return "node", _NONE, node.name, node.state, slots, *rest, node.reason or ""
 
 
 def _rate(tokens_per_second: float | None) -> str:
@@ -352,7 +345,7 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
     yield _table(INSTANCE_COLUMNS, instances[:instance_count], area)
     hidden = len(instances) - instance_count
     yield Text(f"and {hidden} more" if hidden else "")
-    chosen = next((i for i, request in enumerate(requests) if request["id"] == view.selected), None)
+    chosen = next((i for i, request in enumerate(requests) if request.id == view.selected), None)
     first = first_row(chosen, len(requests), request_count)
     listed = requests[first : first + request_count]
     marked = -1 if chosen is None else chosen - first

@@ -9,7 +9,7 @@ from typing import Final
 
 from supervisor.builds import discover
 from supervisor.builds import discover as engines
-from supervisor.builds.installed import EngineSetting, find_build
+from supervisor.builds.installed import EngineSetting, engine_setting, find_build
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import (
     CanariesStatus,
@@ -19,7 +19,7 @@ from supervisor.daemon.control_messages import (
     ReloadReport,
     TrialStatus,
 )
-from supervisor.daemon.model_commands import engine_setting, last_message, resolve_running
+from supervisor.daemon.model_commands import follow, resolve_running
 from supervisor.errors import (
     AccessDenied,
     CorralError,
@@ -58,12 +58,10 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     found = _find_trial(client.trials(), word, before)
     path = _settings_file(before)
     _check_applied(client, may_be_invalid=not is_applied)
-    changed = change_file(
-        path, lambda text: remove_trial(text, found["model"], is_applied=is_applied)
-    )
+    changed = change_file(path, lambda text: remove_trial(text, found.model, is_applied=is_applied))
     try:
         report = _reload(client, dry_run=False)
-        if failures := report["failures"]:
+        if failures := report.failures:
             first = failures[0]
             raise StartFailed(
                 f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
@@ -76,14 +74,14 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
             _reload(client, dry_run=False)
         raise
     data = {
-        "model": found["model"],
+        "model": found.model,
         "applied": is_applied,
         "file": str(path),
         "backup": str(changed.backup),
         "lines": changed.lines,
         "reloaded": report,
     }
-    name, own, tried = found["model"], found["base"]["profile"], found["trial"]["profile"]
+    name, own, tried = found.model, found.base.profile, found.trial.profile
     first_line = f"{name} runs {tried} now" if is_applied else f"{name} runs only {own} again"
     lines = [
         f"{first_line}; its trial is over",
@@ -102,7 +100,7 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
 def _find_trial(found: list[TrialStatus], word: str, status: DaemonStatus) -> TrialStatus:
     (name,) = resolve_running([word], status)
     for trial in found:
-        if trial["model"] == name:
+        if trial.model == name:
             return trial
     raise CorralError(
         f"{name} has no trial",
@@ -111,9 +109,9 @@ def _find_trial(found: list[TrialStatus], word: str, status: DaemonStatus) -> Tr
 
 
 def _settings_file(status: DaemonStatus) -> Path:
-    if status["config"] is None:
+    if status.config is None:
         raise SettingsInvalid("the daemon was started without a settings file")
-    return Path(status["config"]).resolve()
+    return Path(status.config).resolve()
 
 
 def _check_applied(client: Client, *, may_be_invalid: bool) -> None:
@@ -127,7 +125,7 @@ def _check_applied(client: Client, *, may_be_invalid: bool) -> None:
         if may_be_invalid:
             return
         raise
-    if names := [*report["added"], *report["removed"], *report["changed"]]:
+    if names := [*report.added, *report.removed, *report.changed]:
         raise SettingsInvalid(
             f"corral.toml has changes that are not applied yet, of {', '.join(names)}",
             hint="corral reload --dry-run shows them, corral reload applies them",
@@ -138,62 +136,62 @@ def _reload(client: Client, *, dry_run: bool) -> ReloadReport:
     """Reload; waits for a running reload, which `watch_settings` may have started."""
     for _ in range(_BUSY_TRIES - 1):
         try:
-            return last_message(client.reload(dry_run=dry_run))["reloaded"]
+            return follow(client.reload(dry_run=dry_run))
         except DaemonBusy:
             time.sleep(_BUSY_WAIT_S)
-    return last_message(client.reload(dry_run=dry_run))["reloaded"]
+    return follow(client.reload(dry_run=dry_run))
 
 
 def _slot_tokens(status: DaemonStatus, name: str) -> int | None:
-    for model in status["models"]:
-        if model["name"] == name and model["ctx_size"] and model["slots"]:
-            return model["ctx_size"] // model["slots"]
+    for model in status.models:
+        if model.name == name and model.ctx_size and model.slots:
+            return model.ctx_size // model.slots
     return None
 
 
 def render(found: TrialStatus) -> str:
-    own, tried = found["base"]["profile"], found["trial"]["profile"]
-    share = f"{100 * found['share']:g} % of new conversations"
-    state = f"{', '.join(found['trial']['instances'])} is {found['state']}"
-    since = f"figures of {duration(found['age_s'])}"
-    title = f"{found['model']}: {tried} serves {share}; {state}; {since}"
+    own, tried = found.base.profile, found.trial.profile
+    share = f"{100 * found.share:g} % of new conversations"
+    state = f"{', '.join(found.trial.instances)} is {found.state}"
+    since = f"figures of {duration(found.age_s)}"
+    title = f"{found.model}: {tried} serves {share}; {state}; {since}"
     return "\n".join([title, "", *figure_lines(found, own, tried)])
 
 
 def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
     """Return the table of both sides, under these names, with errors, flags and notes."""
-    base, trial = found["base"], found["trial"]
-    rate, first = found["tokens_per_second"], found["first_token_s"]
+    base, trial = found.base, found.trial
+    rate, first = found.tokens_per_second, found.first_token_s
     rows = [
-        ("tokens/s", *_base_and_trial_text(found, "tokens_per_second", "{:.1f}"), rate["outcome"]),
+        ("tokens/s", *_base_and_trial_text(found, "tokens_per_second", "{:.1f}"), rate.outcome),
         (
             "first token",
             *_base_and_trial_text(found, "first_token_s", "{:.2f} s"),
-            first["outcome"],
+            first.outcome,
         ),
-        ("memory", size(base["memory_bytes"]), size(trial["memory_bytes"]), ""),
+        ("memory", size(base.memory_bytes), size(trial.memory_bytes), ""),
         *(
-            (name, str(base[name]), str(trial[name]), "")
+            (name, str(getattr(base, name)), str(getattr(trial, name)), "")
             for name in ("conversations", "requests", "errors", "crashes")
         ),
     ]
     lines = [table(("", own.upper(), tried.upper(), "DIFFERENCE"), rows)]
-    if error := found["error"]:
+    if error := found.error:
         lines += ["", colored(error["message"], "red")]
         lines += [f"  {label}: {error[label]}" for label in ("hint", "log") if error[label]]
-    if differences := found["differences"]:
-        lines += ["", f"{', '.join(trial['instances'])} runs with"]
+    if differences := found.differences:
+        lines += ["", f"{', '.join(trial.instances)} runs with"]
         lines += [
-            f"  {flag['flag']} {flag['trial'] or '-'} instead of {flag['base'] or '-'}"
+            f"  {flag.flag} {flag.trial or '-'} instead of {flag.base or '-'}"
             for flag in differences
         ]
-    if found["notes"]:
-        lines += ["", *found["notes"]]
+    if found.notes:
+        lines += ["", *found.notes]
     return lines
 
 
 def _base_and_trial_text(found: TrialStatus, name: str, style: str) -> tuple[str, str]:
-    values = (found["base"][name], found["trial"][name])  # type: ignore[literal-required]
+    values = (getattr(found.base, name), getattr(found.trial, name))
     base, other = ("-" if value is None else style.format(value) for value in values)
     return base, other
 
@@ -203,8 +201,8 @@ _HINT: Final = "corral engine canary BUILD --model MODEL starts one"
 
 def show_canaries() -> CommandResult:
     found = Client(directories().control_socket).canaries()
-    parts = ["\n".join(_running_lines(canary)) for canary in found["running"]]
-    if ended := found["ended"]:
+    parts = ["\n".join(_running_lines(canary)) for canary in found.running]
+    if ended := found.ended:
         parts.append("\n".join(map(_ended_line, ended)))
     return CommandResult(found, "\n\n".join(parts) or f"no model has a canary; {_HINT}")
 
@@ -215,17 +213,16 @@ def start(
     """Start a canary of a build; returns when it serves. `limit_s`: None if a command ends it."""
     client = Client(directories().control_socket)
     engine, model = _engine(build), _choose_model(client, word)
-    body = {"engine": str(engine), "share": share, "limit_s": limit_s, "margin": margin}
-    found = last_message(client.start_canary(model, body))["canaries"]
+    found = follow(client.start_canary(model, str(engine), share, limit_s, margin))
     return CommandResult(found, "\n".join(_running_lines(_find_canary(found, model))))
 
 
 def end(word: str | None, *, is_promoted: bool) -> CommandResult:
     client = Client(directories().control_socket)
     running = _find_canary(client.canaries(), _choose_model(client, word, of_canaries=True))
-    model, engine = running["model"], running["engine"]
+    model, engine = running.model, running.engine
     try:
-        found = last_message(client.end_canary(model, is_promoted=is_promoted))["canaries"]
+        found = follow(client.end_canary(model, "promote" if is_promoted else "withdraw"))
     except AccessDenied:
         if not is_promoted:
             raise
@@ -235,7 +232,7 @@ def end(word: str | None, *, is_promoted: bool) -> CommandResult:
         if is_promoted
         else ()
     )
-    return CommandResult(found, _ended_line(found["ended"][-1]), notes)
+    return CommandResult(found, _ended_line(found.ended[-1]), notes)
 
 
 def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> CanariesStatus:
@@ -246,11 +243,11 @@ def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> Canar
     path = _settings_file(client.status())
     changed = change_file(path, lambda text: with_engine(text, model, engine))
     try:
-        return last_message(client.end_canary(model, is_promoted=True))["canaries"]
+        return follow(client.end_canary(model, "promote"))
     except CorralError:
         changed.restore()
         with suppress(CorralError):
-            last_message(client.reload(dry_run=False))
+            follow(client.reload(dry_run=False))
         raise
 
 
@@ -274,9 +271,9 @@ def _choose_model(client: Client, word: str | None, *, of_canaries: bool = False
     if word is not None:
         return resolve_running([word], client.status())[0]
     if of_canaries:
-        names = [canary["model"] for canary in client.canaries()["running"]]
+        names = [canary.model for canary in client.canaries().running]
     else:
-        names = [model["name"] for model in client.status()["models"]]
+        names = [model.name for model in client.status().models]
     if len(names) == 1:
         return names[0]
     if of_canaries and not names:
@@ -285,32 +282,32 @@ def _choose_model(client: Client, word: str | None, *, of_canaries: bool = False
 
 
 def _find_canary(found: CanariesStatus, model: str) -> CanaryStatus:
-    for canary in found["running"]:
-        if canary["model"] == model:
+    for canary in found.running:
+        if canary.model == model:
             return canary
     raise CorralError(f"{model} has no canary", hint=_HINT.replace("MODEL", model, 1))
 
 
 def _running_lines(found: CanaryStatus) -> list[str]:
-    trial, share = found["trial"], f"{100 * found['share']:g} % of new conversations"
-    names = ", ".join(trial["trial"]["instances"]) if trial else "its replica"
+    trial, share = found.trial, f"{100 * found.share:g} % of new conversations"
+    names = ", ".join(trial.trial.instances) if trial else "its replica"
     lines = [
-        f"{found['model']}: {names} serves {share} on {found['engine']}",
-        f"instead of {found['own_engine'] or '-'}; {_deadline_text(found)}",
+        f"{found.model}: {names} serves {share} on {found.engine}",
+        f"instead of {found.own_engine or '-'}; {_deadline_text(found)}",
     ]
-    if found["obstacle"]:
-        lines.append(colored(f"not promoted automatically: {found['obstacle']}", "yellow"))
+    if found.obstacle:
+        lines.append(colored(f"not promoted automatically: {found.obstacle}", "yellow"))
     return [*lines, "", *figure_lines(trial, "now", "canary")] if trial else lines
 
 
 def _deadline_text(found: CanaryStatus) -> str:
-    left_s = found["decides_in_s"]
+    left_s = found.decides_in_s
     if left_s is None:
         return "corral engine canary --promote or --withdraw ends it"
-    margin = f"{100 * found['margin']:g} %"
+    margin = f"{100 * found.margin:g} %"
     return f"promoted in {duration(left_s)}, unless it may be slower by more than {margin}"
 
 
 def _ended_line(found: EndedCanaryStatus) -> str:
-    text = f"{found['model']}: {found['engine']} was {found['outcome']}: {found['reason']}"
-    return f"{found['at']}  {text}"
+    text = f"{found.model}: {found.engine} was {found.outcome}: {found.reason}"
+    return f"{found.at}  {text}"

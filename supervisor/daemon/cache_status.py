@@ -46,32 +46,32 @@ def caches_status(
         for name in dict.fromkeys((*models, *on_disk))
     ]
     for status in found:
-        status["skipped"] = {
+        status.skipped = {
             reason.value: count
             for (name, reason), count in router.saves_skipped.items()
-            if name == status["model"]
+            if name == status.model
         }
-    disk: SlotDiskStatus = {
-        "size_bytes": _size_bytes(saved),
-        "limit_bytes": budget.size_bytes,
-        "written_bytes": round(limits.written_bytes),
-        "write_limit_bytes": budget.write_hour_bytes,
-        "paused": limits.pause.is_on,
-    }
-    return {"models": found, "disk": disk}
+    disk = SlotDiskStatus(
+        size_bytes=_size_bytes(saved),
+        limit_bytes=budget.size_bytes,
+        written_bytes=round(limits.written_bytes),
+        write_limit_bytes=budget.write_hour_bytes,
+        paused=limits.pause.is_on,
+    )
+    return CachesStatus(models=found, disk=disk)
 
 
 def saved_status(saved: Sequence[Manifest]) -> CachesStatus:
     """Return the part of the status that is known without a daemon: the files on disk."""
     found = [cache_status(model, its) for model, its in _by_model(saved).items()]
-    disk: SlotDiskStatus = {
-        "size_bytes": _size_bytes(saved),
-        "limit_bytes": None,
-        "written_bytes": None,
-        "write_limit_bytes": None,
-        "paused": False,
-    }
-    return {"models": found, "disk": disk}
+    disk = SlotDiskStatus(
+        size_bytes=_size_bytes(saved),
+        limit_bytes=None,
+        written_bytes=None,
+        write_limit_bytes=None,
+        paused=False,
+    )
+    return CachesStatus(models=found, disk=disk)
 
 
 def _size_bytes(saved: Iterable[Manifest]) -> int:
@@ -89,19 +89,19 @@ def cache_status(
 ) -> CacheStatus:
     """Return the tiers of a model; `contents` is None if no instance of it runs."""
     oldest = min((manifest.saved_at for manifest in saved), default=None)
-    return {
-        "model": model,
-        "slots": contents.slots if contents else 0,
-        "prompts": sum(tier.prompts for tier in use.values()),
-        "prompt_tokens": sum(tier.tokens for tier in use.values()),
-        "computed_tokens": use[Tier.NONE].tokens,
-        "tiers": _tiers(saved, contents or CacheContents(), use),
-        "oldest_at": oldest.isoformat(timespec="seconds") if oldest else None,
-        "saves": _operation(counts, is_save=True),
-        "restores": _operation(counts, is_save=False),
-        "skipped": {},
-        "not_saved_reason": not_saved_reason,
-    }
+    return CacheStatus(
+        model=model,
+        slots=contents.slots if contents else 0,
+        prompts=sum(tier.prompts for tier in use.values()),
+        prompt_tokens=sum(tier.tokens for tier in use.values()),
+        computed_tokens=use[Tier.NONE].tokens,
+        tiers=_tiers(saved, contents or CacheContents(), use),
+        oldest_at=oldest.isoformat(timespec="seconds") if oldest else None,
+        saves=_operation(counts, is_save=True),
+        restores=_operation(counts, is_save=False),
+        skipped={},
+        not_saved_reason=not_saved_reason,
+    )
 
 
 def _by_model(saved: Iterable[Manifest]) -> dict[str, list[Manifest]]:
@@ -133,24 +133,24 @@ def _tier(
     limit_bytes: float = math.inf,
 ) -> TierStatus:
     conversations, tokens, size_bytes = held
-    return {
-        "tier": tier.value,
-        "conversations": conversations,
-        "tokens": tokens,
-        "size_bytes": size_bytes,
-        "limit_bytes": None if math.isinf(limit_bytes) else round(limit_bytes),
-        "prompts": use[tier].prompts,
-        "found_tokens": use[tier].tokens,
-        "saved_s": round(use[tier].saved_s, 3),
-    }
+    return TierStatus(
+        tier=tier.value,
+        conversations=conversations,
+        tokens=tokens,
+        size_bytes=size_bytes,
+        limit_bytes=None if math.isinf(limit_bytes) else round(limit_bytes),
+        prompts=use[tier].prompts,
+        found_tokens=use[tier].tokens,
+        saved_s=round(use[tier].saved_s, 3),
+    )
 
 
 def _operation(counts: ModelCounts | None, *, is_save: bool) -> SlotFileStatus:
     done = (counts or no_counts())["save" if is_save else "restore"]
-    return {
-        "count": done.done,
-        "failures": done.failures,
-        "tokens": done.tokens,
-        "size_bytes": done.size_bytes,
-        "duration_s": round(done.duration_s, 3),
-    }
+    return SlotFileStatus(
+        count=done.done,
+        failures=done.failures,
+        tokens=done.tokens,
+        size_bytes=done.size_bytes,
+        duration_s=round(done.duration_s, 3),
+    )

@@ -1,23 +1,43 @@
-"""Defines the JSON between the daemon and its commands, and texts about it.
+"""Defines the answers of the daemon to its commands, and texts about them.
 
-A stream (start, stop, reload, events, …) has one object per line, with exactly one key of
-StreamMessage. None means unknown or not applicable. Rates are tokens per second of one sequence;
-times named `…_at` are ISO 8601 in UTC.
+orjson writes these dataclasses as JSON, and `read` makes them of it again. None means unknown or
+not applicable. Rates are tokens per second of one sequence; times named `…_at` are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Final, Literal, NotRequired, TypedDict, cast
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_type_hints
 
+from proxy.observe.past import RequestStats
 from supervisor.errors import DaemonBusy, ErrorFields
 from supervisor.output import duration, size
 
-if TYPE_CHECKING:
-    from proxy.endpoints.requests import RequestStats
+
+def read(kind: Any, value: Any) -> Any:
+    """Make a value of a type (dataclass, list, or None as alternative) of parsed JSON.
+
+    The daemon may be older or newer: missing members become None, unknown ones are left out.
+    """
+    arguments = get_args(kind)
+    if isinstance(value, list) and arguments:
+        return [read(arguments[0], item) for item in value]
+    answer: Any = next(filter(is_dataclass, (kind, *arguments)), None)
+    if answer is None or value is None:
+        return None if kind is NoneType else value
+    return answer(**{name: read(hint, value.get(name)) for name, hint in _hints(answer).items()})
 
 
-class ShardStatus(TypedDict):
+@functools.cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+@dataclass
+class ShardStatus:
     """One worker of a split model, since the model was loaded; `last_update` is ISO 8601 in UTC.
 
     `layers_max`: number of layers that fit into its memory. `suggested_layers`: None if no move is
@@ -39,7 +59,8 @@ class ShardStatus(TypedDict):
     avg_latency_per_layer_us: int
 
 
-class BalanceStatus(TypedDict):
+@dataclass
+class BalanceStatus:
     """The workers of one instance; `decision`: balanced, insufficient_data or rebalance.
 
     `estimated_speedup`: for one stream; `bottleneck_speedup`: for the slowest worker alone.
@@ -54,7 +75,8 @@ class BalanceStatus(TypedDict):
     shards: list[ShardStatus]
 
 
-class MovedLayers(TypedDict):
+@dataclass
+class MovedLayers:
     """Layers by worker before and after a move, which `file` records.
 
     `estimated_speedup`: None if the layers were moved back.
@@ -68,7 +90,8 @@ class MovedLayers(TypedDict):
     file: str
 
 
-class SavedSlot(TypedDict):
+@dataclass
+class SavedSlot:
     name: str
     model: str
     replica: int
@@ -78,19 +101,8 @@ class SavedSlot(TypedDict):
     encrypted: bool
 
 
-class ForgetRequest(TypedDict):
-    """Forget one conversation, or all saved conversations of a model or of all models.
-
-    `conversation` is the beginning of a file name, `request` the id of a request. If both are None,
-    all conversations of `model` are meant, or of all models if that is None too.
-    """
-
-    model: str | None
-    conversation: str | None
-    request: str | None
-
-
-class ForgottenSlots(TypedDict):
+@dataclass
+class ForgottenSlots:
     """The deleted files; `emptied`: number of engine slots that were emptied.
 
     `in_use`: a request in flight still belongs to the conversation.
@@ -101,7 +113,8 @@ class ForgottenSlots(TypedDict):
     in_use: bool
 
 
-class TierStatus(TypedDict):
+@dataclass
+class TierStatus:
     """One place where prompts are kept: `slot`, `host_cache` or `disk`.
 
     `limit_bytes`: None without a limit of its own. The last three count since the daemon's start.
@@ -117,7 +130,8 @@ class TierStatus(TypedDict):
     saved_s: float
 
 
-class SlotFileStatus(TypedDict):
+@dataclass
+class SlotFileStatus:
     """Saves or restores of single slots since the daemon's start."""
 
     count: int
@@ -127,7 +141,8 @@ class SlotFileStatus(TypedDict):
     duration_s: float
 
 
-class SlotDiskStatus(TypedDict):
+@dataclass
+class SlotDiskStatus:
     """The slot files of all models. Without a daemon only `size_bytes` is known.
 
     `written_bytes`: in the last hour; `write_limit_bytes`: its limit. `paused`: saving is paused
@@ -141,7 +156,8 @@ class SlotDiskStatus(TypedDict):
     paused: bool
 
 
-class CacheStatus(TypedDict):
+@dataclass
+class CacheStatus:
     """The places that keep the prompts of one model.
 
     `slots`: of all instances. `prompts`, `prompt_tokens`, `computed_tokens`: since the daemon's
@@ -162,12 +178,14 @@ class CacheStatus(TypedDict):
     not_saved_reason: str | None
 
 
-class CachesStatus(TypedDict):
+@dataclass
+class CachesStatus:
     models: list[CacheStatus]
     disk: SlotDiskStatus
 
 
-class TrialNote(TypedDict):
+@dataclass
+class TrialNote:
     """A trial in a model's status: `instance` runs `profile` for a share of the conversations.
 
     `is_canary`: it tries another engine, and is not in the settings.
@@ -179,7 +197,8 @@ class TrialNote(TypedDict):
     instance: str
 
 
-class TrialSideStatus(TypedDict):
+@dataclass
+class TrialSideStatus:
     """One side of a trial; rates and times are medians, `memory_bytes` is per instance."""
 
     profile: str
@@ -193,7 +212,8 @@ class TrialSideStatus(TypedDict):
     memory_bytes: int | None
 
 
-class TrialComparison(TypedDict):
+@dataclass
+class TrialComparison:
     """Ratio of the trial to the model's own profile, with its 95 % confidence interval.
 
     `requests_to_go`: requests of both sides until a difference of 5 % would be visible.
@@ -207,7 +227,8 @@ class TrialComparison(TypedDict):
     requests_to_go: int | None
 
 
-class FlagDifference(TypedDict):
+@dataclass
+class FlagDifference:
     """An option whose value differs between the sides; None: the side does not set it."""
 
     flag: str
@@ -215,7 +236,8 @@ class FlagDifference(TypedDict):
     trial: str | None
 
 
-class TrialStatus(TypedDict):
+@dataclass
+class TrialStatus:
     """The trial of one model; `state` is the state of its instance."""
 
     model: str
@@ -231,7 +253,8 @@ class TrialStatus(TypedDict):
     notes: list[str]
 
 
-class CanaryStatus(TypedDict):
+@dataclass
+class CanaryStatus:
     """A running canary; `trial`: its figures, None before the first.
 
     `decides_in_s`: None if only a command decides. `obstacle`: why it was not promoted
@@ -248,24 +271,27 @@ class CanaryStatus(TypedDict):
     trial: TrialStatus | None
 
 
-class EndedCanaryStatus(TypedDict):
-    """A canary that was promoted or withdrawn; `at` is ISO 8601 in UTC."""
+@dataclass
+class EndedCanaryStatus:
+    """A canary that ended; `outcome`: promoted or withdrawn; `at` is ISO 8601 in UTC."""
 
     model: str
     engine: str
-    outcome: Literal["promoted", "withdrawn"]
+    outcome: str
     reason: str
     at: str
 
 
-class CanariesStatus(TypedDict):
+@dataclass
+class CanariesStatus:
     """All canaries; `ended`: the latest 16, the latest last."""
 
     running: list[CanaryStatus]
     ended: list[EndedCanaryStatus]
 
 
-class DraftStatus(TypedDict):
+@dataclass
+class DraftStatus:
     """Tokens drafted and accepted in the latest run; `acceptance`: 0 to 1."""
 
     drafted: int
@@ -273,7 +299,8 @@ class DraftStatus(TypedDict):
     acceptance: float | None
 
 
-class InstanceStatus(TypedDict):
+@dataclass
+class InstanceStatus:
     """One llama-server process.
 
     `retiring`: new settings replaced it, so it only finishes its requests. `progress`: 0 to 1
@@ -303,7 +330,8 @@ class InstanceStatus(TypedDict):
     draft: DraftStatus | None
 
 
-class WaitStatus(TypedDict):
+@dataclass
+class WaitStatus:
     """A model that waits for memory, for its requests or (if `requests` is 0) for a command.
 
     `place`: 1 for the model that loads next. `leaving`: models that drain before they are unloaded.
@@ -315,7 +343,8 @@ class WaitStatus(TypedDict):
     leaving: list[str]
 
 
-class AdaptedValue(TypedDict):
+@dataclass
+class AdaptedValue:
     """An option (`key`) that the daemon changed, and the reason."""
 
     key: str
@@ -324,7 +353,8 @@ class AdaptedValue(TypedDict):
     reason: str
 
 
-class IdleStatus(TypedDict):
+@dataclass
+class IdleStatus:
     """How long a loaded model may be idle before it is unloaded.
 
     `limit_s`: None for no limit. `unload_in_s`: None while the model is busy, or without a limit.
@@ -336,7 +366,8 @@ class IdleStatus(TypedDict):
     origin: Literal["ttl_s", "keep_alive"]
 
 
-class ModelStatus(TypedDict):
+@dataclass
+class ModelStatus:
     """One model; `slots` and `ctx_size` are per instance, and known once it is planned.
 
     `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
@@ -361,7 +392,8 @@ class ModelStatus(TypedDict):
     instances: list[InstanceStatus]
 
 
-class CaptureStatus(TypedDict):
+@dataclass
+class CaptureStatus:
     """A running capture; `dropped`: requests and responses that it could not take."""
 
     model: str
@@ -372,7 +404,8 @@ class CaptureStatus(TypedDict):
     left_s: float
 
 
-class NodeStatus(TypedDict):
+@dataclass
+class NodeStatus:
     """A node; `state`: up; or down, draining or same (as another node), with a `reason`.
 
     A name that stands for several nodes has its own entry, `resolved` or `unresolved`, beside those
@@ -388,7 +421,8 @@ class NodeStatus(TypedDict):
     slots_busy: int
 
 
-class WeightStatus(TypedDict):
+@dataclass
+class WeightStatus:
     """An instance's share of its model's requests, relative to an average instance.
 
     `instance`: on this machine, or on a node (`NODE/MODEL`). `reason`: measured, set or equal.
@@ -400,7 +434,8 @@ class WeightStatus(TypedDict):
     reason: str
 
 
-class WorkerStatus(TypedDict):
+@dataclass
+class WorkerStatus:
     """An RPC worker; `devices_bytes`: memory of each device.
 
     `state` of a local worker: ready, starting, backoff or failed. Of a remote worker: ready or lost
@@ -419,7 +454,8 @@ class WorkerStatus(TypedDict):
     models: list[str]
 
 
-class BatchQueueStatus(TypedDict):
+@dataclass
+class BatchQueueStatus:
     """Batches formed from the queued batch requests of a model since the daemon's start."""
 
     model: str
@@ -430,7 +466,8 @@ class BatchQueueStatus(TypedDict):
     avg_wait_ms: float
 
 
-class DaemonStatus(TypedDict):
+@dataclass
+class DaemonStatus:
     """The daemon, its models and instances.
 
     `tls_cert`: path of the proxy's certificate; None without TLS. `listen`: the proxy's address
@@ -454,7 +491,8 @@ class DaemonStatus(TypedDict):
     batches: list[BatchQueueStatus]
 
 
-class ReloadReport(TypedDict):
+@dataclass
+class ReloadReport:
     """Names of replicas (`chat.0`), each in one of the first four lists.
 
     Replicas in `kept` continue untouched. `failures`: added or changed replicas that did not start.
@@ -468,7 +506,8 @@ class ReloadReport(TypedDict):
     failures: list[ErrorFields]
 
 
-class WarmedInstance(TypedDict):
+@dataclass
+class WarmedInstance:
     """An instance that prefilled a prompt: `tokens` computed, `cached` tokens found."""
 
     instance: str
@@ -476,23 +515,8 @@ class WarmedInstance(TypedDict):
     cached: int
 
 
-class EventLine(TypedDict):
-    """An event with its `fields` of supervisor.events.EVENTS; `at` is ISO 8601 in UTC."""
-
-    name: str
-    level: str
-    at: str
-    fields: dict[str, object]
-
-
-class LoadProgress(TypedDict):
-    """The fraction of a model's weights that an instance has loaded, 0 to 1."""
-
-    instance: str
-    fraction: float
-
-
-class JoinedHost(TypedDict):
+@dataclass
+class JoinedHost:
     """The number of a new desktop host, the file with its API key, and the daemon's status."""
 
     host: int
@@ -500,63 +524,23 @@ class JoinedHost(TypedDict):
     status: DaemonStatus
 
 
-class StreamMessage(TypedDict):
-    """Has exactly one key; the last seven end the stream. `waiting`: seconds without a message."""
-
-    event: NotRequired[EventLine]
-    progress: NotRequired[LoadProgress]
-    waiting: NotRequired[float]
-    host: NotRequired[JoinedHost]
-    done: NotRequired[DaemonStatus]
-    reloaded: NotRequired[ReloadReport]
-    slots: NotRequired[list[SavedSlot]]
-    warmed: NotRequired[list[WarmedInstance]]
-    moved: NotRequired[MovedLayers]
-    canaries: NotRequired[CanariesStatus]
-    error: NotRequired[ErrorFields]
-
-
 def daemon_exited_error() -> DaemonBusy:
     return DaemonBusy("the daemon exited before the command was done", hint="corral logs shows why")
 
 
-class RequestStatus(TypedDict):
-    """A request in flight, see `RequestStats`."""
-
-    id: str
-    client: str
-    path: str
-    model: str | None
-    instance: str | None
-    slot: int | None
-    priority: str
-    phase: str
-    position: int | None
-    age_s: float
-    prompt_tokens: int | None
-    prompt_tokens_done: int
-    cached_tokens: int
-    decoded_tokens: int
-    tokens_per_second: float
-
-
-def request_status(stats: RequestStats) -> RequestStatus:
-    return cast("RequestStatus", asdict(stats))
-
-
-def phase_text(request: RequestStatus) -> str:
-    if request["phase"] == "queued":
-        return f"queued, place {request['position']}"
-    if request["phase"] == "prefill" and request["prompt_tokens"]:
-        return f"prefill {request['prompt_tokens_done']} of {request['prompt_tokens']}"
-    return request["phase"]
+def phase_text(request: RequestStats) -> str:
+    if request.phase == "queued":
+        return f"queued, place {request.position}"
+    if request.phase == "prefill" and request.prompt_tokens:
+        return f"prefill {request.prompt_tokens_done} of {request.prompt_tokens}"
+    return request.phase
 
 
 def capture_text(status: CaptureStatus) -> str:
-    dropped = f", {status['dropped']} dropped" if status["dropped"] else ""
+    dropped = f", {status.dropped} dropped" if status.dropped else ""
     return (
-        f"{status['model']}: its requests are captured, {status['requests']} so far{dropped}, "
-        f"{size(status['size_bytes'])}, for {duration(status['left_s'])} more"
+        f"{status.model}: its requests are captured, {status.requests} so far{dropped}, "
+        f"{size(status.size_bytes)}, for {duration(status.left_s)} more"
     )
 
 
@@ -564,27 +548,27 @@ ADD_KEY: Final = "corral key add NAME adds a key; then set api_keys_file under [
 
 
 def state_text(model: ModelStatus, instance: InstanceStatus) -> str:
-    if instance["state"] == "stopped" and model["state"] == "unloaded":
+    if instance.state == "stopped" and model.state == "unloaded":
         # A request loads it, unlike a model that was stopped.
-        return "waiting" if model["waiting"] else "unloaded"
-    if instance["state"] == "starting" and instance["progress"] is not None:
-        return f"starting {instance['progress']:.0%}"
-    if instance["retry_in_s"] is not None:
-        return f"backoff {instance['retry_in_s']:.0f} s"
-    return instance["state"]
+        return "waiting" if model.waiting else "unloaded"
+    if instance.state == "starting" and instance.progress is not None:
+        return f"starting {instance.progress:.0%}"
+    if instance.retry_in_s is not None:
+        return f"backoff {instance.retry_in_s:.0f} s"
+    return instance.state
 
 
 def failed_text(instance: InstanceStatus) -> str | None:
     """Return how to start a failed instance again; None if it has not failed."""
-    if instance["state"] != "failed":
+    if instance.state != "failed":
         return None
-    model = instance["name"].rpartition(".")[0]
+    model = instance.name.rpartition(".")[0]
     return f"it is not restarted any more; `corral start {model}` starts it again"
 
 
 def keyless_warning(status: DaemonStatus) -> tuple[str, ...]:
     """Return a warning if other machines can send requests without a key."""
-    if not status["keyless"]:
+    if not status.keyless:
         return ()
-    addresses = " and ".join(status["keyless"])
+    addresses = " and ".join(status.keyless)
     return (f"other machines can reach {addresses}, and no key is required: {ADD_KEY}",)

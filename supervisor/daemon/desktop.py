@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from proxy.auth.keys_file import Key
-from supervisor.errors import DaemonStopping
+from supervisor.errors import DaemonBusy, DaemonStopping
 from supervisor.events import Emit
 from supervisor.system.files import write_atomic
 
@@ -103,6 +103,16 @@ class DesktopHosts:
             self._emit("host.left", host=host, hosts=len(self._hosts - {STARTER}))
         if self.is_empty:
             self._on_empty()
+
+
+def backend_hosts(hosts: DesktopHosts | None) -> DesktopHosts:
+    """Return the hosts of a daemon; raises DaemonBusy if it is no desktop backend."""
+    if hosts is None:
+        raise DaemonBusy(
+            "the daemon that runs in this runtime directory is not a desktop backend",
+            hint="corral stop ends it; or set CORRAL_RUNTIME_DIR to a directory of the application",
+        )
+    return hosts
 
 
 _READ_BYTES: Final = 4096

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from proxy.nodes.nodes import NodeStats
 from proxy.request.models import PrefillResult
@@ -22,6 +22,7 @@ from supervisor.daemon.control_messages import (
     BalanceStatus,
     BatchQueueStatus,
     CaptureStatus,
+    DraftStatus,
     IdleStatus,
     InstanceStatus,
     ModelStatus,
@@ -71,23 +72,25 @@ def model_status(
     unload: UnloadTime | None,
 ) -> ModelStatus:
     plan, (state, reason) = model.plan, availability(model)
-    return {
-        "name": model.entry.name,
-        "state": state,
-        "reason": reason,
-        "aliases": list(model.entry.aliases),
-        "path": str(model.entry.path),
-        "profile": model.entry.profile,
-        "slots": plan.slots if plan else 0,
-        "ctx_size": plan.ctx_size if plan else None,
-        "waiting": cast("WaitStatus", asdict(waiting)) if waiting else None,
-        "idle": _idle(unload) if unload else None,
-        "not_persisted_reason": not_persisted_reason(model),
-        "adapted": _adapted_values(plan.adapted if plan else {}),
-        "reduced": _adapted_values(plan.reduced if plan else {}),
-        "trial": trial_note(model),
-        "instances": instances,
-    }
+    return ModelStatus(
+        name=model.entry.name,
+        state=state,
+        reason=reason,
+        aliases=list(model.entry.aliases),
+        path=str(model.entry.path),
+        profile=model.entry.profile,
+        slots=plan.slots if plan else 0,
+        ctx_size=plan.ctx_size if plan else None,
+        waiting=WaitStatus(waiting.place, waiting.requests, waiting.wait_s, list(waiting.leaving))
+        if waiting
+        else None,
+        idle=_idle(unload) if unload else None,
+        not_persisted_reason=not_persisted_reason(model),
+        adapted=_adapted_values(plan.adapted if plan else {}),
+        reduced=_adapted_values(plan.reduced if plan else {}),
+        trial=trial_note(model),
+        instances=instances,
+    )
 
 
 def not_persisted_reason(model: Model) -> str | None:
@@ -96,11 +99,11 @@ def not_persisted_reason(model: Model) -> str | None:
 
 
 def _idle(unload: UnloadTime) -> IdleStatus:
-    return {
-        "limit_s": _finite(unload.limit_s),
-        "unload_in_s": _finite(unload.in_s),
-        "origin": "keep_alive" if unload.is_from_request else "ttl_s",
-    }
+    return IdleStatus(
+        limit_s=_finite(unload.limit_s),
+        unload_in_s=_finite(unload.in_s),
+        origin="keep_alive" if unload.is_from_request else "ttl_s",
+    )
 
 
 def _finite(seconds: float) -> float | None:
@@ -109,7 +112,7 @@ def _finite(seconds: float) -> float | None:
 
 def _adapted_values(settings: SettingsByFlag) -> list[AdaptedValue]:
     return [
-        {"key": key, "value": setting.value, "origin": setting.origin, "reason": setting.reason}
+        AdaptedValue(key=key, value=setting.value, origin=setting.origin, reason=setting.reason)
         for key, setting in settings.items()
     ]
 
@@ -125,61 +128,61 @@ def instance_status(
     endpoint = facts.endpoint
     # An instance that is meant to be stopped shows no error of an earlier run.
     cause = facts.cause if facts.wanted else None
-    return {
-        "name": facts.name,
-        "state": facts.state.value,
-        "retiring": is_retiring,
-        "pid": facts.pid,
-        "run": facts.run,
-        "up_s": facts.up_s or None,
-        "restarts": facts.restarts,
-        "failures": facts.failures,
-        "retry_in_s": facts.retry_in_s,
-        "progress": facts.load_progress,
-        "slots": plan.slots if plan else 0,
-        "slots_busy": slots_busy,
-        "tokens_per_second": stats.tokens_per_second,
-        "memory_bytes": stats.memory_bytes if facts.pid else None,
-        "address": str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
-        "engine": str(plan.engine.path) if plan else None,
-        "log": _text(facts.log_path),
-        "error": _error(cause, cause.sentence, facts.log_path) if cause else None,
-        "warnings": [
+    return InstanceStatus(
+        name=facts.name,
+        state=facts.state.value,
+        retiring=is_retiring,
+        pid=facts.pid,
+        run=facts.run,
+        up_s=facts.up_s or None,
+        restarts=facts.restarts,
+        failures=facts.failures,
+        retry_in_s=facts.retry_in_s,
+        progress=facts.load_progress,
+        slots=plan.slots if plan else 0,
+        slots_busy=slots_busy,
+        tokens_per_second=stats.tokens_per_second,
+        memory_bytes=stats.memory_bytes if facts.pid else None,
+        address=str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
+        engine=str(plan.engine.path) if plan else None,
+        log=_text(facts.log_path),
+        error=_error(cause, cause.sentence, facts.log_path) if cause else None,
+        warnings=[
             *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
         ],
-        "draft": {
-            "drafted": stats.drafted_tokens,
-            "accepted": stats.accepted_tokens,
-            "acceptance": stats.acceptance,
-        }
+        draft=DraftStatus(
+            drafted=stats.drafted_tokens,
+            accepted=stats.accepted_tokens,
+            acceptance=stats.acceptance,
+        )
         if plan and spec_types(plan.memory_inputs.chosen)
         else None,
-    }
+    )
 
 
 def node_status(stats: NodeStats) -> NodeStatus:
-    return {
-        "name": stats.name,
-        "state": stats.state,
-        "reason": stats.problem,
-        "url": stats.url,
-        "models": list(stats.models),
-        "slots": stats.slots,
-        "slots_busy": stats.slots_busy,
-    }
+    return NodeStatus(
+        name=stats.name,
+        state=stats.state,
+        reason=stats.problem,
+        url=stats.url,
+        models=list(stats.models),
+        slots=stats.slots,
+        slots_busy=stats.slots_busy,
+    )
 
 
 def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
     serving = [instance for instance in instances if instance.in_service]
     counts = Counter(instance.upstream.model for instance in serving)
     return [
-        {
-            "instance": instance.upstream.name,
-            "model": instance.upstream.model,
-            "weight": round(instance.weight.value, 3),
-            "reason": instance.weight.reason,
-        }
+        WeightStatus(
+            instance=instance.upstream.name,
+            model=instance.upstream.model,
+            weight=round(instance.weight.value, 3),
+            reason=instance.weight.reason,
+        )
         for instance in serving
         if counts[instance.upstream.model] > 1
     ]
@@ -187,40 +190,42 @@ def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
 
 def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[BatchQueueStatus]:
     return [
-        cast("BatchQueueStatus", {"model": model, **asdict(queue)})
+        BatchQueueStatus(model, **asdict(queue))
         for model, queue in sorted(stats.items())
         if queue.total_queued
     ]
 
 
 def saved_slot(manifest: Manifest) -> SavedSlot:
-    return {
-        "name": manifest.name,
-        "model": manifest.model,
-        "replica": manifest.replica,
-        "tokens": manifest.tokens,
-        "size_bytes": manifest.size_bytes,
-        "saved_at": manifest.saved_at.isoformat(timespec="seconds"),
-        "encrypted": bool(manifest.key_id),
-    }
+    return SavedSlot(
+        name=manifest.name,
+        model=manifest.model,
+        replica=manifest.replica,
+        tokens=manifest.tokens,
+        size_bytes=manifest.size_bytes,
+        saved_at=manifest.saved_at.isoformat(timespec="seconds"),
+        encrypted=bool(manifest.key_id),
+    )
 
 
 def warmed_instance(result: PrefillResult) -> WarmedInstance:
-    return {"instance": result.instance, "tokens": result.tokens, "cached": result.cached_tokens}
+    return WarmedInstance(
+        instance=result.instance, tokens=result.tokens, cached=result.cached_tokens
+    )
 
 
 def reload_report(result: ReloadResult) -> ReloadReport:
     replicas = result.difference
-    return {
-        "added": [*map(str, replicas.added)],
-        "removed": [*map(str, replicas.removed)],
-        "changed": [*map(str, replicas.changed)],
-        "kept": [*map(str, replicas.kept)],
-        "notes": list(result.notes),
-        "failures": [
+    return ReloadReport(
+        added=[*map(str, replicas.added)],
+        removed=[*map(str, replicas.removed)],
+        changed=[*map(str, replicas.changed)],
+        kept=[*map(str, replicas.kept)],
+        notes=list(result.notes),
+        failures=[
             _error(failure.cause, str(failure), failure.log_path) for failure in result.failures
         ],
-    }
+    )
 
 
 def _error(cause: FailureCause | None, message: str, log: Path | None) -> ErrorFields:
@@ -253,34 +258,34 @@ def worker_statuses(
 
 
 def _local(worker: WorkerSnapshot, devices: Sequence[Device], models: list[str]) -> WorkerStatus:
-    return {
-        "name": worker.address.name,
-        "address": str(worker.address),
-        "local": True,
-        "state": worker.state,
-        "reason": worker.cause.sentence if worker.cause else None,
-        "hint": worker.cause.hint if worker.cause else None,
-        "pid": worker.pid,
-        "restarts": worker.restarts,
-        "devices_bytes": _bytes(devices),
-        "models": models,
-    }
+    return WorkerStatus(
+        name=worker.address.name,
+        address=str(worker.address),
+        local=True,
+        state=worker.state,
+        reason=worker.cause.sentence if worker.cause else None,
+        hint=worker.cause.hint if worker.cause else None,
+        pid=worker.pid,
+        restarts=worker.restarts,
+        devices_bytes=_bytes(devices),
+        models=models,
+    )
 
 
 def _remote(address: WorkerAddress, known: KnownWorkers, models: list[str]) -> WorkerStatus:
     problem, devices = known.problem(address), known.devices(address)
-    return {
-        "name": address.name,
-        "address": str(address),
-        "local": False,
-        "state": "lost" if problem else "ready" if devices else "unknown",
-        "reason": problem,
-        "hint": None,
-        "pid": None,
-        "restarts": 0,
-        "devices_bytes": _bytes(devices),
-        "models": models,
-    }
+    return WorkerStatus(
+        name=address.name,
+        address=str(address),
+        local=False,
+        state="lost" if problem else "ready" if devices else "unknown",
+        reason=problem,
+        hint=None,
+        pid=None,
+        restarts=0,
+        devices_bytes=_bytes(devices),
+        models=models,
+    )
 
 
 def _bytes(devices: Sequence[Device]) -> list[int]:
@@ -291,27 +296,27 @@ def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> Ba
     """Return the measurements of a run; `now_s` is the event loop's time."""
     decision = run.balancer.advice()
     moves = decision if isinstance(decision, Rebalance) else None
-    return {
-        "model": model,
-        "instance": instance,
-        "decision": _decision_name(decision),
-        "reason": decision.reason,
-        "estimated_speedup": moves.estimated_speedup if moves else None,
-        "bottleneck_speedup": moves.bottleneck_speedup if moves else None,
-        "shards": list(_shards(run, moves, now_s)),
-    }
+    return BalanceStatus(
+        model=model,
+        instance=instance,
+        decision=_decision_name(decision),
+        reason=decision.reason,
+        estimated_speedup=moves.estimated_speedup if moves else None,
+        bottleneck_speedup=moves.bottleneck_speedup if moves else None,
+        shards=list(_shards(run, moves, now_s)),
+    )
 
 
 def moved_layers(moved: Moved) -> MovedLayers:
     move = moved.move
-    return {
-        "model": moved.model,
-        "before": dict(move.before),
-        "after": dict(move.after),
-        "reason": move.reason,
-        "estimated_speedup": move.estimated_speedup,
-        "file": str(moved.path),
-    }
+    return MovedLayers(
+        model=moved.model,
+        before=dict(move.before),
+        after=dict(move.after),
+        reason=move.reason,
+        estimated_speedup=move.estimated_speedup,
+        file=str(moved.path),
+    )
 
 
 def _decision_name(decision: RebalanceDecision) -> str:
@@ -327,21 +332,21 @@ def _decision_name(decision: RebalanceDecision) -> str:
 def _shards(run: ShardRun, moves: Rebalance | None, now_s: float) -> Iterator[ShardStatus]:
     suggested = dict(moves.suggested_assignments) if moves else {}
     for plan, metrics in zip(run.plans, run.balancer.metrics.values(), strict=True):
-        yield {
-            "shard_name": metrics.shard_name,
-            "layer_count": metrics.layer_count,
-            "has_output": plan.more_layers > 0,
-            "layers_max": plan.layers_max,
-            "suggested_layers": suggested.get(metrics.shard_name),
-            "total_forwards": metrics.total_forwards,
-            "total_latency_us": metrics.total_latency_us,
-            "min_latency_us": metrics.min_latency_us if metrics.total_forwards else None,
-            "max_latency_us": metrics.max_latency_us,
-            "last_latency_us": metrics.last_latency_us,
-            "last_update": _time_of(metrics, now_s),
-            "avg_latency_us": metrics.avg_latency_us,
-            "avg_latency_per_layer_us": metrics.avg_latency_per_layer_us,
-        }
+        yield ShardStatus(
+            shard_name=metrics.shard_name,
+            layer_count=metrics.layer_count,
+            has_output=plan.more_layers > 0,
+            layers_max=plan.layers_max,
+            suggested_layers=suggested.get(metrics.shard_name),
+            total_forwards=metrics.total_forwards,
+            total_latency_us=metrics.total_latency_us,
+            min_latency_us=metrics.min_latency_us if metrics.total_forwards else None,
+            max_latency_us=metrics.max_latency_us,
+            last_latency_us=metrics.last_latency_us,
+            last_update=_time_of(metrics, now_s),
+            avg_latency_us=metrics.avg_latency_us,
+            avg_latency_per_layer_us=metrics.avg_latency_per_layer_us,
+        )
 
 
 def _time_of(metrics: ShardMetrics, now_s: float) -> str | None:
@@ -355,11 +360,11 @@ def capture_status(running: Recording | None) -> CaptureStatus | None:
     if running is None:
         return None
     counts = running.counts
-    return {
-        "model": running.model,
-        "requests": counts["requests"],
-        "responses": counts["responses"],
-        "dropped": counts["dropped"],
-        "size_bytes": running.size_bytes,
-        "left_s": round(running.left_s, 1),
-    }
+    return CaptureStatus(
+        model=running.model,
+        requests=counts["requests"],
+        responses=counts["responses"],
+        dropped=counts["dropped"],
+        size_bytes=running.size_bytes,
+        left_s=round(running.left_s, 1),
+    )

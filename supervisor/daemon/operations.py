@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Annotated, Any, Final
 
-from proxy.endpoints.requests import RequestStats
+from pydantic import Field, TypeAdapter, ValidationError
+
 from proxy.errors import NotFound
-from proxy.observe.past import HistoryQuery
-from proxy.request.models import PrefillResult
+from proxy.observe.past import HistoryQuery, RequestStats
 from supervisor import __version__
+from supervisor.builds.installed import engine_setting
 from supervisor.daemon.cache_status import caches_status
 from supervisor.daemon.control_messages import (
     BalanceStatus,
@@ -20,15 +21,17 @@ from supervisor.daemon.control_messages import (
     CanariesStatus,
     DaemonStatus,
     EndedCanaryStatus,
-    ForgetRequest,
     ForgottenSlots,
     InstanceStatus,
     JoinedHost,
     ModelStatus,
     MovedLayers,
+    ReloadReport,
+    SavedSlot,
     TrialStatus,
+    WarmedInstance,
 )
-from supervisor.daemon.desktop import DesktopHosts
+from supervisor.daemon.desktop import DesktopHosts, backend_hosts
 from supervisor.daemon.model_status import (
     balance_status,
     batch_statuses,
@@ -37,30 +40,42 @@ from supervisor.daemon.model_status import (
     model_status,
     moved_layers,
     node_status,
+    reload_report,
     saved_slot,
+    warmed_instance,
     weight_statuses,
     worker_statuses,
 )
 from supervisor.daemon.parts import DaemonParts
 from supervisor.daemon.trial_status import canary_status, trial_status
+from supervisor.engine import prompts
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.errors import CorralError, HistoryUnavailable, NoSuchRequest, SettingsInvalid
 from supervisor.experiments.canaries import Canary
-from supervisor.experiments.capture_lines import CaptureLimits
+from supervisor.experiments.capture_lines import (
+    DURATION_MAX_S,
+    SIZE_MAX_BYTES,
+    SIZE_MIN_BYTES,
+    CaptureLimits,
+)
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.reload import ReloadResult
 from supervisor.loading.decide import UnloadTime, Waiting
+from supervisor.records.store import QUESTIONS
 from supervisor.settings.load import read_models
-from supervisor.slot_store.manifest import Manifest
+
+LIMIT_MAX_S: Final = 31 * 86_400
+MARGIN_MAX: Final = 1.0
 
 
 class DaemonService:
     """The operations of one daemon, as `control_client.Client` documents them.
 
     Methods that return a task begin an operation. They raise DaemonBusy while the daemon stops; a
-    stop cancels the task. `times` returns the seconds since the daemon's start, and whether it is
-    stopping. `hosts` is None for a daemon that only ends by command.
+    stop cancels the task. Methods that return a function tell by it whether a command is over.
+    `times` returns the seconds since the daemon's start, and whether it is stopping. `hosts` is
+    None for a daemon that only ends by command.
     """
 
     def __init__(
@@ -70,50 +85,57 @@ class DaemonService:
         shutdown: Callable[[str], None],
         hosts: DesktopHosts | None = None,
     ) -> None:
-        self.hosts = hosts
-        self.shutdown = shutdown
+        self._hosts = hosts
+        self._shut_down = shutdown
         self._parts = parts
         self._fleet = parts.fleet
         self._times = times
 
-    def command(self, verb: str, models: Sequence[str]) -> Callable[[], bool]:
-        """Begin a command on models; return a function that tells whether it is over."""
+    def command(self, verb: str, models: list[str]) -> Callable[[], bool]:
         return self._parts.admission.command(verb, models)
 
-    def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
+    def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadReport | CorralError]:
         """Reload; emits an event at the end unless `dry_run`. DaemonBusy if a reload runs."""
-        return self._parts.triggers.start(dry_run=dry_run)
+        return self._fleet.spawn(_reload_report(self._parts.triggers.start(dry_run=dry_run)))
 
-    def add_models(self, tables: Mapping[str, object]) -> asyncio.Task[ReloadResult | CorralError]:
-        """Serve further models, by tables `[models.NAME]`; raises SettingsInvalid."""
-        return self._parts.triggers.add(read_models(tables))
+    def add_models(self, models: dict[str, Any]) -> asyncio.Task[ReloadReport | CorralError]:
+        return self._fleet.spawn(_reload_report(self._parts.triggers.add(read_models(models))))
 
-    def save_slots(self, models: Sequence[str]) -> asyncio.Task[list[Manifest]]:
-        """Save idle slots; the result is all saved slots."""
-        replicas = [
-            self._fleet.replica(instance.name) for instance in self._fleet.instances(models)
-        ]
-        return self._fleet.spawn(
-            cache_commands.save(replicas, self._fleet.planner.launches.slot_persistence)
-        )
+    def save_slots(self, models: list[str]) -> asyncio.Task[list[SavedSlot]]:
+        replicas = self._replicas(models)
 
-    def forget_slots(self, asked: ForgetRequest) -> asyncio.Task[ForgottenSlots | CorralError]:
-        return self._fleet.spawn(self._forget_slots(asked))
+        async def save() -> list[SavedSlot]:
+            persistence = self._fleet.planner.launches.slot_persistence
+            return [*map(saved_slot, await cache_commands.save(replicas, persistence))]
 
-    async def _forget_slots(self, asked: ForgetRequest) -> ForgottenSlots | CorralError:
+        return self._fleet.spawn(save())
+
+    def _replicas(self, models: Sequence[str]) -> list[Replica]:
+        return [self._fleet.replica(instance.name) for instance in self._fleet.instances(models)]
+
+    def forget_slots(
+        self, model: str | None, conversation: str | None, request: str | None
+    ) -> asyncio.Task[ForgottenSlots | CorralError]:
+        if sum(name is not None for name in (model, conversation, request)) > 1:
+            raise SettingsInvalid("name a model, a conversation or a request, or none")
+        return self._fleet.spawn(self._forget_slots(model, conversation, request))
+
+    async def _forget_slots(
+        self, model: str | None, conversation: str | None, request: str | None
+    ) -> ForgottenSlots | CorralError:
         conversations = self._parts.conversations
         try:
-            if asked["conversation"] is not None:
-                found = await conversations.forget_file(asked["conversation"])
-            elif asked["request"] is not None:
-                number = await self._conversation_number(asked["request"])
-                found = await conversations.forget_request(asked["request"], number)
+            if conversation is not None:
+                found = await conversations.forget_file(conversation)
+            elif request is not None:
+                number = await self._conversation_number(request)
+                found = await conversations.forget_request(request, number)
             else:
-                found = await conversations.forget_files(asked["model"])
+                found = await conversations.forget_files(model)
         except CorralError as error:
             return error
         files = [saved_slot(manifest) for manifest in found.files]
-        return {"slots": files, "emptied": found.slots, "in_use": found.is_in_use}
+        return ForgottenSlots(slots=files, emptied=found.slots, in_use=found.is_in_use)
 
     async def _conversation_number(self, request_id: str) -> int | None:
         """Return the conversation number of a request that this daemon answered."""
@@ -125,41 +147,50 @@ class DaemonService:
         return None
 
     def warm(
-        self, model: str, prompt: WarmPrompt
-    ) -> asyncio.Task[list[PrefillResult] | CorralError]:
-        replicas = [
-            self._fleet.replica(instance.name) for instance in self._fleet.instances([model])
-        ]
-        return self._fleet.spawn(cache_commands.warm(replicas, prompt, self._parts.router))
+        self, model: str, body: dict[str, Any]
+    ) -> asyncio.Task[list[WarmedInstance] | CorralError]:
+        prompt = warm_prompt(model, body)
+        replicas = self._replicas([model])
+
+        async def warm() -> list[WarmedInstance] | CorralError:
+            results = await cache_commands.warm(replicas, prompt, self._parts.router)
+            return results if isinstance(results, CorralError) else [*map(warmed_instance, results)]
+
+        return self._fleet.spawn(warm())
 
     async def refresh(self) -> None:
         """Update the figures of `status`, `trials` and `canaries`, in a fraction of a second."""
         await self._parts.stats.refresh(replica.instance for replica in self._fleet.all_replicas())
 
-    def status(self) -> DaemonStatus:
+    async def status(self) -> DaemonStatus:
+        await self.refresh()
+        return self.current_status()
+
+    def current_status(self) -> DaemonStatus:
+        """Return the status with the figures of the last refresh."""
         parts, (up_s, is_stopping) = self._parts, self._times()
         path, waiting = parts.reload.loaded.path, parts.admission.waiting()
         unload = parts.admission.unload_times()
-        return {
-            "pid": os.getpid(),
-            "version": __version__,
-            "url": parts.server.url,
-            "listen": parts.server.listen,
-            "tls_cert": str(parts.tls_cert) if parts.tls_cert else None,
-            "keyless": list(parts.keyless),
-            "up_s": up_s,
-            "stopping": is_stopping,
-            "config": str(path) if path else None,
-            "models": [
+        return DaemonStatus(
+            pid=os.getpid(),
+            version=__version__,
+            url=parts.server.url,
+            listen=parts.server.listen,
+            tls_cert=str(parts.tls_cert) if parts.tls_cert else None,
+            keyless=list(parts.keyless),
+            up_s=up_s,
+            stopping=is_stopping,
+            config=str(path) if path else None,
+            models=[
                 self._model_status(model, waiting.get(name), unload.get(name))
                 for name, model in self._fleet.models.items()
             ],
-            "nodes": [node_status(stats) for stats in parts.nodes.stats()],
-            "weights": weight_statuses(parts.router.instances()),
-            "workers": worker_statuses(parts.settings, parts.known_workers, parts.workers),
-            "capture": capture_status(parts.captures.running),
-            "batches": batch_statuses(parts.app.batch_queue.stats()),
-        }
+            nodes=[node_status(stats) for stats in parts.nodes.stats()],
+            weights=weight_statuses(parts.router.instances()),
+            workers=worker_statuses(parts.settings, parts.known_workers, parts.workers),
+            capture=capture_status(parts.captures.running),
+            batches=batch_statuses(parts.app.batch_queue.stats()),
+        )
 
     async def caches(self) -> CachesStatus:
         persistence = self._fleet.planner.launches.slot_persistence
@@ -187,19 +218,28 @@ class DaemonService:
         return f"{self._parts.server.url}/corral/#token={sessions.new_token()}"
 
     def capture(
-        self, model: str, limits: CaptureLimits
+        self,
+        model: str,
+        duration_s: Annotated[float, Field(gt=0, le=DURATION_MAX_S)],
+        size_bytes: Annotated[int, Field(ge=SIZE_MIN_BYTES, le=SIZE_MAX_BYTES)],
+        requests: Annotated[int, Field(ge=1)] | None,
     ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
         """Capture requests for the block, which reads the lines; DaemonBusy if a capture runs."""
         self._fleet.planner.entry(model)
-        return self._parts.captures.begin(model, limits)
+        return self._parts.captures.begin(model, CaptureLimits(duration_s, size_bytes, requests))
 
     def stop_capture(self) -> None:
         self._parts.captures.stop()
 
-    async def records(self, question: str, asked: object) -> object:
-        return await self._parts.records.answer(question, asked)
+    async def records(self, question: str, asked: Any) -> Any:
+        try:
+            found = TypeAdapter(QUESTIONS[question][0]).validate_python(asked)
+        except (KeyError, ValidationError) as error:
+            raise SettingsInvalid("the body must be a question about records") from error
+        return await self._parts.records.answer(question, found)
 
-    def trials(self) -> list[TrialStatus]:
+    async def trials(self) -> list[TrialStatus]:
+        await self.refresh()
         canaries = {canary.model for canary in self._parts.canaries.running}
         names = [name for name in self._fleet.models if name not in canaries]
         return [found for name in names if (found := self._trial(name))]
@@ -210,21 +250,39 @@ class DaemonService:
             return None
         return trial_status(model, trial, trials.age_s(trial), self._memory_bytes)
 
-    def canaries(self) -> CanariesStatus:
+    async def canaries(self) -> CanariesStatus:
+        await self.refresh()
+        return self._canaries()
+
+    def _canaries(self) -> CanariesStatus:
         canaries, models = self._parts.canaries, self._fleet.models
         running = [
             canary_status(canary, canaries.left_s(canary), models.get(name), self._trial(name))
             for canary in canaries.running
             for name in [canary.model]
         ]
-        return {"running": running, "ended": cast("list[EndedCanaryStatus]", list(canaries.ended))}
+        return CanariesStatus(running, [EndedCanaryStatus(**ended) for ended in canaries.ended])
 
-    def start_canary(self, canary: Canary) -> asyncio.Task[CorralError | None]:
-        return self._fleet.spawn(self._parts.canaries.start(canary))
+    def start_canary(
+        self,
+        model: str,
+        engine: Annotated[str, Field(min_length=1)],
+        share: Annotated[float, Field(gt=0, lt=1)],
+        limit_s: Annotated[float, Field(gt=0, le=LIMIT_MAX_S)] | None,
+        margin: Annotated[float, Field(ge=0, le=MARGIN_MAX)],
+    ) -> asyncio.Task[CanariesStatus | CorralError]:
+        canary = Canary(model, engine_setting(engine), share, limit_s, margin)
+        return self._fleet.spawn(self._after(lambda: self._parts.canaries.start(canary)))
 
-    def end_canary(self, model: str, *, is_promoted: bool) -> asyncio.Task[CorralError | None]:
+    def end_canary(self, model: str, verb: str) -> asyncio.Task[CanariesStatus | CorralError]:
         canaries = self._parts.canaries
-        return self._fleet.spawn((canaries.promote if is_promoted else canaries.withdraw)(model))
+        end = canaries.promote if verb == "promote" else canaries.withdraw
+        return self._fleet.spawn(self._after(lambda: end(model)))
+
+    async def _after(
+        self, change: Callable[[], Awaitable[CorralError | None]]
+    ) -> CanariesStatus | CorralError:
+        return await change() or self._canaries()
 
     def balances(self) -> list[BalanceStatus]:
         now_s = asyncio.get_running_loop().time()
@@ -258,10 +316,33 @@ class DaemonService:
         stats = self._parts.stats.stats_of(facts)
         return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
 
-    def joined_host(self, host: int) -> JoinedHost:
-        key = self._parts.desktop_key
-        return {
-            "host": host,
-            "api_key_file": str(key.path) if key else "",
-            "status": self.status(),
-        }
+    @contextmanager
+    def host(self) -> Iterator[tuple[JoinedHost, Callable[[], bool]]]:
+        hosts, key = backend_hosts(self._hosts), self._parts.desktop_key
+        with hosts.join() as host:
+            joined = JoinedHost(host, str(key.path) if key else "", self.current_status())
+            # The last host stays until the daemon ends.
+            yield joined, lambda: not (hosts.has(host) or hosts.is_empty)
+
+    def leave(self, host: str) -> None:
+        backend_hosts(self._hosts).leave(int(host))
+
+    def events(self) -> Callable[[], bool]:
+        return lambda: False
+
+    def shutdown(self) -> Callable[[], bool]:
+        self._shut_down("requested over the control socket")
+        return lambda: False
+
+
+async def _reload_report(
+    reload: asyncio.Task[ReloadResult | CorralError],
+) -> ReloadReport | CorralError:
+    result = await reload
+    return result if isinstance(result, CorralError) else reload_report(result)
+
+
+def warm_prompt(model: str, body: dict[str, Any]) -> WarmPrompt:
+    """Return a chat request, or a system prompt `{"prompt": text}`; raises SettingsInvalid."""
+    name, text = f"for {model}", body.get("prompt")
+    return prompts.of_text(name, text) if isinstance(text, str) else prompts.of_request(name, body)

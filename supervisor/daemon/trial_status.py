@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from statistics import fmean
 
 from supervisor.daemon.control_messages import (
@@ -31,12 +32,12 @@ def trial_note(model: Model) -> TrialNote | None:
     for replica in model.replicas:
         if trial := replica.planner.places.trial_at(replica.place):
             profile = trial.label(model.entry.profile)
-            return {
-                "profile": profile,
-                "is_canary": isinstance(trial, CanaryTrial),
-                "share": trial.share,
-                "instance": replica.name,
-            }
+            return TrialNote(
+                profile=profile,
+                is_canary=isinstance(trial, CanaryTrial),
+                share=trial.share,
+                instance=replica.name,
+            )
     return None
 
 
@@ -45,25 +46,25 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
     sides, note = replicas_by_side(model), trial_note(model)
     if note is None:
         return None
-    judge = verdict_over_time if note["is_canary"] else verdict
+    judge = verdict_over_time if note.is_canary else verdict
     (rates, firsts, notes), figures = judge(trial.figures), trial.figures.sides
     base = _side(model.entry.profile, sides["base"], figures["base"], memory)
-    tried = _side(note["profile"], sides["trial"], figures["trial"], memory)
+    tried = _side(note.profile, sides["trial"], figures["trial"], memory)
     (replica,) = sides["trial"]
     snapshot = replica.instance.snapshot()
-    return {
-        "model": model.entry.name,
-        "share": note["share"],
-        "state": snapshot.state.value,
-        "error": _error(replica),
-        "age_s": round(age_s, 1),
-        "base": {**base, "tokens_per_second": rates.base, "first_token_s": firsts.base},
-        "trial": {**tried, "tokens_per_second": rates.trial, "first_token_s": firsts.trial},
-        "tokens_per_second": _comparison(rates),
-        "first_token_s": _comparison(firsts),
-        "differences": list(_differences(sides["base"], replica)),
-        "notes": notes,
-    }
+    return TrialStatus(
+        model=model.entry.name,
+        share=note.share,
+        state=snapshot.state.value,
+        error=_error(replica),
+        age_s=round(age_s, 1),
+        base=replace(base, tokens_per_second=rates.base, first_token_s=firsts.base),
+        trial=replace(tried, tokens_per_second=rates.trial, first_token_s=firsts.trial),
+        tokens_per_second=_comparison(rates),
+        first_token_s=_comparison(firsts),
+        differences=list(_differences(sides["base"], replica)),
+        notes=notes,
+    )
 
 
 def _side(
@@ -71,29 +72,29 @@ def _side(
 ) -> TrialSideStatus:
     replicas = list(replicas)
     sizes = [size for replica in replicas if (size := memory(replica)) is not None]
-    return {
-        "profile": profile,
-        "instances": [replica.name for replica in replicas],
-        "conversations": len(figures.conversations) - figures.excluded,
-        "requests": figures.requests,
-        "errors": figures.errors,
-        "crashes": figures.crashes,
-        "tokens_per_second": None,
-        "first_token_s": None,
-        "memory_bytes": round(fmean(sizes)) if sizes else None,
-    }
+    return TrialSideStatus(
+        profile=profile,
+        instances=[replica.name for replica in replicas],
+        conversations=len(figures.conversations) - figures.excluded,
+        requests=figures.requests,
+        errors=figures.errors,
+        crashes=figures.crashes,
+        tokens_per_second=None,
+        first_token_s=None,
+        memory_bytes=round(fmean(sizes)) if sizes else None,
+    )
 
 
 def _comparison(found: FigureVerdict) -> TrialComparison:
     comparison = found.comparison
-    return {
-        "ratio": _finite_or_none(comparison.ratio),
-        "low": _finite_or_none(comparison.low),
-        "high": _finite_or_none(comparison.high),
-        "is_different": comparison.is_different,
-        "outcome": found.outcome,
-        "requests_to_go": found.to_go,
-    }
+    return TrialComparison(
+        ratio=_finite_or_none(comparison.ratio),
+        low=_finite_or_none(comparison.low),
+        high=_finite_or_none(comparison.high),
+        is_different=comparison.is_different,
+        outcome=found.outcome,
+        requests_to_go=found.to_go,
+    )
 
 
 def _finite_or_none(value: float) -> float | None:
@@ -117,7 +118,7 @@ def _differences(base: Iterable[Replica], trial: Replica) -> Iterator[FlagDiffer
     before, after = _values(own), _values(trial.plan)
     for flag in dict.fromkeys((*before, *after)):
         if before.get(flag) != after.get(flag):
-            yield {"flag": flag, "base": before.get(flag), "trial": after.get(flag)}
+            yield FlagDifference(flag=flag, base=before.get(flag), trial=after.get(flag))
 
 
 def _values(plan: Plan) -> Mapping[str, str]:
@@ -131,13 +132,13 @@ def canary_status(
 ) -> CanaryStatus:
     replicas = replicas_by_side(model)["base"] if model else ()
     plans = (replica.plan for replica in replicas)
-    return {
-        "model": canary.model,
-        "engine": str(canary.engine),
-        "own_engine": next((str(plan.engine.path) for plan in plans if plan), None),
-        "share": canary.share,
-        "margin": canary.margin,
-        "decides_in_s": left_s,
-        "obstacle": canary.obstacle,
-        "trial": trial,
-    }
+    return CanaryStatus(
+        model=canary.model,
+        engine=str(canary.engine),
+        own_engine=next((str(plan.engine.path) for plan in plans if plan), None),
+        share=canary.share,
+        margin=canary.margin,
+        decides_in_s=left_s,
+        obstacle=canary.obstacle,
+        trial=trial,
+    )

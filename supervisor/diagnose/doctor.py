@@ -154,7 +154,7 @@ _TUNNEL: Final = "reach it through a tunnel (WireGuard, ssh -L), or at a private
 def check_workers(
     settings: Settings, engine: Engine, status: DaemonStatus | None
 ) -> Iterator[Finding]:
-    running = {worker["name"]: worker for worker in status["workers"]} if status else {}
+    running = {worker.name: worker for worker in status.workers} if status else {}
     for name, worker_settings in settings.workers.items():
         address = address_of(name, worker_settings, KnownWorkers())
         yield (
@@ -193,7 +193,7 @@ def _check_remote_worker(
         text = f"{address} is a public address; {UNPROTECTED}"
         return Finding(name, "fail", text, _TUNNEL)
     # A worker that serves the daemon's engine answers no other connection.
-    if found and found["state"] == "ready" and found["models"]:
+    if found and found.state == "ready" and found.models:
         return _check_running_worker(name, found)
     try:
         devices = probe(engine, address)
@@ -205,10 +205,10 @@ def _check_remote_worker(
 
 
 def _check_running_worker(name: str, found: WorkerStatus) -> Finding:
-    if found["reason"]:
-        return Finding(name, "fail", f"{found['state']}: {found['reason']}", found["hint"])
-    used = f", for {', '.join(found['models'])}" if found["models"] else ""
-    return Finding(name, "ok", f"{found['state']} at {found['address']}{used}")
+    if found.reason:
+        return Finding(name, "fail", f"{found.state}: {found.reason}", found.hint)
+    used = f", for {', '.join(found.models)}" if found.models else ""
+    return Finding(name, "ok", f"{found.state} at {found.address}{used}")
 
 
 def run_checks(config: Path | None, where: Directories) -> list[Finding]:
@@ -229,7 +229,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     status, daemon = _check_daemon(where)
     yield daemon
     if status:
-        yield from check_failed(status["models"])
+        yield from check_failed(status.models)
     try:
         engine = planner.engine()
     except (EngineMissing, EngineBroken) as error:
@@ -240,7 +240,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
         yield from check_workers(loaded.settings, engine, status)
     yield check_processor(_own_pids(status) if status else [])
     yield check_files(max(1, planner.places.instances))
-    yield check_address(loaded.settings.proxy.listen, status["url"] if status else None)
+    yield check_address(loaded.settings.proxy.listen, status.url if status else None)
     yield check_clients(loaded.settings.proxy)
     yield from check_hooks(loaded)
     yield from check_traces(loaded.settings.proxy.tracing)
@@ -275,25 +275,23 @@ def _check_daemon(where: Directories) -> tuple[DaemonStatus | None, Finding]:
     except DaemonBusy as error:
         return None, failure_finding("daemon", error)
     states = [
-        f"{instance['name']} {instance['state']}"
-        for m in status["models"]
-        for instance in m["instances"]
+        f"{instance.name} {instance.state}" for m in status.models for instance in m.instances
     ]
-    text = f"running, version {status['version']}: {', '.join(states) or 'no models'}"
+    text = f"running, version {status.version}: {', '.join(states) or 'no models'}"
     return status, Finding("daemon", "ok", text)
 
 
 def check_failed(models: Iterable[ModelStatus]) -> Iterator[Finding]:
     """Yield a finding for each instance that is not restarted any more."""
-    for instance in [found for model in models for found in model["instances"]]:
-        if (text := failed_text(instance)) and (error := instance["error"]):
+    for instance in [found for model in models for found in model.instances]:
+        if (text := failed_text(instance)) and (error := instance.error):
             fix = f"{error['hint']}; {text}" if error["hint"] else text
-            yield Finding(f"instance {instance['name']}", "fail", error["message"], fix)
+            yield Finding(f"instance {instance.name}", "fail", error["message"], fix)
 
 
 def _own_pids(status: DaemonStatus) -> list[int]:
-    engines = (instance["pid"] for model in status["models"] for instance in model["instances"])
-    return [status["pid"], *filter(None, engines)]
+    engines = (instance.pid for model in status.models for instance in model.instances)
+    return [status.pid, *filter(None, engines)]
 
 
 def _model_findings(
@@ -305,10 +303,8 @@ def _model_findings(
             needs.append(result)
         else:
             yield result
-    models = status["models"] if status else []
-    running = {
-        model["name"] for model in models if any(instance["pid"] for instance in model["instances"])
-    }
+    models = status.models if status else []
+    running = {model.name for model in models if any(instance.pid for instance in model.instances)}
     device_bytes = sum(device.total_mib for device in engine.devices) << 20
     yield check_memory([need for need in needs if need.model not in running], here, device_bytes)
     yield check_memlock(here, max((need.locked_bytes for need in needs), default=0))

@@ -162,8 +162,8 @@ def wait_end(corral: CorralCli, limit_s: float) -> dict[str, Any]:
     deadline_s = time.monotonic() + limit_s + PATIENCE_S
     while time.monotonic() < deadline_s:
         found = corral.client.canaries()
-        if found["ended"] and not found["running"]:
-            return dict(found["ended"][-1])
+        if found.ended and not found.running:
+            return vars(found.ended[-1])
         time.sleep(0.2)
     raise TimeoutError("the canary was not decided")
 

@@ -122,9 +122,7 @@ def took_up(corral: CorralCli, build: int, problems: list[str]) -> float:
     """Reload; return how long it took until this build served."""
     took_s = timed(corral, "reload")
     found = [
-        instance["engine"]
-        for instance in corral.instances().values()
-        if instance["state"] == "ready"
+        instance.engine for instance in corral.instances().values() if instance.state == "ready"
     ]
     if not all(entry and f"/b{build}-vulkan/" in entry for entry in found):
         problems.append(f"after a reload b{build} does not serve, but {found}")

@@ -229,8 +229,8 @@ def engine_restarted(client: Client) -> Explained:
     messages = _chat(client)
     client.ask("narrow", messages)
     before = client.corral.instances()["narrow.0"]
-    psutil.Process(before["pid"] or 0).kill()
-    until(lambda: client.corral.instances()["narrow.0"]["run"] > before["run"])
+    psutil.Process(before.pid or 0).kill()
+    until(lambda: client.corral.instances()["narrow.0"].run > before.run)
     return client.ask("narrow", _more(messages))
 
 

@@ -151,9 +151,9 @@ def disturb(corral: CorralCli, path: Path, options: argparse.Namespace) -> int:
         time.sleep(max(0.0, began_at_s + at_s - time.monotonic()))
         if is_kill:
             pids = [
-                instance["pid"]
+                instance.pid
                 for instance in corral.instances().values()
-                if instance["state"] == "ready"
+                if instance.state == "ready"
             ]
             if pids and (pid := random.choice(pids)):  # noqa: S311 (no secret)
                 os.kill(pid, signal.SIGKILL)

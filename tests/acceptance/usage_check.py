@@ -253,9 +253,7 @@ class Check:
 
     def counted(self) -> Figures:
         """What all engines counted, once they are idle."""
-        return _sum(
-            _engine_counters(instance["pid"]) for instance in self.corral.instances().values()
-        )
+        return _sum(_engine_counters(instance.pid) for instance in self.corral.instances().values())
 
     def compare(self, part: str, before: Figures) -> None:
         """Wait until what was recorded since `before` is what the engines counted."""
@@ -293,7 +291,7 @@ async def _run(corral: CorralCli, root: Path, count: int, seed: int) -> int:
     nothing = (0, 0, 0)
     await check.send(count // 2)
     check.compare("before the kill", nothing)
-    engines = [instance["pid"] for instance in corral.instances().values()]
+    engines = [instance.pid for instance in corral.instances().values()]
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(check.send(count // 4))
         await asyncio.sleep(check.chance.uniform(4, 6))

@@ -39,8 +39,8 @@ def is_adaptive(corral: CorralCli) -> None:
 
 
 def slots(corral: CorralCli) -> int:
-    (model,) = corral.status()["models"]
-    return model["slots"]
+    (model,) = corral.status().models
+    return model.slots
 
 
 async def ask(http: aiohttp.ClientSession, client: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_slots_grow_while_requests_queue_and_shrink_when_it_is_quiet(
     assert max(asyncio.run(cached_tokens(corral.url))) < 100
     text = corral.ok("status")
     assert "chat: parallel = 8 now: requests queued for 0.5 s with 4 slots" in text
-    assert corral.status()["models"][0]["ctx_size"] == 8 * 2048
+    assert corral.status().models[0].ctx_size == 8 * 2048
     for answer in answers:
         (choice,) = answer["choices"]
         assert answer["usage"]["completion_tokens"] == TOKENS

@@ -97,4 +97,4 @@ def test_threads_fall_and_come_back_and_a_running_stream_is_not_cut(
 
     load.cores = 0
     until(lambda: threads(corral) == ["2"])
-    until(lambda: corral.status()["models"][0]["adapted"] == [])
+    until(lambda: corral.status().models[0].adapted == [])

@@ -62,9 +62,7 @@ def say(corral: CorralCli) -> str:
 
 
 def layers(corral: CorralCli) -> list[int]:
-    return [
-        shard["layer_count"] for balance in corral.client.balances() for shard in balance["shards"]
-    ]
+    return [shard.layer_count for balance in corral.client.balances() for shard in balance.shards]
 
 
 def figures_of(metrics: str) -> dict[str, float]:

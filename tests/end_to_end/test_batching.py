@@ -45,16 +45,16 @@ def test_the_status_shows_how_batch_requests_gathered(corral: CorralCli, tiny_mo
     """seed 003: BatchQueueStats in the status."""
     corral.configure(SETTINGS.format(path=tiny_model))
     corral.ok("start")
-    assert corral.status()["batches"] == []
+    assert corral.status().batches == []
     request = urllib.request.Request(
         f"{corral.url}/v1/completions",
         b'{"model": "chat", "prompt": "a", "max_tokens": 1}',
         {"Content-Type": "application/json", "X-Corral-Priority": "batch"},
     )
     urllib.request.urlopen(request, timeout=60).close()
-    (found,) = corral.status()["batches"]
-    assert (found["model"], found["total_queued"], found["total_single"]) == ("chat", 1, 1)
-    assert found["avg_wait_ms"] > 0
+    (found,) = corral.status().batches
+    assert (found.model, found.total_queued, found.total_single) == ("chat", 1, 1)
+    assert found.avg_wait_ms > 0
     assert "BATCHES OF" in corral.ok("status")
 
 

@@ -101,7 +101,7 @@ def test_a_daemon_is_not_disturbed(configured: CorralCli) -> None:
     assert done.returncode == 0
     assert "the daemon kept tiny" in done.stderr
     after = configured.instances()["tiny.0"]
-    assert (after["pid"], after["restarts"], after["state"]) == (before["pid"], 0, "ready")
+    assert (after.pid, after.restarts, after.state) == (before.pid, 0, "ready")
 
 
 def test_an_interrupt_keeps_what_was_measured(configured: CorralCli) -> None:

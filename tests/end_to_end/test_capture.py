@@ -36,12 +36,12 @@ def test_a_capture_ends_with_its_last_request(corral: CorralCli, tiny_model: Pat
     file = corral.root / "it.jsonl"
     words = ["capture", "--model", "chat", "--max-requests", "2", "--output", str(file)]
     capture = corral.fork_server.start(words, corral.env, corral.root, {})
-    until(lambda: corral.status()["capture"] is not None)
+    until(lambda: corral.status().capture is not None)
     assert corral("capture", "--model", "chat").returncode == 69
     ask(corral.url, is_stream=False)
     ask(corral.url, is_stream=True, temperature=2.0)
     assert capture.wait() == 0
-    assert corral.status()["capture"] is None
+    assert corral.status().capture is None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert b"sk-secret" not in file.read_bytes()
     head, *lines, end = map(json.loads, file.read_text("utf-8").splitlines())

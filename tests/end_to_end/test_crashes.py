@@ -85,12 +85,12 @@ def post(url: str, body: dict[str, Any] | bytes) -> tuple[int, str]:
 
 def pids(corral: CorralCli) -> dict[str, int | None]:
     """Return the process of each instance."""
-    return {instance: facts["pid"] for instance, facts in corral.instances().items()}
+    return {instance: facts.pid for instance, facts in corral.instances().items()}
 
 
 def settled(corral: CorralCli) -> bool:
     """Return whether all instances serve."""
-    return {instance["state"] for instance in corral.instances().values()} == {"ready"}
+    return {instance.state for instance in corral.instances().values()} == {"ready"}
 
 
 def test_by_default_no_crashing_request_reaches_an_engine(
@@ -98,12 +98,12 @@ def test_by_default_no_crashing_request_reaches_an_engine(
 ) -> None:
     corral.configure(f'[models.m]\npath = "{tiny_model}"\n')
     corral.ok("start")
-    url, before = corral.url, corral.instances()["m.0"]["pid"]
+    url, before = corral.url, corral.instances()["m.0"].pid
     for members in (POISONS | BUSY).values():
         assert post(url, members) == (400, "limit_exceeded")
     assert post(url, DEEP)[0] == 400
     assert post(url, {}) == (200, "")
-    assert corral.instances()["m.0"]["pid"] == before
+    assert corral.instances()["m.0"].pid == before
 
 
 @pytest.mark.parametrize("name", ["parentheses", "trigger"])
@@ -139,7 +139,7 @@ def test_crashes_by_requests_never_end_in_failed(corral: CorralCli, tiny_model: 
         assert post(url, poison) == (502, "upstream_crashed")
         until(lambda: settled(corral))
     assert post(url, {}) == (200, "")
-    assert corral.instances()["m.0"]["failures"] > 0
+    assert corral.instances()["m.0"].failures > 0
 
 
 def ask_stream(corral: CorralCli, **members: object) -> http.client.HTTPResponse:
@@ -173,7 +173,7 @@ def test_a_chat_whose_engine_is_killed_goes_on_as_if_it_was_not(
     corral.ok("start")
     with ask_stream(corral, **members) as stream:
         expected = text_of(stream.read().decode())
-    pids = {name: instance["pid"] for name, instance in corral.instances().items()}
+    pids = {name: instance.pid for name, instance in corral.instances().items()}
     with ask_stream(corral, **members) as stream:
         begun = b"".join(stream.readline() for _ in range(40))
         os.kill(pids[stream.headers["X-Corral-Instance"]] or 0, signal.SIGKILL)
@@ -191,7 +191,7 @@ def test_a_model_that_is_killed_often_serves_again(corral: CorralCli, tiny_model
     corral.ok("start")
     for _ in range(6):
         until(lambda: settled(corral))
-        os.kill(corral.instances()["m.0"]["pid"] or 0, signal.SIGKILL)
+        os.kill(corral.instances()["m.0"].pid or 0, signal.SIGKILL)
         assert post(corral.url, {}) == (200, "")
     assert "killed" in {event["reason"] for event in corral.events("instance.state_changed")}
     assert not corral.events("instance.failed")

@@ -43,8 +43,8 @@ def test_a_model_starts_answers_and_stops(corral: CorralCli, tiny_model: Path) -
 
 def test_a_gguf_file_is_served_without_settings(corral: CorralCli, tiny_model: Path) -> None:
     corral.ok("start", str(tiny_model), "--listen", "127.0.0.1:0")
-    (model,) = corral.status()["models"]
-    assert model["path"] == str(tiny_model)
+    (model,) = corral.status().models
+    assert model.path == str(tiny_model)
 
 
 def test_a_runtime_directory_too_long_for_sockets_works(
@@ -54,8 +54,8 @@ def test_a_runtime_directory_too_long_for_sockets_works(
     corral.env["CORRAL_RUNTIME_DIR"] = str(corral.root / "run" / ("x" * room))
     corral.configure(f'[models.a-model-of-a-longer-name]\npath = "{tiny_model}"\n')
     corral.ok("start")
-    (model,) = corral.status()["models"]
-    assert model["instances"][0]["address"].startswith("127.0.0.1:")
+    (model,) = corral.status().models
+    assert model.instances[0].address.startswith("127.0.0.1:")
 
 
 def test_starting_a_running_model_succeeds(corral: CorralCli, tiny_model: Path) -> None:
@@ -76,7 +76,7 @@ def test_one_model_stops_and_restarts_while_the_daemon_stays(
     assert after.pid != before.pid
     corral.ok("stop", "tiny")
     assert corral.engines() == []
-    assert corral.instances()["tiny.0"]["state"] == "stopped"
+    assert corral.instances()["tiny.0"].state == "stopped"
     corral.ok("start", "tiny")
     assert ask(corral)
 
@@ -93,7 +93,7 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
 def test_replicas_share_the_load(corral: CorralCli, slow_model: Path) -> None:
     configured(corral, slow_model, replicas=2).ok("start")
     streams = [begin_stream(corral, 20_000) for _ in range(2)]
-    assert [instance["slots_busy"] for instance in corral.instances().values()] == [1, 1]
+    assert [instance.slots_busy for instance in corral.instances().values()] == [1, 1]
     for stream in streams:
         stream.close()
     until(lambda: corral.slots_busy() == 0, within_s=60)
@@ -136,7 +136,7 @@ def test_a_second_signal_shortens_the_wait_and_a_third_ends_it(
     daemon = configured(corral, slow_model).serve()
     stream = begin_stream(corral, 30_000)
     daemon.send_signal(signal.SIGTERM)
-    until(lambda: corral.status()["stopping"])
+    until(lambda: corral.status().stopping)
     daemon.send_signal(signal.SIGTERM)
     daemon.send_signal(signal.SIGINT)  # a different signal: a pending one does not count twice
     daemon.wait(PATIENCE_S)
@@ -177,7 +177,7 @@ def test_the_daemon_continues_after_ctrl_c_of_a_start(corral: CorralCli, tiny_mo
     _, said = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
     assert "the daemon continues" in said
-    assert corral.instances()["tiny.0"]["state"] == "starting"
+    assert corral.instances()["tiny.0"].state == "starting"
 
 
 def test_a_daemon_that_gets_two_signals_exits_with_0(corral: CorralCli, tiny_model: Path) -> None:

@@ -158,8 +158,8 @@ def test_a_request_is_shown_and_cancelled(dashboard: Dashboard, daemon: CorralCl
 def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
     page = dashboard.page
     before = daemon.instances()["tiny.0"]
-    restarts, pid = before["restarts"], before["pid"]
-    assert pid, before["state"]
+    restarts, pid = before.restarts, before.pid
+    assert pid, before.state
     os.kill(pid, signal.SIGSEGV)
     instance = page.get_by_role("article", name="Instance tiny.0")
     expect(instance).to_contain_text(f"Restarts{restarts + 1}")

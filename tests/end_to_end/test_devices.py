@@ -144,7 +144,7 @@ def test_all_that_may_be_given_up_is_tried_one_after_another(
         ("cache-type-v", "q8_0"),
         ("gpu-layers", 2),
     ]
-    assert corral.instances()["a.0"]["failures"] == 0
+    assert corral.instances()["a.0"].failures == 0
     assert ask(corral, "a")[0] == 200
 
 
@@ -166,11 +166,11 @@ def test_a_device_full_of_other_programs_is_waited_for_and_others_are_served_mea
     until(corral.is_running)
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(ask, corral, "a")
-        until(lambda: corral.instances()["a.0"]["state"] == "backoff" and device.listings > 3)
-        error = corral.instances()["a.0"]["error"]
+        until(lambda: corral.instances()["a.0"].state == "backoff" and device.listings > 3)
+        error = corral.instances()["a.0"].error
         assert error
         assert "of Vulkan0, which has 12.0 MiB free" in error["message"]
-        assert corral.instances()["a.0"]["pid"] is None
+        assert corral.instances()["a.0"].pid is None
         assert "Vulkan0, which has 12.0 MiB free" in listed_model(corral, "a")["status"]["reason"]
         assert ask(corral, "b")[0] == 200
         device.set_free(TOTAL_MIB)
@@ -228,6 +228,6 @@ def test_after_a_worker_is_full_at_a_load_less_is_tried(
     corral.serve(until_ready=False)  # on a busy machine the worker is waited for
     until(corral.is_running)
     assert ask(corral, "a")[0] == 200
-    ((given_up,),) = [model["reduced"] for model in corral.status()["models"]]
-    assert (given_up["key"], given_up["value"]) == ("ctx-size", 4096)
-    assert given_up["reason"] == "with ctx-size = 8192, the memory of an RPC worker is full"
+    ((given_up,),) = [model.reduced for model in corral.status().models]
+    assert (given_up.key, given_up.value) == ("ctx-size", 4096)
+    assert given_up.reason == "with ctx-size = 8192, the memory of an RPC worker is full"

@@ -8,6 +8,8 @@ from typing import Any
 from support import tiny_eagle, tiny_gguf, tiny_hybrid
 from support.corral_cli import CorralCli, until
 
+from supervisor.daemon.control_messages import DraftStatus
+
 # A model that drafts for itself, and one that looks words up with a batch that holds none of them.
 MODELS = """
 [models.itself]
@@ -34,9 +36,10 @@ def answer(url: str, model: str, tokens: int = 520) -> Any:
         return json.load(response)["timings"]
 
 
-def drafts(corral: CorralCli) -> list[Any]:
+def drafts(corral: CorralCli) -> list[DraftStatus]:
     """The draft status of each model's first instance."""
-    return [model["instances"][0]["draft"] for model in corral.status()["models"]]
+    found = (model.instances[0].draft for model in corral.status().models)
+    return [draft for draft in found if draft]
 
 
 def test_draft_acceptance_is_shown(corral: CorralCli, tmp_path: Path) -> None:
@@ -45,10 +48,11 @@ def test_draft_acceptance_is_shown(corral: CorralCli, tmp_path: Path) -> None:
     corral.ok("start")
     assert answer(corral.url, "words")["draft_n"] > 32
     answer(corral.url, "itself")
-    until(lambda: all(draft["acceptance"] for draft in drafts(corral)))
+    until(lambda: all(draft.acceptance for draft in drafts(corral)))
     itself, words = drafts(corral)
-    assert itself["acceptance"] > 0.9
-    assert words["drafted"] > 32
+    assert itself.acceptance
+    assert itself.acceptance > 0.9
+    assert words.drafted > 32
     assert "itself.0: accepts" in corral.ok("status")
 
 

@@ -36,8 +36,8 @@ def settings(corral: CorralCli) -> str:
 
 def last(corral: CorralCli) -> dict[str, Any]:
     """Return the canary that ended last, once one has ended and none runs."""
-    until(lambda: (found := corral.client.canaries())["ended"] and not found["running"])
-    return dict(corral.client.canaries()["ended"][-1])
+    until(lambda: (found := corral.client.canaries()).ended and not found.running)
+    return vars(corral.client.canaries().ended[-1])
 
 
 def test_a_promoted_build_becomes_the_models_own_and_cuts_no_answer(
@@ -75,7 +75,7 @@ def test_a_crash_withdraws_it_at_once_and_so_does_a_restart_of_the_daemon(
     running: CorralCli, build: Path
 ) -> None:
     running.ok("engine", "canary", str(build))
-    pid = running.instances()["tiny.1"]["pid"]
+    pid = running.instances()["tiny.1"].pid
     assert pid
     os.kill(pid, signal.SIGABRT)
     ended = last(running)

@@ -117,7 +117,7 @@ async def test_failures_end_nothing(
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         running = group.create_task(daemon.run(["tiny"], ready.set))
         await ready.wait()
-        url = daemon.service.status()["url"]
+        url = daemon.service.current_status().url
         body = {"prompt": "hello", "max_tokens": 2, "model": "tiny"}
         assert "choices" in await asyncio.to_thread(get, f"{url}/v1/completions", **body)
         await asyncio.to_thread(leave_a_stream, f"{url}/v1/completions", **body)

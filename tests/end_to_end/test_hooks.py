@@ -43,7 +43,7 @@ def test_commands_run_on_load_failure_and_stop(corral: CorralCli, tiny_model: Pa
     text = SETTINGS.format(model=tiny_model, hooks=hooks)
     corral.configure(text.replace('["./missing"]', json.dumps(loaded)))
     corral.ok("reload")
-    psutil.Process(corral.instances()["m.0"]["pid"] or 0).send_signal(signal.SIGSEGV)
+    psutil.Process(corral.instances()["m.0"].pid or 0).send_signal(signal.SIGSEGV)
     until(lambda: len(told(corral)) >= 4)
     failed, again = told(corral)[2:4]
     assert (failed["event"], failed["instance"]) == ("model_failed", "m.0")

@@ -44,7 +44,7 @@ def test_a_pasted_command_is_served(corral: CorralCli, tiny_model: Path) -> None
     corral.ok("import", "--write", "--", *command)
     assert (corral.root / "config" / "corral.toml").read_text("utf-8").startswith("# mine\n")
     corral.ok("start")
-    pid = corral.instances()["a.0"]["pid"]
+    pid = corral.instances()["a.0"].pid
     words = Path(f"/proc/{pid}/cmdline").read_text("utf-8").split("\0")
     assert {word: words[words.index(word) + 1] for word in OPTIONS} == OPTIONS
     again = corral("import", "--write", "--", *command)
@@ -137,7 +137,7 @@ def test_a_model_of_the_hub_is_served_from_the_store_that_has_it(
     corral.ok("start")  # the settings were read before it was there
     argv = corral.data("plan", "Tiny")["argv"]
     assert argv[argv.index("--model") + 1] == str(link)
-    assert corral.instances()["Tiny.0"]["state"] == "ready"
+    assert corral.instances()["Tiny.0"].state == "ready"
 
 
 def status_code(corral: CorralCli, key: str | None) -> int:

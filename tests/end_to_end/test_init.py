@@ -22,7 +22,7 @@ def test_the_models_of_this_machine_are_served(corral: CorralCli, tiny_model: Pa
     assert "broken" not in text
     path.write_text(text.replace("127.0.0.1:8080", "127.0.0.1:0"), "utf-8")
     corral.ok("start")
-    assert corral.instances()["first.0"]["state"] == "ready"
+    assert corral.instances()["first.0"].state == "ready"
 
 
 def test_a_file_of_the_user_is_kept(corral: CorralCli, tiny_model: Path) -> None:

@@ -24,9 +24,9 @@ def engines(corral: CorralCli, engine_path: Path) -> Path:
 def running(corral: CorralCli, model: str) -> str:
     """The build that the one ready instance of a model runs."""
     (engine,) = [
-        instance["engine"]
+        instance.engine
         for name, instance in corral.instances().items()
-        if name.startswith(f"{model}.") and instance["state"] == "ready"
+        if name.startswith(f"{model}.") and instance.state == "ready"
     ]
     assert engine
     return Path(engine).parent.parent.name

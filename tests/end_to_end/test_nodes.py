@@ -40,7 +40,7 @@ class NodeSetup:
         until(lambda: self.states() == ["up", "up"])
 
     def states(self) -> list[str]:
-        return [node["state"] for node in self.front.status()["nodes"]]
+        return [node.state for node in self.front.status().nodes]
 
     def ask(self, text: str, tokens: int, *, stream: bool = False) -> Any:
         body = {

@@ -90,7 +90,7 @@ def test_mixed_requests_for_more_models_than_fit_are_all_answered(
     lists = mixed_requests.make_requests("abc", seed=7, clients=8, count=48)
     answers = [*chain.from_iterable(asyncio.run(mixed_requests.send_all(corral.url, lists)))]
     assert [answer.problem for answer in answers] == [None] * 48
-    assert sum(instance["run"] for instance in corral.instances().values()) < len(answers) / 2
+    assert sum(instance.run for instance in corral.instances().values()) < len(answers) / 2
 
 
 def test_requests_that_wait_for_memory_are_shown_and_end_with_a_stop(
@@ -160,7 +160,7 @@ def test_a_request_says_how_long_its_model_stays(corral: CorralCli, tiny_model: 
     until(lambda: "c: unloaded in 1h 29m without a request (keep_alive)" in corral.ok("status"))
     asyncio.run(ask_to_keep(corral.url, "c", 0))
     replicas = ("c.0", "c.1")
-    until(lambda: {corral.instances()[name]["state"] for name in replicas} == {"stopped"})
+    until(lambda: {corral.instances()[name].state for name in replicas} == {"stopped"})
     assert corral.model_states()["c"] == "unloaded"
     asyncio.run(ask_all(corral.url, ["c"]))  # loads it, and the setting counts again
     until(lambda: "c: unloaded in 9m" in corral.ok("status"))

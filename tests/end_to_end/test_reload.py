@@ -37,9 +37,9 @@ def configure(corral: CorralCli, tiny_model: Path, slow_model: Path) -> Configur
 def ready_pid(corral: CorralCli, model: str) -> int:
     """The process of the one ready instance of a model."""
     (pid,) = [
-        instance["pid"]
+        instance.pid
         for name, instance in corral.instances().items()
-        if name.startswith(f"{model}.") and instance["state"] == "ready"
+        if name.startswith(f"{model}.") and instance.state == "ready"
     ]
     assert pid
     return pid
@@ -71,9 +71,9 @@ def test_a_changed_flag_replaces_its_model_and_an_old_stream_completes(
     assert report["changed"] == ["slow.0"]
     assert report["kept"] == ["tiny.0"]
     now = corral.instances()
-    assert now["tiny.0"]["pid"] == tiny
-    assert now["slow.0~2"]["pid"] != slow
-    assert not now["slow.0~2"]["retiring"]
+    assert now["tiny.0"].pid == tiny
+    assert now["slow.0~2"].pid != slow
+    assert not now["slow.0~2"].retiring
     assert "slow.0~2" in corral.ok("start", "slow")
     assert ask(corral, "slow")
     assert last_line(stream) == b"data: [DONE]"
@@ -135,7 +135,7 @@ def test_a_changed_number_of_replicas_keeps_the_others_running(
     first = ready_pid(corral, "tiny")
     configure(tiny="replicas = 3", slow=None)
     assert corral.data("reload")["added"] == ["tiny.1", "tiny.2"]
-    assert {instance["state"] for instance in corral.instances().values()} == {"ready"}
+    assert {instance.state for instance in corral.instances().values()} == {"ready"}
     configure(tiny="replicas = 1", slow=None)
     assert corral.data("reload")["removed"] == ["tiny.1", "tiny.2"]
     until(lambda: set(corral.instances()) == {"tiny.0"})
@@ -208,7 +208,7 @@ def test_a_replacement_that_fails_leaves_the_old_instance_serving(
     until(lambda: set(corral.instances()) == {"tiny.0"})
     assert ready_pid(corral, "tiny") == pid
     assert ask(corral, "tiny")
-    assert corral.status()["models"][0]["aliases"] == []
+    assert corral.status().models[0].aliases == []
     # What failed is still different, so it is tried again, and put right it is kept.
     assert corral("reload").returncode == 1
     configure(slow=None)
@@ -232,14 +232,14 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(
 ) -> None:
     configure(slow=None)
     corral.ok("start")
-    before = corral.instances()["tiny.0"]["pid"]
+    before = corral.instances()["tiny.0"].pid
     configure(tiny="flags = { ctx-size = 1024 }", more='[proxy]\nlisten = "127.0.0.1:1"\n')
     done = corral("reload", "--dry-run")
     assert done.returncode == 0
     assert "would add: slow.0" in done.stdout
     assert "would replace: tiny.0" in done.stdout
     assert "proxy.listen stays 127.0.0.1:0 until the daemon is restarted" in done.stderr
-    assert {name: instance["pid"] for name, instance in corral.instances().items()} == {
+    assert {name: instance.pid for name, instance in corral.instances().items()} == {
         "tiny.0": before
     }
     assert corral.events("settings.reloaded") == []

@@ -61,7 +61,7 @@ def test_a_node_loads_what_it_has_room_for(
     corral.ok("start")
     front.configure(f"[nodes.far]\nurl = '{corral.url}'\nload = 'idle'\n")
     front.ok("start")
-    until(lambda: [node["state"] for node in front.status()["nodes"]] == ["up"])
+    until(lambda: [node.state for node in front.status().nodes] == ["up"])
     assert ask(front, "one") == (200, "far/one")
     status, message = ask(front, "two")
     assert status == 503

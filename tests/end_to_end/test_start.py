@@ -35,7 +35,7 @@ def ask(corral: CorralCli, model: str) -> str:
 
 def test_a_running_daemon_gets_further_models(corral: CorralCli, models: Path) -> None:
     corral.ok("start", str(models / "a.gguf"))
-    pid = corral.instances()["a.0"]["pid"]
+    pid = corral.instances()["a.0"].pid
     started = corral("start", "b.gguf", directory=models)
     assert "ready: b.0" in started.stdout
     assert f"corral config set models.b.path {models / 'b.gguf'}" in started.stderr
@@ -44,7 +44,7 @@ def test_a_running_daemon_gets_further_models(corral: CorralCli, models: Path) -
     again = corral("start", "b.gguf", directory=models)
     assert (again.returncode, again.stderr) == (0, "")
     assert corral.data("reload")["kept"] == ["a.0", "b.0", "c.0"]
-    assert corral.instances()["a.0"]["pid"] == pid
+    assert corral.instances()["a.0"].pid == pid
 
 
 def test_a_running_daemon_with_other_settings_is_told_of(corral: CorralCli, models: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_last_request_while_it_drains_gets_a_model_that_was_not_loaded(
     client.getresponse().read()
     stream = begin_stream(corral, 60, model="slow")
     daemon.send_signal(signal.SIGTERM)
-    until(lambda: corral.status()["stopping"])
+    until(lambda: corral.status().stopping)
     client.request("POST", "/v1/completions", '{"model": "tiny", "prompt": "a", "max_tokens": 2}')
     answer = client.getresponse()
     assert (answer.status, answer.headers["Connection"]) == (200, "close")

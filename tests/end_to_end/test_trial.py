@@ -44,7 +44,7 @@ def test_a_trial_serves_whole_conversations_survives_its_crash_and_is_applied(
 ) -> None:
     configure("")
     corral.ok("start")
-    pids = {name: instance["pid"] for name, instance in corral.instances().items()}
+    pids = {name: instance.pid for name, instance in corral.instances().items()}
     assert corral.data("trial") == []
 
     configure(TRIAL)
@@ -64,12 +64,12 @@ def test_a_trial_serves_whole_conversations_survives_its_crash_and_is_applied(
     shown = corral.ok("trial")
     assert "low-memory serves 50 % of new conversations; tiny.2 is ready" in shown
 
-    pid = corral.instances()["tiny.2"]["pid"]
+    pid = corral.instances()["tiny.2"].pid
     assert pid
     os.kill(pid, signal.SIGKILL)
-    until(lambda: corral.instances()["tiny.2"]["state"] != "ready")
+    until(lambda: corral.instances()["tiny.2"].state != "ready")
     assert all(converse(corral, f"while it is gone {number}", 1) for number in range(4))
-    until(lambda: corral.instances()["tiny.2"]["state"] == "ready")
+    until(lambda: corral.instances()["tiny.2"].state == "ready")
     assert corral.data("trial", "tiny")[0]["trial"]["crashes"] == 1
 
     stream = begin_stream(corral, 200)
@@ -91,11 +91,11 @@ def test_a_trial_that_is_ended_leaves_the_others_alone(
 ) -> None:
     configure(TRIAL)
     corral.ok("start")
-    before = {name: instance["pid"] for name, instance in corral.instances().items()}
+    before = {name: instance.pid for name, instance in corral.instances().items()}
     corral.ok("trial", "tiny", "--end")
     until(lambda: set(corral.instances()) == {"tiny.0", "tiny.1"})
     assert {
-        name: instance["pid"] for name, instance in corral.instances().items()
+        name: instance.pid for name, instance in corral.instances().items()
     }.items() <= before.items()
     directory = corral.root / "config"
     (backup,) = directory.glob("corral.toml.*.bak")

@@ -12,11 +12,11 @@ from support.corral_cli import CorralCli, until
 def test_nothing_is_left_of_an_ended_search(corral: CorralCli, tiny_model: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n')
     corral.serve()
-    before = corral.instances()["tiny.0"]["pid"]
+    before = corral.instances()["tiny.0"].pid
     out = end_search(corral, signal.SIGINT, 130)
     assert "nothing was written" in out
     end_search(corral, signal.SIGKILL, -signal.SIGKILL)
-    assert corral.instances()["tiny.0"]["pid"] == before
+    assert corral.instances()["tiny.0"].pid == before
     assert not (corral.root / "config" / "profiles.d").exists()
 
 

@@ -14,6 +14,8 @@ from support.corral_cli import CorralCli, begin_stream, rest_of, until
 from support.rpc_peer import peer
 from support.running_worker import running_worker
 
+from supervisor.daemon.control_messages import WorkerStatus
+
 LOCAL = """
 [workers.a]
 local = true
@@ -46,20 +48,20 @@ def answer(corral: CorralCli, name: str, prompt: str = "hello") -> str:
         return str(json.load(response)["choices"][0]["text"])
 
 
-def workers(corral: CorralCli) -> dict[str, Any]:
-    return {worker["name"]: worker for worker in corral.status()["workers"]}
+def workers(corral: CorralCli) -> dict[str, WorkerStatus]:
+    return {worker.name: worker for worker in corral.status().workers}
 
 
 def words_of(corral: CorralCli, name: str) -> list[str]:
-    pid = corral.instances()[name]["pid"]
+    pid = corral.instances()[name].pid
     assert pid
     return psutil.Process(pid).cmdline()
 
 
 def measured(corral: CorralCli) -> list[str]:
     """Return the workers that have computed passes for the engine, which reaches them by relays."""
-    shards = (shard for balance in corral.client.balances() for shard in balance["shards"])
-    return [shard["shard_name"] for shard in shards if shard["total_forwards"]]
+    shards = (shard for balance in corral.client.balances() for shard in balance.shards)
+    return [shard.shard_name for shard in shards if shard.total_forwards]
 
 
 def test_seed_000_a_model_split_over_two_workers_answers_as_one_alone(
@@ -69,19 +71,19 @@ def test_seed_000_a_model_split_over_two_workers_answers_as_one_alone(
     corral.configure(LOCAL + model("plain", tiny_model) + split)
     corral.ok("start")
     assert answer(corral, "split") == answer(corral, "plain")
-    until(lambda: [worker["state"] for worker in workers(corral).values()] == ["ready", "ready"])
+    until(lambda: [worker.state for worker in workers(corral).values()] == ["ready", "ready"])
     found = workers(corral)
-    assert [entry["models"] for entry in found.values()] == [["split"], ["split"]]
+    assert [entry.models for entry in found.values()] == [["split"], ["split"]]
     words = words_of(corral, "split.0")
     assert len(words[words.index("--rpc") + 1].split(",")) == 2
     assert measured(corral) == ["a", "b"]
     assert words[words.index("--tensor-split") + 1] == "1,1"
     plan = corral.data("plan", "split")
-    assert ",".join(entry["address"] for entry in found.values()) in plan["argv"]
+    assert ",".join(entry.address for entry in found.values()) in plan["argv"]
     taken = plan["memory"]["workers"]
     assert all(entry["total"] > 0 and entry["here"] for entry in taken.values())
     assert "WORKER" in corral.ok("status")
-    pids = [entry["pid"] for entry in found.values()]
+    pids = [entry.pid or 0 for entry in found.values()]
     corral.ok("stop")
     assert not any(map(psutil.pid_exists, pids))
 
@@ -94,11 +96,11 @@ def test_seed_000_a_worker_that_dies_is_one_clear_error_and_is_waited_for(
     for _ in range(3):  # two crashes by a request would have it refused
         with begin_stream(corral, 30_000, "m") as stream:
             until(lambda: b'"content"' in stream.readline())
-            os.kill(workers(corral)["a"]["pid"], signal.SIGKILL)
+            os.kill(workers(corral)["a"].pid or 0, signal.SIGKILL)
             rest = rest_of(stream)
         assert "an RPC worker that computes layers of the model was lost" in rest
-        until(lambda: corral.instances()["m.0"]["state"] == "ready")
-    assert workers(corral)["a"]["restarts"] == 3
+        until(lambda: corral.instances()["m.0"].state == "ready")
+    assert workers(corral)["a"].restarts == 3
     assert answer(corral, "m")
     assert not corral.events("instance.failed")
 
@@ -108,10 +110,10 @@ def test_an_idle_model_is_started_again_when_its_worker_has_ended(
 ) -> None:
     corral.configure(QUICK + LOCAL + model("m", tiny_model, '"a"'))
     corral.ok("start")
-    before = corral.instances()["m.0"]["run"]
-    os.kill(workers(corral)["a"]["pid"], signal.SIGKILL)
-    until(lambda: corral.instances()["m.0"]["run"] > before)
-    until(lambda: corral.instances()["m.0"]["state"] == "ready")
+    before = corral.instances()["m.0"].run
+    os.kill(workers(corral)["a"].pid or 0, signal.SIGKILL)
+    until(lambda: corral.instances()["m.0"].run > before)
+    until(lambda: corral.instances()["m.0"].state == "ready")
     assert answer(corral, "m")
     assert not corral.events("upstream.failed")
 
@@ -125,7 +127,7 @@ def test_a_reload_moves_a_model_to_workers_and_back(corral: CorralCli, tiny_mode
     corral.ok("reload")
     assert "--rpc" in words_of(corral, "m.0")
     assert answer(corral, "m") == expected
-    pids = [worker["pid"] for worker in workers(corral).values()]
+    pids = [worker.pid or 0 for worker in workers(corral).values()]
     corral.configure(plain)
     corral.ok("reload")
     assert "--rpc" not in words_of(corral, "m.0")
@@ -146,14 +148,14 @@ def test_seed_000_a_model_runs_without_a_lost_worker_where_set(
             until(lambda: b'"content"' in stream.readline())
             first.kill()
             assert "RPC worker" in rest_of(stream)
-        until(lambda: corral.instances()["m.0"]["state"] == "ready")
+        until(lambda: corral.instances()["m.0"].state == "ready")
         assert answer(corral, "m") == expected
         words = words_of(corral, "m.0")
         assert "," not in words[words.index("--rpc") + 1]
         assert measured(corral) == ["b"]
-        (warning,) = corral.instances()["m.0"]["warnings"]
+        (warning,) = corral.instances()["m.0"].warnings
         assert warning.startswith(f"worker a at {first.address} does not answer")
-        assert workers(corral)["a"]["state"] == "lost"
+        assert workers(corral)["a"].state == "lost"
         assert "m runs without it until its next start" in corral.ok("status")
         (lost,) = corral.events("worker.lost")
         assert "connection refused" in lost["reason"]
@@ -169,10 +171,10 @@ def test_seed_000_a_model_whose_worker_does_not_answer_is_not_started_here_alone
     assert failed.returncode == 1
     assert f"worker a at {address} does not answer: connection refused" in failed.stderr
     assert "m.0 starts when it answers" in failed.stderr
-    assert corral.instances()["m.0"]["error"]
+    assert corral.instances()["m.0"].error
     with running_worker(corral, address.rpartition(":")[2]):
-        until(lambda: corral.instances()["m.0"]["state"] == "ready")
-        assert corral.instances()["m.0"]["error"] is None
+        until(lambda: corral.instances()["m.0"].state == "ready")
+        assert corral.instances()["m.0"].error is None
         corral.ok("stop")
 
 

@@ -73,7 +73,7 @@ class DaemonUnderTest:
         return self.corral.instances()[name]
 
     def pid(self, name: str) -> int:
-        pid = self.instance(name)["pid"]
+        pid = self.instance(name).pid
         assert pid is not None, f"{name} has no process"
         return pid
 
@@ -82,15 +82,15 @@ class DaemonUnderTest:
 
         def is_back() -> bool:
             now = self.instance(name)
-            return now["state"] == "ready" and now["pid"] != before
+            return now.state == "ready" and now.pid != before
 
         until(is_back, within_s=within_s)
         return "ready again"
 
     def state_of(self, name: str, state: str, within_s: float = PATIENCE_S) -> str:
         """Wait for an instance's state; return it with the code of its error."""
-        until(lambda: self.instance(name)["state"] == state, within_s=within_s)
-        error = self.instance(name)["error"]
+        until(lambda: self.instance(name).state == state, within_s=within_s)
+        error = self.instance(name).error
         return f"{state}: {error['code']}" if error else state
 
     def stream(self, model: str) -> http.client.HTTPResponse:

@@ -64,7 +64,7 @@ def _out_of_memory(target: DaemonUnderTest) -> Seen:
     given_up = [f"{step['key']} {step['before']} to {step['after']}" for step in steps]
     yield "given up: ctx-size 131072 to 65536", f"given up: {', '.join(given_up)}"
     yield "answered", target.ask("m")
-    yield "0 failures count", f"{target.instance('m.0')['failures']} failures count"
+    yield "0 failures count", f"{target.instance('m.0').failures} failures count"
     shown = "shown" if "for want of memory" in target.corral.ok("status") else "not shown"
     yield "shown", shown
 
@@ -89,7 +89,7 @@ def _(target: DaemonUnderTest) -> Seen:
     device.set_free(0)
     before = target.pid("m.0")
     kill(before)
-    until(lambda: (one := target.instance("m.0")["error"]) and one["code"] != "killed")
+    until(lambda: (one := target.instance("m.0").error) and one["code"] != "killed")
     yield "backoff: device_memory_short", target.state_of("m.0", "backoff")
     seen = device.listings
     until(lambda: device.listings > seen + 6)  # more often than a failure would be tried again

@@ -128,7 +128,7 @@ def _restart(target: DaemonUnderTest, count: int) -> None:
     for _ in range(count):
         for line in target.client.command("restart", ["m"]):
             assert "error" not in line
-    assert target.instance("m.0")["state"] == "ready"
+    assert target.instance("m.0").state == "ready"
 
 
 def _open_files(daemon: psutil.Process) -> int:

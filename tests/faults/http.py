@@ -69,16 +69,16 @@ def _(target: DaemonUnderTest) -> Seen:
     ):
         with connect(target) as leaver:
             leaver.sendall(raw)
-            until(lambda: target.instance("m.0")["slots_busy"] == 2)
+            until(lambda: target.instance("m.0").slots_busy == 2)
             while begun and begun not in leaver.recv(65536):
                 pass
-        took_s = until(lambda: target.instance("m.0")["slots_busy"] == 1)
+        took_s = until(lambda: target.instance("m.0").slots_busy == 1)
         yield within(1.5, took_s, f"{name}: idle")
     second = target.stream("m")
     with connect(target) as waiter:
         waiter.sendall(_chat(stream=True))
     second.close()
-    until(lambda: target.instance("m.0")["slots_busy"] == 1)
+    until(lambda: target.instance("m.0").slots_busy == 1)
     yield "in the queue: never began", "in the queue: never began"
     yield "others continue", "others continue" if other.readline() else "others end"
     other.close()
@@ -108,7 +108,7 @@ def _(target: DaemonUnderTest) -> Seen:
             pass
         # RST in target of FIN.
         broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    took_s = until(lambda: not target.instance("m.0")["slots_busy"])
+    took_s = until(lambda: not target.instance("m.0").slots_busy)
     yield within(1.5, took_s, "idle")
 
 

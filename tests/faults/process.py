@@ -41,7 +41,7 @@ def _(target: DaemonUnderTest) -> Seen:
     daemon = target.corral.serve(until_ready=False)
     until((target.root / "run" / "control.sock").exists)
     yield "failed: memory_fault", target.state_of("m.0", "failed")
-    yield "2 restarts", f"{target.instance('m.0')['restarts']} restarts"
+    yield "2 restarts", f"{target.instance('m.0').restarts} restarts"
     yield "daemon lives", "daemon lives" if daemon.poll() is None else "daemon gone"
 
 
@@ -51,11 +51,11 @@ def _(target: DaemonUnderTest) -> Seen:
     watch = f"[supervisor]\nliveness_interval_s = {interval_s}\nstop_timeout_s = 1"
     target.serve({"m": target.models.slow}, watch, "replicas = 2")
     mine = target.stream("m")
-    name = next(name for name in ("m.0", "m.1") if target.instance(name)["slots_busy"])
+    name = next(name for name in ("m.0", "m.1") if target.instance(name).slots_busy)
     other = target.stream("m")
     before = target.pid(name)
     psutil.Process(before).suspend()
-    took_s = until(lambda: target.instance(name)["state"] != "ready")
+    took_s = until(lambda: target.instance(name).state != "ready")
     # Two intervals, and what it takes to see it.
     yield within(2.2 * interval_s, took_s, "out")
     yield "its stream ends in an error event", f"its stream {ending(mine)}"
@@ -158,7 +158,7 @@ def _(target: DaemonUnderTest) -> Seen:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         # Each is heard before the next is sent, or two would be one.
         daemon.send_signal(number)
-        until(lambda: daemon.poll() is not None or target.client.status()["stopping"])
+        until(lambda: daemon.poll() is not None or target.client.status().stopping)
     began_at_s = time.monotonic()
     daemon.wait(10)
     yield within(3, since(began_at_s), "gone")
@@ -194,7 +194,7 @@ def _(target: DaemonUnderTest) -> Seen:
         "at once": lambda: True,
         "listening": socket.exists,
         "loading": target.corral.engines,
-        "ready": lambda: target.corral.is_running() and target.instance("m.0")["state"] == "ready",
+        "ready": lambda: target.corral.is_running() and target.instance("m.0").state == "ready",
     }
     for name, is_reached in phases.items():
         daemon = target.corral.serve(until_ready=False)
@@ -221,7 +221,7 @@ def _(target: DaemonUnderTest) -> Seen:
         state = target.root / "run" / "daemon.json"
         write_owner(state, DaemonInfo(stranger.pid, 1.0, "0", "http://127.0.0.1:1"))
         target.serve({"m": target.models.tiny})
-        daemon = target.client.status()["pid"]
+        daemon = target.client.status().pid
         replaced = target.corral.daemon_pid == daemon
         yield "replaced", "replaced" if replaced else "not replaced"
         target.corral.ok("stop")

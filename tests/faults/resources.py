@@ -235,7 +235,7 @@ def _(target: DaemonUnderTest) -> Seen:
         "after a pause, for the cause killed",
         f"after a pause, for the cause {faults[0]['reason']}",
     )
-    yield "1 restart", f"{target.instance('m.0')['restarts']} restart"
+    yield "1 restart", f"{target.instance('m.0').restarts} restart"
 
 
 _TAKEN_MIB = 256
@@ -264,7 +264,7 @@ def _flood(words: str) -> Callable[[DaemonUnderTest], Seen]:
         target.corral.serve(until_ready=False)
         until((target.root / "run" / "control.sock").exists)
         slowest_s = _slowest_status_s(target)
-        yield "ready", target.instance("m.0")["state"]
+        yield "ready", target.instance("m.0").state
         yield within(0.5, slowest_s, "answers")
         logs = sum(file.stat().st_size for file in (target.root / "log").iterdir())
         kept = "bounded" if logs < _LOGS_MAX_BYTES else f"{logs >> 20} MiB"
@@ -278,7 +278,7 @@ def _slowest_status_s(target: DaemonUnderTest) -> float:
     slowest_s, state = 0.0, ""
     while state not in {"ready", "backoff", "failed"}:
         began_at_s = time.monotonic()
-        state = target.instance("m.0")["state"]
+        state = target.instance("m.0").state
         slowest_s = max(slowest_s, since(began_at_s))
     return slowest_s
 

@@ -93,7 +93,7 @@ def test_a_stopped_replica_is_replaced_under_load(target: DaemonUnderTest) -> No
     with ThreadPoolExecutor(4) as clients:
         asking = [clients.submit(keep_asking) for _ in range(4)]
         try:
-            until(lambda: target.instance("m.0")["slots_busy"])
+            until(lambda: target.instance("m.0").slots_busy)
             psutil.Process(pid).suspend()
             until(lambda: unhealthy(target))
             withdrawn_at_s = time.monotonic()

@@ -12,7 +12,7 @@ from support.corral_cli import PATIENCE_S
 
 
 def connect(target: DaemonUnderTest) -> socket.socket:
-    host, _, port = target.client.status()["url"].removeprefix("http://").rpartition(":")
+    host, _, port = target.client.status().url.removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 

@@ -102,7 +102,7 @@ class Daemon:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, port = self.client.status()["url"].removeprefix("http://").rpartition(":")
+        host, _, port = self.client.status().url.removeprefix("http://").rpartition(":")
         return host, int(port)
 
     def is_alive(self) -> bool:
@@ -127,11 +127,9 @@ class Daemon:
         busy = "the daemon does not tell"
         while time.monotonic() < until_s and busy:
             with contextlib.suppress(CorralError):
-                models = self.client.status()["models"]
+                models = self.client.status().models
                 slots = {
-                    instance["name"]: instance["slots_busy"]
-                    for m in models
-                    for instance in m["instances"]
+                    instance.name: instance.slots_busy for m in models for instance in m.instances
                 }
                 busy = ", ".join(f"{name}: {count}" for name, count in slots.items() if count)
             time.sleep(0.1)

@@ -145,18 +145,18 @@ class CorralCli:
 
     @property
     def url(self) -> str:
-        return self.status()["url"]
+        return self.status().url
 
     def instances(self) -> Mapping[str, InstanceStatus]:
         """All instances by name."""
-        models = self.status()["models"]
-        return {instance["name"]: instance for model in models for instance in model["instances"]}
+        models = self.status().models
+        return {instance.name: instance for model in models for instance in model.instances}
 
     def model_states(self) -> dict[str, str]:
-        return {model["name"]: model["state"] for model in self.status()["models"]}
+        return {model.name: model.state for model in self.status().models}
 
     def slots_busy(self) -> int:
-        return sum(instance["slots_busy"] for instance in self.instances().values())
+        return sum(instance.slots_busy for instance in self.instances().values())
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Events of one name in the log of a daemon that `corral start` started."""

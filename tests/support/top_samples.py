@@ -1,95 +1,96 @@
 """Answers of a daemon, for the tests of `corral top`."""
 
+from dataclasses import replace
 from typing import Any
 
+from proxy.observe.past import RequestStats
 from supervisor.daemon.control_messages import (
     DaemonStatus,
     InstanceStatus,
     ModelStatus,
-    RequestStatus,
 )
 
-STATUS: DaemonStatus = {
-    "pid": 1,
-    "version": "0",
-    "url": "http://127.0.0.1:8080",
-    "tls_cert": None,
-    "listen": "127.0.0.1:8080",
-    "keyless": [],
-    "up_s": 1.0,
-    "stopping": False,
-    "config": None,
-    "models": [],
-    "nodes": [],
-    "weights": [],
-    "capture": None,
-    "batches": [],
-    "workers": [],
-}
+STATUS = DaemonStatus(
+    pid=1,
+    version="0",
+    url="http://127.0.0.1:8080",
+    tls_cert=None,
+    listen="127.0.0.1:8080",
+    keyless=[],
+    up_s=1.0,
+    stopping=False,
+    config=None,
+    models=[],
+    nodes=[],
+    weights=[],
+    capture=None,
+    batches=[],
+    workers=[],
+)
 
 
-def request(request_id: str, **changes: Any) -> RequestStatus:
-    found: RequestStatus = {
-        "id": request_id,
-        "client": "127.0.0.1",
-        "path": "/v1/chat/completions",
-        "model": "chat",
-        "instance": "chat.0",
-        "slot": 0,
-        "priority": "interactive",
-        "phase": "decode",
-        "position": None,
-        "age_s": 1.0,
-        "prompt_tokens": 10,
-        "prompt_tokens_done": 10,
-        "cached_tokens": 0,
-        "decoded_tokens": 5,
-        "tokens_per_second": 2.0,
-    }
-    return {**found, **changes}  # type: ignore[typeddict-item]  # a test names what it changes
+def request(request_id: str, **changes: Any) -> RequestStats:
+    found = RequestStats(
+        id=request_id,
+        client="127.0.0.1",
+        path="/v1/chat/completions",
+        model="chat",
+        instance="chat.0",
+        slot=0,
+        priority="interactive",
+        phase="decode",
+        position=None,
+        age_s=1.0,
+        prompt_tokens=10,
+        prompt_tokens_done=10,
+        cached_tokens=0,
+        decoded_tokens=5,
+        tokens_per_second=2.0,
+    )
+    return replace(found, **changes)
 
 
 def instance(name: str, **changes: Any) -> InstanceStatus:
-    found: InstanceStatus = {
-        "name": name,
-        "state": "ready",
-        "retiring": False,
-        "pid": 2,
-        "run": 1,
-        "up_s": 5.0,
-        "restarts": 0,
-        "failures": 0,
-        "retry_in_s": None,
-        "progress": None,
-        "slots": 4,
-        "slots_busy": 1,
-        "tokens_per_second": 30.0,
-        "memory_bytes": 1024,
-        "address": "/run/chat.0.sock",
-        "engine": None,
-        "log": None,
-        "error": None,
-        "warnings": [],
-        "draft": None,
-    }
-    return {**found, **changes}  # type: ignore[typeddict-item]  # a test names what it changes
+    found = InstanceStatus(
+        name=name,
+        state="ready",
+        retiring=False,
+        pid=2,
+        run=1,
+        up_s=5.0,
+        restarts=0,
+        failures=0,
+        retry_in_s=None,
+        progress=None,
+        slots=4,
+        slots_busy=1,
+        tokens_per_second=30.0,
+        memory_bytes=1024,
+        address="/run/chat.0.sock",
+        engine=None,
+        log=None,
+        error=None,
+        warnings=[],
+        draft=None,
+    )
+    return replace(found, **changes)
 
 
 def model(name: str, *instances: InstanceStatus) -> ModelStatus:
-    return {
-        "name": name,
-        "state": "loaded",
-        "reason": None,
-        "aliases": [],
-        "path": "/models/chat.gguf",
-        "profile": "base",
-        "slots": 4,
-        "ctx_size": 4096,
-        "trial": None,
-        "not_persisted_reason": None,
-        "adapted": [],
-        "reduced": [],
-        "waiting": None,
-        "idle": None,
-        "instances": [*instances],
-    }
+    return ModelStatus(
+        name=name,
+        state="loaded",
+        reason=None,
+        aliases=[],
+        path="/models/chat.gguf",
+        profile="base",
+        slots=4,
+        ctx_size=4096,
+        trial=None,
+        not_persisted_reason=None,
+        adapted=[],
+        reduced=[],
+        waiting=None,
+        idle=None,
+        instances=[*instances],
+    )

@@ -6,6 +6,7 @@ import pytest
 
 from supervisor.cli import plan
 from supervisor.cli.plan import read_changed_values
+from supervisor.daemon.control_messages import DaemonStatus, read
 from supervisor.errors import DaemonBusy, NotRunning
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import CORRAL, Setting, SettingsByFlag
@@ -24,12 +25,14 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, socket: Path) -> None:
             self.socket = socket
 
-        def status(self) -> dict[str, Any]:
+        def status(self) -> DaemonStatus:
             if self.socket.name == "none":
                 raise NotRunning("no daemon")
             if self.socket.name == "busy":
                 raise DaemonBusy("it does not answer")
-            return {"models": [{**named, "adapted": [VALUE], "reduced": [LESS]}]}
+            model = {**named, "adapted": [VALUE], "reduced": [LESS]}
+            found: DaemonStatus = read(DaemonStatus, {"models": [model]})
+            return found
 
     monkeypatch.setattr(plan, "Client", Client)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from supervisor.cli.start import render
 from supervisor.daemon.model_status import balance_status
 from supervisor.rpc.address import WorkerAddress
@@ -54,11 +52,11 @@ def test_balanced_workers_are_called_that() -> None:
 def test_the_status_has_every_field_of_the_metrics() -> None:
     """seed 000"""
     run = measured(800, 10_000)
-    (first, _) = balance_status("chat", "chat.0", run, 0.0)["shards"]
+    (first, _) = balance_status("chat", "chat.0", run, 0.0).shards
     found = run.balancer.metrics["a"]
     for name in ("shard_name", "layer_count", "total_forwards", "total_latency_us"):
-        assert cast("dict[str, object]", first)[name] == getattr(found, name)
+        assert getattr(first, name) == getattr(found, name)
     for name in ("min", "max", "last", "avg"):
-        assert cast("dict[str, object]", first)[f"{name}_latency_us"] == 800
-    assert first["avg_latency_per_layer_us"] == 100
-    assert first["last_update"]
+        assert getattr(first, f"{name}_latency_us") == 800
+    assert first.avg_latency_per_layer_us == 100
+    assert first.last_update

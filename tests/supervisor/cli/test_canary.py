@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from supervisor.cli import trial
-from supervisor.daemon.control_messages import CanariesStatus, StreamMessage
+from supervisor.daemon.control_client import Stream
+from supervisor.daemon.control_messages import (
+    CanariesStatus,
+    DaemonStatus,
+    EndedCanaryStatus,
+    ReloadReport,
+    read,
+)
 from supervisor.errors import AccessDenied, CorralError, StartFailed
 
 TEXT = '# mine\n[models.chat]\npath = "/m/chat.gguf"\n'
-ENDED: CanariesStatus = {
-    "running": [],
-    "ended": [
-        {"model": "chat", "engine": "b11000-cpu", "outcome": "promoted", "reason": "", "at": "now"}
+ENDED = CanariesStatus(
+    running=[],
+    ended=[
+        EndedCanaryStatus(
+            model="chat", engine="b11000-cpu", outcome="promoted", reason="", at="now"
+        )
     ],
-}
+)
 
 
 class Daemon:
@@ -29,23 +36,28 @@ class Daemon:
         self.reloaded = ""
         self._errors = [AccessDenied("read-only"), *errors]
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> DaemonStatus:
         model = {"name": "chat", "aliases": [], "path": "/m/chat.gguf"}
-        return {"config": str(self._config), "models": [model]}
+        found: DaemonStatus = read(DaemonStatus, {"config": str(self._config), "models": [model]})
+        return found
 
-    def canaries(self) -> dict[str, Any]:
-        return {"running": [{"model": "chat", "engine": "b11000-cpu"}], "ended": []}
+    def canaries(self) -> CanariesStatus:
+        running = {"model": "chat", "engine": "b11000-cpu"}
+        found: CanariesStatus = read(CanariesStatus, {"running": [running], "ended": []})
+        return found
 
-    def end_canary(self, _: str, *, is_promoted: bool) -> Iterator[StreamMessage]:
-        assert is_promoted
+    def end_canary(self, _: str, verb: str) -> Stream[CanariesStatus]:
+        assert verb == "promote"
         if self._errors:
             raise self._errors.pop(0)
-        yield {"canaries": ENDED}
+        yield {"waiting": 0.0}
+        return ENDED
 
-    def reload(self, *, dry_run: bool) -> Iterator[StreamMessage]:
+    def reload(self, *, dry_run: bool) -> Stream[ReloadReport]:
         assert not dry_run
         self.reloaded = self._config.read_text()
         yield {"waiting": 0.0}
+        return ReloadReport([], [], [], [], [], [])
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, daemon: Daemon) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli.desktop_host import event_lines, state_lines
+from supervisor.daemon.control_messages import DaemonStatus, read
 from supervisor.events import EVENTS
 
 FAILED = {
@@ -59,7 +60,8 @@ def test_what_a_host_does_not_act_on_is_no_line() -> None:
 def test_a_failure_before_the_host_joined_is_told_with_the_state() -> None:
     error = {"code": "no_room", "message": "m", "hint": None, "log": None}
     instance = {"name": "chat.0", "state": "failed", "error": error}
-    found = list(state_lines({"models": [{"name": "chat", "instances": [instance]}]}))  # type: ignore[typeddict-item]
+    status = {"models": [{"name": "chat", "instances": [instance]}]}
+    found = list(state_lines(read(DaemonStatus, status)))
     names = {"model": "chat", "instance": "chat.0"}
     assert found == [
         {"event": "state", **names, "state": "failed", "reason": "no_room"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from support.slot_files import NOON, manifest
@@ -11,7 +12,7 @@ from proxy.observe.cache_finding import Tier
 from proxy.router.cache_use import CacheContents, TierUse
 from supervisor.cli.status import tiers_text
 from supervisor.daemon.cache_status import cache_status, saved_status
-from supervisor.daemon.control_messages import CachesStatus
+from supervisor.daemon.control_messages import CachesStatus, SlotDiskStatus
 
 SAVED = [manifest("a", tokens=500, size_bytes=2 << 20), manifest("b", 30, size_bytes=1 << 20)]
 USE = {
@@ -29,17 +30,17 @@ def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
         "restore": OperationCounts(),
     }
     found = cache_status("chat", SAVED, contents=held, use=USE, counts=counts)
-    found["skipped"] = {"cost": 3}
-    whole: CachesStatus = {
-        "models": [found],
-        "disk": {
-            "size_bytes": 3 << 20,
-            "limit_bytes": 8 << 30,
-            "written_bytes": 5 << 20,
-            "write_limit_bytes": 32 << 30,
-            "paused": False,
-        },
-    }
+    found.skipped = {"cost": 3}
+    whole = CachesStatus(
+        models=[found],
+        disk=SlotDiskStatus(
+            size_bytes=3 << 20,
+            limit_bytes=8 << 30,
+            written_bytes=5 << 20,
+            write_limit_bytes=32 << 30,
+            paused=False,
+        ),
+    )
     text = tiers_text(whole, NOON + timedelta(hours=2))
     _, slot, host_cache, disk, computed, files, limits = text.splitlines()
     assert "5 conversations, 4000 tokens, 8 slots" in slot
@@ -63,7 +64,7 @@ def test_what_the_host_cache_is_believed_to_hold_is_shown() -> None:
         copied_bytes=float(8 << 20),
     )
     found = cache_status("chat", [], contents=held, use=USE, counts=None)
-    whole: CachesStatus = {**saved_status([]), "models": [found]}
+    whole = replace(saved_status([]), models=[found])
     assert "3 conversations, 900 tokens, 8.0 MiB of 32.0 MiB" in tiers_text(whole, NOON)
 
 

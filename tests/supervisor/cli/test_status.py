@@ -1,6 +1,7 @@
 """What `corral status` shows."""
 
-from typing import Any, Literal, cast
+from dataclasses import replace
+from typing import Any, Literal
 
 from support import top_samples
 
@@ -18,36 +19,36 @@ from supervisor.daemon.control_messages import (
     WeightStatus,
 )
 
-STATUS: DaemonStatus = {
-    "pid": 1,
-    "version": "0",
-    "url": "http://127.0.0.1:8080",
-    "tls_cert": None,
-    "listen": "127.0.0.1:8080",
-    "keyless": [],
-    "up_s": 1.0,
-    "stopping": False,
-    "config": None,
-    "models": [],
-    "nodes": [],
-    "weights": [],
-    "capture": None,
-    "batches": [],
-    "workers": [],
-}
+STATUS = DaemonStatus(
+    pid=1,
+    version="0",
+    url="http://127.0.0.1:8080",
+    tls_cert=None,
+    listen="127.0.0.1:8080",
+    keyless=[],
+    up_s=1.0,
+    stopping=False,
+    config=None,
+    models=[],
+    nodes=[],
+    weights=[],
+    capture=None,
+    batches=[],
+    workers=[],
+)
 
 
 def node(name: str, reason: str | None = None, *models: str) -> NodeStatus:
     state = "down" if reason else "up"
-    return {
-        "name": name,
-        "state": state,
-        "reason": reason,
-        "url": f"http://{name}:8080",
-        "models": list(models),
-        "slots": 0 if reason else 4,
-        "slots_busy": 0 if reason else 1,
-    }
+    return NodeStatus(
+        name=name,
+        state=state,
+        reason=reason,
+        url=f"http://{name}:8080",
+        models=list(models),
+        slots=0 if reason else 4,
+        slots_busy=0 if reason else 1,
+    )
 
 
 def instance(**changes: Any) -> InstanceStatus:
@@ -60,34 +61,34 @@ def model(
     waiting: WaitStatus | None = None,
     idle: IdleStatus | None = None,
 ) -> ModelStatus:
-    return {
-        "name": "chat",
-        "state": "loaded",
-        "reason": None,
-        "aliases": [],
-        "path": "/models/chat.gguf",
-        "profile": "base",
-        "slots": 4,
-        "ctx_size": 4096,
-        "trial": None,
-        "not_persisted_reason": not_persisted_reason,
-        "adapted": [],
-        "reduced": [],
-        "waiting": waiting,
-        "idle": idle,
-        "instances": [*instances],
-    }
+    return ModelStatus(
+        name="chat",
+        state="loaded",
+        reason=None,
+        aliases=[],
+        path="/models/chat.gguf",
+        profile="base",
+        slots=4,
+        ctx_size=4096,
+        trial=None,
+        not_persisted_reason=not_persisted_reason,
+        adapted=[],
+        reduced=[],
+        waiting=waiting,
+        idle=idle,
+        instances=[*instances],
+    )
 
 
 def shown(*instances: InstanceStatus, waiting: WaitStatus | None = None) -> str:
-    return render({**STATUS, "models": [model(*instances, waiting=waiting)]})
+    return render(replace(STATUS, models=[model(*instances, waiting=waiting)]))
 
 
 def test_a_wait_for_memory_shows_its_time_and_the_models_to_unload() -> None:
-    first: WaitStatus = {"place": 1, "requests": 3, "wait_s": 12.0, "leaving": ["a", "b"]}
+    first = WaitStatus(place=1, requests=3, wait_s=12.0, leaving=["a", "b"])
     text = shown(instance(state="stopped"), waiting=first)
     assert "chat: 3 waiting for memory, 12s so far; no new requests for a and b" in text
-    second: WaitStatus = {"place": 2, "requests": 0, "wait_s": 1.0, "leaving": []}
+    second = WaitStatus(place=2, requests=0, wait_s=1.0, leaving=[])
     text = shown(instance(state="stopped"), waiting=second)
     assert text.endswith("chat: a command is waiting for memory, 1s so far, place 2")
 
@@ -96,8 +97,8 @@ def test_the_time_of_an_unload_is_shown() -> None:
     def idle(
         limit_s: float | None, in_s: float | None, origin: Literal["ttl_s", "keep_alive"]
     ) -> str:
-        found: IdleStatus = {"limit_s": limit_s, "unload_in_s": in_s, "origin": origin}
-        lines = render({**STATUS, "models": [model(instance(), idle=found)]}).splitlines()
+        found = IdleStatus(limit_s=limit_s, unload_in_s=in_s, origin=origin)
+        lines = render(replace(STATUS, models=[model(instance(), idle=found)])).splitlines()
         return next((line for line in lines if line.startswith("chat: ")), "")
 
     assert idle(900.0, 65.0, "ttl_s") == "chat: unloaded in 1m 05s without a request (ttl_s)"
@@ -115,7 +116,7 @@ def test_an_instance_that_is_given_up_says_how_it_starts_again() -> None:
     assert "restarted" not in shown(instance(state="starting", error=error))
 
 
-DRAFT: DraftStatus = {"drafted": 200, "accepted": 76, "acceptance": 0.38}
+DRAFT = DraftStatus(drafted=200, accepted=76, acceptance=0.38)
 
 
 def test_draft_acceptance_is_shown() -> None:
@@ -123,21 +124,20 @@ def test_draft_acceptance_is_shown() -> None:
 
 
 def test_draft_acceptance_is_hidden_where_nothing_was_drafted() -> None:
-    for draft in (None, {**DRAFT, "acceptance": None}):
+    for draft in (None, replace(DRAFT, acceptance=None)):
         assert "draft" not in shown(instance(draft=draft))
 
 
 def test_the_instance_of_a_trial_is_named() -> None:
     found = model(instance(), instance(name="chat.1"))
-    note = {"profile": "low-memory", "share": 0.025, "instance": "chat.1", "is_canary": False}
-    found["trial"] = cast("TrialNote", note)
-    text = render({**STATUS, "models": [found]})
+    found.trial = TrialNote("low-memory", is_canary=False, share=0.025, instance="chat.1")
+    text = render(replace(STATUS, models=[found]))
     expected = "chat.1: low-memory on trial, 2.5 % of new conversations (corral trial)"
     assert expected in text.splitlines()
 
 
 def test_the_reason_why_conversations_are_not_saved_is_shown() -> None:
-    text = render({**STATUS, "models": [model(not_persisted_reason="its window slides")]})
+    text = render(replace(STATUS, models=[model(not_persisted_reason="its window slides")]))
     assert "chat saves no conversations across restarts: its window slides" in text.splitlines()
     assert "over restarts" not in shown()
 
@@ -147,7 +147,9 @@ def test_without_nodes_there_is_no_table_of_nodes() -> None:
 
 
 def test_nodes_are_shown_with_their_models_and_problems() -> None:
-    text = render({**STATUS, "nodes": [node("gpu", None, "chat", "tiny"), node("nas", "is away")]})
+    text = render(
+        replace(STATUS, nodes=[node("gpu", None, "chat", "tiny"), node("nas", "is away")])
+    )
     lines = [line.split() for line in text.splitlines()]
     assert ["gpu", "up", "1/4", "http://gpu:8080", "chat,", "tiny"] in lines
     assert ["nas", "down", "0/0", "http://nas:8080", "-"] in lines
@@ -155,13 +157,13 @@ def test_nodes_are_shown_with_their_models_and_problems() -> None:
 
 
 def weight(instance: str, value: float, reason: str) -> WeightStatus:
-    return {"instance": instance, "model": "chat", "weight": value, "reason": reason}
+    return WeightStatus(instance=instance, model="chat", weight=value, reason=reason)
 
 
 def test_weights_are_shown_with_their_reasons_where_they_are_not_all_equal() -> None:
     equal = [weight("chat.0", 1.0, "equal"), weight("chat.1", 1.0, "equal")]
-    assert "WEIGHT" not in render({**STATUS, "weights": equal})
-    text = render({**STATUS, "weights": [*equal, weight("nas/chat", 0.25, "set")]})
+    assert "WEIGHT" not in render(replace(STATUS, weights=equal))
+    text = render(replace(STATUS, weights=[*equal, weight("nas/chat", 0.25, "set")]))
     lines = [line.split() for line in text.splitlines()]
     assert ["chat.1", "1.00", "equal"] in lines
     assert ["nas/chat", "0.25", "set"] in lines
@@ -170,16 +172,16 @@ def test_weights_are_shown_with_their_reasons_where_they_are_not_all_equal() -> 
 def test_batches_are_shown_once_requests_have_gathered() -> None:
     """seed 003: BatchQueueStats in the status."""
     assert "BATCHES" not in render(STATUS)
-    chat: BatchQueueStatus = {
-        "model": "chat",
-        "total_queued": 12,
-        "total_batches": 2,
-        "total_single": 1,
-        "avg_batch_size": 5.5,
-        "avg_wait_ms": 31.4,
-    }
-    lines = [line.split() for line in render({**STATUS, "batches": [chat]}).splitlines()]
+    chat = BatchQueueStatus(
+        model="chat",
+        total_queued=12,
+        total_batches=2,
+        total_single=1,
+        avg_batch_size=5.5,
+        avg_wait_ms=31.4,
+    )
+    lines = [line.split() for line in render(replace(STATUS, batches=[chat])).splitlines()]
     assert ["chat", "12", "2", "1", "5.5", "31", "ms"] in lines
-    singles: BatchQueueStatus = {**chat, "total_batches": 0, "avg_batch_size": 0.0}
-    lines = [line.split() for line in render({**STATUS, "batches": [singles]}).splitlines()]
+    singles = replace(chat, total_batches=0, avg_batch_size=0.0)
+    lines = [line.split() for line in render(replace(STATUS, batches=[singles])).splitlines()]
     assert ["chat", "12", "0", "1", "-", "31", "ms"] in lines

@@ -5,7 +5,7 @@ from support import tiny_gguf
 from support.stores_layout import Ollama
 
 from supervisor.cli.targets import choose, name_of
-from supervisor.daemon.control_messages import DaemonStatus
+from supervisor.daemon.control_messages import DaemonStatus, read
 from supervisor.daemon.model_commands import resolve_running
 from supervisor.errors import ModelInvalid, NoSuchModel, SettingsInvalid
 from supervisor.fleet.planner import LaunchPlanner
@@ -75,7 +75,7 @@ def test_any_file_name_makes_a_safe_model_name(file: str, name: str) -> None:
 
 def test_a_model_of_a_running_daemon_is_found_by_name_or_path(tmp_path: Path) -> None:
     model = {"name": "chat", "path": str(tmp_path / "chat.gguf"), "aliases": ["gpt", "*"]}
-    status: DaemonStatus = {"models": [model]}  # type: ignore[typeddict-item]  # all that is read
+    status = read(DaemonStatus, {"models": [model]})
     assert resolve_running(["chat"], status) == ("chat",)
     assert resolve_running([str(tmp_path / "chat.gguf"), "gpt"], status) == ("chat", "chat")
     with pytest.raises(NoSuchModel):

@@ -1,19 +1,19 @@
 """What a frame shows, and that it fits."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
 from support.top_samples import STATUS, instance, model, request
 
 from supervisor.cli.top_view import Sample, Size, View, render_once, screen, with_sample
-from supervisor.daemon.control_messages import DaemonStatus
 
 MODELS = [
     model("chat", instance("chat.0"), instance("chat.1", state="starting", progress=0.43)),
     model("code", instance("code.0", state="failed", error={"message": "no room"})),
 ]
-BUSY: DaemonStatus = {**STATUS, "models": MODELS}
+BUSY = replace(STATUS, models=MODELS)
 REQUESTS = [
     request("first", age_s=65.0, tokens_per_second=4.0),
     request("second", age_s=2.0, phase="prefill", prompt_tokens=100, prompt_tokens_done=40),
@@ -51,7 +51,7 @@ def test_a_frame_has_instances_queues_and_requests() -> None:
 def test_a_frame_fits_the_terminal(columns: int, rows: int) -> None:
     many = [request(f"request-{number:03}-宽" * 3) for number in range(200)]
     shown = lines(
-        Sample(BUSY, many), columns, rows, View(selected=many[150]["id"], ids=[many[150]["id"]])
+        Sample(BUSY, many), columns, rows, View(selected=many[150].id, ids=[many[150].id])
     )
     assert len(shown) == rows
     assert max(map(cell_len, shown)) <= columns
@@ -59,7 +59,7 @@ def test_a_frame_fits_the_terminal(columns: int, rows: int) -> None:
 
 def test_the_selected_request_is_marked_and_listed() -> None:
     many = [request(f"r{number:03}", age_s=-float(number)) for number in range(100)]
-    ids = [entry["id"] for entry in many]
+    ids = [entry.id for entry in many]
     shown = lines(Sample(BUSY, many), view=View(selected="r080", ids=ids))
     assert [line.split()[:2] for line in shown if line.startswith(">")] == [[">", "r080"]]
 
@@ -68,7 +68,9 @@ def test_the_selected_request_is_marked_and_listed() -> None:
 def test_names_from_outside_have_no_control_characters(*, has_colour: bool) -> None:
     evil = "\x1b]0;owned\x07\x9b31m\r\n[red]\u202e"
     sample = Sample(
-        {**BUSY, "models": [model(evil, instance(evil, state="failed", error={"message": evil}))]},
+        replace(
+            BUSY, models=[model(evil, instance(evil, state="failed", error={"message": evil}))]
+        ),
         [request(evil, client=evil, model=evil)],
         note=evil,
     )

@@ -1,11 +1,12 @@
 """What a person selects, sorts and cancels."""
 
+from dataclasses import replace
 from typing import Any
 
 from support.top_samples import STATUS, request
 
+from proxy.observe.past import RequestStats
 from supervisor.cli.top_view import Sample, View, handle_key, sort_requests, with_sample
-from supervisor.daemon.control_messages import RequestStatus
 
 
 def view(*ids: str, **changes: Any) -> View:
@@ -18,8 +19,8 @@ def after(begun: View, *keys: str) -> View:
     return begun
 
 
-def ids(requests: list[RequestStatus]) -> str:
-    return "".join(request["id"] for request in requests)
+def ids(requests: list[RequestStats]) -> str:
+    return "".join(request.id for request in requests)
 
 
 def test_requests_are_sorted_and_the_oldest_of_equal_ones_is_first() -> None:
@@ -84,7 +85,7 @@ def test_a_daemon_that_was_started_again_is_told() -> None:
     first = with_sample(View(), Sample(STATUS))
     assert first.note == ""
     down = with_sample(first, Sample(problem="the daemon is not running"))
-    again = with_sample(down, Sample({**STATUS, "pid": 2}))
+    again = with_sample(down, Sample(replace(STATUS, pid=2)))
     assert again.note == "the daemon was started again"
     assert handle_key(again, "j")[0].note == ""
 
