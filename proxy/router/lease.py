@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -48,55 +48,38 @@ _PING: Final = b":\r\n "
 Clock = Callable[[], float]
 
 
+@dataclass(slots=True, eq=False)
 class ResponseProgress:
     """The progress of one response; the relay counts it.
 
     Attributes:
         is_awaiting_upstream: Whether the instance has to send the next bytes; otherwise the client
             has not yet taken the previous ones.
+        is_reported: Whether the instance has reported the prompt's figures.
         bytes_received: Bytes of the body, without pings.
         prompt_done: Prompt tokens computed or cached.
         prompt_step: Prompt tokens computed in the latest pass; in several if their reports arrived
             together.
         prompt_total: Tokens of the prompt; an estimate until the instance reports progress.
         prompt_max: The most tokens that the prompt may have.
-        is_reported: Whether the instance has reported the prompt's figures.
         chunked: Prompt tokens that earlier requests computed for this one; they are not cache hits.
         decoded: Events of generated text.
     """
 
-    __slots__ = (
-        "_clock",
-        "_on_first_token",
-        "bytes_received",
-        "cached",
-        "chunked",
-        "decoded",
-        "first_token_at_s",
-        "has_header",
-        "is_awaiting_upstream",
-        "is_reported",
-        "prompt_done",
-        "prompt_max",
-        "prompt_step",
-        "prompt_total",
-    )
-
-    def __init__(self, clock: Clock, on_first_token: Callable[[], None] | None = None) -> None:
-        self.has_header = False
-        self.is_awaiting_upstream = True
-        self.is_reported = False
-        self.bytes_received = 0
-        self.prompt_done = 0
-        self.prompt_step = 0
-        self.prompt_total = 0
-        self.prompt_max = sys.maxsize
-        self.cached = 0
-        self.chunked = 0
-        self.decoded = 0
-        self.first_token_at_s: float | None = None
-        self._clock = clock
-        self._on_first_token = on_first_token
+    _clock: Clock
+    _on_first_token: Callable[[], None] | None = None
+    has_header: bool = False
+    is_awaiting_upstream: bool = True
+    is_reported: bool = False
+    bytes_received: int = 0
+    prompt_done: int = 0
+    prompt_step: int = 0
+    prompt_total: int = 0
+    prompt_max: int = sys.maxsize
+    cached: int = 0
+    chunked: int = 0
+    decoded: int = 0
+    first_token_at_s: float | None = None
 
     def receive(self, chunk: bytes) -> None:
         """Count bytes that arrived; the client has not taken them yet."""
@@ -403,6 +386,7 @@ def by_slot(leases: Sequence[LeaseStats], count: int) -> dict[int, LeaseStats | 
     return {number: placed.get(number) for number in sorted({*range(count), *placed})}
 
 
+@dataclass(slots=True, eq=False)
 class Lease(InFlightRequest):
     """Made by `Router.lease`; in flight for the length of its block.
 
@@ -443,113 +427,67 @@ class Lease(InFlightRequest):
         exit: How the instance's process ended; None while it runs.
         exit_reason: Why it ended, for clients; empty if they are not to be told.
         beside: Leases of the further slots of a request for several completions.
+        first: Of such a slot: the lease of the first one.
         is_ending: The request is over, but the engine may still use the slot.
         is_diverted: Its side of a trial had no free slot.
         is_overdue: It was reported as still in use.
     """
 
-    # More attributes than 30 would cost each lease a dictionary of its own.
-    __slots__ = (
-        "_exited",
-        "_first",
-        "began_at_s",
-        "beside",
-        "chunked",
-        "clock",
-        "conversation",
-        "conversation_number",
-        "ended_at_s",
-        "exit",
-        "exit_reason",
-        "expected_cached",
-        "finding",
-        "has_awaited_owner",
-        "has_own_slot",
-        "id_slot",
-        "instance",
-        "is_beside_own",
-        "is_cache_off",
-        "is_continued",
-        "is_diverted",
-        "is_ending",
-        "is_overdue",
-        "is_paused",
-        "is_reported",
-        "is_taken",
-        "is_unsent",
-        "owners",
-        "position",
-        "progress",
-        "queued_s",
-        "reported",
-        "request",
-        "restore_s",
-        "restored",
-        "restored_tokens",
-        "sequences",
-        "slot",
-        "slots_s",
-        "tier",
-        "unfinished",
-        "upstream",
-    )
+    request: ProxyRequest
+    instance: RoutingTarget
+    clock: Clock
+    first: Lease | None = None
+    on_first_token: InitVar[Callable[[], None] | None] = None
+    upstream: Upstream = field(init=False)
+    began_at_s: float = field(init=False)
+    ended_at_s: float = 0.0
+    progress: ResponseProgress = field(init=False)
+    sequences: int = 1
+    expected_cached: int = 0
+    queued_s: float = 0.0
+    position: int = 0
+    conversation: Conversation | None = None
+    conversation_number: int | None = None
+    slot: Slot | None = None
+    id_slot: int | None = None
+    owners: SlotOwners | None = None
+    is_cache_off: bool = False
+    is_continued: bool = False
+    has_awaited_owner: bool = False
+    is_beside_own: bool = False
+    has_own_slot: bool | None = None
+    restored: SavedPrompt | None = None
+    restore_s: float = 0.0
+    slots_s: float = 0.0
+    restored_tokens: int = 0
+    tier: Tier | None = None
+    finding: CacheFinding | None = None
+    chunked: Timings | None = None
+    is_paused: bool = False
+    reported: Timings | None = None
+    is_reported: bool = True
+    is_taken: bool = field(init=False)
+    unfinished: Unfinished | None = None
+    is_unsent: bool = False
+    exit: ProcessExit | None = None
+    exit_reason: str = ""
+    beside: tuple[Lease, ...] = ()
+    is_ending: bool = False
+    is_diverted: bool = False
+    is_overdue: bool = False
+    _exited: asyncio.Event | None = None  # few leases wait for it
 
-    def __init__(
-        self,
-        request: ProxyRequest,
-        instance: RoutingTarget,
-        clock: Clock,
-        first: Lease | None = None,
-        on_first_token: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(instance.in_flight)
-        self.request = request
-        self.instance = instance
-        self.upstream = instance.upstream
-        self.clock = clock
-        self.began_at_s = clock()
-        self.progress = ResponseProgress(clock, on_first_token)
-        if request.max_context:
-            self.progress.prompt_max = request.max_context
-        self.sequences = 1
-        self.expected_cached = 0
-        self.queued_s = 0.0
-        self.position = 0
-        self.conversation: Conversation | None = None
-        self.conversation_number: int | None = None
-        self.is_diverted = False
-        self.slot: Slot | None = None
-        self.id_slot: int | None = None
-        self.owners: SlotOwners | None = None
-        self.is_cache_off = False
-        self.is_continued = False
-        self.is_beside_own = False
-        self.has_awaited_owner = False
-        self.has_own_slot: bool | None = None
-        self.restored: SavedPrompt | None = None
-        self.restore_s = 0.0
-        self.slots_s = 0.0
-        self.restored_tokens = 0
-        self.tier: Tier | None = None
-        self.finding: CacheFinding | None = None
-        self.chunked: Timings | None = None
-        self.is_paused = False
-        self.reported: Timings | None = None
-        self.is_reported = True
-        self.is_taken = request.kind.takes_slot and first is None
-        self.beside: tuple[Lease, ...] = ()
-        self.is_ending = False
-        self.ended_at_s = 0.0
-        self.is_overdue = False
-        self.unfinished: Unfinished | None = None
-        self.is_unsent = False
-        self.exit: ProcessExit | None = None
-        self.exit_reason = ""
-        self._exited: asyncio.Event | None = None  # few leases wait for it
-        self._first = first
+    def __post_init__(self, on_first_token: Callable[[], None] | None) -> None:
+        InFlightRequest.__init__(self, self.instance.in_flight)  # `super()` is another class here
+        self.upstream = self.instance.upstream
+        self.began_at_s = self.clock()
+        self.progress = ResponseProgress(self.clock, on_first_token)
+        if self.request.max_context:
+            self.progress.prompt_max = self.request.max_context
+        self.is_taken = self.request.kind.takes_slot and self.first is None
         # The completions of one prompt share its prefill.
-        if request.prompt and first is None:
-            self.progress.prompt_total = request.prompt.tokens
+        if self.request.prompt and self.first is None:
+            self.progress.prompt_total = self.request.prompt.tokens
 
     @property
     def slots(self) -> tuple[Lease, ...]:
@@ -573,7 +511,7 @@ class Lease(InFlightRequest):
 
     @property
     def is_decoding(self) -> bool:
-        return not self.is_ending and (self._first or self).progress.decoded > 0
+        return not self.is_ending and (self.first or self).progress.decoded > 0
 
     def add_chunk(self, timings: Timings, slot: int, total: int) -> None:
         """Note that a request computed part of the prompt, which has `total` tokens, in a slot."""
@@ -634,7 +572,7 @@ class Lease(InFlightRequest):
         return None if self.is_unsent else self.exit
 
     def stats(self) -> LeaseStats:
-        has_text = (self._first or self).progress.decoded > 0
+        has_text = (self.first or self).progress.decoded > 0
         progress = self.progress
         return LeaseStats(
             request_id=self.request.request_id,
