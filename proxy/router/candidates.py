@@ -7,7 +7,7 @@ could prefer are found in sets of instances. So the choice in the shortlist is t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from proxy.cache.index import CacheHint
 from proxy.cache.prompt import session_hash
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import RoutingTarget
-from proxy.router.policy import WORTH_TOKENS, Candidate, Choice, Weight, choose, conversations_max
+from proxy.router.policy import WORTH_TOKENS, Candidate, Choice, choose, conversations_max
 from proxy.router.registry import InstanceSets, least
 from proxy.settings import Policy
 from proxy.upstream.timings import Timings, average
@@ -53,27 +53,27 @@ class Candidates:
     """The instances of one model at one moment.
 
     Args:
-        instances: Instances in service.
-        owners: Sets of instances by the number of the latest conversations that they own.
+        sets: Instances in service.
+        owners: Sets of instances by the number of the latest conversations that they own, above 0.
         policy: The rule.
-        weights: The instances' weights, by name.
         times: Average times for which requests hold a slot.
         trial_share: The share of conversations for instances on trial; 0 without a trial.
     """
 
     def __init__(
         self,
-        instances: Sequence[RoutingTarget],
+        sets: InstanceSets,
         owners: Mapping[int, int],
         policy: Policy,
-        weights: Mapping[str, Weight],
         times: LeaseTimes,
         trial_share: float,
     ) -> None:
-        self._instances = instances
-        self._owners = owners
+        self._sets = sets
+        without = sets.all
+        for some in owners.values():
+            without &= ~some
+        self._owners = {0: without, **owners}
         self._policy = policy
-        self._weights = weights
         self._times = times
         self._trial_share = trial_share
         self._bound_for: Counter[str] = Counter()
@@ -124,41 +124,40 @@ class Candidates:
         on_trial: bool,
     ) -> tuple[list[RoutingTarget], float | None]:
         """Return the instances to choose among, and `share` for `choose`; None: these are all."""
-        del hint, held, on_trial
+        if request.slots > 1 or request.remote_variant or self._kept:  # rare: compare all
+            return self._all_for(request, avoid), None
+        sets = self._sets
+        candidates = sets.local if request.is_from_proxy else sets.all
+        candidates = (avoid and candidates & ~sets.bits_of(avoid)) or candidates
+        free = candidates & sets.free & ~sets.bits_of(held)
+        if not free:
+            return [], 0.0
+        tokens = request.prompt.tokens if request.prompt else 0
+        shortlist = Shortlist(sets, self._owners, hint, tokens, self._times.decode_s)
+        return shortlist.find(self._policy_of(request), candidates, free, on_trial=on_trial)
+
+    def _all_for(self, request: ProxyRequest, avoid: Collection[str]) -> list[RoutingTarget]:
         instances = self._admissible(request)
         return [
             instance for instance in instances if instance.upstream.name not in avoid
-        ] or instances, None
+        ] or instances
 
     def _admissible(self, request: ProxyRequest) -> list[RoutingTarget]:
         return [
             instance
-            for instance in self._instances
+            for instance in self._sets.instances
             if instance.may_take(request) and instance not in self._kept
         ]
 
     def bind(self, owner: RoutingTarget) -> None:
         self._bound_for[owner.upstream.name] += 1
 
-    def find(self, name: str | None) -> RoutingTarget | None:
-        return next(
-            (instance for instance in self._instances if instance.upstream.name == name), None
-        )
-
-    def get(self, name: str) -> RoutingTarget:
-        return next(instance for instance in self._instances if instance.upstream.name == name)
-
-    def weight(self, name: str) -> float:
-        return self._weights[name].value
-
     def _is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
         """Return whether a conversation is part of the trial: by its owner, or by its beginning."""
         if not self._trial_share:
             return False
-        for instance in self._instances:
-            if instance.upstream.name == hint.owner:
-                return instance.upstream.is_on_trial
-        return is_in_share(self._trial_share, request)
+        owner = self._sets.get(hint.owner)
+        return owner.upstream.is_on_trial if owner else is_in_share(self._trial_share, request)
 
     def _keep(self, request: ProxyRequest, owner: str | None) -> None:
         """Reserve an instance for a request that needs several slots.
@@ -185,7 +184,7 @@ class Candidates:
         held: Collection[str],
     ) -> Candidate:
         upstream, needed = instance.upstream, instance.slots_needed(request)
-        weight = self.weight(upstream.name)
+        weight = self._sets.weight(instance)
         turns = 0 if instance.free >= needed else 1 + self._bound_for[upstream.name]
         return Candidate(
             name=upstream.name,
@@ -193,7 +192,7 @@ class Candidates:
             slots_in_use=len(instance.leases),
             turn=instance.turn,
             conversations=next(
-                (count for count, some in self._owners.items() if some & instance.bit), 0
+                count for count, some in self._owners.items() if some & instance.bit
             ),
             cached_tokens=hint.cached_tokens(instance.bit),
             saved_tokens=hint.saved_tokens(instance.bit),
@@ -338,49 +337,3 @@ class Shortlist:
                 found = min(found or place, place)
         assert found is not None  # noqa: S101 (for the type: `some` is not empty)
         return found[3]
-
-
-class ManyCandidates(Candidates):
-    """Makes the choices of `Candidates` by a shortlist, except in rare cases (several slots)."""
-
-    def __init__(
-        self,
-        sets: InstanceSets,
-        owners: Mapping[int, int],
-        policy: Policy,
-        times: LeaseTimes,
-        trial_share: float,
-    ) -> None:
-        super().__init__(sets.instances, owners, policy, sets.weights, times, trial_share)
-        self._sets = sets
-        without = sets.all
-        for some in owners.values():
-            without &= ~some
-        self._all_owners = {0: without, **owners}
-
-    def find(self, name: str | None) -> RoutingTarget | None:
-        return self._sets.get(name)
-
-    def get(self, name: str) -> RoutingTarget:
-        return self._sets.get(name) or super().get(name)
-
-    def _instances_for(
-        self,
-        request: ProxyRequest,
-        avoid: Collection[str],
-        hint: CacheHint,
-        held: Collection[str],
-        *,
-        on_trial: bool,
-    ) -> tuple[list[RoutingTarget], float | None]:
-        if request.slots > 1 or request.remote_variant or self._kept:
-            return super()._instances_for(request, avoid, hint, held, on_trial=on_trial)
-        sets, prompt = self._sets, request.prompt
-        candidates = sets.local if request.is_from_proxy else sets.all
-        candidates = (avoid and candidates & ~sets.bits_of(avoid)) or candidates
-        free = candidates & sets.free & ~sets.bits_of(held)
-        if not free:
-            return [], 0.0
-        tokens = prompt.tokens if prompt else 0
-        shortlist = Shortlist(sets, self._all_owners, hint, tokens, self._times.decode_s)
-        return shortlist.find(self._policy_of(request), candidates, free, on_trial=on_trial)

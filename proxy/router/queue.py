@@ -41,7 +41,7 @@ from typing import Final
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, session_hash, shared_blocks
 from proxy.request.request import Priority, ProxyRequest
-from proxy.router.candidates import Candidates, LeaseTimes, ManyCandidates
+from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget
 from proxy.router.registry import Instances, ModelInstances
 from proxy.settings import ProxySettings
@@ -369,12 +369,12 @@ class SlotAssignment:
             waited_s = now_s - queued.joined_at_s
             choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
             if choice.name is not None:
-                chosen = candidates.get(choice.name)
+                chosen = of_model.sets.by_name[choice.name]
                 self._lease(queued, chosen, hint, now_s).is_diverted = choice.is_diverted
-                self._count_turn(chosen, candidates.weight(choice.name))
+                self._count_turn(chosen, of_model.sets.weight(chosen))
                 return queued
             self._recheck_after(choice.moves_in_s, held)
-            queued.awaited = candidates.find(hint.owner)
+            queued.awaited = of_model.sets.get(hint.owner)
             queued.looks_again_at_s = now_s + min(choice.moves_in_s or 0.0, _LOOKS_AGAIN_S)
         return None
 
@@ -466,12 +466,7 @@ class SlotAssignment:
 
     def _candidates(self, of_model: ModelInstances) -> Candidates:
         owners, policy = self._prefix_index.owners(self._queue.model), self._queue.settings.policy
-        trial_share = of_model.trial_share
-        if sets := of_model.sets:
-            return ManyCandidates(sets, owners, policy, self.times, trial_share)
-        return Candidates(
-            of_model.answering, owners, policy, of_model.weights, self.times, trial_share
-        )
+        return Candidates(of_model.sets, owners, policy, self.times, of_model.trial_share)
 
     def _lease(
         self, queued: QueuedRequest, instance: RoutingTarget, hint: CacheHint, now_s: float

@@ -37,6 +37,7 @@ class InstanceSets:
         local: Instances of this machine.
         on_trial: Instances that run the profile on trial.
         by_weight: Instances of each weight.
+        by_name: Instances by name.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class InstanceSets:
         self._few = few
         self.instances = instances
         self._by_bit = {instance.bit: instance for instance in instances}
-        self._by_name = {instance.upstream.name: instance for instance in instances}
+        self.by_name = {instance.upstream.name: instance for instance in instances}
         self._numbers = {instance: number for number, instance in enumerate(instances)}
         self.all = sum(self._by_bit)
         self.spare = sum(instance.bit for instance in instances if instance.is_spare)
@@ -62,7 +63,7 @@ class InstanceSets:
     def set_weights(self, weights: Mapping[str, Weight]) -> None:
         self.weights = weights
         self.by_weight: dict[float, int] = {}
-        for name, instance in self._by_name.items():
+        for name, instance in self.by_name.items():
             weight = weights[name].value
             self.by_weight[weight] = self.by_weight.get(weight, 0) | instance.bit
 
@@ -77,7 +78,7 @@ class InstanceSets:
         return self.weights[instance.upstream.name].value
 
     def get(self, name: str | None) -> RoutingTarget | None:
-        return self._by_name.get(name) if name else None
+        return self.by_name.get(name) if name else None
 
     def bits_of(self, names: Iterable[str]) -> int:
         found = filter(None, map(self.get, names))
@@ -211,21 +212,18 @@ class ModelInstances:
 
     @property
     def has_free_slot(self) -> bool:
-        if sets := self.sets:
-            return sets.free > 0
-        return any(len(instance.leases) < instance.upstream.slots for instance in self.answering)
+        if len(self.answering) == 1:  # most models have one instance
+            return self.answering[0].has_free_slot
+        return self.sets.free > 0
 
     @property
     def has_free_spare(self) -> bool:
-        if sets := self.sets:
-            return sets.free & sets.spare > 0
-        return any(instance.has_free_slot for instance in self.answering if instance.is_spare)
+        return self.sets.free & self.sets.spare > 0
 
     @property
     def own_free(self) -> int:
-        if sets := self.sets:
-            return sets.free_slots(sets.all & ~sets.spare)
-        return sum(instance.free for instance in self.own)
+        sets = self.sets
+        return sets.free_slots(sets.all & ~sets.spare)
 
     @property
     def weights(self) -> Mapping[str, Weight]:
@@ -240,10 +238,8 @@ class ModelInstances:
         return self._weights
 
     @property
-    def sets(self) -> InstanceSets | None:
-        """The instances in `answering` as sets; None if there are fewer than two."""
-        if len(self.answering) < 2:
-            return None
+    def sets(self) -> InstanceSets:
+        """The instances in `answering`."""
         weights = self.weights
         if self._sets is None:
             self._sets = InstanceSets(self.answering, weights)

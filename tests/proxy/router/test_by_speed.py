@@ -13,6 +13,7 @@ from proxy.cache.index import CacheHint
 from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
+from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
 from proxy.upstream.timings import Rates, Timings
@@ -115,6 +116,7 @@ def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | No
     weights = {"a": Weight(weight), "b": Weight(weight)}
     times = LeaseTimes()
     times.held_s = 10.0
-    candidates = Candidates([owner, other], {}, "affinity", weights, times, 0.0)
+    sets = InstanceSets([owner, other], weights)
+    candidates = Candidates(sets, {}, "affinity", times, 0.0)
     hint = CacheHint("a", [(request.prompt.tokens, owner.bit)])
     assert candidates.choice(request, (), hint, 0.0).name == name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.request.request import ProxyRequest
-from proxy.router.candidates import Candidates, LeaseTimes, ManyCandidates
+from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
 from proxy.router.registry import InstanceSets
@@ -26,6 +27,15 @@ from proxy.upstream.upstream import Node
 
 PROMPT = ask("tell me of the sea " * 200)
 POLICIES: tuple[Policy, ...] = ("affinity", "least-busy", "round-robin")
+
+
+class Compared(Candidates):
+    """Compares all instances for each choice."""
+
+    def _instances_for(
+        self, request: ProxyRequest, avoid: Collection[str], *_: object, **__: object
+    ) -> tuple[list[RoutingTarget], float | None]:
+        return self._all_for(request, avoid), None
 
 
 @dataclass(frozen=True)
@@ -113,8 +123,8 @@ def test_each_choice_is_that_of_a_comparison(
             one.set_rates(Rates(prefill_tps=500.0))
             sets.update([one])
     trial_share = max(instance.upstream.trial_share for instance in instances)
-    plain = Candidates(instances, owners, policy, weights, times, trial_share)
-    many = ManyCandidates(sets, owners, policy, times, trial_share)
+    plain = Compared(sets, owners, policy, times, trial_share)
+    many = Candidates(sets, owners, policy, times, trial_share)
     for owner, waited_s, avoid, held, slots, is_from_proxy in requests:
         request: ProxyRequest = replace(PROMPT, slots=slots, is_from_proxy=is_from_proxy)  # type: ignore[arg-type]
         hint = CacheHint(f"{owner}", sorted(cached.items(), reverse=True))
@@ -129,7 +139,7 @@ def test_of_those_that_would_answer_at_once_the_next_in_turn_gets_a_conversation
     drawn_ones = [free, replace(free, turn=1.0), replace(free, in_use=1, cached=800)]
     instances = [instance(number, entry) for number, entry in enumerate(drawn_ones)]
     sets = InstanceSets(instances, {f"{at}": Weight() for at in range(3)}, few=1)
-    many = ManyCandidates(sets, {}, "affinity", LeaseTimes(), 0.0)
+    many = Candidates(sets, {}, "affinity", LeaseTimes(), 0.0)
     assert many.choice(PROMPT, (), CacheHint("2", [(800, 4)]), waited_s=100.0).name == "1"
 
 
