@@ -35,10 +35,10 @@ from proxy.observe.metrics import (
 )
 from proxy.observe.record import AccessRecord, Emit
 from proxy.request.models import ModelInfo
-from proxy.router.cache_use import TierUse
 from proxy.router.lease import InstanceStats
 from proxy.router.queue import QueueStats
 from proxy.router.router import Router
+from proxy.router.slots import TierUse
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 

@@ -39,8 +39,6 @@ from proxy.errors import (
 from proxy.observe.cache_finding import NoFile
 from proxy.observe.record import Emit, discard
 from proxy.request.request import ProxyRequest
-from proxy.router.cache_use import CacheContents, CacheFindings, CacheUse, cache_contents
-from proxy.router.choose_slot import SlotSelector
 from proxy.router.engine_faults import (
     CrashSuspects,
     FirstByteMonitor,
@@ -57,6 +55,7 @@ from proxy.router.queue import queue_entry
 from proxy.router.registry import Instances
 from proxy.router.reports import RouterSignals, SlotUse, slot_use
 from proxy.router.slot_saver import SlotSaver, SlotWriter
+from proxy.router.slots import CacheContents, CacheFindings, CacheUse, SlotSelector, cache_contents
 from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind

@@ -1,7 +1,7 @@
 """The workloads of a bench: the requests that each sends, and the choice of those for a model.
 
 On an engine that matches no prompts to slots, turns name their slot, as the proxy does
-(proxy/cache/slot_map.py and proxy/router/choose_slot.py).
+(proxy/cache/slot_map.py and proxy/router/slots.py).
 
 The workload `yours` replays the sizes, pauses and overlap of the requests that the daemon recorded.
 Its prompts are plain words, given as tokens, so their sizes are exact whatever the template. Each

@@ -8,8 +8,8 @@ from typing import Final
 
 from proxy.cache.save_policy import ModelCounts, no_counts
 from proxy.observe.cache_finding import Tier
-from proxy.router.cache_use import CacheContents, TierUse
 from proxy.router.router import Router
+from proxy.router.slots import CacheContents, TierUse
 from supervisor.daemon.control_messages import (
     CachesStatus,
     CacheStatus,

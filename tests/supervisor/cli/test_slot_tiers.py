@@ -9,7 +9,7 @@ from support.slot_files import NOON, manifest
 
 from proxy.cache.save_policy import ModelCounts, OperationCounts
 from proxy.observe.cache_finding import Tier
-from proxy.router.cache_use import CacheContents, TierUse
+from proxy.router.slots import CacheContents, TierUse
 from supervisor.cli.status import tiers_text
 from supervisor.daemon.cache_status import cache_status, saved_status
 from supervisor.daemon.control_messages import CachesStatus, SlotDiskStatus
