@@ -36,7 +36,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from proxy.cache.prompt import BLOCK_TOKENS
 from proxy.upstream.timings import average
@@ -91,14 +91,9 @@ class Held(Protocol):
     def blocks(self) -> tuple[int, ...]: ...
 
 
-class Match(NamedTuple):
-    """Share of a slot's or copy's content that a prompt begins with, and its tokens."""
-
-    kept_share: float
-    tokens: int
-
-
-NONE: Final = Match(0.0, 0)
+# Share of a slot's or copy's content that a prompt begins with, and its tokens.
+Match = tuple[float, int]
+NONE: Final[Match] = (0.0, 0)
 
 
 class PromptMatcher:
@@ -112,14 +107,14 @@ class PromptMatcher:
     def match(self, held: Held) -> Match:
         is_own = self._conversation is not None and held.conversation == self._conversation
         if is_own and continues(self._blocks, held.blocks):
-            return Match(1.0, held.tokens)
+            return 1.0, held.tokens
         if not (shared_blocks := self._shared_blocks(held.blocks)):
             return NONE
         # On average half of the next block is shared; nearly all of it if it is the same
         # conversation, edited, rather than one with the same beginning.
         part = BLOCK_TOKENS - 1 if is_own else BLOCK_TOKENS // 2
         shared = min(held.tokens, shared_blocks * BLOCK_TOKENS + part)
-        return Match(shared / max(1, held.tokens), shared)
+        return shared / max(1, held.tokens), shared
 
     def _shared_blocks(self, others: Sequence[int]) -> int:
         """Return the number of shared blocks, by bisection: each hash includes all before it."""
@@ -225,9 +220,9 @@ class HostCache:
     def search(self, slot: Held, conversation: object | None, blocks: Sequence[int]) -> Held:
         """Return the slot or copy that a task without a named slot continues from in this slot."""
         matcher = PromptMatcher(conversation, blocks)
-        own = matcher.match(slot) if slot.tokens else Match(-1.0, 0)
-        copy, fit = self._best(own, matcher)
-        return copy if copy and fit.kept_share >= _KEPT_MIN else slot
+        own = matcher.match(slot) if slot.tokens else (-1.0, 0)
+        copy, (kept_share, _) = self._best(own, matcher)
+        return copy if copy and kept_share >= _KEPT_MIN else slot
 
     def absence_probability(self, tokens: int) -> float:
         """Return the probability that a conversation of this size is gone when it returns.
@@ -259,11 +254,11 @@ class HostCache:
         """
         self.note_copies((slot,))
         matcher = PromptMatcher(conversation, blocks)
-        own = matcher.match(slot) if slot.tokens else Match(-1.0, 0)
-        copy, fit = self._best(own, matcher)
+        own = matcher.match(slot) if slot.tokens else (-1.0, 0)
+        copy, (kept_share, tokens) = self._best(own, matcher)
         if copy is None:
             return
-        move = _Move(copy, (own.tokens + fit.tokens) / 2, fit.kept_share >= _KEPT_MIN)
+        move = _Move(copy, (own[1] + tokens) / 2, kept_share >= _KEPT_MIN)
         if move.is_believed:
             self._remove(copy)
         if conversation is not None:
@@ -302,11 +297,11 @@ class HostCache:
         best, near = own, NONE
         best_copy = near_copy = None
         for copy in self._copies:
-            fit = matcher.match(copy)
-            if fit.kept_share < _KEPT_MIN:
-                if fit.kept_share > near.kept_share and fit.tokens > own.tokens:
+            fit = kept_share, tokens = matcher.match(copy)
+            if kept_share < _KEPT_MIN:
+                if kept_share > near[0] and tokens > own[1]:
                     near, near_copy = fit, copy
-            elif fit.kept_share > best.kept_share and fit.tokens > best.tokens:
+            elif kept_share > best[0] and tokens > best[1]:
                 best, best_copy = fit, copy
         return (best_copy, best) if best_copy else (near_copy, near)
 

@@ -158,23 +158,6 @@ _LIMITED_BY: Final = MappingProxyType(
 )
 
 
-class Earlier(NamedTuple):
-    """An earlier prompt of the client.
-
-    Attributes:
-        prompt_tokens: Prompt tokens, counted by the engine.
-        is_same_conversation: Whether the new prompt continues it; otherwise it is only the client's
-            latest prompt with the same beginning.
-    """
-
-    request: str
-    instance: str
-    hashes: Hashes
-    prompt_tokens: int
-    age_s: float
-    is_same_conversation: bool
-
-
 class CacheFacts(NamedTuple):
     """The facts about one prompt and the caches, at the end of its response.
 
@@ -182,6 +165,9 @@ class CacheFacts(NamedTuple):
         tokens: Prompt tokens, counted by the engine.
         expected_tokens: Tokens that the router expected in the instance's cache.
         is_continued: Whether the prompt has an assistant's message, so it is no first turn.
+        earlier: The client's prompt before.
+        is_same_conversation: Whether the new prompt continues it; otherwise it is only the client's
+            latest prompt with the same beginning.
         is_awaited: Whether the request waited for the instance with the earlier prompt.
         restore_ms: Duration of restoring a slot file, for `Tier.DISK`.
     """
@@ -193,7 +179,9 @@ class CacheFacts(NamedTuple):
     instance: str
     place: CachePlace
     kind: CacheKind = CacheKind.ANY
-    earlier: Earlier | None = None
+    earlier: RecentPrompt | None = None
+    age_s: float = 0.0
+    is_same_conversation: bool = False
     is_continued: bool = False
     is_known: bool = False
     is_awaited: bool = False
@@ -210,9 +198,9 @@ def find_cause(facts: CacheFacts) -> CacheFinding:
         facts.tokens,
         found,
         found,
-        earlier=earlier.request if earlier else None,
-        earlier_instance=earlier.instance if earlier else None,
-        age_s=round(earlier.age_s, 1) if earlier else None,
+        earlier=earlier.request_id if earlier else None,
+        earlier_instance=earlier.run.name if earlier else None,
+        age_s=round(facts.age_s, 1) if earlier else None,
         is_continued=facts.is_continued,
         is_awaited=facts.is_awaited,
         tier=facts.tier,
@@ -225,17 +213,17 @@ def find_cause(facts: CacheFacts) -> CacheFinding:
     return _compare_prompts(facts, earlier, plain)
 
 
-def _compare_prompts(facts: CacheFacts, earlier: Earlier, plain: CacheFinding) -> CacheFinding:
+def _compare_prompts(facts: CacheFacts, earlier: RecentPrompt, plain: CacheFinding) -> CacheFinding:
     found = difference(earlier.hashes, facts.hashes)
     if found is None:
         reusable = min(earlier.prompt_tokens, facts.tokens - 1)
-        if not earlier.is_same_conversation:
+        if not facts.is_same_conversation:
             return _without_earlier(facts, plain)
         return _judge_loss(facts, plain._replace(reusable=reusable), reusable)
     # Two conversations that differ only in parts which a client's conversations share.
     is_common = found.cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
     is_of_client = is_common and found.shared_bytes >= _SHARED_MIN_BYTES
-    if not earlier.is_same_conversation and not is_of_client:
+    if not facts.is_same_conversation and not is_of_client:
         return _without_earlier(facts, plain)
     return _judge_change(facts, plain, found)
 

@@ -88,25 +88,21 @@ def _unpack_hashes(text: str) -> tuple[int, ...]:
     return tuple(number for (number,) in _NUMBER.iter_unpack(raw))
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    number: int
-    noted_at_s: float
-    instance: str
-
-
 class PrefixDigests:
     """The prefixes that instances of this machine hold, by the client that sent them.
 
     Args:
         clock: Monotonic, in seconds.
+
+    Attributes:
+        is_read: Whether a client has asked; before that nothing need be noted.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._is_read = False
-        # By client, model and hash, the latest last.
-        self._entries: OrderedDict[tuple[str, str, int], _Entry] = OrderedDict()
+        self.is_read = False
+        # By client, model and hash: number, time, instance; the latest last.
+        self._entries: OrderedDict[tuple[str, str, int], tuple[int, float, str]] = OrderedDict()
         self._number = 0
         self._run = secrets.token_hex(8)
 
@@ -119,8 +115,6 @@ class PrefixDigests:
         reply: Mapping[str, Any] | None,
     ) -> None:
         """Note that an instance answered a prompt of a client."""
-        if not self._is_read:
-            return
         now_s = self._clock()
         answered = (prompt.hash_with_reply(reply),) if reply else ()
         for turn_hash in map(prompt.shared_turn_hash, (*prompt.turn_hashes, *answered)):
@@ -130,7 +124,7 @@ class PrefixDigests:
 
     def forget(self, instance: str) -> None:
         """Note that the process of an instance was replaced, so its cache is gone."""
-        held = [key for key, entry in self._entries.items() if entry.instance == instance]
+        held = [key for key, (*_, holder) in self._entries.items() if holder == instance]
         for key in held:
             del self._entries[key]
         if held:
@@ -142,7 +136,7 @@ class PrefixDigests:
         Limited to these models, and to one client unless `client` is None. A cursor that is
         unknown, or older than the last replacement of a process, gets everything.
         """
-        self._is_read = True
+        self.is_read = True
         run, _, after = cursor[:_CURSOR_MAX_CHARACTERS].partition("-")
         is_whole = run != self._run or not (after.isascii() and after.isdecimal())
         since = 0 if is_whole else int(after)
@@ -157,16 +151,16 @@ class PrefixDigests:
 
     def _latest(self, since: int, client: str | None) -> Iterator[tuple[str, int]]:
         oldest_s = self._clock() - EXPIRES_S
-        for (owner, model, turn_hash), entry in reversed(self._entries.items()):
-            if entry.number <= since or entry.noted_at_s < oldest_s:
+        for (owner, model, turn_hash), (number, at_s, _) in reversed(self._entries.items()):
+            if number <= since or at_s < oldest_s:
                 return
             if client is None or owner == client:
                 yield model, turn_hash
 
     def _add(self, key: tuple[str, str, int], instance: str, now_s: float) -> None:
-        entry = self._entries.get(key)
-        if entry and entry.instance == instance and now_s - entry.noted_at_s < _REFRESH_S:
+        _, noted_at_s, holder = self._entries.get(key, (0, -EXPIRES_S, ""))
+        if holder == instance and now_s - noted_at_s < _REFRESH_S:
             return
         self._number += 1
-        self._entries[key] = _Entry(self._number, now_s, instance)
+        self._entries[key] = self._number, now_s, instance
         self._entries.move_to_end(key)

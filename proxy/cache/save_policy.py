@@ -201,22 +201,12 @@ class _Waiting:
     ended_at_s: float
 
 
-@dataclass(slots=True)
-class _Tally:
-    returned: float = 0.0
-    gone: float = 0.0
-
-    def add(self, *, returned: float = 0.0, gone: float = 0.0) -> None:
-        self.returned = _KEPT * self.returned + returned
-        self.gone = _KEPT * self.gone + gone
-
-
 class ReturnRates:
     """Return probabilities of one model's conversations; remembers at most 512 conversations."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
-        self._tallies = [_Tally() for _ in range(_TURNS_MAX)]
+        self._tallies = [(0.0, 0.0)] * _TURNS_MAX  # returned, gone
         self._log_return_s = math.log(_RETURN_S)
         self._shares: list[float] = []
         self._counted_at_s = -math.inf
@@ -237,12 +227,12 @@ class ReturnRates:
         if before:
             pause_s = max(_RETURN_MIN_S, began_at_s - before.ended_at_s)
             self._log_return_s = average(self._log_return_s, math.log(pause_s))
-            self._tallies[_group(before.turns)].add(returned=1.0)
+            self._tally(before.turns, returned=1.0)
         turns = before.turns + 1 if before else 1
         self._waiting[conversation] = _Waiting(turns, tokens, ended_at_s)
         if len(self._waiting) > _WAITING_MAX:
             _, oldest = self._waiting.popitem(last=False)
-            self._tallies[_group(oldest.turns)].add(gone=1.0)
+            self._tally(oldest.turns, gone=1.0)
         return before.tokens if before else None
 
     def return_p(self, conversation: int, now_s: float) -> float:
@@ -264,11 +254,16 @@ class ReturnRates:
         since_s = max(0.0, now_s - waiting.ended_at_s)
         return since_s / (since_s + self.return_s)
 
+    def _tally(self, turns: int, *, returned: float = 0.0, gone: float = 0.0) -> None:
+        before_returned, before_gone = self._tallies[_group(turns)]
+        now = _KEPT * before_returned + returned, _KEPT * before_gone + gone
+        self._tallies[_group(turns)] = now
+
     def _count(self, now_s: float) -> None:
-        gone = [tally.gone for tally in self._tallies]
+        gone = [gone for _, gone in self._tallies]
         for conversation in self._waiting.values():
             gone[_group(conversation.turns)] += self._elapsed_share(conversation, now_s)
-        returned = [tally.returned for tally in self._tallies]
+        returned = [returned for returned, _ in self._tallies]
         prior = _share(sum(returned), sum(gone), _PRIOR)
         self._shares = [_share(*both, prior) for both in zip(returned, gone, strict=True)]
         self._counted_at_s = now_s

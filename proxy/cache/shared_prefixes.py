@@ -64,19 +64,12 @@ class SharedPrefix:
     blocks: tuple[int, ...] = field(repr=False)
 
 
-@dataclass(slots=True)
-class _Observed:
-    """The latest conversations with a prefix, and how many are not reported yet."""
-
-    conversations: deque[bytes] = field(default_factory=lambda: deque(maxlen=_CONVERSATIONS_MAX))
-    unreported: int = 0
-
-
 class SharedPrefixes:
     """Counts the conversations that share a prefix; keeps hashes of a bounded number."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[bytes, _Observed] = OrderedDict()
+        # The latest conversations with a prefix, and how many are not reported yet.
+        self._seen: OrderedDict[bytes, tuple[deque[bytes], int]] = OrderedDict()
 
     def observe(
         self, model: str, kind: EndpointKind, members: Mapping[str, Any], prompt: Prompt | None
@@ -92,17 +85,18 @@ class SharedPrefixes:
             return None
         prefix, first = found
         key = _hash(model.encode() + b"\0" + _json(prefix))
-        seen = self._seen.setdefault(key, _Observed())
-        self._seen.move_to_end(key)
+        latest, unreported = self._seen.pop(key, (deque(maxlen=_CONVERSATIONS_MAX), 0))
+        self._seen[key] = latest, unreported
         if len(self._seen) > _PREFIXES_MAX:
             self._seen.popitem(last=False)
 
         conversation = _hash(b"".join(prompt_parts(EndpointKind.CHAT, {"messages": [first]})))
-        if conversation in seen.conversations:
+        if conversation in latest:
             return None
-        seen.conversations.append(conversation)
-        seen.unreported = (seen.unreported + 1) % _OFTEN
-        return None if seen.unreported else _shared_prefix(prefix, kind, prompt)
+        latest.append(conversation)
+        unreported = (unreported + 1) % _OFTEN
+        self._seen[key] = latest, unreported
+        return None if unreported else _shared_prefix(prefix, kind, prompt)
 
 
 def shared_prefix(model: str, body: Mapping[str, Any]) -> SharedPrefix | None:

@@ -440,7 +440,7 @@ class Router:
                 self.cache_use.note(lease, timings)
                 lease.finding = self._cache_findings.find(lease, timings, completed.reply)
             self.cache.record(name, prompt, lease.expected_cached, timings, completed.reply)
-            if lease.upstream.node is None:
+            if lease.upstream.node is None and self.cache.digests.is_read:
                 self.cache.digests.note(
                     name, request.model, request.client, prompt, completed.reply
                 )

@@ -16,8 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from proxy.cache.conversations import Conversation, Run
 from proxy.cache.index import PrefixIndex
@@ -25,7 +24,6 @@ from proxy.cache.miss_cause import (
     CacheFacts,
     CacheKind,
     CachePlace,
-    Earlier,
     RecentPrompt,
     client_hash,
     find_cause,
@@ -67,24 +65,19 @@ _NAMES_SLOTS: Final = frozenset(
 )
 
 
-class SlotTargeting(Enum):
-    """How a request can get a certain slot."""
-
-    NONE = auto()
-    BY_ID = auto()
-    """The request names the slot."""
-    BY_LRU = auto()
-    """All other idle slots are used once, and the engine takes the least recently used one."""
+# How a request can get a certain slot: it names the slot; or all other idle slots are used once,
+# and the engine takes the least recently used one.
+SlotTargeting = Literal["none", "by id", "by lru"]
 
 
 def targeting(request: ProxyRequest) -> SlotTargeting:
     if request.kind is EndpointKind.MESSAGES:  # its translation drops unknown members
-        return SlotTargeting.BY_LRU
+        return "by lru"
     names = request.kind in _NAMES_SLOTS
     # Infill names its slot only if it must: its prompt in the engine's cache is not tracked well.
     names = names or (request.kind is EndpointKind.INFILL and request.owner.is_alone)
     is_named = names and bool(request.json) and not request.form
-    return SlotTargeting.BY_ID if is_named and is_single(request.json) else SlotTargeting.NONE
+    return "by id" if is_named and is_single(request.json) else "none"
 
 
 class SlotSelector:
@@ -113,7 +106,7 @@ class SlotSelector:
             await self.enter(lease)
             return
         reach = targeting(lease.request)
-        conversation = lease.conversation if reach is not SlotTargeting.NONE else None
+        conversation = lease.conversation if reach != "none" else None
         # At once: a client may leave while the slot is prepared.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
         async with self._order(lease, slot, reach) as is_alone:
@@ -148,7 +141,7 @@ class SlotSelector:
         if not owner.is_alone and not owners.has_alone:
             await self.enter(lease)
             return
-        if reach is SlotTargeting.BY_ID and lease.id_slot is None and owners.has_others(owner):
+        if reach == "by id" and lease.id_slot is None and owners.has_others(owner):
             if not slot.is_confirmed:
                 await self._sync(lease, slot_map, slot)
             if slot.is_confirmed:
@@ -213,7 +206,7 @@ class SlotSelector:
         if not lease.upstream.cache_key or (slot and _is_ready(slot, reach)):
             yield True
             return
-        order, is_named = lease.instance.slot_order, reach is SlotTargeting.BY_ID
+        order, is_named = lease.instance.slot_order, reach == "by id"
         is_filled = is_named and slot and slot.is_confirmed and self._saver.has_file(lease, slot)
         async with order.reader if is_filled else order.writer:
             yield not is_filled
@@ -233,7 +226,7 @@ class SlotSelector:
             found = await self._fill(lease, slot_map, found)
         if found.conversation is None:
             return await self._target_new(lease, slot_map, found)
-        if reach is SlotTargeting.BY_LRU:
+        if reach == "by lru":
             await refresh_slots(lease.upstream, slot_map.mark_refreshed(found), self._settings)
         return found
 
@@ -330,7 +323,7 @@ class SlotSelector:
 
 
 def _is_ready(slot: Slot, reach: SlotTargeting) -> bool:
-    return reach is SlotTargeting.BY_ID and slot.is_confirmed and slot.conversation is not None
+    return reach == "by id" and slot.is_confirmed and slot.conversation is not None
 
 
 def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot, *, is_alone: bool) -> bool:
@@ -356,7 +349,7 @@ def _note_slot(
     lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting, *, is_alone: bool
 ) -> None:
     """Set whether a request names its slot, and whether the slot holds its conversation."""
-    if reach is SlotTargeting.BY_ID and _names_slot(lease, slot_map, slot, is_alone=is_alone):
+    if reach == "by id" and _names_slot(lease, slot_map, slot, is_alone=is_alone):
         lease.id_slot = slot.id_slot
     lease.has_own_slot = slot.conversation is not None and lease.restored is None
     lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(lease.conversation)
@@ -482,19 +475,13 @@ class CacheFindings:
         before, is_same = self._recent.find(client, prompt, known)
         is_alive = before is not None and index.run(before.run.name) is before.run
         held = _find_holder(lease, before, run, is_alive=is_alive) if before else CachePlace.UNKNOWN
-        earlier = None
-        if before:
-            earlier = Earlier(
-                before.request_id,
-                before.run.name,
-                before.hashes,
-                before.prompt_tokens,
-                now_s - before.ended_at_s,
-                is_same,
-            )
         shares = request.owner.name and not request.owner.is_alone
         own = self._own_tokens(lease, prompt, tokens) if shares else None
-        found = find_cause(_facts(lease, prompt, timings, held, earlier, own))
+        facts = _facts(lease, prompt, timings, held, own)
+        if before:
+            age_s = now_s - before.ended_at_s
+            facts = facts._replace(earlier=before, age_s=age_s, is_same_conversation=is_same)
+        found = find_cause(facts)
         if own is not None and own < max(found.found, found.reusable):
             found = found._replace(own=own)
         if found.cause in OF_PLACE and not lease.restored:
@@ -537,7 +524,6 @@ def _facts(
     prompt: Prompt,
     timings: Timings,
     held: CachePlace,
-    earlier: Earlier | None,
     own: int | None,
 ) -> CacheFacts:
     return CacheFacts(
@@ -548,7 +534,6 @@ def _facts(
         lease.upstream.name,
         held,
         _kind(lease.upstream),
-        earlier,
         is_continued=_ASSISTANT in prompt.outline.labels,
         is_known=lease.is_continued,
         is_awaited=lease.has_awaited_owner,

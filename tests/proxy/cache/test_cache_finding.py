@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cache.miss_cause import CacheFacts, CacheKind, CachePlace, Earlier, find_cause
+from proxy.cache.conversations import Run
+from proxy.cache.miss_cause import CacheFacts, CacheKind, CachePlace, RecentPrompt, find_cause
 from proxy.cache.prompt import Hashes, read_prompt
 from proxy.observe.cache_finding import CacheFinding, Cause, cache_finding
 from proxy.observe.explanation import advice, cache_sentence
@@ -14,6 +15,9 @@ from proxy.upstream.endpoint_kinds import EndpointKind
 
 RULES = "Answer briefly, and only what you know. " * 20
 STORY = "The river runs by the garden wall under the old stone bridge. " * 20
+
+
+RUN = Run("chat.0", (), 1)
 
 
 def say(role: str, content: str) -> dict[str, Any]:
@@ -51,7 +55,9 @@ def decided(
         0,
         "chat.0",
         held,
-        earlier=Earlier("req_1", "chat.0", earlier, tokens(earlier), 2.0, is_same),
+        earlier=RecentPrompt("req_1", 0, RUN, 0.0, tokens(earlier), earlier, ()),
+        age_s=2.0,
+        is_same_conversation=is_same,
     )
     return find_cause(facts._replace(**more))
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.requests import ask
+from support.requests import ask, upstream
 
 from proxy.cache import remote_prefixes
 from proxy.cache.prompt import Prompt, read_prompt, toggle_model_name
@@ -18,6 +18,8 @@ from proxy.cache.remote_prefixes import (
     UnreadableDigest,
     read_digest,
 )
+from proxy.router.lease import Completion
+from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 REPLY = {"content": "yes"}
@@ -56,14 +58,15 @@ def ends(prompt: Prompt, name: str = "chat") -> list[int]:
     ]
 
 
-def test_nothing_is_kept_before_somebody_asks() -> None:
-    digests = PrefixDigests(lambda: 0.0)
-    prompt = ask("hello").prompt
-    assert prompt
-    digests.note("chat.0", "chat", "front", prompt, REPLY)
-    digest = digests.after("", "front", ["chat"])
-    assert digest
-    assert not digest.hashes
+async def test_nothing_is_kept_before_somebody_asks() -> None:
+    router = Router()
+    router.admit(upstream("chat.0"))
+    found = []
+    for _ in range(2):
+        async with router.lease(ask("hello")) as lease:
+            router.finish(lease, Completion(None, REPLY))
+        found.append(router.cache.digests.after("", None, ["chat"]))
+    assert [bool(digest and digest.hashes) for digest in found] == [False, True]
 
 
 def test_only_what_came_after_the_cursor_is_told(told: Told) -> None:
