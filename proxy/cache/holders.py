@@ -211,7 +211,6 @@ class SlotFileIndex:
         return name in self._files
 
     def add(self, file: SlotFile) -> None:
-        """Add or replace a file."""
         self.remove((file.name,))
         bit = ~self._used & (self._used + 1)
         self._used |= bit
@@ -231,7 +230,6 @@ class SlotFileIndex:
         await self._added.wait()
 
     def remove(self, names: Iterable[str]) -> None:
-        """Forget files; unknown names are ignored."""
         gone = 0
         for name in names:
             if (file := self._files.pop(name, None)) is None:
@@ -371,7 +369,6 @@ class RemotePrefixes:
             self._holders.popitem(last=False)
 
     def forget(self, instance: str) -> None:
-        """Drop all beliefs about an instance."""
         for turn_hash in [
             turn_hash for turn_hash, held in self._holders.items() if instance in held
         ]:

@@ -310,7 +310,6 @@ class PrefixIndex:
         return ConversationFingerprint(hashes, content.blocks)
 
     def own_blocks(self, model: str, client: str, prompt: Prompt) -> int:
-        """Return the number of blocks with which a recent request of the client also began."""
         return self.recent.own_blocks(client_hash(model, client), prompt)
 
     def turns_of_request(self, request_id: str) -> Collection[int]:
@@ -319,7 +318,6 @@ class PrefixIndex:
         return tuple(found.turn_hashes) if found else ()
 
     def turns_of_conversation(self, number: int) -> Collection[int]:
-        """Return the turn hashes of a conversation by its number; empty if unknown."""
         found = self.recent.find_conversation(number)
         return tuple(found.turn_hashes) if found else ()
 

@@ -367,7 +367,6 @@ class RecentPrompts:
         conversation: Conversation,
         recent: RecentPrompt,
     ) -> None:
-        """Replace the latest prompt of a conversation."""
         self._remove(conversation)
         self._prompts[conversation] = recent
         self._size += recent.size
@@ -385,7 +384,6 @@ class RecentPrompts:
         return max((shared_blocks(blocks, prompt.blocks) for blocks in own), default=0)
 
     def conversation_of(self, request_id: str) -> Conversation | None:
-        """Return the conversation that has this latest request."""
         found = (
             conversation
             for conversation, recent in self._prompts.items()

@@ -332,7 +332,6 @@ class SlotMap:
         return sum(slot.conversation is not None for slot in self._slots)
 
     def find(self, conversation: Conversation | None) -> Slot | None:
-        """Return a slot that holds a conversation, idle or not."""
         held = (slot for slot in self._slots if slot.conversation is conversation)
         return next(held, None) if conversation else None
 
@@ -498,7 +497,6 @@ class SlotMap:
             slot.content = SlotContent(conversation, tokens, blocks)
 
     def forget(self, conversation: Conversation) -> int | None:
-        """Forget the idle slot that holds a conversation; return its id."""
         for slot in self._slots:
             if slot.is_idle and slot.conversation is conversation:
                 slot.content = EMPTY

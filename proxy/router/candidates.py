@@ -45,7 +45,6 @@ class LeaseTimes:
             self.decode_s = average(self.decode_s, timings.decode_ms / 1000)
 
     def wait_s(self, waiting: int, slots: int) -> float:
-        """Return the expected wait behind `waiting` requests for one of `slots` slots."""
         return self.held_s * (waiting + 1) / max(1, slots)
 
 

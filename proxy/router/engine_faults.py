@@ -238,7 +238,6 @@ class FirstByteMonitor:
                 lease.abort(UpstreamSilent(instance.upstream.name, reason))
 
     def _other_instances(self, instance: RoutingTarget) -> list[RoutingTarget]:
-        """Return the other instances of the same model that are not silent."""
         admitted = self._instances.in_service(instance.upstream.model)
         return [other for other in admitted if other is not instance and not other.is_silent]
 

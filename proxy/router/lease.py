@@ -261,7 +261,6 @@ class RoutingTarget:
 
     @property
     def is_spare(self) -> bool:
-        """Whether it takes only requests that find no free slot elsewhere."""
         return self.upstream.node is not None and self.upstream.node.is_spare
 
     def slots_needed(self, request: ProxyRequest) -> int:
@@ -291,12 +290,10 @@ class RoutingTarget:
 
     @property
     def prefilling(self) -> int:
-        """The number of requests with more than `FEW_TOKENS` prompt tokens left to compute."""
         return sum(lease.is_prefilling for lease in self.leases)
 
     @property
     def decoding(self) -> int:
-        """The number of requests whose first token has arrived."""
         return sum(lease.is_decoding for lease in self.leases)
 
     def speed(self, *, is_measured: bool) -> Speed:

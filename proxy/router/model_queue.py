@@ -198,7 +198,6 @@ class ModelQueue:
         return self._queue.stats(self._clock(), 0.0 if has_room else self._expected_wait_s)
 
     def positions(self) -> dict[tuple[str, str], int]:
-        """Return each waiting request's place in the queue, from 1, by client and request id."""
         order = enumerate(self._queue.order(self._clock()), 1)
         return {(entry.request.client, entry.request.request_id): number for number, entry in order}
 
@@ -365,7 +364,6 @@ class ModelQueues:
         self.queue_of(model).assign_slots()
 
     def positions(self) -> dict[tuple[str, str], int]:
-        """Return each waiting request's place in its queue, from 1, by client and request id."""
         return {
             key: position
             for queue in self._queues.values()

@@ -336,5 +336,4 @@ class Instances:
         )
 
     def forget(self, name: str) -> None:
-        """Forget the speed of an instance that is out of service."""
         self._rates.pop(name, None)

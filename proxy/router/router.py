@@ -316,7 +316,6 @@ class Router:
         return cache_contents((instance.upstream for instance in self.registry), self.cache)
 
     def instances(self) -> tuple[InstanceStats, ...]:
-        """Return the instances that are in service or hold requests."""
         models = {instance.upstream.model for instance in self.registry}
         counts = {model: self.cache.conversations_per_instance(model) for model in models}
         weights = {model: self.registry.of_model(model).weights for model in models}

@@ -100,7 +100,6 @@ class SlotSaver:
         return transfer
 
     def note_restored(self, instance: RoutingTarget, transfer: Transfer) -> None:
-        """Learn how long restores take."""
         upstream = instance.upstream
         self.measures(upstream.model).note_restore(transfer)
         byte_s = transfer.duration_s / transfer.size_bytes
@@ -262,7 +261,6 @@ class SlotWriter:
             self._works.clear()
 
     def note_end(self, instance: RoutingTarget) -> None:
-        """Note that a request ended on an instance with slot files."""
         if self._group is None:
             return
         work = self._works.get(instance)
