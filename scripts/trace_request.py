@@ -109,7 +109,7 @@ def _send(sock: socket.socket, trace: Trace, data: bytes) -> int:
     if sock.family == socket.AF_INET:
         if b'"delta"' in data:
             trace.phase = "until its last byte"
-        if b"[DONE]" in data:
+        if data.endswith(b"0\r\n\r\n"):
             trace.phase = "after it"
     return sent
 

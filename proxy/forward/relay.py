@@ -389,10 +389,9 @@ class ResponseRelay:
             self._lease.report(completion_of(assembler).all_choices)
             return False
         body = orjson.dumps(assembler.assemble())
-        self._learn(completion_of(assembler))
         headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
         await self._client_response.begin(200, headers)
-        await self._client_response.finish(body)
+        await self._send_end(completion_of(assembler), body)
         return True
 
     def _add(self, assembler: Assembler, piece: Mapping[str, Any]) -> None:
@@ -444,17 +443,30 @@ class ResponseRelay:
         self, completed: CompletedResponse | EmbeddingUsage | None, last: bytes
     ) -> None:
         if completed is None:
-            self._learn(Completion())
+            completion = Completion()
         else:
             completed.feed(last)
-            self._learn(completed.close())
-        await self._client_response.finish(last)
+            completion = completed.close()
+        await self._send_end(completion, last)
+
+    async def _send_end(self, completion: Completion, last: bytes) -> None:
+        """Send the last bytes and learn from the response, first what does not wait for the other.
+
+        A slow client must not keep the slot, and others need not wait for what the router learns.
+        """
+        if self._client_response.ends_at_once(len(last)):
+            try:
+                await self._client_response.finish(last)
+            finally:
+                self._learn(completion)
+        else:
+            self._learn(completion)
+            await self._client_response.finish(last)
 
     def _learn(self, completion: Completion) -> None:
         if self._lease.chunked and completion.timings:
             timings = completion.timings.with_chunks(self._lease.chunked)
             completion = replace(completion, timings=timings, all_choices=timings)
-        # Before the end is sent to the client: a slow client must not keep the slot.
         self._client_response.record.timings = completion.all_choices
         self._lease.report(completion.all_choices)
         self._router.finish(self._lease, completion)

@@ -191,6 +191,10 @@ class Response:
             await self._open()
         await self._send_last(last)
 
+    def ends_at_once(self, size_bytes: int) -> bool:  # noqa: ARG002 (for subclasses)
+        """Whether `finish` waits for nothing, and needs nothing that is learned of the response."""
+        return False
+
     async def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Take an instance's own error, in the format of the client's API."""
         try:
@@ -395,6 +399,12 @@ class ClientResponse(Response):
         self.record.count(chunk)
         transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
         return True
+
+    def ends_at_once(self, size_bytes: int) -> bool:
+        transport = self._request.transport
+        if self._transforms or transport is None or size_bytes > _BUFFER_BYTES:
+            return False
+        return not (transport.is_closing() or transport.get_write_buffer_size())
 
     async def abort(self, error: ProxyError) -> None:
         """End an incomplete body in a way that no client takes for a complete one."""

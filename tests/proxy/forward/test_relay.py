@@ -5,11 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from aiohttp import ClientPayloadError
+from aiohttp import ClientPayloadError, web
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call, Script, say_ok
 
-from proxy.router.lease import Completion
+from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.timings import Timings
 
@@ -365,6 +365,30 @@ async def test_a_slot_is_free_once_the_client_response_is_whole_and_not_only_onc
     async with proxy.ask(stream=True) as response:
         await response.content.readuntil(DONE)
         assert proxy.router.instances()[0].leases == ()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_reads_gets_the_end_before_the_router_learns(
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
+) -> None:
+    steps: list[str] = []
+    write_eof, finish = web.StreamResponse.write_eof, Router.finish
+
+    async def end(response: web.StreamResponse, data: bytes = b"") -> None:
+        await write_eof(response, data)
+        steps.append("end")
+
+    def learn(router: Router, lease: Lease, completed: Completion | None = None) -> None:
+        finish(router, lease, completed)
+        steps.append("learnt")
+
+    monkeypatch.setattr(web.StreamResponse, "write_eof", end)
+    monkeypatch.setattr(Router, "finish", learn)
+    await proxy.fake(streams(HI, END, DONE))
+    async with proxy.ask(stream=is_stream) as response:
+        assert response.status == 200
+        await response.read()
+    assert steps[:2] == ["end", "learnt"]
 
 
 async def test_a_client_is_told_who_answered(proxy: ProxyHarness) -> None:
