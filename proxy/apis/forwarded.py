@@ -1,5 +1,7 @@
 """Endpoints that an instance answers: completions, embeddings, and the control of a completion.
 
+A chat whose model cannot be served is answered by the next model of its `fallback`.
+
 `/v1/chat/completions/control` controls a completion that an instance is generating. Only its client
 knows the id of a completion; the proxy does not read the ids in a stream. So every instance of the
 model gets the request, and the one that generates the completion acts on it.
@@ -11,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
@@ -36,11 +39,10 @@ from proxy.apis.llama_server import (
 from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import visible_client
 from proxy.cache.shared_prefixes import SharedPrefixes
-from proxy.common.headers import EVENT_STREAM, EXPLAIN, JSON, RESPONSE_HEADERS
+from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, JSON, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotLoaded, ProxyError
 from proxy.forward.explained import Explained
-from proxy.forward.fallback import is_refused, other_requests
 from proxy.forward.forward import Forward
 from proxy.forward.node_request import for_node
 from proxy.forward.response import ClientResponse
@@ -60,12 +62,16 @@ from proxy.request.request import (
     ProxyRequest,
     Translation,
     client_of,
+    encode_members,
+    json_content,
     named_model,
     read_request,
 )
 from proxy.request.stored_responses import StoredTurn
+from proxy.request.variants import MEMBER
+from proxy.settings import ProxySettings
 from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
-from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind
+from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, choices_of
 from proxy.upstream.upstream import Upstream
 
 PATH: Final = "/v1/chat/completions/control"
@@ -148,6 +154,7 @@ def _is_success(answer: FetchedBody) -> bool:
 
 _Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
 
+_CHATS: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES})
 _CHAT: Final = Translation("/v1/chat/completions", EndpointKind.CHAT, lambda members: members)
 
 
@@ -286,8 +293,9 @@ class ForwardedEndpoints(Feature):
             request[RESPONSE_HEADERS]["Preference-Applied"] = f"wait={proxy_request.wait_s:g}"
         if proxy_request.gathers:
             await self._batches.queue.gather(proxy_request.model, proxy_request.client)
-        may_fall_back = not is_refused(request.headers)
-        others = other_requests(proxy_request, names, share, answer) if may_fall_back else None
+        others = None
+        if request.headers.get(FALLBACK, "").strip().lower() != "none":
+            others = other_requests(proxy_request, names, share, answer)
         explained = None
         if EXPLAIN in request.headers and answer.api.stream_type == EVENT_STREAM:
             explained = Explained(record)
@@ -305,3 +313,53 @@ class ForwardedEndpoints(Feature):
             request.model, request.kind, request.json, request.prompt
         ):
             self._warmer.learn(request.model, prefix)
+
+
+def other_requests(
+    request: ProxyRequest, names: ModelNames, share: Share, answer: ClientResponse
+) -> Iterator[Awaitable[ProxyRequest]]:
+    """Yield the request for each model of the `fallback` that the client may use, each once.
+
+    Only chats fall back: a raw prompt is written in the template or the tokens of its model, and
+    vectors, ranks and token counts of two models cannot be compared. Only the list of the model
+    that the client named counts, so two models may name each other. A request that another proxy
+    forwarded does not fall back: the proxy that has the client decides.
+
+    Awaiting a request raises BadRequest.
+    """
+    asked = names.get(request.model)
+    if asked is None or request.is_from_proxy or request.kind not in _CHATS:
+        return
+    tried = {request.model}
+    for name in asked.model_info.fallback:
+        other = names.get(name)
+        if other and other.model_info.id not in tried:
+            tried.add(other.model_info.id)
+            answer.note_fallback(request.model)
+            translate = functools.partial(for_model, request, name, names, share.settings)
+            yield share.run(len(request.body), translate)
+
+
+def for_model(
+    request: ProxyRequest, name: str, names: ModelNames, settings: ProxySettings
+) -> ProxyRequest:
+    """Return a request for the model or variant called `name`; raises BadRequest.
+
+    Changes that a variant of the first model made to the request remain.
+    """
+    members = {**request.json, "model": name}
+    if request.adapter is not None:  # it belongs to the first model
+        members.pop(MEMBER)
+    body = encode_members(members)
+    content = json_content(body, request.kind, None, names, settings, request.owner)
+    return replace(
+        request,
+        model=content.model,
+        body=content.body,
+        json=content.members,
+        prompt=content.prompt,
+        slots=choices_of(request.kind, content.members),
+        remote_variant=content.remote_variant,
+        adapter=content.adapter,
+        keep_alive_s=content.keep_alive_s,
+    )

@@ -3,5 +3,5 @@
 `forward` (`Forward`) leases, sends and retries; `relay` (`plan_request`, `ResponseRelay`) relays;
 `response` (`Response`, `ClientResponse`) writes to the client, through each `StreamTransform`:
 `anthropic`, `openai_responses`, `explained`, `capture`, `second_request`. `assemblers` reads
-responses. `arrays`, `prefill`, `node_request` and `fallback` handle special requests.
+responses. `arrays`, `prefill` and `node_request` handle special requests.
 """

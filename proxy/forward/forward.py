@@ -12,8 +12,8 @@ leaves closes the upstream connection at once.
 
 A request leaves an instance that sends no first byte and does not answer `/health` as soon as
 another has a free slot. A request that a node refuses goes to others until one accepts it. If the
-model cannot be served, the next of its `fallback` answers (`fallback`). Each prompt of an array is
-a request of its own (`arrays`).
+model cannot be served, the next of its `fallback` answers. Each prompt of an array is a request of
+its own (`arrays`).
 
     error                                        then
     UpstreamConnectFailed, UpstreamShutDown      ONCE: one retry before the first byte
@@ -47,7 +47,12 @@ from proxy.forward.relay import (
     plain_plan,
     plan_request,
 )
-from proxy.forward.response import Discarded, Response, StreamTransform
+from proxy.forward.response import (
+    Discarded,
+    Response,
+    StreamTransform,
+    can_write_past_aiohttp,
+)
 from proxy.forward.second_request import (
     AnswerDiffers,
     CallOnly,
@@ -142,6 +147,7 @@ class Forward:
         self._loader = loader
         self._settings = settings
         self._emit = emit
+        can_write_past_aiohttp()  # warns once, before any request
 
     async def handle(
         self,
@@ -185,7 +191,7 @@ class Forward:
                 request = replace(request, max_context=key.max_context)
             if request.wait_s is not None or self._estimator.is_due:
                 stack.enter_context(self._estimator.observe(request, response.record))
-            if array := array_of(request):
+            if request.kind is not EndpointKind.CHAT and (array := array_of(request)):
                 await forward_parts(array, response, self._forward)
                 return
             request, translation = translate_request(request, turn)

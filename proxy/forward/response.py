@@ -18,12 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, Final
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
 
+import aiohttp
 import orjson
 from aiohttp import web
+from aiohttp.http import StreamWriter
 from multidict import CIMultiDict
 
 from proxy.common.headers import (
@@ -46,7 +51,10 @@ INTERVAL_S: Final = 10.0
 # A write waits if the transport buffers more than this. Source: aiohttp, StreamWriter.write;
 # asyncio and uvloop, the default high-water mark.
 _BUFFER_BYTES: Final = 64 * 1024
+# A chunk of a body. Source: RFC 9112, section 7.1.
+_FRAME: Final = b"%x\r\n%b\r\n"
 _FREE: Final = contextlib.nullcontext()
+_log: Final = logging.getLogger(__name__)
 
 
 class Abandoned(Exception):
@@ -287,6 +295,43 @@ class _AiohttpResponse(web.StreamResponse):
     _send_headers_immediately = False
 
 
+@functools.cache
+def can_write_past_aiohttp() -> bool:
+    """Return whether this aiohttp writes as `ClientResponse.put` expects, tried without a client.
+
+    Its writer keeps the header for the first chunk, and then sends nothing but framed chunks. If
+    another release differs, each chunk takes the slower way through the writer.
+    """
+    sent: list[bytes] = []
+    transport = SimpleNamespace(
+        write=sent.append,
+        writelines=lambda pieces: sent.append(b"".join(pieces)),
+        is_closing=lambda: False,
+    )
+    writer: Any = StreamWriter(SimpleNamespace(transport=transport), None)  # type: ignore[arg-type]
+
+    async def write() -> None:
+        writer.enable_chunking()
+        await writer.write_headers("HTTP/1.1 200 OK", CIMultiDict())
+        for chunk in (b"first", b"second"):
+            await writer.write(chunk)
+
+    writing = write()
+    with contextlib.suppress(StopIteration, AttributeError, TypeError):
+        writing.send(None)
+    writing.close()
+    is_known = (
+        hasattr(web.StreamResponse, "_send_headers_immediately")
+        and len(sent) == 2
+        and sent[0].endswith(b"\r\n\r\n" + _FRAME % (5, b"first"))
+        and sent[1] == _FRAME % (6, b"second")
+    )
+    if not is_known:
+        version = aiohttp.__version__
+        _log.warning("aiohttp %s writes streams in another way; they cost more time", version)
+    return is_known
+
+
 class Pings:
     """Calls `send` after two seconds and then every few seconds, until it is stopped."""
 
@@ -339,7 +384,7 @@ class ClientResponse(Response):
         self._request = request
         self._last_chunk = self.api.piece_end
         self._response: web.StreamResponse | None = None
-        self._is_chunked = self._is_header_sent = False
+        self._is_chunked = self._can_put = False
         self._extra_headers: Mapping[str, str] = {}
         self._requested_model: str | None = None
         self._pings: Pings | None = None
@@ -385,7 +430,7 @@ class ClientResponse(Response):
         transport = self._request.transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return False
-        if not self._is_header_sent:
+        if not self._can_put:
             return False
         if self._transforms:
             try:
@@ -397,7 +442,7 @@ class ClientResponse(Response):
                 return True
         self._last_chunk = chunk
         self.record.count(chunk)
-        transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+        transport.write(_FRAME % (len(chunk), chunk) if self._is_chunked else chunk)
         return True
 
     def ends_at_once(self, size_bytes: int) -> bool:
@@ -446,7 +491,7 @@ class ClientResponse(Response):
         self.record.count(chunk)
         with self._time_write(len(chunk)):
             await self.response.write(chunk)
-        self._is_header_sent = True
+        self._can_put = can_write_past_aiohttp()  # now that the header is sent
 
     async def _send_last(self, last: bytes) -> None:
         self.record.count(last)

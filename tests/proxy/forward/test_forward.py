@@ -4,16 +4,19 @@ import asyncio
 import contextlib
 import gc
 import io
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.http import StreamWriter
 from support.proxy_harness import ProxyHarness
 from support.requests import ask
 from support.upstream import Call, say_ok
 from yarl import URL
 
+from proxy.forward.response import can_write_past_aiohttp
 from proxy.router.lease import Activity
 from proxy.upstream.upstream import Upstream
 
@@ -484,3 +487,40 @@ async def test_a_request_of_a_closed_instance_goes_elsewhere_if_nothing_was_sent
 async def _status(asking: Any) -> int:
     async with asking as response:
         return int(response.status)
+
+
+async def test_this_aiohttp_writes_streams_as_expected() -> None:
+    assert can_write_past_aiohttp()
+
+
+@pytest.fixture
+def other_aiohttp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets aiohttp write a chunk in more pieces than today."""
+
+    def write_pieces(self: StreamWriter, chunks: Iterable[bytes]) -> None:
+        for chunk in chunks:
+            self._write(chunk)
+
+    monkeypatch.setattr(StreamWriter, "_writelines", write_pieces)
+    can_write_past_aiohttp.cache_clear()
+    yield
+    can_write_past_aiohttp.cache_clear()
+
+
+@pytest.mark.usefixtures("other_aiohttp")
+async def test_with_another_aiohttp_a_stream_takes_the_slower_way(
+    proxy: ProxyHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        for _ in range(3):
+            await call.chunk(WHOLE)
+        await call.chunk(DONE)
+        await call.end()
+
+    await proxy.fake(speak)
+    async with proxy.ask(stream=True) as response:
+        assert await response.read() == WHOLE * 3 + DONE
+    can_write_past_aiohttp.cache_clear()
+    assert not can_write_past_aiohttp()
+    assert "writes streams in another way" in caplog.text
