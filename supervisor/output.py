@@ -40,19 +40,13 @@ _OUR_ESCAPE: Final = f"\x1b{os.urandom(8).hex()}"
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of a command: `data` for --json, `text` for people (no final newline).
-
-    Attributes:
-        notes: Lines for stderr.
-        exit_code: A code of supervisor.errors; not 0 if the text already describes a failure.
-        is_raw: Write control characters of the text as they are.
-    """
+    """The result of a command: `data` for --json, `text` for people (no final newline)."""
 
     data: object
     text: str = ""
-    notes: tuple[str, ...] = ()
-    exit_code: int = 0
-    is_raw: bool = False
+    notes: tuple[str, ...] = ()  # lines for stderr
+    exit_code: int = 0  # a code of supervisor.errors; not 0 if the text already describes a failure
+    is_raw: bool = False  # write control characters of the text as they are
 
 
 def run_command(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> int:

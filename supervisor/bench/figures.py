@@ -342,18 +342,15 @@ class Variant:
     """The measurements of one way to run the model.
 
     Attributes:
-        profile: None for the engine's own defaults.
-        argv: The command line, without the listening address.
         rounds: The known values by figure name, in each round that began; of all variants, the
             same index is the same round.
-        failure: Why it was given up, with the fix; None if it was not.
     """
 
     name: str
-    profile: str | None
-    argv: tuple[str, ...]
+    profile: str | None  # None for the engine's own defaults
+    argv: tuple[str, ...]  # the command line, without the listening address
     rounds: list[dict[str, float]] = field(default_factory=list)
-    failure: str | None = None
+    failure: str | None = None  # why it was given up, with the fix; None if it was not
 
     def values(self, figure: str) -> tuple[float, ...]:
         """The figure's values from all rounds that have it."""
@@ -374,30 +371,21 @@ class BenchMachine:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """The result of a bench.
-
-    Attributes:
-        model_file: File name of the GGUF, without its directory.
-        engine: The build, as it names itself.
-        workloads: In the order in which each round runs them.
-        rounds_planned: None if the time decided.
-        figures: Those with a value in any variant, in the order to show them.
-        notes: Sentences for the reader.
-    """
+    """The result of a bench."""
 
     model: str
-    model_file: str
-    engine: str
+    model_file: str  # file name of the GGUF, without its directory
+    engine: str  # the build, as it names itself
     machine: BenchMachine
     began_at: datetime
     duration_s: float
     seed: int
-    workloads: tuple[str, ...]
-    rounds_planned: int | None
+    workloads: tuple[str, ...]  # in the order in which each round runs them
+    rounds_planned: int | None  # None if the time decided
     is_interrupted: bool
-    figures: tuple[Figure, ...]
+    figures: tuple[Figure, ...]  # those with a value in any variant, in the order to show them
     variants: tuple[Variant, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences for the reader
 
     @property
     def rounds(self) -> int:
@@ -412,16 +400,14 @@ class VariantFinding:
     """One figure of one variant.
 
     Attributes:
-        values: One per round, nan if the round has none.
-        spread: None without any value.
         interval: 95 % interval of the geometric mean; None if there are too few values.
         comparison: Against the first variant, round by round; None for the first variant and
             without values.
     """
 
     name: str
-    values: tuple[float, ...]
-    spread: Spread | None
+    values: tuple[float, ...]  # one per round, nan if the round has none
+    spread: Spread | None  # None without any value
     interval: tuple[float, float] | None
     comparison: Comparison | None
 

@@ -211,23 +211,20 @@ class Bench:
     """One bench; what it has found so far can be read at any time.
 
     Attributes:
-        specs: The variants to measure, by which `variants` is ordered too.
-        seed: Decides the texts and the order of variants.
-        variants: The values found, round by round.
         notes: Sentences for the reader, in order.
         others_cores: The cores that other programs took during each measurement.
     """
 
     model: str
-    specs: tuple[VariantSpec, ...]
+    specs: tuple[VariantSpec, ...]  # the variants to measure, by which `variants` is ordered too
     workloads: tuple[Workload, ...]
     limits: RoundLimits
-    seed: int
+    seed: int  # decides the texts and the order of variants
     directories: Directories
     meter: ProgressMeter
     recorded: Sequence[RecordedRequest] = ()
     read_energy: Callable[[], EnergyReading] = energy.read
-    variants: dict[str, Variant] = field(init=False)
+    variants: dict[str, Variant] = field(init=False)  # the values found, round by round
     notes: dict[str, None] = field(default_factory=dict)  # each once
     others_cores: list[float] = field(default_factory=list)
     complete_rounds: int = 0

@@ -33,14 +33,12 @@ class Variant:
     Attributes:
         axes: What it varies, such as `threads`; variants of one axis exclude each other.
         flags: By their current names, in the order to show them.
-        replicas: Instances that serve the model; None for the model's own number.
-        parts: How many single changes it combines.
     """
 
     axes: frozenset[str] = frozenset()
     flags: tuple[tuple[str, FlagValue], ...] = ()
-    replicas: int | None = None
-    parts: int = 1
+    replicas: int | None = None  # instances that serve the model; None for the model's own number
+    parts: int = 1  # how many single changes it combines
 
     @property
     def name(self) -> str:

@@ -104,16 +104,14 @@ class MeasuredEngine:
 
     Attributes:
         client: Opens a client with connections of its own, one for each simulated client.
-        sizes: Sizes of the requests; the same for all variants.
-        model: Its name in the settings.
         names_slots: Whether a turn names the slot of the turn before, as the proxy does for an
             engine that does not match prompts to slots.
         recorded: Requests of clients, in the order in which they ended.
     """
 
     client: Callable[[], EngineClient]
-    sizes: Sizes
-    model: str
+    sizes: Sizes  # sizes of the requests; the same for all variants
+    model: str  # its name in the settings
     names_slots: bool = False
     recorded: Sequence[RecordedRequest] = ()
 
@@ -127,16 +125,15 @@ class Workload:
     """One workload.
 
     Attributes:
-        figures: All that it may return.
         run: Sends the requests; equal generators make equal requests.
         for_embedding: Whether it needs a model for embeddings instead of one that generates.
-        unavailable: Returns why it cannot run for a model with its recorded requests, as a clause,
-            or None.
+        unavailable: Returns why it cannot run for a model with its recorded requests, as a
+            clause, or None.
     """
 
     name: str
     description: str
-    figures: tuple[Figure, ...]
+    figures: tuple[Figure, ...]  # all that it may return
     run: Callable[[MeasuredEngine, Random], Awaitable[Outcome]]
     for_embedding: bool = False
     unavailable: Callable[[str, Sequence[RecordedRequest]], str | None] = lambda _, __: None
@@ -153,22 +150,17 @@ class ReplayedRequest:
     """One request to send.
 
     Attributes:
-        conversation: Its number, from 0.
-        prompt: Tokens of the prompt.
-        shared: Tokens at the beginning of the prompt that repeat the conversation so far or, in its
-            first request, the beginning that other conversations share.
-        answer: Tokens to generate.
-        began_s: When it was recorded, from the start of the first.
-        after: Indices of the requests that must be answered before it is sent.
+        shared: Tokens at the beginning of the prompt that repeat the conversation so far or, in
+            its first request, the beginning that other conversations share.
     """
 
-    conversation: int
-    prompt: int
+    conversation: int  # its number, from 0
+    prompt: int  # tokens of the prompt
     shared: int
-    answer: int
-    began_s: float
+    answer: int  # tokens to generate
+    began_s: float  # when it was recorded, from the start of the first
     ended_s: float
-    after: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()  # indices of the requests that must be answered before it is sent
     pause_s: float = 0.0
 
 

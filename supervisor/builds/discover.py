@@ -176,21 +176,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchPaths:
-    """The places to search.
+    """The places to search."""
 
-    Attributes:
-        vendor: The directory with `engine.toml` and `engines/`.
-        path: Directories to search, in the format of PATH.
-        engines: The directory of installed builds, or None.
-        is_cpu_portable: Whether pinned engines use the portable CPU library.
-    """
-
-    vendor: Path
-    path: str
+    vendor: Path  # the directory with `engine.toml` and `engines/`
+    path: str  # directories to search, in the format of PATH
     cpu_flags: frozenset[str]
     find: FindInside = find_inside
-    engines: Path | None = None
-    is_cpu_portable: bool = False
+    engines: Path | None = None  # the directory of installed builds, or None
+    is_cpu_portable: bool = False  # whether pinned engines use the portable CPU library
 
 
 def default_search_paths(engines_dir: Path | None = None) -> SearchPaths:

@@ -91,11 +91,8 @@ def safe_link(name: str, target: str) -> str:
 def entries(path: Path, limit_bytes: int) -> Iterator[Iterator[tuple[Entry, IO[bytes] | None]]]:
     """Open an archive; its name's ending tells the format.
 
-    Yields:
-        Its entries; read each file before the next entry.
-
-    Raises:
-        ArchiveRefused: It is damaged or not safe, or expands to more than `limit_bytes`.
+    Each file of its entries must be read before the next entry. Raises ArchiveRefused if it is
+    damaged or not safe, or expands to more than `limit_bytes`.
     """
     try:
         if path.name.endswith(".zip"):
@@ -207,12 +204,8 @@ def extract(
 ) -> None:
     """Extract an archive into a new directory; all files are on the disk when it returns.
 
-    Args:
-        progress: Receives the bytes written so far.
-
-    Raises:
-        ArchiveRefused: It is damaged, too large, or not safe.
-        OSError: The directory cannot be written.
+    `progress` receives the bytes written so far. Raises ArchiveRefused if it is damaged, too large
+    or not safe, and OSError if the directory cannot be written.
     """
     target.mkdir(mode=0o700)
     total_bytes = 0

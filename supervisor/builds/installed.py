@@ -116,23 +116,14 @@ _INSTALL: Final = "corral engine install fetches one, corral engine list shows t
 
 @dataclass(frozen=True, slots=True)
 class InstalledBuild:
-    """An installed build.
+    """An installed build."""
 
-    Attributes:
-        name: Its build and variant, such as `b10434-vulkan`.
-        build: llama.cpp's build number, from the name of the release.
-        variant: The hardware that it computes on, such as `cpu` or `cuda-13.4`.
-        binary: The path of `llama-server` or `llama` below its files.
-        archives: The SHA-256 of each archive that it was extracted from, by name.
-        installed_at: A date and time in ISO 8601.
-    """
-
-    name: str
-    build: int
-    variant: str
-    binary: str
-    archives: Mapping[str, str]
-    installed_at: str
+    name: str  # its build and variant, such as `b10434-vulkan`
+    build: int  # llama.cpp's build number, from the name of the release
+    variant: str  # the hardware that it computes on, such as `cpu` or `cuda-13.4`
+    binary: str  # the path of `llama-server` or `llama` below its files
+    archives: Mapping[str, str]  # the SHA-256 of each archive that it was extracted from, by name
+    installed_at: str  # a date and time in ISO 8601
 
     def path(self, engines_dir: Path) -> Path:
         return files_of(engines_dir / self.name) / PurePosixPath(self.binary)

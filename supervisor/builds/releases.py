@@ -42,20 +42,14 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AssetName:
-    """A file of a release for Linux (`ubuntu`) or macOS.
-
-    Attributes:
-        variant: The backend that it computes with: `cpu`, `metal`, `vulkan`, `cuda`, `rocm`, ….
-        version: The backend's version, such as `13.4`, or empty.
-        is_runtime: Whether it has only libraries that another file needs.
-    """
+    """A file of a release for Linux (`ubuntu`) or macOS."""
 
     tag: str
     system: str
     processor: str
-    variant: str
-    version: str = ""
-    is_runtime: bool = False
+    variant: str  # the backend that it computes with: `cpu`, `metal`, `vulkan`, `cuda`, `rocm`, …
+    version: str = ""  # the backend's version, such as `13.4`, or empty
+    is_runtime: bool = False  # whether it has only libraries that another file needs
 
     @property
     def full_variant(self) -> str:
@@ -89,18 +83,13 @@ _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of a release.
-
-    Attributes:
-        parsed: The parts of its name; None unless it is a build for Linux or macOS.
-        sha256: In hex; None if the API lacks it, as for releases before June 2025.
-    """
+    """A file of a release."""
 
     name: str
     url: str
     size_bytes: int
-    sha256: str | None
-    parsed: AssetName | None
+    sha256: str | None  # in hex; None if the API lacks it, as for releases before June 2025
+    parsed: AssetName | None  # the parts of its name; None unless it is a build for Linux or macOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +173,8 @@ class ReleaseApi:
     def find(self, wanted: str) -> Release:
         """Return the release of a build.
 
-        Args:
-            wanted: A tag such as b11434 or v0.5.0; `stable` for the build of the latest version,
-                `newest` for the newest build.
-
-        Raises:
-            EngineMissing: No release has this tag.
-            DownloadFailed: The releases cannot be read.
+        `wanted` is a tag such as b11434 or v0.5.0, `stable` for the build of the latest version, or
+        `newest`. Raises EngineMissing if no release has this tag, or DownloadFailed.
         """
         if wanted == "newest":
             return next(self._builds())

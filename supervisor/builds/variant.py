@@ -31,14 +31,12 @@ class Target:
 
     Attributes:
         system, processor: As in the names of releases' files.
-        nvidia_driver: The major version of NVIDIA's driver, or None.
-        has_gpu: Whether it has a device that Vulkan may use.
     """
 
     system: str
     processor: str
-    nvidia_driver: int | None = None
-    has_gpu: bool = False
+    nvidia_driver: int | None = None  # the major version of NVIDIA's driver, or None
+    has_gpu: bool = False  # whether it has a device that Vulkan may use
 
     def __str__(self) -> str:
         system = "Linux" if self.system == "ubuntu" else "macOS"
@@ -108,12 +106,8 @@ class Choice:
 def choose(release: Release, target: Target, variant: str | None) -> Choice:
     """Choose the files of a release for a machine.
 
-    Args:
-        release: A release with a build number.
-        variant: The backend to compute with; None for the best one for the machine.
-
-    Raises:
-        EngineMissing: The release has no such build for this machine.
+    The release has a build number. Without `variant`, it is the best backend for the machine.
+    Raises EngineMissing if the release has no such build for it.
     """
     place = (target.system, target.processor)
     there = [

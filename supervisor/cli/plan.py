@@ -87,31 +87,21 @@ def _note(known: KnownWorkers, planner: LaunchPlanner, worker: WorkerStatus) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The facts that the command shows.
-
-    Attributes:
-        argv: Command line of the first instance.
-        room: Memory that all models together may take.
-        device_free_bytes: Free memory of each device, as the engine lists it.
-        misfit: Reason why the model can never fit, or None.
-        not_persisted_reason: Reason why conversations are not saved, as a clause, or None.
-        restored: Outcome of the first restored conversation; None before that.
-        most_slots: Limit of slots while requests queue; None if their number is fixed.
-    """
+    """The facts that the command shows."""
 
     plan: Plan
-    argv: tuple[str, ...]
-    room: MemoryCapacity
+    argv: tuple[str, ...]  # command line of the first instance
+    room: MemoryCapacity  # memory that all models together may take
     free_bytes: int
-    device_free_bytes: Mapping[str, int]
+    device_free_bytes: Mapping[str, int]  # free memory of each device, as the engine lists it
     replicas: Replicas
-    misfit: str | None
+    misfit: str | None  # reason why the model can never fit, or None
     would_fit: Sequence[Suggestion]
     tuned: Tuned | None
-    not_persisted_reason: str | None
-    restored: RestoreOutcome | None
+    not_persisted_reason: str | None  # reason why conversations are not saved, as a clause, or None
+    restored: RestoreOutcome | None  # outcome of the first restored conversation; None before that
     encrypts: bool
-    most_slots: int | None
+    most_slots: int | None  # limit of slots while requests queue; None if their number is fixed
 
 
 def plan(word: str, config: Path | None) -> CommandResult:

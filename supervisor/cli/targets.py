@@ -100,17 +100,11 @@ _NAMES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The settings to run with, and the named models.
+    """The settings to run with, and the named models."""
 
-    Attributes:
-        loaded: The settings, including models that only the command line names.
-        names: The named models, or all models of the settings.
-        added: Words for models that the settings do not have, valid in any directory.
-    """
-
-    loaded: Loaded
-    names: tuple[str, ...]
-    added: tuple[str, ...]
+    loaded: Loaded  # the settings, including models that only the command line names
+    names: tuple[str, ...]  # the named models, or all models of the settings
+    added: tuple[str, ...]  # words for models that the settings do not have, valid in any directory
 
 
 def choose(

@@ -15,7 +15,7 @@ import tty
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 from supervisor.cli.top_view import (
@@ -95,12 +95,7 @@ class Signals:
             signal.signal(number, _ignore)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(-1)
@@ -156,12 +151,7 @@ class Terminal:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
     def enter(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from supervisor.output import ProgressMeter, printable, size, to_json, write
@@ -16,13 +15,7 @@ class Meter(Protocol):
     """Shows the progress of downloads, by file and stage."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
     def show(self, name: str, stage: str, done_bytes: int, all_bytes: int, /) -> None: ...
     def note(self, text: str, /) -> None: ...
 
@@ -69,12 +62,7 @@ class TransferMeter:
             self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars:
             self._bars.stop()
 

@@ -27,18 +27,14 @@ class Facts:
     """The daemon, for clients.
 
     Attributes:
-        url: Without a path.
-        model: For most requests; one of `models`.
-        small: For short requests, such as titles.
-        needs_key: Clients read the key from the variable CORRAL_API_KEY.
         certificate: PEM file to trust for https if it is self-signed; otherwise None.
     """
 
-    url: str
+    url: str  # without a path
     models: tuple[ServedModel, ...]
-    model: ServedModel
-    small: ServedModel
-    needs_key: bool = False
+    model: ServedModel  # for most requests; one of `models`
+    small: ServedModel  # for short requests, such as titles
+    needs_key: bool = False  # clients read the key from the variable CORRAL_API_KEY
     certificate: Path | None = None
 
     @property
@@ -121,30 +117,19 @@ class FileSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientProgram:
-    """A client program.
-
-    Attributes:
-        programs: Names of its commands.
-        directory: Returns the directory of its settings.
-        files: Returns its settings.
-        run: Returns the command that starts it then, for people.
-        key_variable: The variable from which it reads the API key.
-        ca_variable: The variable that names a file of trusted certificates.
-        writes_ca: Whether its settings name that file.
-        context_least: Tokens of its own prompt and some turns; 0 if any context will do.
-    """
+    """A client program."""
 
     name: str
     title: str
-    programs: tuple[str, ...]
+    programs: tuple[str, ...]  # names of its commands
     api: Api
-    directory: Callable[[Places], Path]
-    files: Callable[[Facts, Places], Sequence[FileSettings]]
-    run: Callable[[Facts], str]
-    key_variable: str
-    ca_variable: str
-    writes_ca: bool = False
-    context_least: int = 0
+    directory: Callable[[Places], Path]  # returns the directory of its settings
+    files: Callable[[Facts, Places], Sequence[FileSettings]]  # returns its settings
+    run: Callable[[Facts], str]  # returns the command that starts it then, for people
+    key_variable: str  # the variable from which it reads the API key
+    ca_variable: str  # the variable that names a file of trusted certificates
+    writes_ca: bool = False  # whether its settings name that file
+    context_least: int = 0  # tokens of its own prompt and some turns; 0 if any context will do
 
 
 _PROMPT: Final = "Say hello."

@@ -29,13 +29,11 @@ class Texts:
     All raise ValueError for a text of another format, TypeError for an impossible place.
 
     Attributes:
-        read: Returns the value at a place, or ABSENT.
-        put: Returns the text with a value at a place.
         drop: Returns the text without the value at a place, which must exist.
     """
 
-    read: Callable[[str, Place], Any]
-    put: Callable[[str, Place, Any], str]
+    read: Callable[[str, Place], Any]  # returns the value at a place, or ABSENT
+    put: Callable[[str, Place, Any], str]  # returns the text with a value at a place
     drop: Callable[[str, Place], str]
 
 
@@ -99,15 +97,13 @@ class Entry:
     """One written value.
 
     Attributes:
-        before: The file's value before, or ABSENT.
-        kept: How many steps of the place existed before.
         is_default: The file needs some value here; it is removed only if nothing else remains.
     """
 
     place: Place
     written: Any
-    before: Any
-    kept: int
+    before: Any  # the file's value before, or ABSENT
+    kept: int  # how many steps of the place existed before
     is_default: bool = False
 
 

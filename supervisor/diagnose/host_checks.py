@@ -42,16 +42,13 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        name: Name of the check, such as `engine` or `model chat`.
         level: `fail`: something will not work. `warn`: it works, but worse than it could.
-        text: The result, without a full stop.
-        fix: How to fix or improve it, if there is anything to do.
     """
 
-    name: str
+    name: str  # name of the check, such as `engine` or `model chat`
     level: Literal["ok", "warn", "fail"]
-    text: str
-    fix: str | None = None
+    text: str  # the result, without a full stop
+    fix: str | None = None  # how to fix or improve it, if there is anything to do
 
 
 def failure_finding(name: str, error: CorralError) -> Finding:

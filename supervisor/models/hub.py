@@ -50,19 +50,12 @@ _TEXT_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class HubRequest:
-    """A refused request.
+    """A refused request."""
 
-    Attributes:
-        repo: OWNER/NAME; empty if the server is not the hub.
-        what: The file, or else the repository.
-        page: Its URL for a browser.
-        has_token: Whether it was sent with the hub's token.
-    """
-
-    repo: str
-    what: str
-    page: str
-    has_token: bool
+    repo: str  # OWNER/NAME; empty if the server is not the hub
+    what: str  # the file, or else the repository
+    page: str  # its URL for a browser
+    has_token: bool  # whether it was sent with the hub's token
 
 
 def _response_error(
@@ -187,14 +180,8 @@ def stream(
 ) -> Iterator[httpx2.Response]:
     """Request a URL, and yield the response before its body arrives.
 
-    Only the hub gets the token; the session drops it at a redirect to another server.
-
-    Args:
-        name: The repository or file, for messages.
-
-    Raises:
-        Interruption: Another attempt may succeed.
-        CorralError: The server refuses.
+    Only the hub gets the token; the session drops it at a redirect to another server. `name` is the
+    repository or file, for messages. Raises as `Client.stream`.
     """
     sent = {**_headers(url, endpoint), **headers}
     with (
@@ -324,10 +311,7 @@ _SEARCHED: Final = ("downloads", "likes", "lastModified", "gated", "gguf")
 class HubClient(Client):
     """The hub at an endpoint.
 
-    Args:
-        endpoint: Its URL; None for HF_ENDPOINT, or huggingface.co.
-        sleep: Waits between attempts.
-        notify: Receives a sentence for each wait.
+    `endpoint` is its URL; None for HF_ENDPOINT, or huggingface.co.
     """
 
     def __init__(

@@ -52,11 +52,8 @@ _STALLED_S: Final = 600.0
 def take_turn(lock: Path, part: Path, name: str, notify: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of a file; wait while another command downloads the file.
 
-    huggingface_hub uses the same lock, so its commands wait too.
-
-    Raises:
-        DownloadFailed: Another command holds the lock and makes no progress.
-        OSError: The lock cannot be created.
+    huggingface_hub uses the same lock, so its commands wait too. Raises DownloadFailed if another
+    command holds the lock and makes no progress, and OSError if it cannot be created.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     held = filelock.FileLock(lock)
@@ -103,17 +100,11 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer(RemoteFile):
-    """A file to fetch into a store of models.
+    """A file to fetch into a store of models."""
 
-    Attributes:
-        part: The path of the partial file.
-        target: The final path.
-        lock: Held by the command that fetches the file.
-    """
-
-    part: Path
-    target: Path
-    lock: Path
+    part: Path  # the path of the partial file
+    target: Path  # the final path
+    lock: Path  # held by the command that fetches the file
 
 
 def fetch(transfer: Transfer, client: Client, progress: Progress) -> tuple[int, str]:

@@ -78,22 +78,15 @@ _STOP_MARGIN_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """The contents of a service, and its scope.
-
-    Attributes:
-        command: The absolute path of a program, and the words before `serve`.
-        program_paths: Files that the program reads of its installation.
-        environment: Variables for the daemon.
-        groups: Those of GPU_GROUPS that exist on this machine.
-    """
+    """The contents of a service, and its scope."""
 
     scope: Scope
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # the absolute path of a program, and the words before `serve`
     settings_file: Path
     settings: Settings
-    program_paths: tuple[Path, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    groups: tuple[str, ...] = ()
+    program_paths: tuple[Path, ...] = ()  # files that the program reads of its installation
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables for the daemon
+    groups: tuple[str, ...] = ()  # those of GPU_GROUPS that exist on this machine
 
     @property
     def serve(self) -> tuple[str, ...]:

@@ -124,13 +124,8 @@ class Client(ABC):
     def retry(self, call: Callable[[Attempts], T], what: str, kept: str = "") -> T:
         """Repeat a call after interruptions.
 
-        Args:
-            call: Gets the attempts, to note its progress.
-            what: The subject of the error.
-            kept: Text to append to the error's hint.
-
-        Raises:
-            DownloadFailed: It was interrupted too often without progress.
+        The call gets the attempts, to note its progress. `what` is the subject of the error, and
+        `kept` the end of its hint. Raises DownloadFailed after too many without progress.
         """
         attempts = Attempts()
         while True:
@@ -148,19 +143,13 @@ class Client(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file to fetch.
+    """A file to fetch."""
 
-    Attributes:
-        name: For messages.
-        digest: Its SHA-256, or the SHA-1 of a git blob; empty if unknown.
-        tag: The entity tag of a file without digest; needed to resume.
-    """
-
-    name: str
+    name: str  # for messages
     url: str
     size_bytes: int
-    digest: str = ""
-    tag: str = ""
+    digest: str = ""  # its SHA-256, or the SHA-1 of a git blob; empty if unknown
+    tag: str = ""  # the entity tag of a file without digest; needed to resume
 
 
 _SHA1_LENGTH: Final = 40
@@ -340,15 +329,8 @@ def download(
 ) -> Path:
     """Download a file with a SHA-256 into a directory, unless it is there with the right one.
 
-    Args:
-        client: Follows redirects.
-        directory: Gets the file and, until it is complete, the partial file.
-        progress: Receives bytes done and bytes in all.
-        source: The origin of the size and the SHA-256, for messages.
-
-    Raises:
-        DownloadFailed: The download broke, or the file's hash is wrong.
-        OSError: The directory cannot be written.
+    The client follows redirects; `source` is the origin of the SHA-256, for messages. Raises
+    DownloadFailed, and OSError if the directory cannot be written.
     """
     target = directory / file.name
 
@@ -386,14 +368,8 @@ def download_wheel(
 ) -> None:
     """Download the wheel of `NAME==VERSION` into a directory, as `download` does.
 
-    Args:
-        directory: Gets the wheel; a `.part` file in it is resumed.
-        size_max_bytes: A larger wheel is refused.
-        progress: Receives bytes done and bytes in all.
-
-    Raises:
-        DownloadFailed: The download broke, or the wheel is too large or its hash is wrong.
-        OSError: The directory cannot be written.
+    A `.part` file in the directory is resumed, and a wheel above `size_max_bytes` refused. Raises
+    as `download`.
     """
     import httpx  # noqa: PLC0415 (as above)
 
