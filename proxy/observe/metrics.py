@@ -153,23 +153,27 @@ class RequestCounters:
         return self._models.name_of(model), self._instances.name_of(instance)
 
     def _end(self, fields: Mapping[str, Any]) -> None:
+        counts, status = self.counts, fields["status"]
         key = self.labels_of(fields["model"], fields["instance"])
-        self.counts[_outcome(fields["status"])][key] += 1
+        # A 4xx of the engine is a complete response.
+        outcome = "requests_failed" if status >= 500 else "requests_finished"
+        counts["requests_cancelled" if status == CLIENT_GONE else outcome][key] += 1
         if fields["attempts"] > 1:
-            self.counts["retries"][key] += fields["attempts"] - 1
+            counts["retries"][key] += fields["attempts"] - 1
         if continued := fields.get("continued"):
-            self.counts["continued_answers"][key] += continued
+            counts["continued_answers"][key] += continued
         if asked := fields.get("fallback_for"):
-            self.counts["fallbacks"][self._models.name_of(asked),] += 1
+            counts["fallbacks"][self._models.name_of(asked),] += 1
         for name in _TOKENS:
             if count := fields[name]:
-                self.counts[name][key] += count
+                counts[name][key] += count
         # Per request, so that a surplus of one prompt does not offset another's miss.
         found = min(fields["expected_cached_tokens"] or 0, fields["cached_tokens"] or 0)
-        self.counts["expected_tokens_found"][key] += found
+        counts["expected_tokens_found"][key] += found
         for name, ms in _times(fields).items():
             if ms is not None:
-                self._histogram(name, key).add(ms / 1000)
+                histogram = self.histograms[name].get(key) or self._histogram(name, key)
+                histogram.add(ms / 1000)
 
     def _histogram(self, name: str, key: _Key) -> Histogram:
         histograms = self.histograms[name]
@@ -192,13 +196,6 @@ class _Names:
             return OTHER
         self._known.add(name)
         return name
-
-
-def _outcome(status: int) -> str:
-    # A 4xx of the engine is a complete response.
-    if status == CLIENT_GONE:
-        return "requests_cancelled"
-    return "requests_failed" if status >= 500 else "requests_finished"
 
 
 def waited_ms(fields: Mapping[str, Any]) -> float:

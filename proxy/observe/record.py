@@ -293,7 +293,8 @@ class InFlightRequest:
         self._task = asyncio.current_task()
         assert self._task is not None, "a block runs in a task"  # noqa: S101 (for mypy)
         self._cancelled_before = self._task.cancelling()
-        self._requests.add(self)
+        self._requests.members.add(self)
+        self._requests.emptied.clear()
         return self
 
     def __exit__(
@@ -302,7 +303,10 @@ class InFlightRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._requests.discard(self)
+        in_flight = self._requests
+        in_flight.members.discard(self)
+        if not in_flight.members:
+            in_flight.emptied.set()
         task, self._task = self._task, None
         if self._cancel_soon is not None:
             self._cancel_soon.cancel()
@@ -329,34 +333,25 @@ R = TypeVar("R", bound=InFlightRequest)
 
 
 class InFlight(Generic[R]):
-    """The requests in flight of one holder."""
+    """The requests in flight of one holder; their blocks change `members` and `emptied`."""
 
     def __init__(self) -> None:
-        self._requests: set[R] = set()
-        self._landed = asyncio.Event()
-        self._landed.set()
+        self.members: set[R] = set()
+        self.emptied = asyncio.Event()
+        self.emptied.set()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.members)
 
     def __iter__(self) -> Iterator[R]:
-        return iter(self._requests)
-
-    def add(self, request: R) -> None:
-        self._requests.add(request)
-        self._landed.clear()
-
-    def discard(self, request: R) -> None:
-        self._requests.discard(request)
-        if not self._requests:
-            self._landed.set()
+        return iter(self.members)
 
     def abort(self, error: ProxyError) -> None:
-        for request in self._requests:
+        for request in self.members:
             request.abort(error)
 
     async def wait_empty(self) -> None:
-        await self._landed.wait()
+        await self.emptied.wait()
 
 
 class ServerState:

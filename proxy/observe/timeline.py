@@ -127,7 +127,8 @@ class Timeline:
             spent_s["decode"] = min(spent_s["prefill"], engine_decode_ms / 1000)
             spent_s["prefill"] -= spent_s["decode"]
         times_ms = {
-            name: _in_ms(spent) if (spent := spent_s[phase]) else 0.0 for phase, name in _TIMED
+            name: int(spent * 10_000) / 10 if (spent := spent_s[phase]) else 0.0
+            for phase, name in _TIMED
         }
         duration_ms = _in_ms(now_s - self.began_at_s)
         rest_ms = duration_ms - sum(times_ms.values())
