@@ -62,24 +62,6 @@ class SlotFileStorage(Protocol):
         """
 
 
-class NoSlotFiles:
-    """Keeps nothing on disk."""
-
-    def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
-        return False
-
-    async def save(
-        self, _instance: str, _slot: int, _tokens: int, _what: ConversationFingerprint, /
-    ) -> Transfer | None:
-        return None
-
-    async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
-        return None
-
-
-NO_SLOT_FILES: Final = NoSlotFiles()
-
-
 Operation = Literal["save", "restore"]
 
 
@@ -129,28 +111,26 @@ class CountedStorage:
         return self._counts
 
     def may_save(self, instance: str, size_bytes: float, /) -> bool:
-        return self._of(instance)[1].may_save(instance, size_bytes)
+        _, storage = self._storages.get(instance, ("", None))
+        return storage is not None and storage.may_save(instance, size_bytes)
 
     async def save(
         self, instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
     ) -> Transfer | None:
-        model, storage = self._of(instance)
-        done = await storage.save(instance, id_slot, tokens, fingerprint)
-        self._note("save", model, done)
-        return done
+        if (found := self._storages.get(instance)) is None:
+            return None
+        model, storage = found
+        return self._note("save", model, await storage.save(instance, id_slot, tokens, fingerprint))
 
     async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
-        model, storage = self._of(instance)
-        done = await storage.restore(instance, id_slot, name)
-        self._note("restore", model, done)
-        return done
+        if (found := self._storages.get(instance)) is None:
+            return None
+        model, storage = found
+        return self._note("restore", model, await storage.restore(instance, id_slot, name))
 
-    def _of(self, instance: str) -> tuple[str, SlotFileStorage]:
-        return self._storages.get(instance, ("", NO_SLOT_FILES))
-
-    def _note(self, operation: Operation, model: str, transfer: Transfer | None) -> None:
-        if model:
-            self._counts.setdefault(model, no_counts())[operation].note(transfer)
+    def _note(self, operation: Operation, model: str, transfer: Transfer | None) -> Transfer | None:
+        self._counts.setdefault(model, no_counts())[operation].note(transfer)
+        return transfer
 
 
 # Assumed before the first transfer: 10 ms and 1 GB/s. SmolLM2-135M, build 10434, 2 cores: 24 MB

@@ -43,6 +43,24 @@ async def _error_of(wait: Coroutine[None, None, None]) -> ProxyError | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelDemand:
+    """Clients' demand for a model on this machine.
+
+    Attributes:
+        working: Requests on its local instances, withdrawn ones included.
+        idle_since_s: When the last request ended; minus infinity before the first.
+        cached_tokens: Known tokens of conversations in its slots.
+        held_back: Waiting requests that more slots would not help: another prompt comes first.
+    """
+
+    waiting: int
+    working: int
+    idle_since_s: float
+    cached_tokens: int
+    held_back: int = 0
+
+
 class ModelQueue:
     """One model's queue.
 
@@ -250,10 +268,16 @@ class ModelQueue:
             if not next(self._client_leases(), None):
                 self._on_idle()
 
-    @property
-    def in_flight(self) -> int:
-        """The number of clients' requests on local instances, withdrawn ones included."""
-        return sum(1 for _ in self._client_leases())
+    def demand(self) -> ModelDemand:
+        instances = self._instances.in_service(self.model)
+        slot_maps = (self._prefix_index.slot_map(instance.upstream.name) for instance in instances)
+        return ModelDemand(
+            waiting=len(self._queue),
+            working=sum(1 for _ in self._client_leases()),
+            idle_since_s=self.ended_at_s,
+            cached_tokens=sum(slot_map.tokens for slot_map in slot_maps),
+            held_back=self.held_back,
+        )
 
     def _client_leases(self) -> Iterator[Lease]:
         for instance in self._instances.local:
@@ -340,24 +364,13 @@ class ModelQueues:
         clock: Clock,
         on_idle: Callable[[], None],
     ) -> None:
-        self.instances = instances
-        self.prefix_index = prefix_index
-        self._settings = settings
-        self.clock = clock
-        self._on_idle = on_idle
+        self._parts = instances, prefix_index, settings, clock, on_idle
         self._queues: dict[str, ModelQueue] = {}
 
     def queue_of(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
-            queue = self._queues[model] = ModelQueue(
-                model,
-                self.instances,
-                self.prefix_index,
-                self._settings,
-                self.clock,
-                self._on_idle,
-            )
+            queue = self._queues[model] = ModelQueue(model, *self._parts)
         return queue
 
     def assign_slots(self, model: str) -> None:
@@ -372,36 +385,3 @@ class ModelQueues:
 
     def stats(self) -> Mapping[str, QueueStats]:
         return {model: queue.stats() for model, queue in self._queues.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDemand:
-    """Clients' demand for a model on this machine.
-
-    Attributes:
-        working: Requests on its instances.
-        idle_since_s: When the last request ended; minus infinity before the first.
-        cached_tokens: Known tokens of conversations in its slots.
-        held_back: Waiting requests that more slots would not help: another prompt comes first.
-    """
-
-    waiting: int
-    working: int
-    idle_since_s: float
-    cached_tokens: int
-    held_back: int = 0
-
-
-def demand_of(queue: ModelQueue, instances: Instances, prefix_index: PrefixIndex) -> ModelDemand:
-    waiting = queue.stats()
-    cached = sum(
-        prefix_index.slot_map(instance.upstream.name).tokens
-        for instance in instances.in_service(queue.model)
-    )
-    return ModelDemand(
-        waiting.interactive + waiting.batch,
-        queue.in_flight,
-        queue.ended_at_s,
-        cached,
-        queue.held_back,
-    )

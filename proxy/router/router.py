@@ -24,7 +24,7 @@ from multidict import CIMultiDict
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import Prompt
-from proxy.cache.save_policy import NO_SLOT_FILES, CountedStorage, SlotFileStorage
+from proxy.cache.save_policy import CountedStorage, SlotFileStorage
 from proxy.cache.slot_map import Slot
 from proxy.errors import (
     CrashesEngine,
@@ -49,7 +49,7 @@ from proxy.router.engine_faults import (
 )
 from proxy.router.lease import Activity, Clock, Completion, InstanceStats, Lease, ProcessExit
 from proxy.router.measures import ModelMeasures
-from proxy.router.model_queue import Load, ModelDemand, ModelQueues, demand_of
+from proxy.router.model_queue import Load, ModelDemand, ModelQueues
 from proxy.router.policy import EQUAL
 from proxy.router.queue import queue_entry
 from proxy.router.registry import Instances
@@ -147,13 +147,15 @@ class Router:
         self,
         upstream: Upstream,
         filled: Iterable[RestoredSlot] = (),
-        storage: SlotFileStorage = NO_SLOT_FILES,
+        storage: SlotFileStorage | None = None,
     ) -> None:
         """Route requests to an instance.
 
         `filled` are the slots that its process restored; `storage` stores its slots on disk.
         """
-        self.storage.add(upstream.name, upstream.model, storage)
+        self.storage.forget(upstream.name)
+        if storage:
+            self.storage.add(upstream.name, upstream.model, storage)
         self.cache.register(upstream, filled)
         self.registry.admit(upstream, self.cache.bit(upstream.name))
         self.queues.queue_of(upstream.model).note_admission()
@@ -233,7 +235,7 @@ class Router:
         queue.assign_slots()
 
     def demand(self, model: str) -> ModelDemand:
-        return demand_of(self.queues.queue_of(model), self.registry, self.cache)
+        return self.queues.queue_of(model).demand()
 
     def add_slot_file(self, file: SlotFile) -> None:
         self.cache.files.add(file)

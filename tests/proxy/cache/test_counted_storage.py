@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from proxy.cache.fingerprint import ConversationFingerprint
-from proxy.cache.save_policy import CountedStorage, NoSlotFiles, OperationCounts, Transfer
+from proxy.cache.save_policy import CountedStorage, OperationCounts, Transfer
 
 DONE = Transfer(2000, 24_000_000, 0.25)
 
 
-class Storage(NoSlotFiles):
-    """Saves all; its one file fails."""
+class Storage:
+    """Saves all, by the limits nothing; its one file fails."""
+
+    def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
+        return False
+
+    async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
+        return None
 
     async def save(
         self, _instance: str, _slot: int, _tokens: int, _what: ConversationFingerprint, /

@@ -11,7 +11,7 @@ from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.index import PrefixIndex
-from proxy.cache.save_policy import NoSlotFiles, Transfer
+from proxy.cache.save_policy import Transfer
 from proxy.cache.slot_map import Slot
 from proxy.router.lease import Lease
 from proxy.router.registry import Instances
@@ -23,7 +23,7 @@ from proxy.upstream.upstream import Upstream
 SAVE_S = 0.02
 
 
-class Disk(NoSlotFiles):
+class Disk:
     """Saves in 20 ms while it works; remembers when it began with which slot."""
 
     def __init__(self) -> None:
@@ -39,6 +39,9 @@ class Disk(NoSlotFiles):
         self.began.append((asyncio.get_running_loop().time(), id_slot))
         await asyncio.sleep(SAVE_S)
         return Transfer(tokens, 12_000 * tokens, SAVE_S) if self.works else None
+
+    async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
+        return None
 
     @property
     def slots(self) -> list[int]:
