@@ -20,7 +20,6 @@ from typing import Final, Self
 
 from supervisor.cli.top_view import (
     Sample,
-    Size,
     View,
     cancel,
     handle_key,
@@ -263,7 +262,7 @@ class _Display:
     def run(self, first: Sample) -> int:
         self._take(first)
         while self._exit_code is None:
-            area = Size(*self._terminal.size())
+            area = self._terminal.size()
             lines = screen(self._view, self._sample, area, has_colour=self._has_colour)
             self._terminal.show(lines)
             keyboard = self._terminal.fileno()

@@ -297,32 +297,27 @@ _ID_MAX_CELLS: Final = 30
 _UNLIMITED: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    columns: int = _UNLIMITED
-    rows: int = _UNLIMITED
-
-    @property
-    def is_unlimited(self) -> bool:
-        return self.rows == _UNLIMITED
+# Columns and rows.
+Size = tuple[int, int]
 
 
 def render_once(sample: Sample, columns: int | None, *, has_colour: bool) -> str:
     """Return all rows, without a selection; `columns`: None for as many as needed."""
-    area = Size(columns or _UNLIMITED)
+    area = (columns or _UNLIMITED, _UNLIMITED)
     parts = [*_head(sample), *_tables(View(), sample, area)]
-    return "\n".join(_lines(parts, area.columns, has_colour=has_colour))
+    return "\n".join(_lines(parts, area[0], has_colour=has_colour))
 
 
 def screen(view: View, sample: Sample, area: Size, *, has_colour: bool) -> list[str]:
-    """Return the lines for a terminal, at most `area.rows`; the last line shows the keys."""
+    """Return the lines for a terminal, at most its rows; the last line shows the keys."""
+    columns, rows = area
     parts = [*_head(sample), *_tables(view, sample, area)]
-    above = _lines(parts, area.columns, has_colour=has_colour)[: max(area.rows - 2, 0)]
-    filling = [""] * (area.rows - 2 - len(above))
+    above = _lines(parts, columns, has_colour=has_colour)[: max(rows - 2, 0)]
+    filling = [""] * (rows - 2 - len(above))
     order = f"by {view.order}{', reversed' if view.is_reversed else ''}"
     keys = Text(f"{_KEYS} · {order} · {_SORT_KEYS}", "dim")
-    below = _lines([_note(view), keys], area.columns, has_colour=has_colour)
-    return [*above, *filling, *below][-max(area.rows, 1) :]
+    below = _lines([_note(view), keys], columns, has_colour=has_colour)
+    return [*above, *filling, *below][-max(rows, 1) :]
 
 
 def _head(sample: Sample) -> Iterator[RenderableType]:
@@ -339,7 +334,7 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
         return
     instances = instance_rows(sample.status, sample.requests)
     requests = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
-    rows_left = area.rows - _OTHER_LINES
+    rows_left = area[1] - _OTHER_LINES
     instance_count, request_count = share_rows(rows_left, len(instances), len(requests))
     yield Text("")
     yield _table(INSTANCE_COLUMNS, instances[:instance_count], area)
@@ -351,7 +346,9 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
     marked = -1 if chosen is None else chosen - first
     if requests:
         rows = [_clean_cells(in_flight_row(request)) for request in listed]
-        yield _table(REQUEST_COLUMNS, rows if area.is_unlimited else _mark_row(rows, marked), area)
+        yield _table(
+            REQUEST_COLUMNS, rows if area[1] == _UNLIMITED else _mark_row(rows, marked), area
+        )
     else:
         yield Text("no request is in flight")
 
@@ -368,7 +365,7 @@ def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], area: Siz
     kept = [
         i
         for i, column in enumerate(columns)
-        if area.columns >= column.from_width
+        if area[0] >= column.from_width
         and (column.title != "PROBLEM" or any(row[i] for row in rows))
     ]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -386,7 +383,7 @@ def _add_column(table: Table, column: Column, area: Size) -> None:
         justify="right" if column.is_figure else "left",
         no_wrap=True,
         overflow="ellipsis",
-        max_width=_ID_MAX_CELLS if column.title == "ID" and not area.is_unlimited else None,
+        max_width=_ID_MAX_CELLS if column.title == "ID" and area[1] != _UNLIMITED else None,
     )
 
 

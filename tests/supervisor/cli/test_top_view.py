@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from support.top_samples import STATUS, instance, model, request
 
-from supervisor.cli.top_view import Sample, Size, View, render_once, screen, with_sample
+from supervisor.cli.top_view import Sample, View, render_once, screen, with_sample
 
 MODELS = [
     model("chat", instance("chat.0"), instance("chat.1", state="starting", progress=0.43)),
@@ -25,7 +25,7 @@ def lines(
     sample: Sample, columns: int = 120, rows: int = 24, view: View | None = None
 ) -> list[str]:
     shown = with_sample(view or View(), sample)
-    return screen(shown, sample, Size(columns, rows), has_colour=False)
+    return screen(shown, sample, (columns, rows), has_colour=False)
 
 
 def words(text: str) -> list[str]:
@@ -76,9 +76,7 @@ def test_names_from_outside_have_no_control_characters(*, has_colour: bool) -> N
     )
     for text in (
         render_once(sample, None, has_colour=has_colour),
-        "\n".join(
-            screen(with_sample(View(), sample), sample, Size(300, 30), has_colour=has_colour)
-        ),
+        "\n".join(screen(with_sample(View(), sample), sample, (300, 30), has_colour=has_colour)),
     ):
         plain = re.sub(r"\x1b\[[0-9;]*m", "", text) if has_colour else text
         assert all(char == "\n" or char.isprintable() for char in plain)
