@@ -30,7 +30,7 @@ from proxy.common.headers import HOP, JSON
 from proxy.errors import BadRequest, LimitExceeded, UpstreamFailed
 from proxy.forward.arrays import GATHERED_MAX_BYTES
 from proxy.forward.response import ClientResponse
-from proxy.http.body import Share, check_complexity, members_of, read_body
+from proxy.http.body import Share, read_members
 from proxy.request.limits import check
 from proxy.request.models import ModelNames
 from proxy.request.request import cache_owner, client_of, named_model
@@ -285,10 +285,7 @@ class BatchCompletions:
             QueueFull: Too many prompts of the client already wait.
             ProxyError: As `read_body`, `read_batch` and `ModelNames.resolve` do.
         """
-        body = await read_body(request, share)
-        await check_complexity(body, share)
-        members = await share.run(len(body), lambda: members_of(body))
-        batch = read_batch(members, self.queue.config.queue_size)
+        batch = read_batch(await read_members(request, share), self.queue.config.queue_size)
         check(EndpointKind.LLAMA_COMPLETION, batch.shared, share.settings.limits)
         model, client = named_model(batch.shared) or request.query.get("model"), client_of(request)
         model_id = names.resolve(model).model_info.id

@@ -34,12 +34,12 @@ from proxy.auth.api_keys import KEY
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.common.headers import HOP
 from proxy.endpoints.feature import Core, Feature
-from proxy.errors import BadRequest, LimitExceeded, QueueTimeout, quote
+from proxy.errors import BadRequest, LimitExceeded, quote
 from proxy.forward.response import ClientResponse, StreamTransform
-from proxy.http.body import Share, check_complexity, members_of, read_body
+from proxy.http.body import Share, read_members
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.record import InFlightRequest
-from proxy.request.models import EngineReader, GpuUse, ModelNames
+from proxy.request.models import EngineReader, GpuUse, ModelNames, load_in_time
 from proxy.request.request import Translation, client_of, named_model
 from proxy.settings import BatchConfig
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -187,7 +187,7 @@ def translate_tokenize() -> tuple[Translation, StreamTransform]:
     """Return llama-server's own answer for `content`, and our format for `text`."""
     has_text = False
 
-    def read_members(members: dict[str, Any]) -> dict[str, Any]:
+    def members_for_engine(members: dict[str, Any]) -> dict[str, Any]:
         nonlocal has_text
         has_text = "text" in members and "content" not in members
         return tokenize_members(members, members["text"]) if has_text else members
@@ -196,7 +196,7 @@ def translate_tokenize() -> tuple[Translation, StreamTransform]:
         is_ours = has_text and status == HTTPStatus.OK
         return orjson.dumps(token_list(orjson.loads(body))) if is_ours else body
 
-    return Translation(TOKENIZE, EndpointKind.INFO, read_members), Rewritten(rewrite)
+    return Translation(TOKENIZE, EndpointKind.INFO, members_for_engine), Rewritten(rewrite)
 
 
 def translate_stream() -> tuple[Translation, StreamTransform]:
@@ -287,9 +287,7 @@ async def _all(
 
 
 async def _read(request: web.BaseRequest, share: Share, names: ModelNames) -> list[dict[str, Any]]:
-    body = await read_body(request, share)
-    await check_complexity(body, share)
-    members = await share.run(len(body), lambda: members_of(body))
+    members = await read_members(request, share)
     model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
     shared = {"model": model.model_info.id}
     return [tokenize_members(shared, text) for text in _texts(members)]
@@ -331,16 +329,10 @@ class EngineEndpoints(Feature):
         """
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
-            members = await _members(request, share)
+            members = await read_members(request, share, may_be_empty=True)
             name = named_model(with_model(members)) or request.query.get("model")
             model = self._names(request).resolve(name).model_info.id
-            limit_s = share.settings.queue_timeout_s
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._loader.ensure_ready(model)
-            except TimeoutError as error:
-                message = f"timed out after {limit_s:g} s waiting for {model} to load; retry later"
-                raise QueueTimeout(message) from error
+            await load_in_time(self._loader, model, share.settings.queue_timeout_s)
         return json_response(warmup_answer(model, self._engine.gpu_use(model)))
 
     async def status(self, request: web.BaseRequest) -> web.Response:
@@ -377,12 +369,3 @@ def status_answer(uses: Iterable[GpuUse], batch: BatchConfig) -> dict[str, objec
         "batch_threshold": batch.gpu_threshold,
         "recommended_min_batch": batch.min_batch,
     }
-
-
-async def _members(request: web.BaseRequest, share: Share) -> dict[str, Any]:
-    """Read the body, which may be empty."""
-    body = await read_body(request, share)
-    if not body:
-        return {}
-    await check_complexity(body, share)
-    return await share.run(len(body), lambda: members_of(body))

@@ -35,7 +35,7 @@ from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import model_json
 from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel
 from proxy.forward.response import StreamTransform
-from proxy.http.body import check_complexity, members_of, read_body
+from proxy.http.body import read_members
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.record import InFlightRequest
 from proxy.request.models import ModelControl, ModelInfo, client_models, client_names
@@ -329,9 +329,7 @@ class ModelControlEndpoints(Feature):
         """Return the model of this machine that the body names; `*` names none."""
         in_flight = InFlightRequest(self._server_state.in_flight)
         with in_flight, self._bodies.share(client_of(request)) as share:
-            body = await read_body(request, share)
-            await check_complexity(body, share)
-            name = named_model(members_of(body))
+            name = named_model(await read_members(request, share))
         if not name:
             raise BadRequest('the request names no model; send {"model": NAME}')
         names = client_names(self._loader, request)

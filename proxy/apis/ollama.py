@@ -12,7 +12,6 @@ Requests for text and vectors use the same keys, queues, leases, caches and fall
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -44,10 +43,10 @@ from proxy.batches.own_requests import OwnAnswer
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import parameter_size
-from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError, QueueTimeout
+from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError
 from proxy.forward.response import ClientResponse
 from proxy.http.api_formats import LINES, OLLAMA
-from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body
+from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body, read_members
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
 from proxy.request.keep_alive import keep_alive_s
 from proxy.request.models import (
@@ -59,6 +58,7 @@ from proxy.request.models import (
     Progress,
     Residence,
     client_models,
+    load_in_time,
     with_variants,
 )
 from proxy.request.request import (
@@ -239,14 +239,7 @@ class ModelFiles:
 
     async def _read(self, request: web.BaseRequest) -> dict[str, Any]:
         with self._bodies.share(client_of(request)) as share:
-            return await members_in(request, share)
-
-
-async def members_in(request: web.BaseRequest, share: Share) -> dict[str, Any]:
-    """Read a small body; raises as `read_body` and `check_complexity`."""
-    body = await read_body(request, share)
-    await check_complexity(body, share)
-    return members_of(body)
+            return await read_members(request, share)
 
 
 async def _stream(
@@ -327,7 +320,7 @@ class ModelLists:
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         with self._bodies.share(client_of(request)) as share:
-            name = required_name(await members_in(request, share))
+            name = required_name(await read_members(request, share))
         names = ModelNames(with_variants(client_models(self._loader, request)))
         found = names.resolve(without_tag(name, names)).model_info
         details = await self._details([found])
@@ -455,12 +448,7 @@ class OllamaEndpoints(Feature):
         model = asked.model
         is_unloaded = asked.keep_alive_s == 0
         if asked.is_local and not is_unloaded:
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._loader.ensure_ready(model)
-            except TimeoutError as error:
-                message = f"timed out after {limit_s:g} s waiting for {model} to load; retry later"
-                raise QueueTimeout(message) from error
+            await load_in_time(self._loader, model, limit_s)
         if asked.is_local and asked.keep_alive_s is not None:
             self._host.keep_alive(model, asked.keep_alive_s)
         return "unload" if is_unloaded else "load"

@@ -301,6 +301,17 @@ def members_of(body: bytes) -> dict[str, Any]:
     return members
 
 
+async def read_members(
+    request: web.BaseRequest, share: Share, *, may_be_empty: bool = False
+) -> dict[str, Any]:
+    """Return a body's JSON object; raises as `read_body`, `check_complexity` and `members_of`."""
+    body = await read_body(request, share)
+    if may_be_empty and not body:
+        return {}
+    await check_complexity(body, share)
+    return await share.run(len(body), lambda: members_of(body))
+
+
 class _Decoder:
     def __init__(self, request: web.BaseRequest, share: Share) -> None:
         coding = ",".join(request.headers.getall("Content-Encoding", ()))

@@ -20,7 +20,7 @@ from proxy.auth.api_keys import KEY
 from proxy.auth.keys_file import Key
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.common.headers import HOP
-from proxy.errors import BadRequest, UnknownModel, known_models
+from proxy.errors import BadRequest, QueueTimeout, UnknownModel, known_models
 from proxy.request.variants import MARK, SEPARATOR, Adapter, Variant
 
 # Each API key may allow its own set of models.
@@ -256,6 +256,16 @@ class ModelLoader(Protocol):
         Raises:
             ProxyError: No instance will be: Unavailable, UnknownModel or UpstreamFailed.
         """
+
+
+async def load_in_time(loader: ModelLoader, model: str, limit_s: float) -> None:
+    """Wait until a model is loaded; raises QueueTimeout, and as `ModelLoader.ensure_ready`."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await loader.ensure_ready(model)
+    except TimeoutError as error:
+        message = f"timed out after {limit_s:g} s waiting for {model} to load; retry later"
+        raise QueueTimeout(message) from error
 
 
 @dataclass(frozen=True, slots=True)

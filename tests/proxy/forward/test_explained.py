@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from support import engine as engines
 from support import response_streams
-from support.proxy_harness import ProxyHarness
+from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call, Script
 
 from supervisor.builds.discover import Engine
@@ -175,3 +176,34 @@ async def test_the_header_has_the_slot_that_the_engine_used(
         body = {"model": "chat", "prompt": "the cat sat", "n_predict": 2}
         async with proxy.http.post("/completion", json=body) as response:
             assert "X-Corral-Slot" not in response.headers
+
+
+async def test_a_response_that_another_instance_repeats_is_explained_once(
+    proxy: ProxyHarness,
+) -> None:
+    """The first instance is stopped within its response, of which the client has nothing yet."""
+    has_begun = asyncio.Event()
+
+    async def say_half(call: Call) -> None:
+        await call.head("Content-Type: application/json", "Content-Length: 100")
+        await call.send(b'{"choices": [')
+        has_begun.set()
+        await call.until_left()
+
+    await proxy.fake(say_half, "chat.1")
+    well = await proxy.fake(name="chat.2", is_admitted=False)
+
+    async def ask() -> Any:
+        members = {"model": "chat", "messages": [], "logprobs": True}
+        async with proxy.http.post("/v1/chat/completions", json=members, headers=ASK) as response:
+            return await response.json()
+
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(ask())
+        await has_begun.wait()
+        await until(lambda: proxy.router.activity("chat.1").bytes_received > 0)
+        proxy.router.admit(well.upstream())
+        await proxy.router.close("chat.1")
+    answer = asking.result()
+    assert answer["ok"] is True
+    assert answer["corral"]["instance"] == "chat.2"
