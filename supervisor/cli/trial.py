@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,6 @@ from supervisor.daemon.control_messages import (
     CanariesStatus,
     CanaryStatus,
     DaemonStatus,
-    EndedCanaryStatus,
     ReloadReport,
     TrialStatus,
 )
@@ -308,6 +308,6 @@ def _deadline_text(found: CanaryStatus) -> str:
     return f"promoted in {duration(left_s)}, unless it may be slower by more than {margin}"
 
 
-def _ended_line(found: EndedCanaryStatus) -> str:
-    text = f"{found.model}: {found.engine} was {found.outcome}: {found.reason}"
-    return f"{found.at}  {text}"
+def _ended_line(found: Mapping[str, str]) -> str:
+    text = f"{found['model']}: {found['engine']} was {found['outcome']}: {found['reason']}"
+    return f"{found['at']}  {text}"

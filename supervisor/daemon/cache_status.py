@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from proxy.cache.save_policy import ModelCounts, no_counts
+from proxy.cache.save_policy import ModelCounts, OperationCounts, no_counts
 from proxy.observe.cache_finding import Tier
 from proxy.router.router import Router
 from proxy.router.slots import CacheContents, TierUse
@@ -46,7 +46,7 @@ def caches_status(
         for name in dict.fromkeys((*models, *on_disk))
     ]
     for status in found:
-        status.skipped = {
+        status.skipped |= {
             reason.value: count
             for (name, reason), count in router.saves_skipped.items()
             if name == status.model
@@ -64,14 +64,7 @@ def caches_status(
 def saved_status(saved: Sequence[Manifest]) -> CachesStatus:
     """Return the part of the status that is known without a daemon: the files on disk."""
     found = [cache_status(model, its) for model, its in _by_model(saved).items()]
-    disk = SlotDiskStatus(
-        size_bytes=_size_bytes(saved),
-        limit_bytes=None,
-        written_bytes=None,
-        write_limit_bytes=None,
-        paused=False,
-    )
-    return CachesStatus(models=found, disk=disk)
+    return CachesStatus(found, SlotDiskStatus(_size_bytes(saved)))
 
 
 def _size_bytes(saved: Iterable[Manifest]) -> int:
@@ -97,8 +90,8 @@ def cache_status(
         computed_tokens=use[Tier.NONE].tokens,
         tiers=_tiers(saved, contents or CacheContents(), use),
         oldest_at=oldest.isoformat(timespec="seconds") if oldest else None,
-        saves=_operation(counts, is_save=True),
-        restores=_operation(counts, is_save=False),
+        saves=_file_status((counts or no_counts())["save"]),
+        restores=_file_status((counts or no_counts())["restore"]),
         skipped={},
         not_saved_reason=not_saved_reason,
     )
@@ -145,12 +138,11 @@ def _tier(
     )
 
 
-def _operation(counts: ModelCounts | None, *, is_save: bool) -> SlotFileStatus:
-    done = (counts or no_counts())["save" if is_save else "restore"]
+def _file_status(counts: OperationCounts) -> SlotFileStatus:
     return SlotFileStatus(
-        count=done.done,
-        failures=done.failures,
-        tokens=done.tokens,
-        size_bytes=done.size_bytes,
-        duration_s=round(done.duration_s, 3),
+        counts.done,
+        counts.failures,
+        counts.tokens,
+        counts.size_bytes,
+        duration_s=round(counts.duration_s, 3),
     )

@@ -150,10 +150,10 @@ class SlotDiskStatus:
     """
 
     size_bytes: int
-    limit_bytes: int | None
-    written_bytes: int | None
-    write_limit_bytes: int | None
-    paused: bool
+    limit_bytes: int | None = None
+    written_bytes: int | None = None
+    write_limit_bytes: int | None = None
+    paused: bool = False
 
 
 @dataclass
@@ -272,22 +272,11 @@ class CanaryStatus:
 
 
 @dataclass
-class EndedCanaryStatus:
-    """A canary that ended; `outcome`: promoted or withdrawn; `at` is ISO 8601 in UTC."""
-
-    model: str
-    engine: str
-    outcome: str
-    reason: str
-    at: str
-
-
-@dataclass
 class CanariesStatus:
-    """All canaries; `ended`: the latest 16, the latest last."""
+    """All canaries; `ended`: the latest 16, as `experiments.canaries` stores them."""
 
     running: list[CanaryStatus]
-    ended: list[EndedCanaryStatus]
+    ended: list[dict[str, str]]
 
 
 @dataclass

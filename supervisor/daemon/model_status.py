@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.nodes.nodes import NodeStats
@@ -15,7 +14,6 @@ from proxy.request.models import PrefillResult
 from proxy.router.batch_queue import BatchQueueStats
 from proxy.router.lease import InstanceStats
 from supervisor.autoscale.layer_mover import Moved
-from supervisor.builds.discover import Device
 from supervisor.builds.help import spec_types
 from supervisor.daemon.control_messages import (
     AdaptedValue,
@@ -36,10 +34,8 @@ from supervisor.daemon.control_messages import (
     WeightStatus,
     WorkerStatus,
 )
-from supervisor.daemon.trial_status import trial_note
-from supervisor.engine.exit_cause import FailureCause
+from supervisor.daemon.trial_status import error_fields, instance_error, trial_note
 from supervisor.engine.states import InstanceSnapshot
-from supervisor.errors import ErrorFields
 from supervisor.fleet.model import Model, availability
 from supervisor.fleet.reload import ReloadResult
 from supervisor.fleet.stats import EngineStats
@@ -57,7 +53,7 @@ from supervisor.rpc.balance import (
 from supervisor.rpc.model_workers import address_of
 from supervisor.rpc.pool import WorkerPool
 from supervisor.rpc.relay import ShardRun
-from supervisor.rpc.worker import WorkerSnapshot
+from supervisor.rpc.worker import Worker
 from supervisor.settings.schema import Settings
 from supervisor.slot_store.manifest import Manifest
 
@@ -126,8 +122,6 @@ def instance_status(
     is_retiring: bool,
 ) -> InstanceStatus:
     endpoint = facts.endpoint
-    # An instance that is meant to be stopped shows no error of an earlier run.
-    cause = facts.cause if facts.wanted else None
     return InstanceStatus(
         name=facts.name,
         state=facts.state.value,
@@ -145,8 +139,8 @@ def instance_status(
         memory_bytes=stats.memory_bytes if facts.pid else None,
         address=str(endpoint.socket or f"{endpoint.host}:{endpoint.port}"),
         engine=str(plan.engine.path) if plan else None,
-        log=_text(facts.log_path),
-        error=_error(cause, cause.sentence, facts.log_path) if cause else None,
+        log=str(facts.log_path) if facts.log_path else None,
+        error=instance_error(facts),
         warnings=[
             *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
@@ -223,73 +217,48 @@ def reload_report(result: ReloadResult) -> ReloadReport:
         kept=[*map(str, replicas.kept)],
         notes=list(result.notes),
         failures=[
-            _error(failure.cause, str(failure), failure.log_path) for failure in result.failures
+            error_fields(failure.cause, str(failure), failure.log_path)
+            for failure in result.failures
         ],
     )
-
-
-def _error(cause: FailureCause | None, message: str, log: Path | None) -> ErrorFields:
-    return {
-        "code": cause.code if cause else "start_failed",
-        "message": message,
-        "hint": cause.hint if cause else None,
-        "log": _text(log),
-    }
-
-
-def _text(path: Path | None) -> str | None:
-    return str(path) if path else None
 
 
 def worker_statuses(
     settings: Settings, known: KnownWorkers, pool: WorkerPool
 ) -> list[WorkerStatus]:
-    found = []
-    for name, worker_settings in settings.workers.items():
-        address = address_of(name, worker_settings, known)
-        models = [model for model, its in settings.models.items() if name in its.workers]
-        worker = pool.worker(name)
-        found.append(
-            _local(worker.snapshot(), known.devices(address), models)
-            if worker
-            else _remote(address, known, models)
+    return [
+        _worker_status(
+            address_of(name, worker_settings, known),
+            [model for model, its in settings.models.items() if name in its.workers],
+            known,
+            pool.worker(name),
         )
-    return found
+        for name, worker_settings in settings.workers.items()
+    ]
 
 
-def _local(worker: WorkerSnapshot, devices: Sequence[Device], models: list[str]) -> WorkerStatus:
-    return WorkerStatus(
-        name=worker.address.name,
-        address=str(worker.address),
-        local=True,
-        state=worker.state,
-        reason=worker.cause.sentence if worker.cause else None,
-        hint=worker.cause.hint if worker.cause else None,
-        pid=worker.pid,
-        restarts=worker.restarts,
-        devices_bytes=_bytes(devices),
-        models=models,
-    )
-
-
-def _remote(address: WorkerAddress, known: KnownWorkers, models: list[str]) -> WorkerStatus:
-    problem, devices = known.problem(address), known.devices(address)
-    return WorkerStatus(
+def _worker_status(
+    address: WorkerAddress, models: list[str], known: KnownWorkers, local: Worker | None
+) -> WorkerStatus:
+    devices, problem = known.devices(address), known.problem(address)
+    found = WorkerStatus(
         name=address.name,
         address=str(address),
-        local=False,
+        local=local is not None,
         state="lost" if problem else "ready" if devices else "unknown",
         reason=problem,
         hint=None,
         pid=None,
         restarts=0,
-        devices_bytes=_bytes(devices),
+        devices_bytes=[device.total_mib * 1024**2 for device in devices],
         models=models,
     )
-
-
-def _bytes(devices: Sequence[Device]) -> list[int]:
-    return [device.total_mib * 1024**2 for device in devices]
+    if local:
+        worker = local.snapshot()
+        found.state, found.pid, found.restarts = worker.state, worker.pid, worker.restarts
+        found.reason = worker.cause.sentence if worker.cause else None
+        found.hint = worker.cause.hint if worker.cause else None
+    return found
 
 
 def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> BalanceStatus:

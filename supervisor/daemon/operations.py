@@ -20,7 +20,6 @@ from supervisor.daemon.control_messages import (
     CachesStatus,
     CanariesStatus,
     DaemonStatus,
-    EndedCanaryStatus,
     ForgottenSlots,
     InstanceStatus,
     JoinedHost,
@@ -261,7 +260,7 @@ class DaemonService:
             for canary in canaries.running
             for name in [canary.model]
         ]
-        return CanariesStatus(running, [EndedCanaryStatus(**ended) for ended in canaries.ended])
+        return CanariesStatus(running, [*map(dict, canaries.ended)])
 
     def start_canary(
         self,

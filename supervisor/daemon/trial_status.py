@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 from supervisor.daemon.control_messages import (
@@ -15,6 +14,8 @@ from supervisor.daemon.control_messages import (
     TrialSideStatus,
     TrialStatus,
 )
+from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.states import InstanceSnapshot
 from supervisor.errors import ErrorFields
 from supervisor.experiments.canaries import Canary
 from supervisor.experiments.trials import Trial, replicas_by_side
@@ -49,17 +50,19 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
     judge = verdict_over_time if note.is_canary else verdict
     (rates, firsts, notes), figures = judge(trial.figures), trial.figures.sides
     base = _side(model.entry.profile, sides["base"], figures["base"], memory)
+    base.tokens_per_second, base.first_token_s = rates.base, firsts.base
     tried = _side(note.profile, sides["trial"], figures["trial"], memory)
+    tried.tokens_per_second, tried.first_token_s = rates.trial, firsts.trial
     (replica,) = sides["trial"]
     snapshot = replica.instance.snapshot()
     return TrialStatus(
         model=model.entry.name,
         share=note.share,
         state=snapshot.state.value,
-        error=_error(replica),
+        error=instance_error(snapshot),
         age_s=round(age_s, 1),
-        base=replace(base, tokens_per_second=rates.base, first_token_s=firsts.base),
-        trial=replace(tried, tokens_per_second=rates.trial, first_token_s=firsts.trial),
+        base=base,
+        trial=tried,
         tokens_per_second=_comparison(rates),
         first_token_s=_comparison(firsts),
         differences=list(_differences(sides["base"], replica)),
@@ -86,29 +89,31 @@ def _side(
 
 
 def _comparison(found: FigureVerdict) -> TrialComparison:
+    """Return a comparison; orjson writes nan and infinity as null."""
     comparison = found.comparison
     return TrialComparison(
-        ratio=_finite_or_none(comparison.ratio),
-        low=_finite_or_none(comparison.low),
-        high=_finite_or_none(comparison.high),
-        is_different=comparison.is_different,
-        outcome=found.outcome,
+        comparison.ratio,
+        comparison.low,
+        comparison.high,
+        comparison.is_different,
+        found.outcome,
         requests_to_go=found.to_go,
     )
 
 
-def _finite_or_none(value: float) -> float | None:
-    """Return None for nan and infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None
+def instance_error(facts: InstanceSnapshot) -> ErrorFields | None:
+    """Return why an instance does not run; None for one that is meant to be stopped."""
+    cause = facts.cause if facts.wanted else None
+    return error_fields(cause, cause.sentence, facts.log_path) if cause else None
 
 
-def _error(replica: Replica) -> ErrorFields | None:
-    snapshot = replica.instance.snapshot()
-    if snapshot.cause is None or not snapshot.wanted:
-        return None
-    log = str(snapshot.log_path) if snapshot.log_path else None
-    cause = snapshot.cause
-    return {"code": cause.code, "message": cause.sentence, "hint": cause.hint, "log": log}
+def error_fields(cause: FailureCause | None, message: str, log: Path | None) -> ErrorFields:
+    return {
+        "code": cause.code if cause else "start_failed",
+        "message": message,
+        "hint": cause.hint if cause else None,
+        "log": str(log) if log else None,
+    }
 
 
 def _differences(base: Iterable[Replica], trial: Replica) -> Iterator[FlagDifference]:

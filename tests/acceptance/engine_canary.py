@@ -163,7 +163,7 @@ def wait_end(corral: CorralCli, limit_s: float) -> dict[str, Any]:
     while time.monotonic() < deadline_s:
         found = corral.client.canaries()
         if found.ended and not found.running:
-            return vars(found.ended[-1])
+            return found.ended[-1]
         time.sleep(0.2)
     raise TimeoutError("the canary was not decided")
 

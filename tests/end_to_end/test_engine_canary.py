@@ -37,7 +37,7 @@ def settings(corral: CorralCli) -> str:
 def last(corral: CorralCli) -> dict[str, Any]:
     """Return the canary that ended last, once one has ended and none runs."""
     until(lambda: (found := corral.client.canaries()).ended and not found.running)
-    return vars(corral.client.canaries().ended[-1])
+    return corral.client.canaries().ended[-1]
 
 
 def test_a_promoted_build_becomes_the_models_own_and_cuts_no_answer(

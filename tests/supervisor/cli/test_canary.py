@@ -11,7 +11,6 @@ from supervisor.daemon.control_client import Stream
 from supervisor.daemon.control_messages import (
     CanariesStatus,
     DaemonStatus,
-    EndedCanaryStatus,
     ReloadReport,
     read,
 )
@@ -21,9 +20,7 @@ TEXT = '# mine\n[models.chat]\npath = "/m/chat.gguf"\n'
 ENDED = CanariesStatus(
     running=[],
     ended=[
-        EndedCanaryStatus(
-            model="chat", engine="b11000-cpu", outcome="promoted", reason="", at="now"
-        )
+        {"model": "chat", "engine": "b11000-cpu", "outcome": "promoted", "reason": "", "at": "now"}
     ],
 )
 
