@@ -39,13 +39,8 @@ class Move:
     estimated_speedup: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A completed move, and the file that stores it."""
-
-    model: str
-    move: Move
-    path: Path
+# A completed move of a model, and the file that stores it.
+Moved = tuple[str, Move, Path]
 
 
 class LayerMover:
@@ -161,7 +156,7 @@ class LayerMover:
             hint = failure.cause.hint if failure.cause else None
             log = str(failure.log_path) if failure.log_path else None
             raise StartFailed(f"no layer was moved: {failure}", hint=hint, log=log)
-        moved = Moved(name, move, self._shares.write(name, layers, dict(move.before)))
+        moved = name, move, self._shares.write(name, layers, dict(move.before))
         current = self._fleet.models[name].at(replica.place.number)
         self._fleet.apply_settings(current, self._fleet.planner)
         self._emit(

@@ -94,63 +94,50 @@ class Demand:
     slots: int  # of all instances together
 
 
-@dataclass(frozen=True, slots=True)
-class SlotCounts:
-    """The numbers of slots of an instance: now, planned, and at most."""
-
-    now: int
-    planned: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class WantedSlots:
-    count: int
-    reason: str
+# A number of slots, and why.
+WantedSlots = tuple[int, str]
 
 
 def decide_slots(
-    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+    history: Sequence[Demand], limits: SlotSettings, *, now: int, planned: int
 ) -> WantedSlots | None:
-    """Decide by the history, the oldest first; None for no change."""
+    """Decide by the history, the oldest first; None for no change.
+
+    `now` and `planned` are slots of an instance.
+    """
+    most = max(limits.max, planned)
     if not limits.follow_demand:
-        return (
-            WantedSlots(counts.planned, "its slots do not follow demand any more")
-            if counts.now != counts.planned
-            else None
-        )
-    if counts.now > max(counts.most, counts.planned):
-        return WantedSlots(max(counts.most, counts.planned), "slots.max is lower now")
-    return _wants_more(history, counts, limits) or _wants_fewer(history, counts, limits)
+        why = "its slots do not follow demand any more"
+        return (planned, why) if now != planned else None
+    if now > most:
+        return most, "slots.max is lower now"
+    return _wants_more(history, limits, now) or _wants_fewer(history, limits, now, planned)
 
 
-def _wants_more(
-    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
-) -> WantedSlots | None:
+def _wants_more(history: Sequence[Demand], limits: SlotSettings, now: int) -> WantedSlots | None:
     recent = _window(history, limits.queued_s)
     queued = [demand for demand in recent if demand.waiting]
-    count = min(2 * counts.now, counts.most)
-    if not queued or len(queued) < _QUEUED_SHARE * len(recent) or count <= counts.now:
+    count = min(2 * now, limits.max)
+    if not queued or len(queued) < _QUEUED_SHARE * len(recent) or count <= now:
         return None
-    reason = f"requests queued for {limits.queued_s:g} s with {recent[-1].slots} slots"
-    return WantedSlots(count, reason)
+    return count, f"requests queued for {limits.queued_s:g} s with {recent[-1].slots} slots"
 
 
 def _wants_fewer(
-    history: Sequence[Demand], counts: SlotCounts, limits: SlotSettings
+    history: Sequence[Demand], limits: SlotSettings, now: int, planned: int
 ) -> WantedSlots | None:
     recent = _window(history, limits.quiet_s)
-    if counts.now <= counts.planned or not recent or any(demand.waiting for demand in recent):
+    if now <= planned or not recent or any(demand.waiting for demand in recent):
         return None
-    used = max(demand.busy / demand.slots for demand in recent) * counts.now
-    count = counts.now
-    while count > counts.planned and used <= count / 2:
-        count = max(counts.planned, count // 2)
-    if count == counts.now:
+    used = max(demand.busy / demand.slots for demand in recent) * now
+    count = now
+    while count > planned and used <= count / 2:
+        count = max(planned, count // 2)
+    if count == now:
         return None
     busy = max(demand.busy for demand in recent)
     in_use = f"at most {busy} of {recent[-1].slots} slots in use"
-    return WantedSlots(count, f"{in_use} for {limits.quiet_s:g} s")
+    return count, f"{in_use} for {limits.quiet_s:g} s"
 
 
 def _window(history: Sequence[Demand], length_s: float) -> Sequence[Demand]:
@@ -207,12 +194,13 @@ class SlotDecider:
         limits, planned = model.settings.slots, model.base.slots
         if model.name not in self._histories:
             return ()
-        counts = SlotCounts(model.plan.slots, planned, limits.max)
-        wanted = decide_slots(self._histories[model.name], counts, limits)
+        history, now = self._histories[model.name], model.plan.slots
+        wanted = decide_slots(history, limits, now=now, planned=planned)
         if wanted is None:
             return ()
-        to = Setting(wanted.count, ORIGIN, wanted.reason) if wanted.count > planned else None
-        return (Change(SLOTS, to, wanted.reason, is_urgent=wanted.count > counts.now),)
+        count, reason = wanted
+        to = Setting(count, ORIGIN, reason) if count > planned else None
+        return (Change(SLOTS, to, reason, is_urgent=count > now),)
 
 
 def _note(history: deque[Demand], demand: Demand, limits: SlotSettings) -> None:

@@ -236,18 +236,16 @@ def _count_text(count: int, noun: str) -> str:
 THREADS = "threads"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineProcess:
-    pid: int
-    place: str  # of its replica; a successor has that of its predecessor
-    threads: int  # the number of decode threads
+# The pid of an engine, the place of its replica (a successor has that of its predecessor), and its
+# number of decode threads.
+EngineProcess = tuple[int, str, int]
 
 
 def engine_processes(fleet: Fleet) -> Iterator[EngineProcess]:
     for replica in fleet.all_replicas():
         if pid := replica.instance.snapshot().pid:
             threads = threads_of(replica.plan) if replica.plan else None
-            yield EngineProcess(pid, str(replica.place), threads or 1)
+            yield pid, str(replica.place), threads or 1
 
 
 def threads_of(plan: Plan) -> int | None:
@@ -319,7 +317,7 @@ class ThreadDecider:
         elif self._before is None or models[0].at_s - self._before.at_s >= _SAMPLE_MIN_S:
             processes = [*self._processes()]
             before = self._before
-            self._before = self._read([os.getpid(), *(process.pid for process in processes)])
+            self._before = self._read([os.getpid(), *(pid for pid, _, _ in processes)])
             if before:
                 load = processor_load(before, self._before)
                 self._samples.append(LoadSample(load, _busy(processes, load.own_cores)))
@@ -368,9 +366,9 @@ def _busy(
 ) -> Mapping[str, float]:
     """Return the share of the time in which the threads of each place computed."""
     busy: dict[str, float] = {}
-    for process in processes:
-        share = min(1.0, own_cores.get(process.pid, 0) / process.threads)
-        busy[process.place] = max(share, busy.get(process.place, 0))
+    for pid, place, threads in processes:
+        share = min(1.0, own_cores.get(pid, 0) / threads)
+        busy[place] = max(share, busy.get(place, 0))
     return busy
 
 

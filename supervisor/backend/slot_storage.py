@@ -137,17 +137,18 @@ class PrefixFiles:
                 await self._save(upstream, slot, blocks)
 
     async def _save(self, upstream: Upstream, slot: FilledSlot, blocks: tuple[int, ...]) -> None:
-        if not self._storage.may_save(upstream.name, slot.tokens * upstream.token_bytes):
+        id_slot, tokens, cached = slot
+        if not self._storage.may_save(upstream.name, tokens * upstream.token_bytes):
             return
         fingerprint = ConversationFingerprint((), blocks)
-        saved = await self._storage.save(upstream.name, slot.id_slot, slot.tokens, fingerprint)
+        saved = await self._storage.save(upstream.name, id_slot, tokens, fingerprint)
         if saved:
             self._emit(
                 "prefix.saved",
                 instance=upstream.name,
                 model=upstream.model,
                 tokens=saved.tokens,
-                cached=slot.cached_tokens,
+                cached=cached,
                 size_bytes=saved.size_bytes,
             )
 

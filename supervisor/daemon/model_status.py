@@ -277,14 +277,14 @@ def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> Ba
 
 
 def moved_layers(moved: Moved) -> MovedLayers:
-    move = moved.move
+    name, move, path = moved
     return MovedLayers(
-        model=moved.model,
+        model=name,
         before=dict(move.before),
         after=dict(move.after),
         reason=move.reason,
         estimated_speedup=move.estimated_speedup,
-        file=str(moved.path),
+        file=str(path),
     )
 
 

@@ -23,11 +23,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
 import psutil
 
@@ -72,17 +72,13 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 OnBytes = Callable[[bytes], None]
 
 
-class Command(Protocol):
+@dataclass(frozen=True, slots=True)
+class Command:
     """A program to run; `argv` begins with its path, `env` is complete."""
 
-    @property
-    def argv(self) -> Sequence[str]: ...
-
-    @property
-    def env(self) -> Mapping[str, str]: ...
-
-    @property
-    def cwd(self) -> Path: ...
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: Path
 
 
 @dataclass(frozen=True, slots=True)

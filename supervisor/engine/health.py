@@ -30,10 +30,8 @@ _COMPUTING: Final = 0.05
 _SUSPENDED_LOOKS: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class CounterSample:
-    values: tuple[float, ...] | None = None  # in a fixed order; None if it did not answer
-    cpu_s: float | None = None  # CPU time of the process; None if unknown
+# Counters in a fixed order, None if it did not answer; CPU time of the process, None if unknown.
+CounterSample = tuple[tuple[float, ...] | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +96,18 @@ def _compare(health: HealthState, before: tuple[float, CounterSample] | None) ->
     (then_s, then), (now_s, now) = before, health.counters
     if _differ(then, now):
         return replace(health, progress_at_s=then_s, computed_at_s=then_s)
-    if now.values is None:
+    (values, before_s), (answered, cpu_s) = then, now
+    if answered is None:
         # No answer means no progress; the last answer stays valid.
-        health = replace(health, counters=(now_s, replace(now, values=then.values)))
-    if then.cpu_s is None or now.cpu_s is None:
+        health = replace(health, counters=(now_s, (values, cpu_s)))
+    if before_s is None or cpu_s is None:
         return health
-    has_computed = now.cpu_s - then.cpu_s >= _COMPUTING * (now_s - then_s)
+    has_computed = cpu_s - before_s >= _COMPUTING * (now_s - then_s)
     return replace(health, computed_at_s=then_s) if has_computed else health
 
 
 def _differ(then: CounterSample, now: CounterSample) -> bool:
-    return None not in (then.values, now.values) and then.values != now.values
+    return None not in (then[0], now[0]) and then[0] != now[0]
 
 
 def has_moved(before: HealthSample, now: HealthSample) -> bool:

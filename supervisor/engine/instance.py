@@ -11,7 +11,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proxy.common.background_tasks import FAILURES, persist
@@ -27,15 +27,16 @@ from supervisor.engine.launch import Launch, Progress
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.run import ProcessRun, run_to_exit
 from supervisor.engine.state_tasks import (
+    NO_SLOT_PERSISTER,
     STATE_TASKS,
     NeedsRestart,
-    NoSlotPersister,
     SlotPersister,
     StateContext,
     StateTask,
 )
 from supervisor.engine.states import (
     STATES,
+    Deadline,
     Event,
     ExitOutcome,
     InstanceSnapshot,
@@ -68,52 +69,54 @@ _LATE_S = 1.0
 _LOADING = frozenset({State.STARTING, State.WARMING})
 
 
-class Instance:
-    """One replica of a model.
+@dataclass(frozen=True, slots=True)
+class InstanceServices:
+    """What an instance needs of others.
 
-    Commands return at once; `wait` waits for their effect. The last command given before `serve`
-    runs is applied then.
-
-    Args:
-        name: Unique among instances; part of file names.
+    Attributes:
         launch: Returns the launch of a run, by its number; may raise CorralError.
-        prepare: Awaited before each launch; may raise CorralError.
-        reduce: Called when a load has failed; returns whether the next start is planned with less
-            memory. If so, it follows at once and the failure is not counted.
+        admit: Called when it can serve.
         persister: Saves and restores its KV slots.
         needs_restart: Measures a run before it serves; returns whether another one with other
             flags must follow.
-        clock: Monotonic seconds.
+        prepare: Awaited before each launch; may raise CorralError.
+        reduce: Called when a load has failed; returns whether the next start is planned with less
+            memory. If so, it follows at once and the failure is not counted.
     """
 
-    def __init__(  # noqa: PLR0913 (independent collaborators)
+    launch: Callable[[int], Launch]
+    traffic: Router
+    admit: Callable[[InstanceSnapshot], None]
+    emit: Emit
+    persister: SlotPersister = NO_SLOT_PERSISTER
+    needs_restart: NeedsRestart | None = None
+    prepare: Callable[[], Awaitable[None]] | None = None
+    reduce: Callable[[FailureCause], bool] = lambda _: False
+
+
+class Instance:
+    """One replica of a model; `name` is unique among instances, and part of file names.
+
+    Commands return at once; `wait` waits for their effect. The last command given before `serve`
+    runs is applied then. `clock` returns monotonic seconds.
+    """
+
+    def __init__(
         self,
         name: str,
         model: str,
-        launch: Callable[[int], Launch],
+        services: InstanceServices,
         *,
         limits: InstanceLimits,
         policy: RestartPolicy,
-        traffic: Router,
-        admit: Callable[[InstanceSnapshot], None],
-        emit: Emit,
-        persister: SlotPersister | None = None,
-        needs_restart: NeedsRestart | None = None,
-        prepare: Callable[[], Awaitable[None]] | None = None,
-        reduce: Callable[[FailureCause], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.model = model
-        self._launch = launch
+        self._services = services
         self._limits = limits
-        self._traffic = traffic
-        self._admit = admit
-        self._emit: Emit = functools.partial(emit, instance=name, model=model)
-        self._persister = persister or NoSlotPersister()
-        self._needs_restart = needs_restart
-        self._prepare = prepare
-        self._reduce = reduce
+        self._traffic = services.traffic
+        self._emit: Emit = functools.partial(services.emit, instance=name, model=model)
         self._clock = clock
 
         self._lifecycle = Lifecycle()
@@ -211,7 +214,7 @@ class Instance:
         run = self._run
         if run is None or run.number != self._lifecycle.run or run.progress is None:
             return None
-        return run.progress.value if STATES[self._lifecycle.state].process else None
+        return run.progress[1] if STATES[self._lifecycle.state].process else None
 
     def _up_s(self) -> float:
         return 0.0 if self._ready_at_s is None else self._clock() - self._ready_at_s
@@ -231,7 +234,7 @@ class Instance:
         try:
             if self._early_command:
                 self._command(self._early_command)
-            await asyncio.get_running_loop().create_future()  # until cancelled
+            await asyncio.Event().wait()  # until cancelled
         finally:
             self._group = None
             self._cancel()
@@ -291,7 +294,7 @@ class Instance:
         if run := self._run:
             run.stop_parsing()
             self._warnings = exit_cause.warnings(run.last_lines(_LINES_TO_JUDGE))
-        self._admit(self.snapshot())
+        self._services.admit(self.snapshot())
 
     # The task and the timer of a state.
 
@@ -304,8 +307,8 @@ class Instance:
             self._group.create_task(process, name=f"{self.name} process")
         else:
             self._begin_task()
-        if limit := STATES[state].deadline:
-            self._set_timer(self._limit_s(limit))
+        if deadline := STATES[state].deadline:
+            self._set_timer(self._limit_s(deadline))
 
     def _begin_task(self) -> None:
         """Begin the task of the state. In STARTING, call this once there is a run to watch."""
@@ -333,10 +336,8 @@ class Instance:
             self._task = None
             self._apply(event, context.run.number)
 
-    def _limit_s(self, limit: str) -> float:
-        if limit == "backoff_s":
-            return self._restart.delay_s
-        limit_s: float = getattr(self._limits, limit)
+    def _limit_s(self, deadline: Deadline) -> float:
+        limit_s = deadline(self._limits, self._restart.delay_s)
         if self._lifecycle.state is State.UNHEALTHY:
             is_waited_for = self._traffic.activity(self.name).in_flight > 0
             is_urgent = is_waited_for or (self._run is not None and self._run.is_suspended())
@@ -370,10 +371,10 @@ class Instance:
             self._apply_exit(number, end, is_own=end.code not in exit_cause.EXTERNAL)
 
     async def _unready_cause(self) -> FailureCause | None:
-        if self._prepare is None:
+        if self._services.prepare is None:
             return None
         try:
-            await self._prepare()
+            await self._services.prepare()
         except CorralError as error:
             return exit_cause.not_launchable(error)
         except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
@@ -382,10 +383,10 @@ class Instance:
         return None if self._lifecycle.state is State.STARTING else exit_cause.withdrawal_cause()
 
     def _new_run(self, number: int) -> ProcessRun:
-        launch = self._launch(number)
+        launch = self._services.launch(number)
 
         def on_progress(progress: Progress) -> None:
-            stage, value = progress.stage, progress.value
+            stage, value = progress
             self._emit("instance.load_progress", run=number, stage=stage, value=value)
 
         on_prefill = functools.partial(emit_prefill, self._emit, number)
@@ -395,13 +396,13 @@ class Instance:
             self._traffic,
             self._limits,
             self._emit,
-            self._persister,
-            self._needs_restart,
+            self._services.persister,
+            self._services.needs_restart,
             PrefillQueue(
                 launch.prompts,
                 on_prefill,
                 has_prompt_cache=launch.has_prompt_cache,
-                is_saved=self._persister.has_prompt,
+                is_saved=self._services.persister.has_prompt,
             ),
         )
         self._begin_task()
@@ -418,7 +419,7 @@ class Instance:
         )
         found = self._find_cause(end)
         # The log may quote a client's text, so it alone does not prove that a worker was lost.
-        uses_workers = self._run is not None and "--rpc" in self._run.launch.argv
+        uses_workers = self._run is not None and self._run.launch.uses_workers
         is_lost = found.code in exit_cause.EXTERNAL and uses_workers
         process_exit = self._process_exit(end, found, is_lost=is_lost)
         reason = found.sentence if is_lost else ""
@@ -458,7 +459,7 @@ class Instance:
             self._apply(Event.EXITED, number)
             return
         self._cause = cause
-        if self._lifecycle.state in _LOADING and self._reduce(cause):
+        if self._lifecycle.state in _LOADING and self._services.reduce(cause):
             self._apply(Event.RESTART, reason=cause.code)
             self._apply(Event.EXITED, number)
             return

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.builds.probe import LIBRARY_PATHS, library_path
+from supervisor.engine.child import Command
 from supervisor.engine.client import Endpoint
 from supervisor.engine.log_file import LineSplitter
 from supervisor.engine.prompts import WarmPrompt
@@ -33,17 +34,9 @@ _PREFIX: Final = b"cmd_child_to_router:state:"
 _LINE_MAX_BYTES: Final = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Load progress.
-
-    Attributes:
-        stage: In llama.cpp's words, such as `text_model`.
-        value: The finished share of all stages, 0 to 1.
-    """
-
-    stage: str
-    value: float
+# A stage of loading in llama.cpp's words, such as `text_model`, and the finished share of all
+# stages, 0 to 1.
+Progress = tuple[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +79,7 @@ def _read_progress(payload: object) -> Progress | None:
         case {"stages": [*stages], "current": str(stage), "value": int() | float() as value}:
             before = stages.index(stage) if stage in stages else 0
             share = (before + min(max(value, 0), 1)) / max(1, len(stages))
-            return Progress(stage, share)
+            return stage, share
         case _:
             return None
 
@@ -128,25 +121,22 @@ class ProcessTag:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Command):
     """The arguments of one run.
 
     Attributes:
-        argv: The command line; starts with the engine's absolute path.
-        env: The complete environment.
         prompts: Prompts to prefill, in this order.
         has_prompt_cache: Whether the engine keeps a prompt in main memory when its slot is reused.
+        uses_workers: Whether RPC workers compute some of its layers.
         surroundings: A context that is open from before the spawn until after the exit.
     """
 
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)
-    cwd: Path
     endpoint: Endpoint
     api_key: str = field(repr=False)
     log_path: Path
     prompts: tuple[WarmPrompt, ...] = ()
     has_prompt_cache: bool = False
+    uses_workers: bool = False
     surroundings: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 

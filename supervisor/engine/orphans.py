@@ -24,7 +24,6 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -42,13 +41,8 @@ from supervisor.system.paths import Directories, make_private
 _END_TIMEOUT_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class OrphanEngine:
-    """An engine without a daemon, created at `since`."""
-
-    pid: int
-    instance: str
-    since: datetime
+# An engine without a daemon: its pid, its instance, and when it was created.
+OrphanEngine = tuple[int, str, datetime]
 
 
 def kill_orphans(runtime: Path, emit: Emit) -> tuple[OrphanEngine, ...]:
@@ -76,9 +70,9 @@ def _kill_orphan(pid: int, runtime: Path, emit: Emit) -> OrphanEngine | None:
         kill(_END_TIMEOUT_S)
     emit(
         "engine.orphan_killed",
-        instance=orphan.instance,
+        instance=orphan[1],
         pid=pid,
-        since=orphan.since.isoformat(timespec="seconds"),
+        since=orphan[2].isoformat(timespec="seconds"),
     )
     return orphan
 
@@ -94,9 +88,9 @@ def prove(pid: int, runtime: Path) -> OrphanEngine | None:
             return None
         runs_program = process.cmdline()[:1] == [str(marker.program)]
         since = datetime.fromtimestamp(process.create_time(), UTC)
-        return OrphanEngine(pid, marker.instance, since) if runs_program else None
     except (psutil.Error, OSError):
         return None  # gone or inaccessible
+    return (pid, marker.instance, since) if runs_program else None
 
 
 # Short, because the path of a socket has a short limit.

@@ -205,7 +205,7 @@ class ProcessRun:
             self._is_child_mode = True
             if report.progress:
                 before, self.progress = self.progress, report.progress
-                if before is None or int(100 * before.value) != int(100 * report.progress.value):
+                if before is None or int(100 * before[1]) != int(100 * report.progress[1]):
                     self._on_progress(report.progress)
             if report.state == "ready":
                 self._set_listening()

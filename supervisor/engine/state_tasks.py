@@ -61,6 +61,8 @@ class NoSlotPersister:
     async def save(self, _client: EngineClient, _run: int, /) -> None: ...
 
 
+NO_SLOT_PERSISTER: Final = NoSlotPersister()
+
 _FIRST_PROBE_S: Final = 0.1
 _LAST_PROBE_S: Final = 2.0
 # An engine that reported that it listens may still take a moment to answer.
@@ -158,11 +160,11 @@ class HealthMonitor:
             async with asyncio.timeout(2 * self._settings.tick_s), self._run.client() as client:
                 metrics = await client.read_metrics()
         except (TimeoutError, EngineUnreachable):
-            return CounterSample(None, self._run.cpu_s())
+            return (None, self._run.cpu_s())
         if isinstance(metrics, ErrorResponse):
-            return CounterSample(None, self._run.cpu_s())
+            return (None, self._run.cpu_s())
         counters = tuple(metrics.get(name, 0.0) for name in _COUNTERS)
-        return CounterSample(counters, self._run.cpu_s())
+        return counters, self._run.cpu_s()
 
     def _sample(self, counters: CounterSample | None = None) -> HealthSample:
         # A probe counts as a request, so that its slow token on a busy machine is judged by the

@@ -9,7 +9,7 @@ the diagram in `supervisor/DESIGN.md` from these tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Final
 
 from supervisor.engine.client import Endpoint
 from supervisor.engine.exit_cause import FailureCause, StartWarning
+from supervisor.settings.tables import InstanceLimits
 
 
 class State(StrEnum):
@@ -62,23 +63,27 @@ class ExitOutcome(StrEnum):
     GIVE_UP = "give up"
 
 
+# Returns a time limit by the settings and the delay of the restart policy.
+Deadline = Callable[[InstanceLimits, float], float]
+
+
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    deadline: str | None = None  # an attribute of InstanceLimits, or backoff_s
+    deadline: Deadline | None = None
     process: bool = True  # whether an engine may be running
 
 
 STATES: Final[Mapping[State, StateInfo]] = MappingProxyType(
     {
         State.STOPPED: StateInfo(process=False),
-        State.STARTING: StateInfo("load_timeout_s"),
-        State.WARMING: StateInfo("warm_timeout_s"),
+        State.STARTING: StateInfo(lambda limits, _: limits.load_timeout_s),
+        State.WARMING: StateInfo(lambda limits, _: limits.warm_timeout_s),
         State.READY: StateInfo(),
-        State.UNHEALTHY: StateInfo("unhealthy_timeout_s"),
-        State.DRAINING: StateInfo("drain_timeout_s"),
-        State.STOPPING: StateInfo("stop_timeout_s"),
-        State.KILLING: StateInfo("kill_timeout_s"),
-        State.BACKOFF: StateInfo("backoff_s", process=False),
+        State.UNHEALTHY: StateInfo(lambda limits, _: limits.unhealthy_timeout_s),
+        State.DRAINING: StateInfo(lambda limits, _: limits.drain_timeout_s),
+        State.STOPPING: StateInfo(lambda limits, _: limits.stop_timeout_s),
+        State.KILLING: StateInfo(lambda limits, _: limits.kill_timeout_s),
+        State.BACKOFF: StateInfo(lambda _, backoff_s: backoff_s, process=False),
         State.FAILED: StateInfo(process=False),
     }
 )

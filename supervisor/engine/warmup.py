@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -43,13 +42,8 @@ _ONE_TOKEN: Final[Mapping[str, Any]] = {
 _TOKENS_AWAY_MAX: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FilledSlot:
-    """A slot that holds a prompt; `tokens` include the one that was generated."""
-
-    id_slot: int
-    tokens: int
-    cached_tokens: int
+# A slot that holds a prompt; its tokens, with the one that was generated; the cached ones of them.
+FilledSlot = tuple[int, int, int]
 
 
 class Warmup(StrEnum):
@@ -113,7 +107,7 @@ async def prefill_slot(client: EngineClient, prompt: WarmPrompt) -> FilledSlot |
     tokens = found.cached_tokens + found.prompt_tokens + found.decoded_tokens
     if latest.is_busy or not 0 <= tokens - latest.tokens <= _TOKENS_AWAY_MAX:
         return None
-    return FilledSlot(latest.id_slot, tokens, found.cached_tokens)
+    return latest.id_slot, tokens, found.cached_tokens
 
 
 _TRIES_MAX: Final = 5

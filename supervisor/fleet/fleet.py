@@ -18,7 +18,7 @@ from proxy.upstream.timings import Timings
 from proxy.upstream.upstream import Upstream
 from supervisor.engine.calibration import ThreadCalibrator
 from supervisor.engine.exit_cause import FailureCause
-from supervisor.engine.instance import Instance
+from supervisor.engine.instance import Instance, InstanceServices
 from supervisor.engine.states import STATES, InstanceSnapshot, State
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
@@ -245,16 +245,18 @@ class Fleet:
         return Instance(
             name=replica.name,
             model=model,
-            launch=replica.launch,
+            services=InstanceServices(
+                launch=replica.launch,
+                traffic=self._traffic,
+                admit=lambda snapshot: self._admit(replica, snapshot),
+                emit=self._emit_change,
+                persister=replica.slots,
+                needs_restart=self._calibrator(replica).needs_restart,
+                prepare=lambda: self._prepare(replica),
+                reduce=lambda cause: self._reduce(replica, cause),
+            ),
             limits=self.planner.supervisor,
             policy=replica.planner.restart_policy(model),
-            traffic=self._traffic,
-            admit=lambda snapshot: self._admit(replica, snapshot),
-            emit=self._emit_change,
-            persister=replica.slots,
-            needs_restart=self._calibrator(replica).needs_restart,
-            prepare=lambda: self._prepare(replica),
-            reduce=lambda cause: self._reduce(replica, cause),
         )
 
     def _calibrator(self, replica: Replica) -> ThreadCalibrator:

@@ -28,7 +28,7 @@ from supervisor.plan.auto import AUTO
 from supervisor.plan.draft import Draft, offered_types
 from supervisor.plan.loras import Lora, loras_of
 from supervisor.plan.plan import Plan, unix_sockets
-from supervisor.plan.resolve import BatchingSettings, ModelEntry
+from supervisor.plan.resolve import RPC, BatchingSettings, ModelEntry
 from supervisor.rpc.relay import ShardRun
 from supervisor.settings.schema import Settings
 from supervisor.slot_store.store_config import slot_persistence
@@ -204,6 +204,7 @@ class Launches:
             log_path=self._directories.engine_log(instance),
             prompts=self._prompts(plan.model),
             has_prompt_cache=plan.has_prompt_cache,
+            uses_workers=any(line.flag == f"--{RPC}" for line in plan.lines),
             surroundings=shards.serve if shards else nullcontext,
         )
 

@@ -181,9 +181,9 @@ def suggested_layers(shards: Sequence[Shard]) -> tuple[int, ...]:
 
     def share(shard: Shard) -> Share:
         if shard.per_layer_us == 0:
-            return Share(shard.layers, shard.layers, shard.layers)
+            return shard.layers, shard.layers, shard.layers
         quota = rate / shard.per_layer_us - shard.metrics.more_layers
-        return Share(quota, min(1, shard.layers), max(shard.layers, shard.layers_max))
+        return quota, min(1, shard.layers), max(shard.layers, shard.layers_max)
 
     return apportion(sum(shard.layers for shard in shards), [share(shard) for shard in shards])
 

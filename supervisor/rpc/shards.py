@@ -33,18 +33,8 @@ from supervisor.system import files
 from supervisor.system.files import write_atomic
 from supervisor.system.paths import file_name, make_private
 
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The ideal number of layers of a worker, a fraction, and its limits."""
-
-    quota: float
-    least: int
-    most: int
-
-    @property
-    def whole_layers(self) -> int:
-        return min(self.most, max(self.least, int(self.quota)))
+# The ideal number of layers of a worker, a fraction; its least and its most.
+Share = tuple[float, int, int]
 
 
 def apportion(total: int, shares: Sequence[Share]) -> tuple[int, ...]:
@@ -53,16 +43,17 @@ def apportion(total: int, shares: Sequence[Share]) -> tuple[int, ...]:
     Raises:
         ValueError: The limits do not allow this total.
     """
-    if not sum(share.least for share in shares) <= total <= sum(share.most for share in shares):
+    if not sum(least for _, least, _ in shares) <= total <= sum(most for _, _, most in shares):
         raise ValueError(f"{total} cannot be divided within these limits")
-    given = [share.whole_layers for share in shares]
+    given = [min(most, max(least, int(quota))) for quota, least, most in shares]
     while (missing := total - sum(given)) != 0:
         step = 1 if missing > 0 else -1
-        movable = [
-            at for at, share in enumerate(shares) if share.least <= given[at] + step <= share.most
-        ]
-        remainders = {at: step * (shares[at].quota - given[at]) for at in movable}
-        given[max(movable, key=remainders.__getitem__)] += step
+        remainders = {
+            at: step * (quota - given[at])
+            for at, (quota, least, most) in enumerate(shares)
+            if least <= given[at] + step <= most
+        }
+        given[max(remainders, key=remainders.__getitem__)] += step
     return tuple(given)
 
 
@@ -174,7 +165,7 @@ def worker_split(workers: Sequence[RpcWorker], layers: Mapping[str, int]) -> str
     for worker in workers:
         total = layers[worker.name]
         sizes = [max(1, device.total_mib) for device in worker.devices]
-        shares = [Share(total * size / sum(sizes), 0, total) for size in sizes]
+        shares = [(total * size / sum(sizes), 0, total) for size in sizes]
         counts += apportion(total, shares)
     return ",".join(map(str, split_for(counts)))
 

@@ -13,7 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from typing import Final
 import orjson
 
 from proxy.common.background_tasks import FAILURES
-from supervisor.engine.child import Child, Exit, GroupTether
+from supervisor.engine.child import Child, Command, Exit, GroupTether
 from supervisor.engine.exit_cause import signal_name
 from supervisor.engine.log_file import LogRing
 from supervisor.events import Emit
@@ -116,15 +116,6 @@ _KEPT_LINES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class HookCommand:
-    """A command with its environment; fits `supervisor.engine.child.Command`."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)
-    cwd: Path
-
-
-@dataclass(frozen=True, slots=True)
 class HookRun:
     """The end of a command, with the last lines of its output.
 
@@ -143,7 +134,7 @@ def hook_directory(settings_file: Path | None) -> Path:
 
 def hook_command(
     words: tuple[str, ...], event: HookEvent, cwd: Path, environ: Mapping[str, str] = os.environ
-) -> HookCommand:
+) -> Command:
     kept = {
         name: value
         for name, value in environ.items()
@@ -152,10 +143,10 @@ def hook_command(
     told = {"HOOK_EVENT": event.event, "HOOK_MODEL": event.model, "HOOK_NODE": event.node}
     own = {name: value for name, value in told.items() if value is not None}
     program = os.path.expanduser(words[0])  # noqa: PTH111 (Path would drop a leading ./)
-    return HookCommand((program, *words[1:]), kept | own, cwd)
+    return Command((program, *words[1:]), kept | own, cwd)
 
 
-def missing_program(command: HookCommand) -> str | None:
+def missing_program(command: Command) -> str | None:
     """Return why the program of a command cannot be run, or None."""
     program, path = command.argv[0], command.env.get("PATH", os.defpath)
     if "/" not in program:
@@ -189,7 +180,7 @@ class _Output:
             self._child.signal(signal.SIGKILL)
 
 
-async def run_command(command: HookCommand, content: bytes, timeout_s: float) -> HookRun:
+async def run_command(command: Command, content: bytes, timeout_s: float) -> HookRun:
     """Run a command to its end or until cancelled; then its process group is killed."""
     began_at_s = time.monotonic()
     try:

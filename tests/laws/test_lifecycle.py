@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -83,11 +85,11 @@ def test_only_states_that_may_last_have_no_deadline(state: State) -> None:
 
 
 def test_every_deadline_is_a_limit_or_the_delay_of_the_restart_policy() -> None:
-    named = {info.deadline for info in STATES.values()} - {None, "backoff_s"}
-    assert named == {
-        "kill_timeout_s",
-        *(InstanceLimits.model_fields.keys() - HealthSettings.model_fields.keys()),
-    }
+    names = InstanceLimits.model_fields.keys() - HealthSettings.model_fields.keys()
+    values = {name: float(number) for number, name in enumerate(sorted({"kill_timeout_s", *names}))}
+    limits = cast("InstanceLimits", SimpleNamespace(**values))
+    found = {info.deadline(limits, -1.0) for info in STATES.values() if info.deadline}
+    assert found == {-1.0, *values.values()}
 
 
 # The life of a process that works.

@@ -18,7 +18,7 @@ from proxy.router.router import Router
 from proxy.upstream.engine_state import SlotState
 from supervisor.engine.client import Endpoint
 from supervisor.engine.exit_cause import FailureCause
-from supervisor.engine.instance import Instance
+from supervisor.engine.instance import Instance, InstanceServices
 from supervisor.engine.launch import Launch, clean_environment
 from supervisor.engine.state_tasks import NeedsRestart, NoSlotPersister, SlotPersister
 from supervisor.engine.states import Event
@@ -133,16 +133,18 @@ class InstanceHarness:
         self.instance = Instance(
             "chat.0",
             "chat",
-            self._launch,
+            InstanceServices(
+                launch=self._launch,
+                traffic=self.traffic,
+                admit=self.traffic.admit,
+                emit=stream.emit,
+                needs_restart=needs_restart,
+                prepare=prepare,
+                reduce=reduce,
+                persister=persister or NoSlotPersister(),
+            ),
             limits=limits,
             policy=policy,
-            traffic=self.traffic,
-            admit=self.traffic.admit,
-            emit=stream.emit,
-            needs_restart=needs_restart,
-            prepare=prepare,
-            reduce=reduce,
-            persister=persister or NoSlotPersister(),
         )
 
     def _launch(self, _run: int) -> Launch:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import engine
 
-from supervisor.autoscale.slots import Demand, SlotCounts, WantedSlots, decide_slots, most_slots
+from supervisor.autoscale.slots import Demand, WantedSlots, decide_slots, most_slots
 from supervisor.builds.discover import Engine
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.settings.schema import Settings
@@ -19,8 +19,9 @@ from supervisor.settings.tables import SlotSettings
 from supervisor.system.paths import Directories
 
 LIMITS = SlotSettings(queued_s=60, quiet_s=600)
-PLANNED = SlotCounts(now=4, planned=4, most=16)
-GROWN = SlotCounts(now=16, planned=4, most=16)
+# Slots of an instance: now, planned, and at most.
+PLANNED = (4, 4, 16)
+GROWN = (16, 4, 16)
 
 
 def history(
@@ -33,13 +34,21 @@ def history(
     ]
 
 
+def decide(
+    seen: Sequence[Demand], counts: tuple[int, int, int], limits: SlotSettings
+) -> WantedSlots | None:
+    now, planned, most = counts
+    limits = limits.model_copy(update={"max": most})
+    return decide_slots(seen, limits, now=now, planned=planned)
+
+
 def count(found: WantedSlots | None) -> int | None:
-    return found.count if found else None
+    return found[0] if found else None
 
 
 def test_requests_that_queue_for_a_minute_get_twice_the_slots() -> None:
-    found = decide_slots(history(60, waiting=(4,), busy=4), PLANNED, LIMITS)
-    assert found == WantedSlots(8, "requests queued for 60 s with 4 slots")
+    found = decide(history(60, waiting=(4,), busy=4), PLANNED, LIMITS)
+    assert found == (8, "requests queued for 60 s with 4 slots")
 
 
 @pytest.mark.parametrize(
@@ -55,47 +64,47 @@ def test_requests_that_queue_for_a_minute_get_twice_the_slots() -> None:
 )
 def test_otherwise_the_slots_stay(seen: list[Demand]) -> None:
     seen = [Demand(1000.0 + 5 * i, entry.waiting, entry.busy, 4) for i, entry in enumerate(seen)]
-    assert decide_slots(seen, PLANNED, LIMITS) is None
+    assert decide(seen, PLANNED, LIMITS) is None
 
 
 def test_a_moment_without_a_queue_does_not_start_the_minute_again() -> None:
     seen = history(60, waiting=(4,) * 12 + (0,), busy=4)
-    assert count(decide_slots(seen, PLANNED, LIMITS)) == 8
+    assert count(decide(seen, PLANNED, LIMITS)) == 8
 
 
 def test_there_are_never_more_slots_than_set() -> None:
     queued = history(60, waiting=(40,), busy=12)
-    assert count(decide_slots(queued, SlotCounts(8, 4, 12), LIMITS)) == 12
-    assert decide_slots(queued, SlotCounts(12, 4, 12), LIMITS) is None
-    assert decide_slots(queued, SlotCounts(4, 4, 2), LIMITS) is None
+    assert count(decide(queued, (8, 4, 12), LIMITS)) == 12
+    assert decide(queued, (12, 4, 12), LIMITS) is None
+    assert decide(queued, (4, 4, 2), LIMITS) is None
 
 
 @pytest.mark.parametrize(("busy", "expected"), [(0, 4), (2, 4), (4, 4), (5, 8), (8, 8), (9, None)])
 def test_after_a_quiet_time_as_many_stay_as_were_in_use(busy: int, expected: int | None) -> None:
-    assert count(decide_slots(history(600, busy=busy, slots=16), GROWN, LIMITS)) == expected
+    assert count(decide(history(600, busy=busy, slots=16), GROWN, LIMITS)) == expected
 
 
 def test_the_slots_of_all_instances_count() -> None:
     two_instances = history(600, busy=16, slots=32)
-    assert count(decide_slots(two_instances, GROWN, LIMITS)) == 8
+    assert count(decide(two_instances, GROWN, LIMITS)) == 8
 
 
 def test_a_queue_or_a_short_time_is_not_quiet() -> None:
-    assert decide_slots(history(595, slots=16), GROWN, LIMITS) is None
+    assert decide(history(595, slots=16), GROWN, LIMITS) is None
     once = history(600, waiting=(1, *[0] * 200), slots=16)
-    assert decide_slots(once, GROWN, LIMITS) is None
+    assert decide(once, GROWN, LIMITS) is None
 
 
 def test_there_are_never_fewer_slots_than_planned() -> None:
-    assert decide_slots(history(6000), PLANNED, LIMITS) is None
-    assert count(decide_slots(history(600, slots=6), SlotCounts(6, 4, 16), LIMITS)) == 4
+    assert decide(history(6000), PLANNED, LIMITS) is None
+    assert count(decide(history(600, slots=6), (6, 4, 16), LIMITS)) == 4
 
 
 def test_changed_settings_bring_the_slots_back() -> None:
     off = SlotSettings(follow_demand=False)
-    assert count(decide_slots(history(5, waiting=(9,), busy=16), GROWN, off)) == 4
-    assert decide_slots(history(60, waiting=(9,), busy=4), PLANNED, off) is None
-    assert count(decide_slots(history(5, slots=16), SlotCounts(16, 4, 8), LIMITS)) == 8
+    assert count(decide(history(5, waiting=(9,), busy=16), GROWN, off)) == 4
+    assert decide(history(60, waiting=(9,), busy=4), PLANNED, off) is None
+    assert count(decide(history(5, slots=16), (16, 4, 8), LIMITS)) == 8
 
 
 @given(
@@ -106,16 +115,14 @@ def test_a_decision_is_within_bounds_and_is_not_undone_at_once(
     seen: list[tuple[int, int]], now: int
 ) -> None:
     samples = [Demand(5.0 * i, waiting, busy, now) for i, (waiting, busy) in enumerate(seen)]
-    found = decide_slots(samples, SlotCounts(now, 4, 16), LIMITS)
+    found = decide(samples, (now, 4, 16), LIMITS)
     if found:
-        assert 4 <= found.count <= 16
-        assert found.count != now
+        assert 4 <= found[0] <= 16
+        assert found[0] != now
         # The same demand with the new slots, for as long.
-        after = [
-            Demand(sample.at_s, sample.waiting, sample.busy, found.count) for sample in samples
-        ]
-        again = decide_slots(after, SlotCounts(found.count, 4, 16), LIMITS)
-        assert again is None or (again.count > found.count) == (found.count > now)
+        after = [Demand(sample.at_s, sample.waiting, sample.busy, found[0]) for sample in samples]
+        again = decide(after, (found[0], 4, 16), LIMITS)
+        assert again is None or (again[0] > found[0]) == (found[0] > now)
 
 
 def test_the_history_that_settings_ask_for_is_bounded() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.samples import GPU, engine, machine, model
 
 from supervisor.autoscale.slots import Change, ModelView
-from supervisor.autoscale.threads import EngineProcess, ThreadDecider
+from supervisor.autoscale.threads import ThreadDecider
 from supervisor.builds.discover import Engine
 from supervisor.plan.plan import Plan, TrialSettings, make_plan
 from supervisor.plan.profile import load
@@ -45,7 +45,7 @@ class Simulation:
         self.settings = settings or ModelSettings(path=PATH)
         self.reading = ProcessorReading(1000, 0, 0, 0, {}, is_low_priority=False)
         self.plan, self.speeds = self.base, {1: 60.0, 2: 100.0}
-        self.processes = [EngineProcess(7, "chat.0", 2)]
+        self.processes = [(7, "chat.0", 2)]
         self.asked: list[Collection[int]] = []
         self.changes: Sequence[Change] = ()
         self.is_measuring = False

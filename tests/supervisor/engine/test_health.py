@@ -62,7 +62,7 @@ def watch(
         health = update(settings, health, read(now_s))
         need = next_action(settings, health)
         if need is HealthAction.READ_COUNTERS:
-            counters = CounterSample((decoded(now_s),) if answers else None, cpu_s(now_s))
+            counters = ((decoded(now_s),) if answers else None, cpu_s(now_s))
             health = update(settings, health, read(now_s, counters))
             yield now_s, need
             need = next_action(settings, health)
@@ -130,36 +130,31 @@ def test_answering_our_questions_is_not_computing() -> None:
 
 def test_where_nothing_tells_the_processor_time_counters_must_do() -> None:
     before = start(HealthSample(0, 1, 0))
-    blind = CounterSample((1.0,), None)
+    blind = ((1.0,), None)
     health = update(SETTINGS, before, HealthSample(1, 1, 0, blind))
     health = update(SETTINGS, health, HealthSample(3, 1, 0, blind))
     assert health.computed_at_s == 0
-    assert (
-        update(SETTINGS, health, HealthSample(5, 1, 0, CounterSample((2.0,), None))).progress_at_s
-        == 3
-    )
+    assert update(SETTINGS, health, HealthSample(5, 1, 0, ((2.0,), None))).progress_at_s == 3
 
 
 def test_an_answer_missed_is_no_movement_when_the_next_comes() -> None:
     health = start(HealthSample(0, 1, 0))
     for at_s, counters in (
-        (1, CounterSample((1.0,), 0)),
-        (2, CounterSample(None, 0)),
-        (3, CounterSample((1.0,), 0)),
+        (1, ((1.0,), 0)),
+        (2, (None, 0)),
+        (3, ((1.0,), 0)),
     ):
         health = update(SETTINGS, health, HealthSample(at_s, 1, 0, counters))
     assert health.progress_at_s == 0
-    assert (
-        update(SETTINGS, health, HealthSample(4, 1, 0, CounterSample((2.0,), 0))).progress_at_s == 3
-    )
+    assert update(SETTINGS, health, HealthSample(4, 1, 0, ((2.0,), 0))).progress_at_s == 3
 
 
 def test_what_was_answered_before_a_missed_answer_is_remembered() -> None:
     health = start(HealthSample(0, 1, 0))
     for at_s, counters in (
-        (1, CounterSample((1.0,), 0)),
-        (2, CounterSample(None, 0)),
-        (3, CounterSample((2.0,), 0)),
+        (1, ((1.0,), 0)),
+        (2, (None, 0)),
+        (3, ((2.0,), 0)),
     ):
         health = update(SETTINGS, health, HealthSample(at_s, 1, 0, counters))
     assert health.progress_at_s == 2
@@ -256,11 +251,11 @@ def test_who_stands_still_for_two_intervals_always_is(
 
 
 def test_work_has_moved_by_bytes_or_by_counters_and_not_by_silence() -> None:
-    before = HealthSample(0, 1, 5, CounterSample((1.0,), 0))
-    assert not has_moved(before, HealthSample(1, 1, 5, CounterSample((1.0,), 9)))
-    assert not has_moved(before, HealthSample(1, 1, 5, CounterSample(None, 9)))
+    before = HealthSample(0, 1, 5, ((1.0,), 0))
+    assert not has_moved(before, HealthSample(1, 1, 5, ((1.0,), 9)))
+    assert not has_moved(before, HealthSample(1, 1, 5, (None, 9)))
     assert not has_moved(before, HealthSample(1, 1, 5))
-    assert has_moved(before, HealthSample(1, 1, 5, CounterSample((2.0,), 0)))
+    assert has_moved(before, HealthSample(1, 1, 5, ((2.0,), 0)))
     assert has_moved(before, HealthSample(1, 1, 6))
 
 

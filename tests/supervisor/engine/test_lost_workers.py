@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from support.corral_cli import PATIENCE_S
@@ -89,7 +90,7 @@ async def test_an_error_in_the_preparation_is_a_failure_like_others(runtime: Pat
 
 async def test_seed_000_a_lost_worker_blames_no_request_and_not_the_engine(runtime: Path) -> None:
     lost = launch_of("/bin/sh", "-c", ABORT, "sh", "--rpc", "10.0.0.1:1", runtime=runtime)
-    harness = InstanceHarness(lost, policy=ONCE)
+    harness = InstanceHarness(replace(lost, uses_workers=True), policy=ONCE)
     harness.traffic.computed = 1
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()

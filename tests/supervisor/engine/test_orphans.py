@@ -16,7 +16,7 @@ from support.instance_harness import FAKE, is_gone
 
 from supervisor.engine import orphans
 from supervisor.engine.launch import PROCESS_TAG_ENV, ProcessTag
-from supervisor.engine.orphans import OrphanEngine, kill_orphans, prove
+from supervisor.engine.orphans import kill_orphans, prove
 from supervisor.events import Event, EventStream
 
 PYTHON = Path(sys.executable)
@@ -63,7 +63,7 @@ def ours(runtime: Path, program: Path = PYTHON) -> str:
 def reaped(runtime: Path) -> tuple[list[int], list[Event]]:
     events: list[Event] = []
     found = kill_orphans(runtime, EventStream(events.append).emit)
-    return [stray.pid for stray in found], events
+    return [pid for pid, _, _ in found], events
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
@@ -145,7 +145,7 @@ def test_a_number_that_changed_hands_before_the_signal_is_not_signalled(
 ) -> None:
     """The second proof, taken while the process is held, decides."""
     pid = orphan("no-child-mode", marker=ours(runtime))
-    proofs = iter([OrphanEngine(pid, "chat.0", datetime.now(UTC)), None])
+    proofs = iter([(pid, "chat.0", datetime.now(UTC)), None])
     monkeypatch.setattr(
         orphans, "prove", lambda found, _: next(proofs, None) if found == pid else None
     )
@@ -159,9 +159,7 @@ def test_a_process_gone_before_it_could_be_held_is_nothing(
     with subprocess.Popen(["/bin/true"]) as gone:
         gone.wait()
     monkeypatch.setattr("psutil.pids", lambda: [gone.pid])
-    monkeypatch.setattr(
-        orphans, "prove", lambda pid, _: OrphanEngine(pid, "chat.0", datetime.now(UTC))
-    )
+    monkeypatch.setattr(orphans, "prove", lambda pid, _: (pid, "chat.0", datetime.now(UTC)))
     assert reaped(runtime) == ([], [])
 
 

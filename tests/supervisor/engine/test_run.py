@@ -28,7 +28,7 @@ def a_run(runtime: Path, script: str, seen: list[Progress]) -> ProcessRun:
 async def test_each_percent_is_reported_once(tmp_path: Path) -> None:
     seen: list[Progress] = []
     assert await run_to_exit(lambda: a_run(tmp_path, SCRIPT, seen)) == Exit(0)
-    assert [progress.value for progress in seen] == [0.0, 0.011, 1.0]
+    assert [progress[1] for progress in seen] == [0.0, 0.011, 1.0]
 
 
 async def test_an_unexpected_error_is_a_cause(tmp_path: Path) -> None:

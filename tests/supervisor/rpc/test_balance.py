@@ -16,7 +16,7 @@ from supervisor.rpc.balance import (
     decide,
     suggested_layers,
 )
-from supervisor.rpc.shards import Share, apportion
+from supervisor.rpc.shards import apportion
 from supervisor.settings.tables import LoadBalanceConfig
 
 CONFIG = LoadBalanceConfig(min_samples=1)
@@ -122,9 +122,9 @@ def test_any_suggestion_is_worth_a_reload(found: list[Shard]) -> None:
     ],
 )
 def test_largest_remainders(quotas: Sequence[float], expected: tuple[int, ...]) -> None:
-    assert apportion(3, [Share(quota, 1, 100) for quota in quotas]) == expected
+    assert apportion(3, [(quota, 1, 100) for quota in quotas]) == expected
 
 
 def test_limits_that_do_not_allow_the_total_are_an_error() -> None:
     with pytest.raises(ValueError, match="5 cannot be divided"):
-        apportion(5, [Share(2.5, 1, 2), Share(2.5, 1, 2)])
+        apportion(5, [(2.5, 1, 2), (2.5, 1, 2)])

@@ -89,11 +89,11 @@ def test_nothing_outlives_a_daemon_that_is_killed(tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from supervisor.service.hook_commands import HookCommand
+from supervisor.engine.child import Command
 from supervisor.engine.child import Child
 from supervisor.engine.child import GroupTether
 async def main():
-    command = HookCommand(("sh", "-c", {SURVIVOR!r}), {{"PATH": "/usr/bin:/bin"}}, Path("/"))
+    command = Command(("sh", "-c", {SURVIVOR!r}), {{"PATH": "/usr/bin:/bin"}}, Path("/"))
     child = Child.spawn(command, GroupTether())
     await child.wait(lambda out: print(out.decode(), flush=True), print)
 asyncio.run(main())
