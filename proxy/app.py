@@ -6,7 +6,6 @@ Besides the main address there may be one with Ollama's API and one with llama.c
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ from proxy.forward.forward import Forward
 from proxy.http.body import Bodies
 from proxy.http.connections import Connections, descriptors_max, limit_of
 from proxy.http.middleware import Handler, RequestMiddleware, Routes
-from proxy.http.tls import RenewedContext, server_context
+from proxy.http.tls import RenewedContext, renewed_server_context
 from proxy.observe.past import Conversations, RequestHistory
 from proxy.observe.record import ServerState
 from proxy.observe.tracing import start_tracer
@@ -54,6 +53,7 @@ class Backend:
 
     Attributes:
         process: Identifies this process for other proxies.
+        tls: The context of connections; None: made from the settings.
         own_key: A key that is valid in addition to those of the API keys file.
         load_forecaster: Without it, estimates have no loads.
         conversations: Without it, conversations cannot be forgotten.
@@ -61,6 +61,7 @@ class Backend:
 
     loader: ModelLoader
     process: str = ""
+    tls: RenewedContext | None = None
     own_key: Key | None = None
     warmer: PromptWarmer | None = None
     jobs: JobStorage | None = None
@@ -106,10 +107,7 @@ class App:
         limit = limit_of(settings.max_connections, descriptors_max())
         self.connections = Connections[Hashable](limit)
         self._tracer = start_tracer(settings.tracing, backend.process, metrics.emit)
-        self.tls: RenewedContext | None = None
-        if tls := settings.tls:
-            context = functools.partial(server_context, tls)
-            self.tls = RenewedContext(tls.files, context, metrics.emit)
+        self.tls = backend.tls or renewed_server_context(settings.tls, metrics.emit)
         self._routes = Routes()
         self._features = tuple(self._make_features(backend))
         if settings.api_keys_file:
@@ -168,7 +166,7 @@ class App:
         yield EstimateEndpoint(core, estimator)
         yield ControlEndpoint(core)
         if backend.usage:
-            yield UsageEndpoint(backend.usage)
+            yield UsageEndpoint(core, backend.usage)
         if backend.warmer:
             yield WarmEndpoint(core, backend.warmer)
         if backend.engine:
@@ -193,6 +191,11 @@ class App:
             core.admission,
             tracer=self._tracer,
         ).handle
+
+    async def prepare(self) -> None:
+        """Prepare, before the server listens."""
+        for feature in self._features:
+            await feature.prepare()
 
     async def run(self) -> None:
         """Do the features' background work until cancelled."""

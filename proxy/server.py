@@ -84,6 +84,7 @@ class Server:
     async def start(self) -> None:
         """Begin to listen; raises ListenFailed."""
         host, port = self._settings.host, self._settings.port
+        await self._app.prepare()
         try:
             await self._start(self._app.handle, host, port, self._sockets)
             for address, handle in self._app.handlers:
@@ -98,6 +99,7 @@ class Server:
         for sock in listening:
             _detect_dead_clients(sock, self._settings.client_write_timeout_s)
         self.port = int(listening[0].getsockname()[1])
+        self._server_state.url = self.url
 
     async def _start(
         self, handle: Handler, host: str, port: int, sockets: Sequence[socket.socket]

@@ -10,15 +10,18 @@ import asyncio
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Final, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TextIO
 
 from proxy.common.background_tasks import Throttle
 from supervisor.output import colored
+
+if TYPE_CHECKING:  # most commands need no metrics
+    from prometheus_client import Metric
 
 Level = Literal["info", "warning", "error"]
 
@@ -158,6 +161,30 @@ class Emit(Protocol):
     """Emits an event; `fields` must be those that EVENTS lists for `name`."""
 
     def __call__(self, name: str, /, **fields: object) -> None: ...
+
+
+class Part:
+    """A part of the daemon; each method does nothing by default.
+
+    Attributes:
+        task: The name of its `serve` in the log and in `/metrics`, a constant of few words. The
+            daemon does not serve a part without it.
+        serves_until: When a shutdown cancels `serve`: before requests are drained, before engines
+            are stopped, or at the end.
+    """
+
+    task = ""
+    serves_until: Literal["drain", "stop", "end"] = "end"
+
+    def observe(self, event: Event) -> None:
+        """Take each event of the daemon at once; must not block."""
+
+    async def serve(self) -> None:
+        """Work until cancelled; restarted after an exception."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return its part of `/metrics`, computed now."""
+        return ()
 
 
 class Listener:

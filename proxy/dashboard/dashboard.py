@@ -254,10 +254,12 @@ class ControlEndpoints(Feature):
     async def clients(self, request: web.BaseRequest) -> web.Response:
         """Answer with the settings of client programs; raises UnknownModel."""
         check_admin(request)
-        found = asdict(await self._host.clients(request.query.get("model")))
-        url = self._host.url
+        url, needs_key = self._core.server_state.url, self._core.keys.are_needed
+        found = asdict(
+            await self._host.clients(request.query.get("model"), url, needs_key=needs_key)
+        )
         urls = {"openai": f"{url}/v1", "anthropic": url}
-        return json_response({**found, "needs_key": self._core.keys.are_needed, "urls": urls})
+        return json_response({**found, "needs_key": needs_key, "urls": urls})
 
     def _local_model_id(self, request: web.BaseRequest) -> str:
         name, models = request[PATH_ID], client_models(self._core.loader, request)

@@ -113,10 +113,6 @@ class DashboardHost(Protocol):
     @property
     def version(self) -> str: ...
 
-    @property
-    def url(self) -> str:
-        """The proxy's URL on this machine."""
-
     def models(self) -> Mapping[str, HostModel]: ...
 
     def instances(self) -> Sequence[HostInstance]: ...
@@ -143,5 +139,5 @@ class DashboardHost(Protocol):
     def log_lines(self, source: str, lines: int, /) -> AsyncGenerator[str, None]:
         """Yield the last lines of a log, then each new line; raises NotFound at once."""
 
-    async def clients(self, model: str | None, /) -> Clients:
-        """Return the settings of client programs; raises UnknownModel."""
+    async def clients(self, model: str | None, url: str, /, *, needs_key: bool) -> Clients:
+        """Return the settings of client programs for the proxy's URL; raises UnknownModel."""

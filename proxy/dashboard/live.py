@@ -189,7 +189,7 @@ class LiveState:
         return Observed(
             now_s,
             self._started_at_s,
-            {**self._server, "url": host.url, "state": phase},
+            {**self._server, "url": core.server_state.url, "state": phase},
             core.loader.models(),
             host.models(),
             host.instances(),

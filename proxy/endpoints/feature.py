@@ -38,6 +38,9 @@ class Feature:
     def add_routes(self, routes: Routes) -> None:
         """Add its endpoints."""
 
+    async def prepare(self) -> None:
+        """Prepare, before the server listens."""
+
     async def run(self) -> None:
         """Work in the background until cancelled."""
 

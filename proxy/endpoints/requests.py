@@ -118,6 +118,13 @@ class Requests:
         requests = [what for _, what in self._in_flight(client)]
         return snapshot(requests, instances, positions, time.monotonic())
 
+    def models(self) -> set[str]:
+        """Return the models with requests: of batches, and of clients, queued ones included."""
+        leased = {
+            instance.upstream.model for instance in self._router.instances() if instance.leases
+        }
+        return leased | {request.model for request in self.stats() if request.model}
+
     def cancel(self, request_id: str, client: str | None = None) -> None:
         """End a request with an error, in any phase.
 

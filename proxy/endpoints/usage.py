@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
-from proxy.endpoints.feature import Feature
-from proxy.errors import BadRequest
+from proxy.endpoints.feature import Core, Feature
+from proxy.errors import BadRequest, Unavailable
 from proxy.http.middleware import Routes, json_response
 
 _PATH: Final = "/corral/v1/usage"
@@ -38,8 +39,23 @@ class UsageReader(Protocol):
 
 
 class UsageEndpoint(Feature):
-    def __init__(self, reader: UsageReader) -> None:
+    """The endpoint; today's recorded usage counts towards the token limits of keys."""
+
+    def __init__(self, core: Core, reader: UsageReader) -> None:
+        self._core = core
         self._reader = reader
+
+    async def prepare(self) -> None:
+        if not self._core.settings.api_keys_file:
+            return
+        day = f"{datetime.now().astimezone():%Y-%m-%d}"
+        try:
+            found = await self._reader.usage(UsageQuestion(by="key", since=day))
+        except Unavailable as error:
+            self._core.metrics.emit("usage.record_failed", reason=error.message)
+        else:
+            tokens = {usage["key"]: usage["total_tokens"] for usage in found}
+            self._core.admission.tokens.restore(day, tokens)
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(_PATH, get=self.usage)

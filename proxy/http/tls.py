@@ -7,6 +7,7 @@ says why its handshake was refused.
 
 from __future__ import annotations
 
+import functools
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -168,6 +169,13 @@ class RenewedContext:
 
     def _file_versions(self) -> _Versions:
         return tuple(file_version(path) for path in self._files)
+
+
+def renewed_server_context(settings: TlsSettings | None, emit: Emit) -> RenewedContext | None:
+    """Return the context of a server's connections; None without TLS. Raises ConfigError."""
+    if settings is None:
+        return None
+    return RenewedContext(settings.files, functools.partial(server_context, settings), emit)
 
 
 class ListenerContext(ssl.SSLContext):

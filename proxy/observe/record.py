@@ -359,11 +359,13 @@ class ServerState:
 
     Attributes:
         process: Id of this process for other proxies.
+        url: The server's URL on this machine, once it listens.
         watching: Endless streams, which do not delay a drain.
     """
 
     def __init__(self, process: str = "") -> None:
         self.process = process
+        self.url = ""
         self.in_flight: InFlight[InFlightRequest] = InFlight()
         self.watching: InFlight[InFlightRequest] = InFlight()
         self.is_draining = False

@@ -18,7 +18,7 @@ from proxy.common.background_tasks import FAILURES
 from supervisor.autoscale.slots import AdaptedValues, Change, Decider, ModelView
 from supervisor.engine.states import State
 from supervisor.errors import CorralError
-from supervisor.events import Emit
+from supervisor.events import Emit, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.model import Model, Replica
@@ -166,12 +166,15 @@ _RETRY_MAX_S: Final = 3600.0
 _ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 
-class AdaptiveController:
+class AdaptiveController(Part):
     """Applies the changes that the deciders want to loaded models.
 
     Args:
         is_memory_wanted: Whether a model waits for memory. Then nothing is replaced.
     """
+
+    task = "adaptive"
+    serves_until = "drain"
 
     def __init__(  # noqa: PLR0913 (independent collaborators)
         self,

@@ -7,14 +7,18 @@ successor beside it. If it does not start with the new split, it starts with the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from proxy.observe.metrics import BY_INSTANCE
 from supervisor.engine.states import State
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
-from supervisor.events import Emit
+from supervisor.events import Emit, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
 from supervisor.fleet.replace import Replacer
@@ -43,8 +47,11 @@ class Move:
 Moved = tuple[str, Move, Path]
 
 
-class LayerMover:
+class LayerMover(Part):
     """Moves layers of the models of a fleet; `shares` stores the layers of each worker."""
+
+    task = "balance"
+    serves_until = "drain"
 
     def __init__(
         self,
@@ -66,6 +73,9 @@ class LayerMover:
         for replica in self._fleet.replicas():
             if replica.shards and replica.instance.snapshot().state is State.READY:
                 yield replica, replica.shards
+
+    def metrics(self) -> Iterator[Metric]:
+        return _metrics(self.runs())
 
     async def move(self, name: str) -> Moved | CorralError:
         """Move the layers of a model according to its measurements."""
@@ -193,3 +203,37 @@ def _check_split(plan: Plan, layers: Mapping[str, int]) -> None:
 
 def _text(assignments: Assignments) -> str:
     return ", ".join(f"{name} {count}" for name, count in assignments)
+
+
+_SHARD_LABELS: Final = (*BY_INSTANCE, "worker")
+_US_PER_S: Final = 1_000_000
+_TIMES: Final = (
+    ("min_latency_us", "min", "Time of the shortest of these passes."),
+    ("max_latency_us", "max", "Time of the longest of these passes."),
+    ("last_latency_us", "last", "Time of the latest of these passes."),
+)
+
+
+def _metrics(runs: Iterable[tuple[Replica, ShardRun]]) -> Iterator[Metric]:
+    """Yield the measurements of workers since each instance started."""
+    forwards = CounterMetricFamily(
+        "corral_shard_forwards", "Passes through the layers of a worker.", labels=_SHARD_LABELS
+    )
+    seconds = CounterMetricFamily(
+        "corral_shard_compute_seconds", "Time that these passes took.", labels=_SHARD_LABELS
+    )
+    times = {
+        field: GaugeMetricFamily(f"corral_shard_compute_{word}_seconds", text, labels=_SHARD_LABELS)
+        for field, word, text in _TIMES
+    }
+    layers = GaugeMetricFamily("corral_shard_layers", "Layers of a worker.", labels=_SHARD_LABELS)
+    for replica, run in runs:
+        for name, found in run.balancer.metrics.items():
+            labels = (replica.place.model, replica.name, name)
+            forwards.add_metric(labels, found.total_forwards)
+            seconds.add_metric(labels, found.total_latency_us / _US_PER_S)
+            layers.add_metric(labels, found.layer_count)
+            if found.total_forwards:
+                for field, family in times.items():
+                    family.add_metric(labels, getattr(found, field) / _US_PER_S)
+    yield from (forwards, seconds, *times.values(), layers)

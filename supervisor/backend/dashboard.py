@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ from proxy.errors import NotFound, Unavailable, UnknownModel
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.request.models import ModelInfo
 from supervisor import __version__
+from supervisor.backend.proxy_settings import Certificate
 from supervisor.engine.log_file import follow, tail
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import DaemonBusy, NoSuchModel
@@ -105,15 +105,6 @@ class DashboardLogs:
 _MEMORY_AGE_MAX_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The proxy's URL for clients; `cert` is the file of its certificate."""
-
-    url: str
-    cert: str | None
-    needs_key: bool
-
-
 class DashboardHostAdapter:
     def __init__(
         self,
@@ -122,14 +113,14 @@ class DashboardHostAdapter:
         nodes: Nodes,
         events: EventStream,
         directories: Directories,
-        address: Callable[[], Address],
+        certificate: Certificate,
     ) -> None:
         self._fleet = fleet
         self._admission = admission
         self._nodes = nodes
         self._events = events
         self._directories = directories
-        self._address = address
+        self._certificate = certificate
         self._logs = DashboardLogs(directories)
         self._memory_bytes: dict[int, int | None] = {}  # by process
         self._memory_read_at_s = float("-inf")
@@ -141,10 +132,6 @@ class DashboardHostAdapter:
     @property
     def version(self) -> str:
         return __version__
-
-    @property
-    def url(self) -> str:
-        return self._address().url
 
     def models(self) -> dict[str, HostModel]:
         waiting, unload = self._admission.waiting(), self._admission.unload_times()
@@ -185,11 +172,14 @@ class DashboardHostAdapter:
     def log_lines(self, source: str, lines: int) -> AsyncGenerator[str, None]:
         return self._logs.lines(source, lines, self._names())
 
-    async def clients(self, model: str | None) -> Clients:
+    async def clients(self, model: str | None, url: str, /, *, needs_key: bool) -> Clients:
         """Return settings of client programs; raises UnknownModel."""
-        return await asyncio.to_thread(self._clients, self._nodes.models(), model)
+        infos = self._nodes.models()
+        return await asyncio.to_thread(self._clients, infos, model, url, needs_key=needs_key)
 
-    def _clients(self, infos: Sequence[ModelInfo], model: str | None) -> Clients:
+    def _clients(
+        self, infos: Sequence[ModelInfo], model: str | None, url: str, *, needs_key: bool
+    ) -> Clients:
         # Imported here to save most daemons the memory.
         from supervisor.backend.client_settings import (  # noqa: PLC0415
             chat_models,
@@ -197,8 +187,8 @@ class DashboardHostAdapter:
             facts_of,
         )
 
-        address, models = self._address(), chat_models(infos, self._fleet.planner)
-        facts = facts_of(address.url, models, model, needs_key=address.needs_key, cert=address.cert)
+        models, cert = chat_models(infos, self._fleet.planner), self._certificate.path
+        facts = facts_of(url, models, model, needs_key=needs_key, cert=cert)
         return clients_of(facts, self._directories.config) if facts else Clients()
 
     def _names(self) -> list[str]:

@@ -27,7 +27,7 @@ from proxy.upstream.upstream import BATCH_TOKENS
 from supervisor.builds.discover import runtime_metadata
 from supervisor.engine.states import State
 from supervisor.errors import CorralError, NoSuchModel
-from supervisor.events import LOAD_PROGRESS, Event, EventStream
+from supervisor.events import LOAD_PROGRESS, Event, EventStream, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import adapters_of
 from supervisor.fleet.model import Model, availability, gpu_use
@@ -93,13 +93,30 @@ class ModelMetas:
             self._planner, self._read, self._reads_images = planner, {}, {}
 
 
-class ModelLoaderAdapter:
-    """The configured models."""
+_RETRY_AFTER_S: Final = 60
+# Memory becomes free when another model is idle for long enough, or a program ends.
+_RETRY_REFUSED_S: Final = 10
+# Events after which a model's state or load progress may have changed.
+_CHANGES: Final = frozenset(
+    {
+        LOAD_PROGRESS,
+        *("instance.state_changed", "instance.failed"),
+        *("model.load_refused", "model.unloaded", "settings.reloaded", "node.up", "node.down"),
+    }
+)
+
+
+class LocalModels(Part):
+    """The configured models of this machine.
+
+    It is the proxy's `ModelLoader`, `ModelControl`, `EngineReader` and `LoadForecaster`.
+    """
 
     def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
         self._fleet = fleet
         self._admission = admission
         self._events = events
+        self._listening: set[asyncio.Event] = set()
         self._created = int(datetime.now(tz=UTC).timestamp())
         self._metas = ModelMetas()
         self._names = ModelNames(())
@@ -164,50 +181,6 @@ class ModelLoaderAdapter:
             load_progress=_load_progress(model) if state == "loading" else None,
         )
 
-
-def failure(model: Model, reason: str | None) -> ModelFailed:
-    """Return the error for clients of a model that is stopped, failed, or has no memory.
-
-    The next request tries only a model without memory again; others need a command.
-    """
-    is_tried_again = model.is_open and reason is not None and reason == model.refusal
-    return ModelFailed(
-        f"{model.entry.name} is unavailable: {_redact_reason(model, reason)}",
-        retry_after_s=_RETRY_REFUSED_S if is_tried_again else None,
-    )
-
-
-def _redact_reason(model: Model, reason: str | None) -> str | None:
-    return reason and without_directories(reason, [model.entry.path])
-
-
-def _load_progress(model: Model) -> float | None:
-    """Return the progress of the replica that is furthest: it serves first."""
-    found = [replica.instance.snapshot().load_progress for replica in model.all_replicas]
-    return max((progress for progress in found if progress is not None), default=None)
-
-
-_RETRY_AFTER_S: Final = 60
-# Memory becomes free when another model is idle for long enough, or a program ends.
-_RETRY_REFUSED_S: Final = 10
-# Events after which a model's state or load progress may have changed.
-_CHANGES: Final = frozenset(
-    {
-        LOAD_PROGRESS,
-        *("instance.state_changed", "instance.failed"),
-        *("model.load_refused", "model.unloaded", "settings.reloaded", "node.up", "node.down"),
-    }
-)
-
-
-class ModelControlAdapter:
-    def __init__(self, fleet: Fleet, admission: AdmissionController, events: EventStream) -> None:
-        self._fleet = fleet
-        self._admission = admission
-        self._emit = events.emit
-        self._listening: set[asyncio.Event] = set()
-        events.add_sink(self._observe)
-
     def load(self, model: str) -> None:
         """Begin to load a model; raises UnknownModel, or ModelFailed if a command stopped it."""
         found = self._fleet.models.get(model)
@@ -238,7 +211,7 @@ class ModelControlAdapter:
     def unload(self, model: str) -> None:
         """Begin to unload a model; raises UnknownModel."""
         self._command("unload", model)
-        self._emit("model.unloaded", model=model, reason="a client asked for it")
+        self._events.emit("model.unloaded", model=model, reason="a client asked for it")
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:
@@ -256,16 +229,10 @@ class ModelControlAdapter:
         except NoSuchModel as error:  # a reload has removed it
             raise UnknownModel(model, list(self._fleet.models)) from error
 
-    def _observe(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         if event.name in _CHANGES:
             for waiter in self._listening:
                 waiter.set()
-
-
-class LoadForecasterAdapter:
-    def __init__(self, fleet: Fleet, admission: AdmissionController) -> None:
-        self._fleet = fleet
-        self._admission = admission
 
     def load_forecast(self, model: str) -> LoadForecast | None:
         """Return what a request would cause; None if the model is not configured here."""
@@ -293,11 +260,6 @@ class LoadForecasterAdapter:
             refusal=refusal and without_directories(refusal, [found.entry.path]),
         )
 
-
-class EngineReaderAdapter:
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
     def gpu_use(self, model: str) -> GpuUse:
         found = self._fleet.models.get(model)  # a reload may have removed it
         ready = [
@@ -315,3 +277,25 @@ class EngineReaderAdapter:
             message = without_directories("; ".join(filter(None, (error.message, error.hint))))
             raise Unavailable(message, retry_after_s=10) from error
         return dict(runtime_metadata(engine))
+
+
+def failure(model: Model, reason: str | None) -> ModelFailed:
+    """Return the error for clients of a model that is stopped, failed, or has no memory.
+
+    The next request tries only a model without memory again; others need a command.
+    """
+    is_tried_again = model.is_open and reason is not None and reason == model.refusal
+    return ModelFailed(
+        f"{model.entry.name} is unavailable: {_redact_reason(model, reason)}",
+        retry_after_s=_RETRY_REFUSED_S if is_tried_again else None,
+    )
+
+
+def _redact_reason(model: Model, reason: str | None) -> str | None:
+    return reason and without_directories(reason, [model.entry.path])
+
+
+def _load_progress(model: Model) -> float | None:
+    """Return the progress of the replica that is furthest: it serves first."""
+    found = [replica.instance.snapshot().load_progress for replica in model.all_replicas]
+    return max((progress for progress in found if progress is not None), default=None)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, get_args
-
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from typing import Any, get_args
 
 from proxy.endpoints.usage import UsageQuestion
 from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
-from proxy.observe.metrics import BY_INSTANCE
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.backend.models import without_directories
 from supervisor.errors import HistoryUnavailable
-from supervisor.fleet.model import Replica
 from supervisor.records.usage import By, Query, first_day
 from supervisor.records.writer import Records
-from supervisor.rpc.relay import ShardRun
 
 
 class RecordsAdapter:
@@ -53,37 +47,3 @@ def _query(question: UsageQuestion) -> Query:
         raise BadRequest(f"since: {error}; write 2026-11-22, 2026-11 or 7d") from error
     by: Any = question.by
     return Query(by, since, question.key, question.model)
-
-
-_SHARD_LABELS: Final = (*BY_INSTANCE, "worker")
-_US_PER_S: Final = 1_000_000
-_TIMES: Final = (
-    ("min_latency_us", "min", "Time of the shortest of these passes."),
-    ("max_latency_us", "max", "Time of the longest of these passes."),
-    ("last_latency_us", "last", "Time of the latest of these passes."),
-)
-
-
-def shard_metrics(runs: Iterable[tuple[Replica, ShardRun]]) -> Iterator[Metric]:
-    """Yield the measurements of workers since each instance started."""
-    forwards = CounterMetricFamily(
-        "corral_shard_forwards", "Passes through the layers of a worker.", labels=_SHARD_LABELS
-    )
-    seconds = CounterMetricFamily(
-        "corral_shard_compute_seconds", "Time that these passes took.", labels=_SHARD_LABELS
-    )
-    times = {
-        field: GaugeMetricFamily(f"corral_shard_compute_{word}_seconds", text, labels=_SHARD_LABELS)
-        for field, word, text in _TIMES
-    }
-    layers = GaugeMetricFamily("corral_shard_layers", "Layers of a worker.", labels=_SHARD_LABELS)
-    for replica, run in runs:
-        for name, found in run.balancer.metrics.items():
-            labels = (replica.place.model, replica.name, name)
-            forwards.add_metric(labels, found.total_forwards)
-            seconds.add_metric(labels, found.total_latency_us / _US_PER_S)
-            layers.add_metric(labels, found.layer_count)
-            if found.total_forwards:
-                for field, family in times.items():
-                    family.add_metric(labels, getattr(found, field) / _US_PER_S)
-    yield from (forwards, seconds, *times.values(), layers)

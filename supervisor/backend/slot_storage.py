@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
-
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.shared_prefixes import SharedPrefix, shared_prefix
@@ -35,11 +31,11 @@ from supervisor.engine.prompts import WarmPrompt, save_and_emit
 from supervisor.engine.states import State
 from supervisor.engine.warmup import FilledSlot, Preempted, prefill_slot, run_until_preempted
 from supervisor.errors import CorralError, DaemonBusy, NoSuchConversation, SettingsInvalid
-from supervisor.events import Emit, Event
+from supervisor.events import Emit, Event, Part
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import availability
-from supervisor.slot_store.file_index import CataloguedFile, find_prefix
+from supervisor.slot_store.file_index import find_prefix
 from supervisor.slot_store.manifest import Manifest, find_conversation, find_file
 
 _WANTED_MAX: Final = 16
@@ -55,7 +51,7 @@ _Key = tuple[str, tuple[int, ...]]
 _Wanted = tuple[WarmPrompt, float]
 
 
-class PrefixFiles:
+class PrefixFiles(Part):
     """Makes the wanted files, one after the other; at most 16 wait."""
 
     def __init__(self, fleet: Fleet, router: Router, emit: Emit) -> None:
@@ -290,21 +286,3 @@ class ConversationForgetter:
                     await client_module.erase(client, id_slot)
                     erased += 1
         return erased
-
-
-def slot_file_metrics(files: Iterable[CataloguedFile]) -> Iterator[Metric]:
-    """Yield the number and size of each model's files."""
-    counts, sizes_bytes = Counter[str](), Counter[str]()
-    for entry in files:
-        counts[entry.manifest.model] += 1
-        sizes_bytes[entry.manifest.model] += entry.manifest.size_bytes
-    text = "Saved conversations and shared prefixes on disk."
-    yield _by_model("corral_slot_files", text, counts)
-    yield _by_model("corral_slot_file_disk_bytes", "Their size.", sizes_bytes)
-
-
-def _by_model(name: str, text: str, values: Counter[str]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=("model",))
-    for model, value in values.items():
-        family.add_metric((model,), value)
-    return family

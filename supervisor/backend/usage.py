@@ -28,7 +28,7 @@ from proxy.router.reports import SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.states import InstanceSnapshot, State
-from supervisor.events import Event
+from supervisor.events import Event, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.records.usage import NO_KEY, OTHERS, OWN_WORK, Usage
 from supervisor.records.writer import Records
@@ -171,7 +171,7 @@ _PAUSE_S: Final = 3.0
 _COUNTED_MAX: Final = 256
 
 
-class UsageRecorder:
+class UsageRecorder(Part):
     """Accounts for what engines do while `is_on()`.
 
     Args:
@@ -183,6 +183,8 @@ class UsageRecorder:
         since_start: Usage since the daemon's start, by key and model. It never falls, so it still
             includes what was taken back.
     """
+
+    task = "usage"
 
     def __init__(
         self,
@@ -229,6 +231,21 @@ class UsageRecorder:
         elif event.name == "request.finished" and self._is_on():
             key = self._key(str(event.fields["client"] or ""))
             self._add(key, str(event.fields["model"]), Usage(requests=1))
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield counters since the daemon's start, by key and model."""
+        requests = _family("requests", "Requests that an instance got, by API key.")
+        tokens = _family("tokens", "Tokens by API key: prompt, cached or generated.", "kind")
+        slot_s = _family("slot_seconds", "How long requests of an API key held slots.")
+        cpu_s = _family("cpu_seconds", "Processor time of engines by API key.")
+        for labels, usage in sorted(self.since_start.items()):
+            requests.add_metric(labels, usage.requests)
+            slot_s.add_metric(labels, usage.slot_s)
+            cpu_s.add_metric(labels, usage.cpu_s)
+            tokens.add_metric((*labels, "prompt"), usage.prompt_tokens)
+            tokens.add_metric((*labels, "cached"), usage.cached_tokens)
+            tokens.add_metric((*labels, "generated"), usage.generated_tokens)
+        yield from (requests, tokens, slot_s, cpu_s)
 
     # The daemon's task.
 
@@ -292,22 +309,6 @@ def _usage(tokens: Tokens, slot_s: float = 0.0, cpu_s: float = 0.0) -> Usage:
 
 
 _USAGE_LABELS: Final = ("client", "model")
-
-
-def usage_metrics(since_start: Mapping[tuple[str, str], Usage]) -> Iterator[Metric]:
-    """Yield counters since the daemon's start, by key and model."""
-    requests = _family("requests", "Requests that an instance got, by API key.")
-    tokens = _family("tokens", "Tokens by API key: prompt, cached or generated.", "kind")
-    slot_s = _family("slot_seconds", "How long requests of an API key held slots.")
-    cpu_s = _family("cpu_seconds", "Processor time of engines by API key.")
-    for labels, usage in sorted(since_start.items()):
-        requests.add_metric(labels, usage.requests)
-        slot_s.add_metric(labels, usage.slot_s)
-        cpu_s.add_metric(labels, usage.cpu_s)
-        tokens.add_metric((*labels, "prompt"), usage.prompt_tokens)
-        tokens.add_metric((*labels, "cached"), usage.cached_tokens)
-        tokens.add_metric((*labels, "generated"), usage.generated_tokens)
-    yield from (requests, tokens, slot_s, cpu_s)
 
 
 def _family(name: str, text: str, *more: str) -> CounterMetricFamily:

@@ -81,7 +81,6 @@ class Daemon:
                 self._events.emit("daemon.open", keyless=" ".join(addresses), hint=ADD_KEY)
             kill_orphans(self._directories.runtime, self._events.emit)
             clean_up(self.parts.fleet.planner.launches.slot_persistence, self._events.emit)
-            await self.parts.restore_token_limits()
             async with self._listen(), control, self._run_parts():
                 if models:
                     self.parts.admission.command("start", models)
@@ -99,35 +98,28 @@ class Daemon:
         During the drain, models are still loaded for requests in flight.
         """
         parts = self.parts
+        tasks: dict[str, list[asyncio.Task[None]]] = {"drain": [], "stop": [], "end": []}
+
+        def cancel(until: str) -> None:
+            for task in tasks[until]:
+                task.cancel()
+
         async with asyncio.TaskGroup() as group:
-            serving = [
-                group.create_task(serve())
-                for serve in (parts.fleet.serve, parts.router.run, parts.nodes.serve)
-            ]
-            reload = group.create_task(parts.triggers.serve())
-            admission = group.create_task(persist("admission", parts.admission.serve))
-            adaptive = group.create_task(persist("adaptive", parts.adaptive.serve))
-            records = group.create_task(persist("records", parts.records.serve))
-            usage = group.create_task(persist("usage", parts.usage.serve))
-            trials = group.create_task(persist("trials", parts.trials.serve))
-            canaries = group.create_task(persist("canaries", parts.canaries.serve))
-            jobs = group.create_task(persist("jobs", parts.server.serve))
-            layers = group.create_task(persist("balance", parts.layer_mover.serve))
-            workers = group.create_task(persist("workers", parts.workers.serve))
-            hooks = group.create_task(persist("hooks", parts.hooks.serve))
-            notifier = group.create_task(persist("service notifier", self._notifier.serve))
+            for serve in (parts.fleet.serve, parts.router.run, parts.nodes.serve):
+                tasks["end"].append(group.create_task(serve()))
+            for part in parts.parts:
+                if part.task:
+                    serving = group.create_task(persist(part.task, part.serve))
+                    tasks[part.serves_until].append(serving)
+            tasks["drain"].append(group.create_task(persist("jobs", parts.server.serve)))
+            tasks["drain"].append(group.create_task(parts.triggers.serve()))
             yield
-            canaries.cancel()
-            jobs.cancel()
-            layers.cancel()
-            adaptive.cancel()
-            reload.cancel()
+            cancel("drain")
             await self._drain()
             await parts.usage.settle()
-            admission.cancel()
+            cancel("stop")
             await self._stop()
-            for task in (*serving, hooks, records, usage, trials, workers, notifier):
-                task.cancel()
+            cancel("end")
 
     @asynccontextmanager
     async def _listen(self) -> AsyncIterator[None]:
@@ -197,8 +189,6 @@ class Daemon:
         if self._shutdown_requests == 1:
             self._stopping_at_s = self._now_s()
             self._events.emit("daemon.stopping", reason=reason)
-            self.parts.captures.close()
-            self._notifier.note_stop()
             self._shutdown.set()
         elif self._drain_timeout and not self._drain_timeout.expired():
             left_s = _FORCED_DRAIN_S[min(self._shutdown_requests - 2, len(_FORCED_DRAIN_S) - 1)]

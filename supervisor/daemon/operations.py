@@ -175,7 +175,7 @@ class DaemonService:
             version=__version__,
             url=parts.server.url,
             listen=parts.server.listen,
-            tls_cert=str(parts.tls_cert) if parts.tls_cert else None,
+            tls_cert=parts.certificate.path,
             keyless=list(parts.keyless),
             up_s=up_s,
             stopping=is_stopping,

@@ -1,17 +1,22 @@
-"""Constructs the parts of a daemon and connects them."""
+"""Constructs the parts of a daemon, each after the parts that it needs.
+
+1. The router, and the fleet, which runs engines for it.
+2. What adds models: admission (it loads them), workers, other nodes; and reloads of the settings.
+3. What observes and adjusts: adapted values, layers, prefix files, records, trials, canaries.
+4. The proxy, to which the backend gives these; and what needs the proxy: captures, hooks.
+
+To add a part, write a subclass of `supervisor.events.Part`, and list it in `DaemonParts.parts`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import Callable
-from datetime import datetime
-from pathlib import Path
 
 from proxy.app import App, Backend
 from proxy.batches.jobs import JobStorage
 from proxy.endpoints.prometheus import Metrics
-from proxy.http.tls import server_context
 from proxy.nodes.nodes import Nodes
 from proxy.router.router import Router
 from proxy.server import Server
@@ -19,37 +24,22 @@ from supervisor.autoscale.apply import AdaptiveController, ChangeApplier
 from supervisor.autoscale.layer_mover import LayerMover
 from supervisor.autoscale.slots import AdaptedValues, SlotDecider
 from supervisor.autoscale.threads import ThreadDecider, engine_processes, measured_speeds
-from supervisor.backend.dashboard import Address, DashboardHostAdapter
-from supervisor.backend.models import (
-    EngineReaderAdapter,
-    LoadForecasterAdapter,
-    ModelControlAdapter,
-    ModelLoaderAdapter,
-)
+from supervisor.backend.dashboard import DashboardHostAdapter
+from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import ModelFilesAdapter, OllamaHostAdapter
 from supervisor.backend.proxy_settings import (
+    Certificate,
     check_proxy_settings,
     keyless_addresses,
+    prepare_nodes,
     read_nodes,
-    tls_context,
 )
-from supervisor.backend.request_records import (
-    RecordsAdapter,
-    shard_metrics,
-)
-from supervisor.backend.slot_storage import (
-    ConversationForgetter,
-    PrefixFiles,
-    PromptWarmerAdapter,
-    slot_file_metrics,
-)
-from supervisor.backend.usage import UsageEngines, UsageRecorder, usage_metrics
-from supervisor.builds.discover import Engine
+from supervisor.backend.request_records import RecordsAdapter
+from supervisor.backend.slot_storage import ConversationForgetter, PrefixFiles, PromptWarmerAdapter
+from supervisor.backend.usage import UsageEngines, UsageRecorder
 from supervisor.daemon.desktop import DesktopKey
-from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.orphans import is_in_use
-from supervisor.errors import HistoryUnavailable
-from supervisor.events import EventStream
+from supervisor.events import EventStream, Part
 from supervisor.experiments.canaries import Canaries, with_canaries
 from supervisor.experiments.capture import Captures
 from supervisor.experiments.trials import Trials
@@ -63,12 +53,10 @@ from supervisor.loading.controller import AdmissionController
 from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.plan.plan import CanaryTrial
 from supervisor.records.store import RecordStore
-from supervisor.records.usage import Query
 from supervisor.records.writer import Records
 from supervisor.rpc.address import KnownWorkers, free_port
 from supervisor.rpc.pool import WorkerPool
 from supervisor.rpc.shards import LayerShares
-from supervisor.service.hook_commands import hook_directory
 from supervisor.service.hooks import Hooks
 from supervisor.service.notifier import ServiceEnvironment
 from supervisor.settings.load import Loaded
@@ -95,50 +83,63 @@ class DaemonParts:
         self.desktop_key = desktop_key
         self.events = events
         self.notifier = environment.notifier
-        proxy = check_proxy_settings(loaded.settings.proxy)
-        self._tls = proxy.tls
-        self.metrics = Metrics(proxy, events.emit)
+        proxy, emit = check_proxy_settings(loaded.settings.proxy), events.emit
+        self.metrics = Metrics(proxy, emit)
         self.router = Router(proxy, self.metrics.emit)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
         self._adapted = AdaptedValues()
         self._canary_trials: dict[str, CanaryTrial] = {}
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
-        self.fleet = Fleet(self._planner(loaded), self.router, events.emit)
-        self._prefix_files = PrefixFiles(self.fleet, self.router, events.emit)
-        self.conversations = ConversationForgetter(self.fleet, self.router)
+        self.fleet = Fleet(self._planner(loaded), self.router, emit)
         memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
-        self.admission = AdmissionController(self.fleet, self.router, events.emit, memory_usage)
-        events.add_sink(self.admission.observe)
+        self.admission = AdmissionController(self.fleet, self.router, emit, memory_usage)
+        self._add_models(loaded, reread, replacer)
         self.adaptive = self._make_adaptive(replacer, memory_usage)
-        self.layer_mover = self._make_layer_mover(replacer)
-        self.reload = self._make_reload(loaded, reread, replacer)
-        self.triggers = ReloadTriggers(self.reload, self.notifier.reloading)
-        self.workers = WorkerPool(
-            self.known_workers, self._engine, directories, events.emit, self.fleet.worker_ended
+        shares, now_s = LayerShares(directories.layer_shares), asyncio.get_running_loop().time
+        self.layer_mover = LayerMover(self.fleet, replacer, shares, emit, now_s)
+        self._prefix_files = PrefixFiles(self.fleet, self.router, emit)
+        self.conversations = ConversationForgetter(self.fleet, self.router)
+        self.trials = Trials(self.fleet, self.router.count_in_flight, directories.trials)
+        laid = self._canary_trials
+        self.canaries = Canaries(
+            self.fleet, self.reload, self.trials, laid, emit, directories.canaries
         )
-        self._apply_workers(loaded)
-        events.add_sink(self._prefix_files.observe)
         self.records = self._make_records()
-        self._make_trials()
-        events.add_sink(self.notifier.observe)
-        self.nodes = self._make_nodes()
         self.usage = self._make_usage()
-        self.app = self._make_app()
-        self.captures = Captures(self.app.capture, lambda: self.fleet.planner, events.emit)
+        self.app = App(self.router, proxy, self.metrics, self._make_backend())
         self.server = Server(self.app, environment.sockets)
-        self.keyless = () if self.desktop_key else keyless_addresses(self.settings.proxy)
-        self.hooks = self._make_hooks()
-        events.add_sink(self.hooks.observe)
+        self.keyless = () if desktop_key else keyless_addresses(proxy)
+        self.captures = Captures(self.app.capture, self.fleet, emit)
+        self.hooks = Hooks(self.reload, self.fleet, self.app.requests.models, emit)
+        for part in self.parts:
+            events.add_sink(part.observe)
+            self.metrics.add(part.metrics)
 
     @property
-    def tls_cert(self) -> Path | None:
-        return self._tls.cert if self._tls else None
+    def parts(self) -> tuple[Part, ...]:
+        """Those that observe events, serve or report metrics; a shutdown cancels them in order."""
+        return (
+            self.canaries,
+            self.layer_mover,
+            self.adaptive,
+            self.admission,
+            self.hooks,
+            self.records,
+            self.usage,
+            self.trials,
+            self.workers,
+            self.notifier,
+            self.captures,
+            self._models,
+            self._prefix_files,
+            self.fleet.slot_files,
+        )
 
     @property
     def settings(self) -> Settings:
         """The current settings; a reload replaces them."""
-        return self.reload.loaded.settings
+        return self.reload.settings
 
     def _planner(self, loaded: Loaded) -> LaunchPlanner:
         return LaunchPlanner(
@@ -148,6 +149,37 @@ class DaemonParts:
             known_workers=self.known_workers,
             reductions=self._reductions,
         )
+
+    def _add_models(self, loaded: Loaded, reread: Callable[[], Loaded], replacer: Replacer) -> None:
+        """Make the workers and nodes, and what reloads the settings of these and of models."""
+        fleet, emit = self.fleet, self.events.emit
+        self.workers = WorkerPool(
+            self.known_workers,
+            lambda: fleet.planner.engine(),  # noqa: PLW0108 (a reload replaces the planner)
+            self.directories,
+            emit,
+            fleet.worker_ended,
+        )
+        self.workers.prepare(loaded)()
+        self._models = LocalModels(fleet, self.admission, self.events)
+        settings = loaded.settings
+        nodes = read_nodes(settings.nodes, emit)
+        self.nodes = Nodes(nodes, self.router, self._models, settings.proxy, emit)
+        self.certificate = Certificate(settings.proxy.tls, emit)
+        self.reload = Reload(
+            fleet,
+            loaded,
+            read=reread,
+            make_planner=self._planner,
+            prepares=[
+                self.certificate.prepare,
+                functools.partial(prepare_nodes, self.nodes, emit),
+                self.workers.prepare,
+            ],
+            emit=emit,
+            replacer=replacer,
+        )
+        self.triggers = ReloadTriggers(self.reload, self.notifier.reloading)
 
     def _make_adaptive(self, replacer: Replacer, memory_usage: MemoryUsage) -> AdaptiveController:
         fleet, emit = self.fleet, self.events.emit
@@ -166,27 +198,6 @@ class DaemonParts:
             is_memory_wanted=lambda: bool(self.admission.waiting()),
         )
 
-    def _make_layer_mover(self, replacer: Replacer) -> LayerMover:
-        shares = LayerShares(self.directories.layer_shares)
-        now_s = asyncio.get_running_loop().time
-        mover = LayerMover(self.fleet, replacer, shares, self.events.emit, now_s)
-        self.metrics.add(lambda: shard_metrics(mover.runs()))
-        self.metrics.add(lambda: slot_file_metrics(self.fleet.slot_files.catalogue.files()))
-        return mover
-
-    def _make_reload(
-        self, loaded: Loaded, reread: Callable[[], Loaded], replacer: Replacer
-    ) -> Reload:
-        return Reload(
-            self.fleet,
-            loaded,
-            read=reread,
-            make_planner=self._planner,
-            prepare_nodes=self._prepare_nodes,
-            emit=self.events.emit,
-            replacer=replacer,
-        )
-
     def _make_records(self) -> Records:
         def history_limits() -> tuple[int, float] | None:
             found = self.settings.history
@@ -196,24 +207,7 @@ class DaemonParts:
             return self.settings.supervisor.record_requests and model in self.settings.models
 
         store = RecordStore(self.directories.data)
-        records = Records(store, self.events.emit, history_limits, is_recorded)
-        self.events.add_sink(records.observe)
-        return records
-
-    def _make_trials(self) -> None:
-        """Make the trials of profiles and the canaries of engines."""
-        emit = self.events.emit
-        self.trials = Trials(self.fleet, self.router.count_in_flight, self.directories.trials)
-        self.events.add_sink(self.trials.observe)
-        self.canaries = Canaries(
-            self.fleet,
-            self.reload,
-            self.trials,
-            self._canary_trials,
-            emit,
-            self.directories.canaries,
-        )
-        self.events.add_sink(self.canaries.observe)
+        return Records(store, self.events.emit, history_limits, is_recorded)
 
     def _make_usage(self) -> UsageRecorder:
         usage = UsageRecorder(
@@ -222,111 +216,34 @@ class DaemonParts:
             is_on=lambda: self.settings.supervisor.record_usage,
             has_keys=bool(self.desktop_key or self.settings.proxy.api_keys_file),
         )
-        self.events.add_sink(usage.observe)
         self.router.signals.slots_taken.connect(usage.slots_taken)
         self.router.signals.slots_freed.connect(usage.slots_freed)
-        self.metrics.add(lambda: usage_metrics(usage.since_start))
         return usage
 
-    async def restore_token_limits(self) -> None:
-        """Give the token limits of API keys today's recorded usage."""
-        if not self.settings.proxy.api_keys_file:
-            return
-        day = f"{datetime.now().astimezone():%Y-%m-%d}"
-        try:
-            found = await self.records.usage(Query("key", since=day))
-        except HistoryUnavailable as error:
-            self.events.emit("usage.record_failed", reason=error.message)
-        else:
-            tokens = {row["key"]: row["total_tokens"] for row in found}
-            self.app.core.admission.tokens.restore(day, tokens)
-
-    def _make_nodes(self) -> Nodes:
-        model_loader = ModelLoaderAdapter(self.fleet, self.admission, self.events)
-        return Nodes(
-            read_nodes(self.settings.nodes, self.events.emit),
-            self.router,
-            model_loader,
-            self.settings.proxy,
-            self.events.emit,
+    def _make_backend(self) -> Backend:
+        fleet, admission, models = self.fleet, self.admission, self._models
+        records = RecordsAdapter(self.records)
+        files = ModelFilesAdapter(
+            settings=lambda: self.settings,
+            unload=lambda model: admission.command("unload", [model]),
+            changes=models.changes,
+            reload=functools.partial(self.triggers.start, dry_run=False),
         )
-
-    def _make_app(self) -> App:
-        settings = self.settings
-
-        def address() -> Address:
-            cert = str(self.tls_cert) if self.tls_cert else None
-            needs_key = bool(self.desktop_key or self.settings.proxy.api_keys_file)
-            return Address(self.server.url, cert, needs_key)
-
-        warmer = PromptWarmerAdapter(self.fleet, self.router, self._prefix_files, self.events.emit)
-        storage = JobStorage(self.directories.jobs, settings.jobs)
-        control = ModelControlAdapter(self.fleet, self.admission, self.events)
-        backend = Backend(
+        return Backend(
             loader=self.nodes,
             process=self.nodes.process,
+            tls=self.certificate.context,
             own_key=self.desktop_key.key if self.desktop_key else None,
-            warmer=warmer,
-            jobs=storage,
-            engine=EngineReaderAdapter(self.fleet),
-            control=control,
-            ollama=OllamaHostAdapter(self.fleet, self.admission, self._model_files(control)),
+            warmer=PromptWarmerAdapter(fleet, self.router, self._prefix_files, self.events.emit),
+            jobs=JobStorage(self.directories.jobs, self.settings.jobs),
+            engine=models,
+            control=models,
+            ollama=OllamaHostAdapter(fleet, admission, files),
             dashboard=DashboardHostAdapter(
-                self.fleet, self.admission, self.nodes, self.events, self.directories, address
+                fleet, admission, self.nodes, self.events, self.directories, self.certificate
             ),
-            history=RecordsAdapter(self.records),
-            load_forecaster=LoadForecasterAdapter(self.fleet, self.admission),
-            usage=RecordsAdapter(self.records),
+            history=records,
+            load_forecaster=models,
+            usage=records,
             conversations=self.conversations,
         )
-        return App(self.router, settings.proxy, self.metrics, backend)
-
-    def _make_hooks(self) -> Hooks:
-        router, app, fleet = self.router, self.app, self.fleet
-
-        def busy_models() -> set[str]:
-            """Return the models with requests: of batches, and of clients, queued ones included."""
-            leased = {instance.upstream.model for instance in router.instances() if instance.leases}
-            return leased | {request.model for request in app.requests.stats() if request.model}
-
-        def cause_of(name: str) -> FailureCause | None:
-            found = (replica.instance for replica in fleet.all_replicas() if replica.name == name)
-            return next((instance.snapshot().cause for instance in found), None)
-
-        return Hooks(
-            settings=lambda: self.settings.hooks,
-            directory=lambda: hook_directory(self.reload.loaded.path),
-            busy_models=busy_models,
-            cause_of=cause_of,
-            emit=self.events.emit,
-        )
-
-    def _model_files(self, control: ModelControlAdapter) -> ModelFilesAdapter:
-        return ModelFilesAdapter(
-            settings=lambda: self.settings,
-            unload=lambda model: self.admission.command("unload", [model]),
-            changes=control.changes,
-            reload=lambda: self.triggers.start(dry_run=False),
-        )
-
-    def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:
-        nodes = read_nodes(loaded.settings.nodes, self.events.emit)
-        # TLS cannot be turned on or off while the proxy listens.
-        tls = (loaded.settings.proxy.tls or self._tls) if self._tls else None
-        context = tls_context(tls) if tls else None
-
-        def apply() -> None:
-            if self.app.tls and tls and context:
-                self.app.tls.follow(tls.files, functools.partial(server_context, tls), context)
-                self._tls = tls
-            self.nodes.set_nodes(nodes)
-            self._apply_workers(loaded)
-
-        return apply
-
-    def _apply_workers(self, loaded: Loaded) -> None:
-        supervisor = loaded.settings.supervisor
-        self.workers.apply(loaded.settings.workers, supervisor.restart, supervisor.drain_timeout_s)
-
-    def _engine(self) -> Engine:
-        return self.fleet.planner.engine()

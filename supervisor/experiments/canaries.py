@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from supervisor.builds.installed import EngineSetting
 from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, StartFailed
-from supervisor.events import Emit, Event
+from supervisor.events import Emit, Event, Part
 from supervisor.experiments.trials import Trials, replicas_by_side
 from supervisor.experiments.verdict import Decision, decide
 from supervisor.fleet.fleet import Fleet
@@ -223,12 +223,15 @@ def _check_no_other_changes(found: ReloadResult | CorralError, ours: str | None)
 _CHECK_EVERY_S: Final = 1.0
 
 
-class Canaries:
+class Canaries(Part):
     """At most one canary per model; only one change runs at a time.
 
     `overlay` has the trials that the planner adds to the settings, by model; `ended` are the latest
     canaries that ended, the latest last.
     """
+
+    task = "canaries"
+    serves_until = "drain"
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from proxy.forward.capture import CapturePoint, Exchange
 from proxy.observe.record import AccessRecord, Emit
 from proxy.request.request import ProxyRequest
 from supervisor.errors import DaemonBusy
+from supervisor.events import Event, Part
 from supervisor.experiments.capture_lines import (
     CaptureLimits,
     header,
@@ -27,7 +28,7 @@ from supervisor.experiments.capture_lines import (
     request_line,
     response_line,
 )
-from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.fleet import Fleet
 
 # Estimated memory of a chunk in addition to its bytes.
 _CHUNK_BYTES = 200
@@ -224,14 +225,12 @@ class Recording:
         self._changed.set()
 
 
-class Captures:
+class Captures(Part):
     """`running` is None if no capture runs."""
 
-    def __init__(
-        self, point: CapturePoint, planner: Callable[[], LaunchPlanner], emit: Emit
-    ) -> None:
+    def __init__(self, point: CapturePoint, fleet: Fleet, emit: Emit) -> None:
         self._point = point
-        self._planner = planner
+        self._fleet = fleet
         self._emit = emit
         self.running: Recording | None = None
 
@@ -247,7 +246,7 @@ class Captures:
             )
         self.running = recording = Recording(model, limits, time.monotonic)
         try:
-            read = functools.partial(header, self._planner(), model, limits)
+            read = functools.partial(header, self._fleet.planner, model, limits)
             first = await asyncio.to_thread(read)
             self._emit("capture.started", model=model, **asdict(limits))
             try:
@@ -270,7 +269,7 @@ class Captures:
         if self.running:
             self.running.stop("stopped")
 
-    def close(self) -> None:
-        """End the running capture after the last response, because the daemon stops."""
-        if self.running:
+    def observe(self, event: Event) -> None:
+        """End the running capture after the last response when the daemon stops."""
+        if event.name == "daemon.stopping" and self.running:
             self.running.close("daemon_stopped")

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from proxy.observe.metrics import waited_ms
 from supervisor.engine.states import State
-from supervisor.events import Event
+from supervisor.events import Event, Part
 from supervisor.experiments.verdict import SIDES, Side, SideName, TrialFigures, Value
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import LaunchFingerprint
@@ -138,11 +138,13 @@ class Trial:
         return sum(side.requests for side in self.figures.sides.values())
 
 
-class Trials:
+class Trials(Part):
     """Observes events; saves figures below `root`.
 
     `in_flight` returns the number of requests on an instance.
     """
+
+    task = "trials"
 
     def __init__(
         self,

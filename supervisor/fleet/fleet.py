@@ -96,6 +96,11 @@ class Fleet:
     def _find(self, instance: str) -> Replica | None:
         return next((replica for replica in self.all_replicas() if replica.name == instance), None)
 
+    def cause_of(self, instance: str) -> FailureCause | None:
+        """Return why the process of an instance last ended, if that was a failure."""
+        replica = self._find(instance)
+        return replica.instance.snapshot().cause if replica else None
+
     def is_retiring(self, replica: Replica) -> bool:
         return replica in self.models[replica.place.model].retiring
 

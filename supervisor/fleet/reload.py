@@ -21,7 +21,7 @@ a change of the file waits for the running reload; several of them start one rel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -41,8 +41,8 @@ from supervisor.plan.plan import Plan
 from supervisor.settings.load import Loaded, restart_changes
 from supervisor.settings.schema import ModelSettings, Settings
 
-# Checks the nodes of new settings, raising CorralError; returns what applies them.
-PrepareNodes = Callable[[Loaded], Callable[[], None]]
+# Checks a part of new settings, raising CorralError; returns what applies it.
+Prepare = Callable[[Loaded], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,14 @@ class ReloadPlan:
     planner: LaunchPlanner
     plans: Mapping[ReplicaId, Plan]
     difference: Difference
-    apply_nodes: Callable[[], None]
+    applies: Sequence[Callable[[], None]]
 
 
 def prepare(
     replicas: Iterable[Replica],
     read: Callable[[], Loaded],
     make_planner: Callable[[Loaded], LaunchPlanner],
-    prepare_nodes: PrepareNodes,
+    prepares: Iterable[Prepare],
 ) -> ReloadPlan:
     """Read the settings, compare them with what runs, and plan. Blocks; changes nothing.
 
@@ -112,7 +112,8 @@ def prepare(
     planner = make_planner(loaded)
     difference = compare(_running_fingerprints(replicas), _wanted_fingerprints(planner))
     plans = {place: planner.plan_at(place) for place in difference.to_plan}
-    return ReloadPlan(loaded, planner, plans, difference, prepare_nodes(loaded))
+    applies = [prepare_part(loaded) for prepare_part in prepares]
+    return ReloadPlan(loaded, planner, plans, difference, applies)
 
 
 def compare(
@@ -220,6 +221,7 @@ class Reload:
     """Applies new settings; `loaded` are those that were applied last.
 
     `read` reads the same sources again, in a thread, and raises CorralError.
+    `prepares` check and apply what is no replica.
     """
 
     def __init__(  # noqa: PLR0913 (each is a seam of its own)
@@ -229,7 +231,7 @@ class Reload:
         *,
         read: Callable[[], Loaded],
         make_planner: Callable[[Loaded], LaunchPlanner],
-        prepare_nodes: PrepareNodes,
+        prepares: Sequence[Prepare],
         emit: Emit,
         replacer: Replacer,
     ) -> None:
@@ -239,10 +241,15 @@ class Reload:
         self._fleet = fleet
         self._read = read
         self._make_planner = make_planner
-        self._prepare_nodes = prepare_nodes
+        self._prepares = prepares
         self._emit = emit
         self._replacer = replacer
         self._lock = asyncio.Lock()
+
+    @property
+    def settings(self) -> Settings:
+        """The current settings; a reload replaces them."""
+        return self.loaded.settings
 
     @property
     def is_busy(self) -> bool:
@@ -255,7 +262,7 @@ class Reload:
         change of the file has no caller that could handle it.
         """
         async with self._lock, self._replacer.lock:
-            prepared = await self._prepare(self._read_again, self._prepare_nodes)
+            prepared = await self._prepare(self._read_again, self._prepares)
             if isinstance(prepared, CorralError):
                 if not dry_run:
                     self._emit("settings.rejected", reason=prepared.message)
@@ -272,20 +279,18 @@ class Reload:
     async def replan(self, model: str) -> ReloadResult | CorralError:
         """Apply the present plan of one model; the settings are not read again."""
         async with self._lock, self._replacer.lock:
-            prepared = await self._prepare(lambda: self.loaded, _prepare_no_nodes)
+            prepared = await self._prepare(lambda: self.loaded, ())
             if isinstance(prepared, CorralError):
                 return prepared
             prepared = replace(prepared, difference=prepared.difference.limit_to([model]))
             return ReloadResult(prepared.difference, (), await self._perform(prepared))
 
     async def _prepare(
-        self, read: Callable[[], Loaded], prepare_nodes: PrepareNodes
+        self, read: Callable[[], Loaded], prepares: Sequence[Prepare]
     ) -> ReloadPlan | CorralError:
         replicas = self._fleet.replicas()
         try:
-            return await asyncio.to_thread(
-                prepare, replicas, read, self._make_planner, prepare_nodes
-            )
+            return await asyncio.to_thread(prepare, replicas, read, self._make_planner, prepares)
         except CorralError as error:
             return error
 
@@ -295,9 +300,7 @@ class Reload:
         Later reloads keep them, unless the settings file has a model of the same name.
         """
         async with self._lock, self._replacer.lock:
-            prepared = await self._prepare(
-                lambda: self.loaded.with_models(models), _prepare_no_nodes
-            )
+            prepared = await self._prepare(lambda: self.loaded.with_models(models), ())
             if isinstance(prepared, CorralError):
                 return prepared
             self._added = {**self._added, **models}
@@ -327,7 +330,8 @@ class Reload:
         """Apply all changes that need no waiting; return the replicas that were started."""
         difference, planner, fleet = prepared.difference, prepared.planner, self._fleet
         self.loaded = prepared.loaded
-        prepared.apply_nodes()
+        for apply in prepared.applies:
+            apply()
         fleet.set_planner(planner)
         self._retire(difference.removed_at_once)
         for place in difference.kept:
@@ -361,10 +365,6 @@ class Reload:
     def _report(self, done: ReloadResult) -> None:
         notes = [*done.notes, *map(str, done.failures)]
         self._emit("settings.reloaded", **done.difference.names(), notes=notes)
-
-
-def _prepare_no_nodes(_: Loaded) -> Callable[[], None]:
-    return lambda: None
 
 
 _CHECK_EVERY_S: Final = 2.0

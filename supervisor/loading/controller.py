@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from supervisor.events import Emit, Event
+from supervisor.events import Emit, Event, Part
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model, Phase, phase_of, snapshots_of
 from supervisor.loading.decide import (
@@ -80,8 +80,11 @@ _ANSWER_S: Final = 10.0
 _BYTES_PER_SECOND: Final = 1e9
 
 
-class AdmissionController:
+class AdmissionController(Part):
     """Keeps the requested models loaded, if memory allows."""
+
+    task = "admission"
+    serves_until = "stop"
 
     def __init__(
         self,

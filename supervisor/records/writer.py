@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from proxy.common.background_tasks import worker_threads
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
-from supervisor.events import Emit, Event
+from supervisor.events import Emit, Event, Part
 from supervisor.records import requests, usage
 from supervisor.records.older import RUN_BITS
 from supervisor.records.requests import FINISHED, REJECTED, Row
@@ -43,7 +43,7 @@ _USAGE_WARNING: Final = "usage.record_failed"
 Result = TypeVar("Result")
 
 
-class Records:
+class Records(Part):
     """The records of one daemon.
 
     Args:
@@ -54,6 +54,8 @@ class Records:
         retry_s: Pause after a failed write.
         queue_max: What may wait for the thread; what arrives above it is dropped.
     """
+
+    task = "records"
 
     def __init__(
         self,
@@ -83,7 +85,6 @@ class Records:
         self._writes = 0
 
     def observe(self, event: Event) -> None:
-        """Take an event (a sink of `EventStream`); most are ignored."""
         if event.name not in {FINISHED, REJECTED}:
             return
         if self.keeps_history:

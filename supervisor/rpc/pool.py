@@ -10,10 +10,11 @@ from typing import Final
 from proxy.common.background_tasks import persist
 from supervisor.builds.discover import Device, Engine
 from supervisor.engine.launch import Launch
-from supervisor.events import Emit
+from supervisor.events import Emit, Part
 from supervisor.rpc.address import KnownWorkers, WorkerAddress, probe
 from supervisor.rpc.model_workers import address_of
 from supervisor.rpc.worker import Worker, WorkerOptions, worker_launch
+from supervisor.settings.load import Loaded
 from supervisor.settings.tables import RestartPolicy, WorkerSettings
 from supervisor.system.paths import Directories
 
@@ -21,13 +22,15 @@ _PROBE_LIMIT_S: Final = 1.0
 _PAUSE_S: Final = 0.5
 
 
-class WorkerPool:
+class WorkerPool(Part):
     """Runs the `[workers]` with `local = true`.
 
     Args:
         engine: Finds the engine whose directory has the workers' program; raises CorralError.
         on_end: Called with the name of a worker that has ended and will be started again.
     """
+
+    task = "workers"
 
     def __init__(
         self,
@@ -55,6 +58,11 @@ class WorkerPool:
             settings, self._settings = self._settings, {}
             self.apply(settings, self._policy, 0)
             await asyncio.get_running_loop().create_future()  # until cancelled
+
+    def prepare(self, loaded: Loaded) -> Callable[[], None]:
+        """Return what applies the workers of new settings."""
+        settings, limits = loaded.settings.workers, loaded.settings.supervisor
+        return functools.partial(self.apply, settings, limits.restart, limits.drain_timeout_s)
 
     def apply(
         self, settings: Mapping[str, WorkerSettings], policy: RestartPolicy, drain_s: float

@@ -12,14 +12,21 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.states import STATES, State
-from supervisor.events import Emit, Event
-from supervisor.service.hook_commands import HookCause, HookEvent, HookJob, HookRunner
-from supervisor.settings.tables import HookName, HookSettings
+from supervisor.events import Emit, Event, Part
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.reload import Reload
+from supervisor.service.hook_commands import (
+    HookCause,
+    HookEvent,
+    HookJob,
+    HookRunner,
+    hook_directory,
+)
+from supervisor.settings.tables import HookName
 
 # The subject None stands for the whole daemon, a name for a model.
 DAEMON = None
@@ -164,27 +171,23 @@ def _give_up_event(event: Event) -> HookEvent:
     return HookEvent("model_failed", event.at, model, instance, cause=cause, restarts=False)
 
 
-class Hooks:
-    """`observe` takes each event of the daemon at once; it neither blocks nor fails.
+class Hooks(Part):
+    """Has commands run; `busy_models` returns the models with requests in flight."""
 
-    The first arguments ask the daemon; `cause_of` returns why an instance last ended.
-    """
+    task = "hooks"
 
     def __init__(
         self,
-        settings: Callable[[], HookSettings],
-        directory: Callable[[], Path],
+        reload: Reload,
+        fleet: Fleet,
         busy_models: Callable[[], Collection[str]],
-        cause_of: Callable[[str], FailureCause | None],
         emit: Emit,
-        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings
-        self._directory = directory
+        self._reload = reload
         self._busy_models = busy_models
         self._clock = clock
-        self._observer = HookObserver(cause_of)
+        self._observer = HookObserver(fleet.cause_of)
         self._runner = HookRunner(emit)
         self._idle_times = IdleTimes(clock())
         self._woken = asyncio.Event()
@@ -227,7 +230,7 @@ class Hooks:
 
     def _report_idle(self) -> float | None:
         """Report idle subjects; return the seconds until the next can be due, None for never."""
-        settings, now_s = self._settings(), self._clock()
+        settings, now_s = self._reload.settings.hooks, self._clock()
         limits_s = {
             False: settings.model_idle_s if settings.model_idle else math.inf,
             True: settings.daemon_idle_s if settings.daemon_idle else math.inf,
@@ -244,7 +247,7 @@ class Hooks:
         return None if next_at_s == math.inf else max(0.0, next_at_s - now_s)
 
     def _submit(self, event: HookEvent) -> None:
-        settings = self._settings()
+        settings = self._reload.settings.hooks
         if commands := settings.commands(event.event):
-            directory = self._directory()
+            directory = hook_directory(self._reload.loaded.path)
             self._runner.submit(HookJob(event, commands, settings.timeout_s, directory))

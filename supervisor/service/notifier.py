@@ -29,7 +29,7 @@ from typing import Final
 
 from proxy.common.toml_types import is_loopback
 from supervisor.errors import SettingsInvalid
-from supervisor.events import LOAD_PROGRESS, Event
+from supervisor.events import LOAD_PROGRESS, Event, Part
 
 _US_PER_S: Final = 1_000_000
 
@@ -145,8 +145,10 @@ _EXTENSION_S: Final = 30.0
 _INTERVAL_S: Final = 5.0
 
 
-class ServiceNotifier:
+class ServiceNotifier(Part):
     """Sends nothing without `send`, that is, without a service manager."""
+
+    task = "service notifier"
 
     def __init__(self, send: Send | None = None, watchdog_s: float | None = None) -> None:
         self._send_message = send
@@ -163,7 +165,7 @@ class ServiceNotifier:
         self._send(READY)
         self._send_status()
 
-    def note_stop(self) -> None:
+    def _note_stop(self) -> None:
         self._is_stopping = True
         self._send(STOPPING, extend_timeout(_EXTENSION_S))
         self._send_status()
@@ -188,8 +190,9 @@ class ServiceNotifier:
         return self._is_started and not self._is_stopping
 
     def observe(self, event: Event) -> None:
-        """Note an event; a sink of the event stream."""
-        if self._load.observe(event):
+        if event.name == "daemon.stopping":
+            self._note_stop()
+        elif self._load.observe(event):
             self._send_status()
 
     async def serve(self) -> None:

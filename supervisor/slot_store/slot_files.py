@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.upstream.engine_state import SlotState
 from supervisor.errors import AccessDenied
-from supervisor.events import Emit
+from supervisor.events import Emit, Part
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import Catalogue, key_digest
 from supervisor.slot_store.manifest import CacheKey, Manifest, Turns, find_conversation, turns_of
@@ -38,7 +42,7 @@ _TIDY_S: Final = 600.0
 Result = TypeVar("Result")
 
 
-class SlotFiles:
+class SlotFiles(Part):
     def __init__(
         self, persistence: Callable[[], SlotPersistence], listener: Router, emit: Emit
     ) -> None:
@@ -73,6 +77,16 @@ class SlotFiles:
                     await asyncio.sleep(_TIDY_S)
         finally:
             self._group = None
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the number and size of each model's files."""
+        counts, sizes_bytes = Counter[str](), Counter[str]()
+        for entry in self.catalogue.files():
+            counts[entry.manifest.model] += 1
+            sizes_bytes[entry.manifest.model] += entry.manifest.size_bytes
+        text = "Saved conversations and shared prefixes on disk."
+        yield _by_model("corral_slot_files", text, counts)
+        yield _by_model("corral_slot_file_disk_bytes", "Their size.", sizes_bytes)
 
     async def wait_loaded(self) -> None:
         """Wait until the catalogue matches the present settings."""
@@ -241,6 +255,13 @@ class SlotFiles:
         budget = self._persistence().budget
         evicted = to_evict(self.catalogue.files(), budget, datetime.now(tz=UTC))
         await self._delete(entry.file.name for entry in evicted)
+
+
+def _by_model(name: str, text: str, values: Counter[str]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=("model",))
+    for model, value in values.items():
+        family.add_metric((model,), value)
+    return family
 
 
 def _run_timed(work: Callable[..., Result], *given: object) -> tuple[Result, float]:

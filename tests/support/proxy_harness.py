@@ -206,7 +206,6 @@ class FakeDashboardHost:
 
     vendor = Path(__file__).parent.parent.parent / "vendor"
     version = "1.2.3"
-    url = "http://127.0.0.1:8080"
 
     def __init__(self) -> None:
         self.known = {"chat": HostModel("default")}
@@ -249,7 +248,7 @@ class FakeDashboardHost:
             yield line
         await asyncio.Event().wait()
 
-    async def clients(self, model: str | None, /) -> Clients:
+    async def clients(self, model: str | None, url: str, /, *, needs_key: bool) -> Clients:  # noqa: ARG002
         return Clients(("chat",), model or "chat", "CORRAL_API_KEY")
 
 

@@ -193,7 +193,7 @@ class ReloadHarness:
             loaded,
             read=self._read,
             make_planner=self._planner,
-            prepare_nodes=self._prepare_nodes,
+            prepares=[self._prepare_nodes],
             emit=self.stream.emit,
             replacer=self.replacer,
         )

@@ -10,10 +10,11 @@ from support.samples import GPU, engine, machine, model
 
 from proxy.errors import Unavailable
 from proxy.request.models import GpuUse
-from supervisor.backend.models import EngineReaderAdapter
+from supervisor.backend.models import LocalModels
 from supervisor.builds.discover import Device
 from supervisor.engine.states import State
 from supervisor.errors import EngineMissing
+from supervisor.events import EventStream
 from supervisor.fleet.model import gpu_use
 from supervisor.plan.plan import Plan, make_plan
 from supervisor.plan.profile import load
@@ -44,7 +45,7 @@ def adapter(*replicas: tuple[Plan | None, State], failure: Exception | None = No
     fleet = SimpleNamespace(
         models={"chat": SimpleNamespace(replicas=made)}, planner=SimpleNamespace(engine=found)
     )
-    return EngineReaderAdapter(cast("Any", fleet))
+    return LocalModels(cast("Any", fleet), cast("Any", None), EventStream())
 
 
 def test_the_memory_of_all_ready_instances_counts() -> None:

@@ -11,7 +11,8 @@ import pytest
 from proxy.common.background_tasks import FAILURES
 from proxy.router.forecast import LoadForecast
 from supervisor.backend import models
-from supervisor.backend.models import LoadForecasterAdapter
+from supervisor.backend.models import LocalModels
+from supervisor.events import EventStream
 
 
 class Unreadable:
@@ -27,6 +28,6 @@ def test_memory_that_cannot_be_read_is_reported_and_fails_no_request(
     monkeypatch.setattr(FAILURES, "counts", Counter())
     monkeypatch.setattr(models, "availability", lambda _: ("unloaded", None))
     fleet = SimpleNamespace(models={"chat": SimpleNamespace(is_configured=True)})
-    found = LoadForecasterAdapter(cast("Any", fleet), cast("Any", Unreadable()))
+    found = LocalModels(cast("Any", fleet), cast("Any", Unreadable()), EventStream())
     assert found.load_forecast("chat") == LoadForecast(None)
     assert FAILURES.counts == {"load forecast": 1}

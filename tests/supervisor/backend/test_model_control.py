@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.errors import ModelFailed, UnknownModel
-from supervisor.backend.models import ModelControlAdapter
+from supervisor.backend.models import LocalModels
 from supervisor.errors import NoSuchModel
 from supervisor.events import EventStream
 
@@ -24,11 +24,13 @@ class Admission:
         self.commands.append((verb, names))
 
 
-def adapter(admission: Admission, events: EventStream) -> ModelControlAdapter:
+def adapter(admission: Admission, events: EventStream) -> LocalModels:
     stopped = SimpleNamespace(is_open=False, entry=SimpleNamespace(name="stopped", path=Path("x")))
-    models = {"chat": SimpleNamespace(is_open=True), "stopped": stopped}
-    fleet = cast("Any", SimpleNamespace(models=models))
-    return ModelControlAdapter(fleet, cast("Any", admission), events)
+    served = {"chat": SimpleNamespace(is_open=True), "stopped": stopped}
+    fleet = cast("Any", SimpleNamespace(models=served))
+    models = LocalModels(fleet, cast("Any", admission), events)
+    events.add_sink(models.observe)
+    return models
 
 
 def test_models_are_loaded_and_unloaded_as_by_command() -> None:

@@ -14,7 +14,7 @@ from support.corral_cli import PATIENCE_S
 
 from proxy.errors import UnknownModel
 from supervisor.backend import models
-from supervisor.backend.models import ModelLoaderAdapter
+from supervisor.backend.models import LocalModels
 from supervisor.events import EventStream
 
 
@@ -42,7 +42,7 @@ async def test_a_wait_ends_when_its_model_is_removed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(models, "availability", lambda _: ("loading", None))
     events, model = EventStream(), Model()
     proxy = cast("Any", FakeAdmission(model))
-    found = ModelLoaderAdapter(proxy, proxy, events)
+    found = LocalModels(proxy, proxy, events)
     monkeypatch.setattr(found, "models", list)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         waiting = group.create_task(refusal(found))
@@ -52,7 +52,7 @@ async def test_a_wait_ends_when_its_model_is_removed(monkeypatch: pytest.MonkeyP
     assert waiting.result() == 404
 
 
-async def refusal(found: ModelLoaderAdapter) -> int:
+async def refusal(found: LocalModels) -> int:
     with pytest.raises(UnknownModel) as refused:
         await found.ensure_ready("chat")
     return refused.value.status
@@ -79,7 +79,7 @@ def test_a_model_that_only_a_command_starts_again_has_no_retry_after(
 def test_names_are_built_again_only_when_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     fleet = cast("Any", FakeAdmission(model))
-    loader = ModelLoaderAdapter(fleet, fleet, EventStream())
+    loader = LocalModels(fleet, fleet, EventStream())
     monkeypatch.setattr(loader, "models", list)
     first = loader.names()
     assert loader.names() is first

@@ -32,6 +32,9 @@ def notifier_of(systemd: NotifyPeer) -> ServiceNotifier:
     return take_service_environment(environ).notifier
 
 
+STOPPING = Event("daemon.stopping", AT, {"reason": "a command"})
+
+
 def entered(state: str) -> Event:
     return Event("instance.state_changed", AT, {"instance": "a.0", "after": state})
 
@@ -70,7 +73,7 @@ async def test_without_a_service_manager_nothing_is_sent(environ: dict[str, str]
     notifier = take_service_environment(environ).notifier
     notifier.note_start()
     with notifier.reloading():
-        notifier.note_stop()
+        notifier.observe(STOPPING)
     await notifier.serve()  # returns
 
 
@@ -95,7 +98,7 @@ def test_a_service_that_stops_is_not_ready_again(systemd: NotifyPeer) -> None:
     notifier = notifier_of(systemd)
     notifier.note_start()
     with notifier.reloading():
-        notifier.note_stop()
+        notifier.observe(STOPPING)
     *_, stopping, status = systemd.arrived()
     assert stopping == {"STOPPING": "1", "EXTEND_TIMEOUT_USEC": "30000000"}
     assert status == {"STATUS": "stopping; no model is loaded"}
@@ -123,7 +126,7 @@ async def test_the_time_limit_is_extended_only_while_something_takes_long(
         notifier.observe(entered("ready"))
         await asyncio.to_thread(systemd.until_has, "STATUS")
         assert await asyncio.to_thread(systemd.next) == {"WATCHDOG": "1"}
-        notifier.note_stop()
+        notifier.observe(STOPPING)
         await asyncio.to_thread(systemd.until_has, "STOPPING")
         await asyncio.to_thread(
             systemd.until, lambda entry: {"WATCHDOG", "EXTEND_TIMEOUT_USEC"} <= entry.keys()
