@@ -195,7 +195,8 @@ class Forward:
                 await forward_parts(array, response, self._forward)
                 return
             request, translation = translate_request(request, turn)
-            stack.enter_context(response.through(translation))
+            if translation:
+                stack.enter_context(response.through(translation))
             if is_passed_stream(request):
                 response.start_pings()
             try:

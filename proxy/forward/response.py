@@ -482,7 +482,7 @@ class ClientResponse(Response):
         if self._pings:
             await self._pings.stop()
         self.is_committed = True
-        if not self.has_begun:
+        if self._response is None:
             headers.update(self._extra_headers)
             await self._prepare(status, headers)
 

@@ -5,61 +5,13 @@ import json
 import pytest
 
 from proxy.forward.upstream_errors import is_loading, reclassify_error, shorten_error
-from proxy.http.api_formats import OPENAI, format_of, parse_error
+from proxy.http.api_formats import OPENAI, parse_error
 
 BAD = {"code": 400, "message": "no", "type": "invalid_request_error"}
 
 
 def body(error: object) -> bytes:
     return json.dumps({"error": error}).encode()
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/responses/input_tokens",
-        "/v1/embeddings",
-    ],
-)
-def test_openais_clients_get_a_string_for_a_code(path: str) -> None:
-    body_sent = json.loads(format_of(path).engine_error(400, body(BAD)))
-    assert body_sent == {"error": {**BAD, "code": "invalid_request_error", "param": None}}
-
-
-@pytest.mark.parametrize(
-    ("status", "name"), [(400, "invalid_request_error"), (500, "api_error"), (501, "api_error")]
-)
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_anthropics_clients_get_their_own_plan(path: str, status: int, name: str) -> None:
-    body_sent = json.loads(format_of(path).engine_error(status, body(BAD)))
-    assert body_sent == {"type": "error", "error": {"type": name, "message": "no"}}
-
-
-@pytest.mark.parametrize(
-    "path", ["/completion", "/infill", "/tokenize", "/props", "/generate", "/stream/generate"]
-)
-def test_llama_servers_own_clients_get_what_the_engine_says(path: str) -> None:
-    assert format_of(path).engine_error(400, body(BAD)) == body(BAD)
-
-
-def test_ollamas_clients_get_a_line_with_the_message() -> None:
-    assert format_of("/api/chat").engine_error(400, body(BAD)) == b'{"error":"no"}\n'
-
-
-@pytest.mark.parametrize(("tokens", "most"), [(5000, 4096), (4096, 4095)])
-def test_claude_code_reads_that_a_prompt_is_too_long(tokens: int, most: int) -> None:
-    """It compacts only where it finds this sentence."""
-    said = {**BAD, "type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": 4096}
-    for path, found in (
-        ("/v1/messages", f"prompt is too long: {tokens} tokens > {most} maximum"),
-        ("/v1/chat/completions", "no"),
-    ):
-        error = json.loads(format_of(path).engine_error(400, body(said)))["error"]
-        assert error["message"] == found
-        assert error["n_prompt_tokens"] == tokens
 
 
 def test_a_mistake_of_the_client_is_no_fault_of_the_engine() -> None:
