@@ -39,15 +39,6 @@ class FailureCause:
     permanent: bool  # whether a restart without a change is useless
 
 
-@dataclass(frozen=True, slots=True)
-class StartWarning:
-    """A feature that an engine silently dropped at its start; fields as in FailureCause."""
-
-    code: str
-    sentence: str
-    hint: str
-
-
 # Causes outside of the engine and its requests: an RPC worker is gone, or other programs hold the
 # memory of a device. The instance waits for their end; they count against no engine or request.
 EXTERNAL: Final = frozenset({"rpc_lost", "worker_unreachable", "device_memory_short"})
@@ -206,13 +197,13 @@ def _is_transient(error: BaseException) -> bool:
     return False
 
 
-def warnings(lines: Iterable[str]) -> tuple[StartWarning, ...]:
-    """Return the warnings in a ready engine's output, each once, in the order of the output."""
-    found: dict[str, StartWarning] = {}
+def warnings(lines: Iterable[str]) -> tuple[FailureCause, ...]:
+    """Return the features that an engine silently dropped at its start, in the order of output."""
+    found: dict[str, FailureCause] = {}
     for line in lines:
         for pattern in WARNING_PATTERNS:
             if texts := pattern.read(line):
-                found.setdefault(pattern.code, StartWarning(pattern.code, *texts))
+                found.setdefault(pattern.code, FailureCause(pattern.code, *texts, permanent=False))
     return tuple(found.values())
 
 

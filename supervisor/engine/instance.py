@@ -21,7 +21,7 @@ from supervisor.engine import exit_cause, states
 from supervisor.engine.backoff import RestartTracker
 from supervisor.engine.child import Exit
 from supervisor.engine.client import Endpoint, ErrorResponse
-from supervisor.engine.exit_cause import FailureCause, StartWarning
+from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.health import recovery_timeout_s
 from supervisor.engine.launch import Launch, Progress
 from supervisor.engine.prompts import WarmPrompt
@@ -127,7 +127,7 @@ class Instance:
         self._restart = RestartTracker(policy, clock)
         self._restarts = 0
         self._cause: FailureCause | None = None
-        self._warnings: tuple[StartWarning, ...] = ()
+        self._warnings: tuple[FailureCause, ...] = ()
 
         self._context: StateContext | None = None  # of the latest run
         self._group: asyncio.TaskGroup | None = None

@@ -39,12 +39,8 @@ _LINE_MAX_BYTES: Final = 256 * 1024
 Progress = tuple[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A progress report; its state is `loading`, `ready`, `sleeping`, or that of a later build."""
-
-    state: str
-    progress: Progress | None = None
+# The state of a progress report: `loading`, `ready`, `sleeping`, or that of a later build.
+Report = tuple[str, Progress | None]
 
 
 class ReportReader:
@@ -71,7 +67,7 @@ def read_report(line: bytes) -> Report | None:
         return None
     if not isinstance(report, dict) or not isinstance(state := report.get("state"), str):
         return None
-    return Report(state, _read_progress(report.get("payload")) if state == "loading" else None)
+    return state, _read_progress(report.get("payload")) if state == "loading" else None
 
 
 def _read_progress(payload: object) -> Progress | None:

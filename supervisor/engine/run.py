@@ -201,13 +201,13 @@ class ProcessRun:
 
     def _on_stdout(self, chunk: bytes) -> None:
         reports, log = self._reports.feed(chunk)
-        for report in reports:
+        for state, progress in reports:
             self._is_child_mode = True
-            if report.progress:
-                before, self.progress = self.progress, report.progress
-                if before is None or int(100 * before[1]) != int(100 * report.progress[1]):
-                    self._on_progress(report.progress)
-            if report.state == "ready":
+            if progress:
+                before, self.progress = self.progress, progress
+                if before is None or int(100 * before[1]) != int(100 * progress[1]):
+                    self._on_progress(progress)
+            if state == "ready":
                 self._set_listening()
         if log:
             self._record(self._on_out.feed(log))

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.engine.client import Endpoint
-from supervisor.engine.exit_cause import FailureCause, StartWarning
+from supervisor.engine.exit_cause import FailureCause
 from supervisor.settings.tables import InstanceLimits
 
 
@@ -275,7 +275,7 @@ class InstanceSnapshot:
     failures: int  # the decaying count of the restart policy
     retry_in_s: float | None  # until the next start; None unless in BACKOFF
     cause: FailureCause | None  # the latest failure; None once it serves again
-    warnings: tuple[StartWarning, ...]  # known once it is ready
+    warnings: tuple[FailureCause, ...]  # known once it is ready
     load_progress: float | None  # 0 to 1; None if the build does not report it
     endpoint: Endpoint
     api_key: str = field(repr=False)
