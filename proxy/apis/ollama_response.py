@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -18,6 +18,7 @@ from multidict import CIMultiDict
 
 from proxy.apis.ollama_request import EngineRequest
 from proxy.common.headers import is_event_stream
+from proxy.forward.assemblers import ToolCall
 from proxy.forward.response import StreamTransform
 from proxy.http.api_formats import LINES, ollama_error
 from proxy.router.lease import Lease
@@ -59,26 +60,13 @@ def _logprobs(delta: Delta) -> dict[str, Any]:
     return {"logprobs": list(delta.logprobs)} if delta.logprobs else {}
 
 
-@dataclass(slots=True)
-class _Call:
-    name: str = ""
-    id: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-    def add(self, piece: Mapping[str, Any]) -> None:
-        function = piece.get("function") or {}
-        self.id = piece.get("id") or self.id
-        self.name = function.get("name") or self.name
-        self.arguments.append(function.get("arguments") or "")
-
-    def to_json(self, index: int) -> dict[str, Any]:
-        """Return the call; its arguments are empty if it was cut."""
-        try:
-            arguments = orjson.loads("".join(self.arguments) or "{}")
-        except orjson.JSONDecodeError:
-            arguments = {}
-        function = {"index": index, "name": self.name, "arguments": arguments}
-        return {"id": self.id, "function": function}
+def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
+    """Return a call; its arguments are empty if it was cut."""
+    try:
+        arguments = orjson.loads("".join(call.arguments) or "{}")
+    except orjson.JSONDecodeError:
+        arguments = {}
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
 
 class Answer:
@@ -91,7 +79,7 @@ class Answer:
     def __init__(self) -> None:
         self.is_over = False
         self._reason = "stop"
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, ToolCall] = {}
         self._usage: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] = {}
 
@@ -102,7 +90,7 @@ class Answer:
         return self._chat_delta(piece) if "choices" in piece else self._completion_delta(piece)
 
     def end(self) -> tuple[Delta, dict[str, Any]]:
-        calls = [call.to_json(index) for index, call in sorted(self._calls.items())]
+        calls = [_call_json(call, index) for index, call in sorted(self._calls.items())]
         return Delta(calls=calls), {"done": True, "done_reason": self._reason, **self._figures()}
 
     def _chat_delta(self, piece: Mapping[str, Any]) -> Delta:
@@ -111,7 +99,7 @@ class Answer:
                 self._reason = "length"
             delta = choice.get("delta") or {}
             for call in delta.get("tool_calls") or ():
-                self._calls.setdefault(call["index"], _Call()).add(call)
+                self._calls.setdefault(call["index"], ToolCall()).add(call)
             logprobs = (choice.get("logprobs") or {}).get("content") or ()
             texts = delta.get("content") or "", delta.get("reasoning_content") or ""
             return Delta(*texts, logprobs=logprobs)

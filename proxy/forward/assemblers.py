@@ -149,7 +149,7 @@ _CHOICES_MAX: Final = 1024
 
 
 @dataclass(slots=True)
-class _Call:
+class ToolCall:
     id: str = ""
     type: str = "function"
     name: str = ""
@@ -171,7 +171,7 @@ class _Call:
 class _Choice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, _Call] = field(default_factory=dict)
+    calls: dict[int, ToolCall] = field(default_factory=dict)
     finish_reason: str | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class _Choice:
         if text := delta.get("reasoning_content"):
             self.reasoning.append(text)
         for call in delta.get("tool_calls") or ():
-            self.calls.setdefault(call["index"], _Call()).add(call)
+            self.calls.setdefault(call["index"], ToolCall()).add(call)
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
 
     @property

@@ -260,7 +260,7 @@ def stable(answer: Any) -> Any:
         return answer
     kept = {name: stable(part) for name, part in answer.items() if name not in PASSING}
     if "n_ctx" in kept or kept.get("type") == "invalid_request_error":
-        kept |= {"code": None, "param": None}  # ours to say: `client_error_body`
+        kept |= {"code": None, "param": None}  # ours to say: `ApiFormat.engine_error`
     return with_cached_input(kept)
 
 
