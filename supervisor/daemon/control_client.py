@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import importlib
 import inspect
 import json
 import socket
@@ -22,10 +23,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 from urllib.parse import quote
 
-from proxy.observe.past import RequestStats
 from supervisor.daemon.control_messages import (
     BalanceStatus,
     CachesStatus,
@@ -42,6 +42,9 @@ from supervisor.daemon.control_messages import (
 )
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.system.paths import check_owner
+
+if TYPE_CHECKING:
+    from proxy.observe.past import RequestStats
 
 # A stream sends "waiting" every 5 s; after this long without a byte the daemon hangs.
 _READ_TIMEOUT_S: Final = 20.0
@@ -63,6 +66,7 @@ class Operation:
 
     `member` of the response is the answer; the whole response if it is empty. `sends`: what comes
     before the answer: all `events`, events and load `progress`, only `waiting`, or raw `lines`.
+    `module` has the answer's type, and is imported when one is read; empty for one imported here.
     """
 
     name: str
@@ -71,10 +75,12 @@ class Operation:
     member: str
     sends: Sends
     stub: Callable[..., Any]
+    module: str
 
     def answer(self) -> Any:
         """Return the type of the answer."""
-        hint = get_type_hints(self.stub)["return"]
+        names = vars(importlib.import_module(self.module)) if self.module else None
+        hint = get_type_hints(self.stub, names)["return"]
         return hint if self.sends == "nothing" else get_args(hint)[-1]
 
 
@@ -82,10 +88,10 @@ OPERATIONS: Final[dict[str, Operation]] = {}
 
 
 def _operation(
-    method: str, path: str, member: str = "", sends: Sends = "nothing"
+    method: str, path: str, member: str = "", sends: Sends = "nothing", module: str = ""
 ) -> Callable[[Stub], Stub]:
     def declare(stub: Stub) -> Stub:
-        operation = Operation(stub.__name__, method, path, member, sends, stub)
+        operation = Operation(stub.__name__, method, path, member, sends, stub, module)
         OPERATIONS[operation.name] = operation
 
         @functools.wraps(stub)
@@ -122,7 +128,7 @@ class Client:
     def caches(self) -> CachesStatus:
         """Return the places of the prompts of each model."""
 
-    @_operation("GET", "/v1/requests", "requests")
+    @_operation("GET", "/v1/requests", "requests", module="proxy.observe.past")
     def requests(self) -> list[RequestStats]:
         """Return the requests in flight, oldest first."""
 
