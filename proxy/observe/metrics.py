@@ -27,11 +27,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from proxy.errors import ProxyError
 from proxy.observe.record import CLIENT_GONE
@@ -42,12 +43,6 @@ from proxy.upstream.upstream import Upstream
 
 _PLAIN: Final = "text/plain"
 _OPEN: Final = "application/openmetrics-text"
-
-
-class Collector(Protocol):
-    """A source of metric families to encode."""
-
-    def collect(self) -> Iterable[Metric]: ...
 
 
 Encode = Callable[[Collector], bytes]

@@ -1,4 +1,4 @@
-"""Records what requests use of engines, when their slots become free.
+"""Records what requests use of engines, when their slots become free; reads records for the proxy.
 
 The processor time between two readings is shared among the requests that held slots between them,
 by their slots and by how long they held them. Time without a request is the engine's own: loading,
@@ -8,29 +8,36 @@ Tokens that an engine counted and no request used have an account of their own: 
 checks, calibration. They are read from the engine's counters while no request holds a slot, so that
 the accounts add up to the engine's counters.
 
-The router calls this module, so nothing here may wait, and it uses no event that may be dropped.
+The router calls `UsageRecorder`, so nothing there may wait, and it uses no event that may be
+dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
+from datetime import datetime
 from itertools import count
-from typing import Final
+from typing import Any, Final, get_args
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
+from proxy.endpoints.usage import UsageQuestion
+from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
+from proxy.observe.past import HistoryQuery, StoredRequest
 from proxy.router.reports import SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
+from supervisor.backend.models import without_directories
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.states import InstanceSnapshot, State
+from supervisor.errors import HistoryUnavailable
 from supervisor.events import Event, Part
 from supervisor.fleet.fleet import Fleet
-from supervisor.records.usage import NO_KEY, OTHERS, OWN_WORK, Usage
+from supervisor.records.usage import NO_KEY, OTHERS, OWN_WORK, By, Query, Usage, first_day
 from supervisor.records.writer import Records
 from supervisor.system.processor_load import process_s
 
@@ -313,3 +320,37 @@ _USAGE_LABELS: Final = ("client", "model")
 
 def _family(name: str, text: str, *more: str) -> CounterMetricFamily:
     return CounterMetricFamily(f"corral_client_{name}", text, labels=(*_USAGE_LABELS, *more))
+
+
+class RecordsAdapter:
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    async def requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
+        """Implements `RequestHistory.requests`; empty while the history is off."""
+        if not self._records.keeps_history:
+            return ()
+        try:
+            return await self._records.requests(query)
+        except HistoryUnavailable as error:
+            raise StorageFailed(without_directories(error.message)) from error
+
+    async def usage(self, question: UsageQuestion, /) -> Sequence[Mapping[str, Any]]:
+        query = _query(question)
+        try:
+            return await self._records.usage(query)
+        except HistoryUnavailable as error:
+            raise Unavailable(without_directories(error.message)) from error
+
+
+def _query(question: UsageQuestion) -> Query:
+    if question.by not in {None, *get_args(By)}:
+        choices = ", ".join(get_args(By))
+        raise BadRequest(f"by={quote(question.by or '')} is unknown; expected {choices}")
+    today = datetime.now().astimezone().date()
+    try:
+        since = first_day(question.since, today)
+    except ValueError as error:
+        raise BadRequest(f"since: {error}; write 2026-11-22, 2026-11 or 7d") from error
+    by: Any = question.by
+    return Query(by, since, question.key, question.model)

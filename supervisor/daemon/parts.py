@@ -34,9 +34,8 @@ from supervisor.backend.proxy_settings import (
     prepare_nodes,
     read_nodes,
 )
-from supervisor.backend.request_records import RecordsAdapter
 from supervisor.backend.slot_storage import ConversationForgetter, PrefixFiles, PromptWarmerAdapter
-from supervisor.backend.usage import UsageEngines, UsageRecorder
+from supervisor.backend.usage import RecordsAdapter, UsageEngines, UsageRecorder
 from supervisor.daemon.desktop import DesktopKey
 from supervisor.engine.orphans import is_in_use
 from supervisor.events import EventStream, Part
