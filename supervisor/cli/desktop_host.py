@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from supervisor.cli.serve import settings_options, spawn_daemon
-from supervisor.daemon.control_client import Client, Stream
+from supervisor.daemon.control_client import Client, Stream, StreamEnded
 from supervisor.daemon.control_messages import DaemonStatus, JoinedHost, read
 from supervisor.daemon.model_commands import resolve_running
 from supervisor.errors import (
@@ -378,7 +378,7 @@ class _DesktopHost:
         try:
             self._forward_events(messages, status.pid)
         except DaemonBusy as error:
-            if _is_alive(status.pid):
+            if not isinstance(error, StreamEnded) and _is_alive(status.pid):
                 raise
             raise DaemonExited(
                 "the daemon was killed",

@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from supervisor.cli.requests import (
     read_running_requests,
     request_lines,
 )
-from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_client import Client, StreamEnded
 from supervisor.engine.log_file import follow, tail
 from supervisor.errors import NoSuchModel, NoSuchRequest, SettingsInvalid
 from supervisor.events import describe
@@ -31,11 +32,12 @@ from supervisor.system.paths import Directories, directories, name_of_file
 
 def events(*, as_json: bool) -> CommandResult:
     """Print each event until Ctrl-C or the daemon stops; as JSON, one object per line."""
-    for message in Client(directories().control_socket).events():
-        if event := message.get("event"):
-            at = datetime.fromisoformat(event["at"])
-            text = describe(event["name"], event["level"], at, event["fields"])
-            write(to_json(event) if as_json else text)
+    with suppress(StreamEnded):
+        for message in Client(directories().control_socket).events():
+            if event := message.get("event"):
+                at = datetime.fromisoformat(event["at"])
+                text = describe(event["name"], event["level"], at, event["fields"])
+                write(to_json(event) if as_json else text)
     return CommandResult(None)
 
 

@@ -78,7 +78,8 @@ def stop_daemon(where: Directories, *, exit_timeout_s: float = 10.0) -> CommandR
         messages = Client(where.control_socket).shutdown()
         next(messages)
         with suppress(DaemonBusy):  # the daemon exits, perhaps before its last message
-            follow(messages)
+            for _ in messages:
+                pass
         if not (_is_lock_free(where, exit_timeout_s) and end.wait(exit_timeout_s)):
             raise DaemonBusy(
                 "the engines stopped, but the daemon's own process still runs or another started",

@@ -255,6 +255,10 @@ def _lines(response: Response) -> Iterator[bytes]:
             yield line
 
 
+class StreamEnded(DaemonBusy):
+    """A stream ended before its answer, because the daemon was killed or exited."""
+
+
 def _messages(response: Response, operation: Operation) -> Stream[Any]:
     with response as answered:
         while line := answered.readline(_MESSAGE_MAX_BYTES):
@@ -264,7 +268,8 @@ def _messages(response: Response, operation: Operation) -> Stream[Any]:
             if operation.member in message:
                 return read(operation.answer(), message[operation.member])
             yield message
-    raise daemon_exited_error()
+    ended = daemon_exited_error()
+    raise StreamEnded(ended.message, hint=ended.hint)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -26,6 +26,7 @@ from supervisor.daemon.control_client import (
     Message,
     Operation,
     Stream,
+    StreamEnded,
 )
 from supervisor.daemon.control_messages import (
     BalanceStatus,
@@ -535,6 +536,27 @@ def test_a_socket_that_does_not_speak_http_is_a_busy_daemon(path: Path) -> None:
     thread.start()
     with pytest.raises(DaemonBusy, match="does not answer"):
         Client(path).status()
+    thread.join()
+    listener.close()
+
+
+def test_a_stream_of_a_killed_daemon_ends_without_its_answer(path: Path) -> None:
+    listener = socket.create_server(str(path), family=socket.AF_UNIX)
+    line = b'{"waiting": 5.0}\n'
+
+    def die() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1024)
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"%x\r\n%b\r\n" % (len(line), line))
+        connection.close()
+
+    thread = threading.Thread(target=die)
+    thread.start()
+    messages = Client(path).events()
+    assert next(messages) == {"waiting": 5.0}
+    with pytest.raises(StreamEnded):
+        next(messages)
     thread.join()
     listener.close()
 
