@@ -42,7 +42,7 @@ from proxy.request.stored_responses import ResponseStore
 from proxy.router.batch_queue import BatchQueue
 from proxy.router.estimator import Estimator
 from proxy.router.forecast import LoadForecaster
-from proxy.router.reports import SlotUse
+from proxy.router.lease import SlotUse
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 

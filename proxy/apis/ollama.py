@@ -48,7 +48,6 @@ from proxy.forward.response import ClientResponse
 from proxy.http.api_formats import LINES, OLLAMA
 from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body, read_members
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
-from proxy.request.keep_alive import keep_alive_s
 from proxy.request.models import (
     ModelDetails,
     ModelInfo,
@@ -66,6 +65,7 @@ from proxy.request.request import (
     client_of,
     encode_members,
     json_content,
+    keep_alive_s,
     named_model,
     request_of,
 )

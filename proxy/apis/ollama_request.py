@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import BadRequest
-from proxy.request.keep_alive import MEMBER as KEEP_ALIVE
+from proxy.request.request import KEEP_ALIVE
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 # Types of images by the beginning of their base64.

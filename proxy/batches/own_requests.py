@@ -32,8 +32,7 @@ from proxy.forward.forward import Forward
 from proxy.forward.response import Response
 from proxy.http.api_formats import format_of
 from proxy.http.body import Share, check_complexity
-from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest
-from proxy.observe.timeline import Timeline
+from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest, Timeline
 from proxy.request.models import ModelNames
 from proxy.request.request import Priority, ProxyRequest, json_content
 from proxy.router.lease import Lease

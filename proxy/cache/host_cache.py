@@ -39,7 +39,7 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 from proxy.cache.prompt import BLOCK_TOKENS
-from proxy.upstream.timings import average
+from proxy.upstream.upstream import average
 
 # Conversations return after minutes or hours, so about the last ten count.
 _WEIGHT: Final = 0.1

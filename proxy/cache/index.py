@@ -17,23 +17,24 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
 
-from proxy.cache.conversations import (
+from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.holders import (
     RATIO_STEPS,
     Conversation,
     Conversations,
     ForgottenConversations,
+    PrefixTree,
+    RemotePrefixes,
     Run,
+    SlotFileIndex,
 )
-from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
-from proxy.cache.holders import PrefixTree, RemotePrefixes, SlotFileIndex
 from proxy.cache.host_cache import HostCache
 from proxy.cache.miss_cause import RecentPrompts, client_hash
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, toggle_model_name
 from proxy.cache.remote_prefixes import PrefixDigests
 from proxy.cache.slot_map import SlotContent, SlotMap
 from proxy.upstream.engine_state import SlotState
-from proxy.upstream.timings import Timings, average
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Timings, Upstream, average
 
 Levels = Sequence[tuple[int, int]]
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.cache.conversations import Conversation, Run
+from proxy.cache.holders import Conversation, Run
 from proxy.cache.prompt import BLOCK_BYTES, COMMON, Hashes, Outline, Prompt, Role, shared_blocks
 from proxy.observe.cache_finding import PLAIN, CacheFinding, Cause, Tier
 

@@ -27,7 +27,7 @@ from typing import Final, Literal, Protocol
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.common.least_squares import LeastSquares
-from proxy.upstream.timings import average
+from proxy.upstream.upstream import average
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ from itertools import count, takewhile
 from operator import attrgetter
 from typing import Final
 
-from proxy.cache.conversations import Conversation
 from proxy.cache.fingerprint import RestoredSlot
+from proxy.cache.holders import Conversation
 from proxy.cache.host_cache import HostCache
 from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, shared_blocks
 from proxy.upstream.engine_state import SlotState

@@ -1,10 +1,11 @@
-"""Types of settings: tables with known keys only, text, paths, numbers and addresses."""
+"""Types of settings: tables with known keys only, text, paths, numbers, durations and addresses."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -15,6 +16,22 @@ from proxy.common.path_length import too_long
 # Control characters can control a terminal, and NUL ends a string for the system.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _INTEGER_MAX: Final = 2**63 - 1
+_UNITS_S: Final[Mapping[str, float]] = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
+_NUMBER: Final = r"\d{1,16}(?:\.\d{0,16})?|\.\d{1,16}"
+_PART: Final = re.compile(rf"({_NUMBER})({'|'.join(_UNITS_S)})", re.ASCII)
+_DURATION: Final = re.compile(
+    rf"([+-]?)(?:({_NUMBER})|((?:(?:{_NUMBER})(?:{'|'.join(_UNITS_S)}))+))", re.ASCII
+)
+_TEXT_MAX_CHARACTERS: Final = 64
 
 
 class SettingsTable(BaseModel):
@@ -48,6 +65,23 @@ def number(value: float) -> float:
     elif not math.isfinite(value):
         raise ValueError("not a finite number")
     return value
+
+
+def duration_s(text: str) -> float | None:
+    """Parse a duration such as `15m` or `1h30m`, or a number of seconds; None if it is neither.
+
+    Source: Go, package time, ParseDuration.
+    """
+    found = _DURATION.fullmatch(text.strip()) if len(text) <= _TEXT_MAX_CHARACTERS else None
+    if found is None:
+        return None
+    sign, bare, parts = found.groups()
+    seconds = (
+        float(bare)
+        if bare
+        else sum((float(part[1]) * _UNITS_S[part[2]]) for part in _PART.finditer(parts))
+    )
+    return -seconds if sign == "-" else seconds
 
 
 def _path(path: Path) -> Path:

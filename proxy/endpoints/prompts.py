@@ -34,7 +34,7 @@ from proxy.request.request import (
 )
 from proxy.request.variants import with_adapter
 from proxy.router.estimator import Estimate, Estimator
-from proxy.router.reports import SlotUse, Tokens
+from proxy.router.lease import SlotUse, Tokens
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 _PATH: Final = "/corral/v1/estimate"

@@ -27,7 +27,7 @@ from proxy.errors import Unfinished
 from proxy.router.lease import Completion
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import InvalidEvent, Splitter, objects_of
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 
 class ResponseReader:

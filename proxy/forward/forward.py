@@ -62,8 +62,7 @@ from proxy.forward.second_request import (
     continuations,
     requires_call,
 )
-from proxy.observe.record import AccessRecord, Emit
-from proxy.observe.timeline import Timeline
+from proxy.observe.record import AccessRecord, Emit, Timeline
 from proxy.request.models import ModelLoader
 from proxy.request.request import ProxyRequest
 from proxy.request.stored_responses import StoredTurn

@@ -19,9 +19,8 @@ from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY
 from proxy.errors import BadRequest
 from proxy.http.forms import Form
 from proxy.request import variants
-from proxy.request.keep_alive import MEMBER
 from proxy.request.models import variant_end
-from proxy.request.request import Priority, ProxyRequest
+from proxy.request.request import KEEP_ALIVE, Priority, ProxyRequest
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.upstream import Node
 
@@ -76,7 +75,7 @@ def for_node(
     else:
         changes: dict[str, object] = {"model": node.model}
         if keep_alive_s is not None and node.takes_keep_alive:
-            changes[MEMBER] = -1 if math.isinf(keep_alive_s) else keep_alive_s
+            changes[KEEP_ALIVE] = -1 if math.isinf(keep_alive_s) else keep_alive_s
         body = _encode_json(upstream_request.body, changes, omitted)
     pairs = parse_qsl(upstream_request.query, keep_blank_values=True)
     query = [pair for pair in pairs if pair[0] != "model"]

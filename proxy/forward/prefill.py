@@ -39,7 +39,7 @@ from proxy.upstream.client import UpstreamRequest, fetch
 from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import get_slots
 from proxy.upstream.http1 import Splitter, data_of, members_of
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 # Prompt tokens: done, in all, found in the cache; the first number includes the last.
 PrefillProgress = tuple[int, int, int]

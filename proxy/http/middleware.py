@@ -51,10 +51,10 @@ from proxy.observe.record import (
     Emit,
     RequestTrace,
     ServerState,
+    Timeline,
     Tracer,
     new_request_id,
 )
-from proxy.observe.timeline import Timeline
 from proxy.observe.tracing import check_tracing
 from proxy.settings import ProxySettings
 

@@ -23,7 +23,7 @@ from proxy.observe.cache_finding import (
     Tier,
     cache_finding,
 )
-from proxy.observe.timeline import PHASES
+from proxy.observe.record import PHASES
 
 _LIMIT: Final = "send less, or raise the limit that the response names"
 _FAULT: Final = "corral logs has the details; corral report collects them for a bug report"

@@ -1,6 +1,5 @@
 """From an HTTP request to a `ProxyRequest`: its model, members and limits.
 
 `request` (`read_request`, `ProxyRequest`), `models` (the proxy's view of the supervisor),
-`variants` (variants and LoRA adapters), `limits` and `grammar`, `engine_members`,
-`stored_responses`, `keep_alive`.
+`variants` (variants and LoRA adapters), `limits`, `engine_members`, `stored_responses`.
 """

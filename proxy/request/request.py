@@ -14,6 +14,7 @@ llama-server's web page, as they send it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,11 +27,11 @@ from multidict import CIMultiDict
 from proxy.auth.api_keys import KEY
 from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, read_prompt
 from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY, for_upstream
+from proxy.common.toml_types import duration_s
 from proxy.errors import BadRequest
 from proxy.http.body import Share, check_complexity, members_of, read_body
 from proxy.http.forms import Form, is_form, read_form
 from proxy.request.engine_members import engine_members, with_chosen_tools
-from proxy.request.keep_alive import MEMBER, keep_alive_s
 from proxy.request.limits import check
 from proxy.request.models import ModelNames
 from proxy.request.variants import MEMBER as LORA
@@ -38,6 +39,7 @@ from proxy.request.variants import check_fixed, with_adapter
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, choices_of, endpoint_kind
 
+KEEP_ALIVE: Final = "keep_alive"
 _HEADERS_FIRST: Final = (
     "x-claude-code-session-id",
     "x-opencode-session",
@@ -79,7 +81,7 @@ Priority = Literal["interactive", "batch"]
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNORECASE)
 _PREFER_MAX_CHARACTERS: Final = 1024
 _OWNER_MAX_CHARACTERS: Final = 64
-_OURS: Final = frozenset({"id_slot", MEMBER})
+_OURS: Final = frozenset({"id_slot", KEEP_ALIVE})
 _WITH_FORMAT: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 
 # The limit of an answer in each API.
@@ -309,7 +311,7 @@ def _form_content(
     form: Form, named: str | None, names: ModelNames, settings: ProxySettings
 ) -> Content:
     members = form.texts()
-    form = form.without(MEMBER)
+    form = form.without(KEEP_ALIVE)
     check(EndpointKind.TRANSCRIPTION, members, settings.limits)
     model = names.resolve(members.get("model") or named).model_info.id
     return Content(model, form.encode(), members, form=form, keep_alive_s=keep_alive_s(members))
@@ -397,3 +399,32 @@ def named_model(members: Mapping[str, Any]) -> str | None:
     if name is None or isinstance(name, str):
         return name
     raise BadRequest("the member model must be a string")
+
+
+def keep_alive_s(members: Mapping[str, Any]) -> float | None:
+    """Return how long the model stays loaded after the request; None without `keep_alive`.
+
+    0 unloads the model after the answer; a negative value keeps it loaded for ever (infinity).
+    Source: Ollama, api/types.go (Duration); its clients also send numbers as strings.
+
+    Raises:
+        BadRequest: The value is neither a number nor a duration.
+    """
+    match members.get(KEEP_ALIVE):
+        case None:
+            return None
+        case bool():
+            raise _keep_alive_error()
+        case int() | float() as seconds:
+            return math.inf if seconds < 0 else float(seconds)
+        case str() as text if (duration := duration_s(text)) is not None:
+            return math.inf if duration < 0 else duration
+        case _:
+            raise _keep_alive_error()
+
+
+def _keep_alive_error() -> BadRequest:
+    return BadRequest(
+        f"the member {KEEP_ALIVE} must be seconds as a number, or a duration such as "
+        '"5m" or "1h30m"; 0 unloads the model after the answer, -1 keeps it loaded'
+    )

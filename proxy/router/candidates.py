@@ -20,7 +20,7 @@ from proxy.router.lease import RoutingTarget
 from proxy.router.policy import WORTH_TOKENS, Candidate, Choice, choose, conversations_max
 from proxy.router.registry import InstanceSets, least
 from proxy.settings import Policy
-from proxy.upstream.timings import Timings, average
+from proxy.upstream.upstream import Timings, average
 
 _HASHES: Final = 2**64
 # Assumed time for which a request holds a slot, before the first has finished.

@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 
 from proxy.common.least_squares import LeastSquares
 from proxy.router.forecast import EngineCosts, PromptRow, prompt_row
-from proxy.upstream.timings import Timings, average
-from proxy.upstream.upstream import BATCH_TOKENS
+from proxy.upstream.upstream import BATCH_TOKENS, Timings, average
 
 _SAMPLES_MAX: Final = 64
 # The assumed length of an answer before the first one.

@@ -24,7 +24,7 @@ from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, SlotAssi
 from proxy.router.registry import Instances
 from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 _RECHECK_MIN_S: Final = 0.001
 _RETRY_MAX_S: Final = 120

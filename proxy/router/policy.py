@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from proxy.settings import Policy
-from proxy.upstream.timings import MEMORY_S, UNMEASURED, DecodeLatency
+from proxy.upstream.upstream import MEMORY_S, UNMEASURED, DecodeLatency
 
 _IMBALANCE_THRESHOLD: Final = 2.0
 # The smallest weight, relative to the fastest instance's.

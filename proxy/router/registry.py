@@ -14,8 +14,7 @@ from typing import Final
 
 from proxy.router.lease import Clock, RoutingTarget
 from proxy.router.policy import Weight, weights_of
-from proxy.upstream.timings import Rates
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Rates, Upstream
 
 # Up to this number, instances are compared one by one; above, a sorted list is used.
 

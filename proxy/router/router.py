@@ -47,21 +47,29 @@ from proxy.router.engine_faults import (
     SlotReleaser,
     answers_health,
 )
-from proxy.router.lease import Activity, Clock, Completion, InstanceStats, Lease, ProcessExit
+from proxy.router.lease import (
+    Activity,
+    Clock,
+    Completion,
+    InstanceStats,
+    Lease,
+    ProcessExit,
+    RouterSignals,
+    SlotUse,
+    slot_use,
+)
 from proxy.router.measures import ModelMeasures
 from proxy.router.model_queue import Load, ModelDemand, ModelQueues
 from proxy.router.policy import EQUAL
 from proxy.router.queue import queue_entry
 from proxy.router.registry import Instances
-from proxy.router.reports import RouterSignals, SlotUse, slot_use
 from proxy.router.slot_saver import SlotSaver, SlotWriter
 from proxy.router.slots import CacheContents, CacheFindings, CacheUse, SlotSelector, cache_contents
 from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState, get_slots
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Timings, Upstream
 
 _PATIENCE_S: Final = 5.0
 

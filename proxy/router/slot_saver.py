@@ -38,8 +38,7 @@ from proxy.observe.cache_finding import NoFile
 from proxy.router.engine_faults import ListSlots
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.settings import ProxySettings
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Timings, Upstream
 
 
 class SlotSaver:

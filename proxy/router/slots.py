@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from proxy.cache.conversations import Conversation, Run
+from proxy.cache.holders import Conversation, Run
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import (
     CacheFacts,
@@ -40,8 +40,7 @@ from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Timings, Upstream
 
 # Shorter conversations are not saved.
 _TOKENS_MIN: Final = 256

@@ -1,5 +1,5 @@
 """An instance as an HTTP server: its address, one request to it, and what it answers.
 
-`upstream` (`Upstream`, `Node`), `client` (`send`, `fetch`), `http1` (with events), `timings`,
+`upstream` (`Upstream`, `Node`, `Timings`), `client` (`send`, `fetch`), `http1` (with events),
 `engine_state` (`/slots`, `/metrics`), `endpoint_kinds` (llama-server's endpoints).
 """

@@ -1,10 +1,16 @@
-"""Upstreams: instances and their addresses. A model on another machine is an instance of a node."""
+"""Upstreams: instances, their addresses, the timings of their responses, and their speeds.
+
+A model on another machine is an instance of a node. Speeds are running averages of timings. A pass
+over eight sequences takes longer than a pass over one, and a faster instance gets more of them. So
+`DecodeLatency` keeps an average for each level, a range of numbers of sequences with similar
+latency, and instances are compared only at a level that both have.
+"""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 # llama-server's default. Source: common/common.h of llama.cpp, `n_batch`.
@@ -110,3 +116,191 @@ class Upstream:
         if self.socket:
             return _UNIX_AUTHORITY
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+# Weight of the newest value: the last five make up most of the average.
+_NEWEST: Final = 0.3
+_NUMBER: Final = (int, float)
+_NAMES: Final = (
+    "cache_n",
+    "prompt_n",
+    "prompt_ms",
+    "predicted_n",
+    "predicted_ms",
+    "draft_n",
+    "draft_n_accepted",
+)
+
+
+# Not frozen, as `Rates`: setting a frozen attribute takes ten times as long.
+@dataclass(slots=True)
+class Timings:
+    """The `timings` of a response; `prompt_tokens` excludes the cached tokens.
+
+    Source: llama-server, builds 10434 and 11434.
+    """
+
+    cached_tokens: int
+    prompt_tokens: int
+    prompt_ms: float
+    decoded_tokens: int
+    decode_ms: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @classmethod
+    def read(cls, timings: object) -> Timings | None:
+        """Parse the member `timings`; None if it is invalid."""
+        if not isinstance(timings, dict):
+            return None
+        figures = [timings.get(name, 0) for name in _NAMES]
+        for figure in figures:
+            if not isinstance(figure, _NUMBER) or not figure >= 0:  # NaN is neither
+                return None
+        cached, prompt, prompt_ms, decoded, decode_ms, drafted, accepted = figures
+        return cls(
+            int(cached),
+            int(prompt),
+            float(prompt_ms),
+            int(decoded),
+            float(decode_ms),
+            int(drafted),
+            int(accepted),
+        )
+
+    def with_chunks(self, chunked: Timings) -> Timings:
+        """Count tokens of earlier requests' chunks, found in the cache, as computed."""
+        computed = min(chunked.prompt_tokens, self.cached_tokens)
+        return replace(
+            self,
+            cached_tokens=self.cached_tokens - computed,
+            prompt_tokens=self.prompt_tokens + computed,
+            prompt_ms=self.prompt_ms + chunked.prompt_ms,
+        )
+
+    def with_discarded(self, discarded: Timings) -> Timings:
+        """Add the tokens that a discarded earlier response to the same prompt generated."""
+        return self.plus(replace(discarded, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0))
+
+    def plus(self, other: Timings | None) -> Timings:
+        """Return the sums; the times may overlap."""
+        if other is None:
+            return self
+        return Timings(
+            self.cached_tokens + other.cached_tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.prompt_ms + other.prompt_ms,
+            self.decoded_tokens + other.decoded_tokens,
+            self.decode_ms + other.decode_ms,
+            self.drafted_tokens + other.drafted_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+        )
+
+
+def average(before: float, now: float) -> float:
+    return before + _NEWEST * (now - before)
+
+
+# An average of fewer forward passes is meaningless; each token of a response takes one pass.
+MIN_SAMPLES: Final = 100
+# Measurements this long before the latest response are outdated.
+MEMORY_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A running average over `samples` forward passes; `at_s` is the time of the latest."""
+
+    ms_per_token: float
+    samples: int
+    at_s: float
+
+    def after(self, newest: Measurement) -> Measurement:
+        if newest.at_s - self.at_s > MEMORY_S:
+            return newest
+        ms_per_token = average(self.ms_per_token, newest.ms_per_token)
+        return Measurement(ms_per_token, self.samples + newest.samples, newest.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLatency:
+    """Measurements by level: up to 2 sequences, up to 8, up to 32, and so on."""
+
+    levels: Mapping[int, Measurement] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        return sum(level.samples for level in self.levels.values())
+
+    @property
+    def latest_s(self) -> float:
+        return max((level.at_s for level in self.levels.values()), default=0.0)
+
+    def after(self, newest: Measurement, sequences: int) -> DecodeLatency:
+        """Return the measurements after one more response, decoded in `sequences` sequences."""
+        level = (max(1, sequences) - 1).bit_length() // 2
+        before = self.levels.get(level)
+        now = before.after(newest) if before else newest
+        return DecodeLatency({**self.levels, level: now})
+
+    def over(self, other: DecodeLatency, since_s: float) -> float | None:
+        """Return this latency as a multiple of another, at the level that both measured last.
+
+        None if no level has enough samples of both, or all are older than `since_s`.
+        """
+        common = [
+            (min(mine.at_s, theirs.at_s), mine.ms_per_token / theirs.ms_per_token)
+            for level, mine in self.levels.items()
+            if (theirs := other.levels.get(level))
+            and min(mine.samples, theirs.samples) >= MIN_SAMPLES
+        ]
+        at_s, ratio = max(common, default=(0.0, 1.0))
+        return ratio if common and at_s >= since_s else None
+
+
+UNMEASURED: Final = DecodeLatency()
+
+
+# Shorter responses measure the time of one batch, not the rate.
+_PREFILL_MIN_TOKENS: Final = 16
+_DECODE_MIN_TOKENS: Final = 4
+# Rates before the first response: rather slow, so that no request leaves a cache due to a guess.
+_PREFILL_TPS: Final = 100.0
+_DECODE_TPS: Final = 30.0
+
+
+@dataclass(slots=True)
+class Rates:
+    """Running averages of one instance, in tokens per second; guesses before the first response.
+
+    Attributes:
+        decode_tps: Rate of one request.
+        answers: The number of responses in the averages.
+        acceptance: Share of drafted tokens that were accepted, 0 to 1.
+        latency: Latency of decoding, by the number of sequences.
+    """
+
+    prefill_tps: float = _PREFILL_TPS
+    decode_tps: float = _DECODE_TPS
+    answers: int = 0
+    acceptance: float | None = None
+    latency: DecodeLatency = UNMEASURED
+
+    def after(self, timings: Timings, sequences: int = 1, at_s: float = 0.0) -> Rates:
+        """Return the averages after one more response, at a monotonic time."""
+        prefill_tps, decode_tps, latency = self.prefill_tps, self.decode_tps, self.latency
+        if timings.prompt_tokens >= _PREFILL_MIN_TOKENS and timings.prompt_ms > 0:
+            prefill_tps = self._mix(prefill_tps, timings.prompt_tokens / timings.prompt_ms * 1000)
+        if timings.decoded_tokens >= _DECODE_MIN_TOKENS and timings.decode_ms > 0:
+            decode_tps = self._mix(decode_tps, timings.decoded_tokens / timings.decode_ms * 1000)
+            ms_per_token = timings.decode_ms / timings.decoded_tokens
+            newest = Measurement(ms_per_token, timings.decoded_tokens, at_s)
+            latency = latency.after(newest, sequences)
+        acceptance = self.acceptance
+        if timings.drafted_tokens:
+            now = timings.accepted_tokens / timings.drafted_tokens
+            acceptance = now if acceptance is None else average(acceptance, now)
+        return Rates(prefill_tps, decode_tps, self.answers + 1, acceptance, latency)
+
+    def _mix(self, before: float, now: float) -> float:
+        return now if not self.answers else average(before, now)

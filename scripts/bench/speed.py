@@ -22,7 +22,7 @@ from support.virtual_time import run_in_virtual_time
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 PREFILL_TPS: Final = 400.0
 DECODE_TPS: Final = 100.0

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from scripts.simulation.workload import Turn
 
 SLOTS: Final = 4

@@ -29,7 +29,7 @@ from prometheus_client.core import CounterMetricFamily
 from proxy.endpoints.usage import UsageQuestion
 from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
 from proxy.observe.past import HistoryQuery, StoredRequest
-from proxy.router.reports import SlotUse, Tokens
+from proxy.router.lease import SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
 from supervisor.backend.models import without_directories
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse

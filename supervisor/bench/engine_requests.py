@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.bench.workload import WorkloadFailed
 from supervisor.engine.client import EngineClient, ErrorResponse
 

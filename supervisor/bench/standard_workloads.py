@@ -21,7 +21,7 @@ from typing import Final
 import orjson
 
 from proxy.upstream.engine_state import SlotState
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.bench.engine_requests import (
     WORDS,
     Message,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.bench.engine_requests import post, rate, run_together, tokenize
 from supervisor.bench.own_engine import PrivateInstance, private_instance
 from supervisor.bench.tune_goal import Figures, Goal

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.events import Emit
 from supervisor.plan.auto import ThreadSpeeds

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from proxy.common.background_tasks import FAILURES, persist
 from proxy.router.lease import ProcessExit
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.engine import exit_cause, states
 from supervisor.engine.backoff import RestartTracker
 from supervisor.engine.child import Exit

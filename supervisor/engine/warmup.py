@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from proxy.errors import ProxyError
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.prompts import WarmPrompt

@@ -14,7 +14,7 @@ import orjson
 from proxy.forward.assemblers import assembler_for
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import InvalidEvent, Splitter, objects_of
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.errors import CaptureInvalid
 from supervisor.experiments.capture_lines import FORMAT
 from supervisor.system.files import open_regular

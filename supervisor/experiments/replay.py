@@ -20,7 +20,7 @@ import orjson
 
 from proxy.forward.assemblers import assembler_for
 from proxy.upstream.http1 import InvalidEvent
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.bench.engine_requests import first_error, post, rate
 from supervisor.bench.own_engine import private_instance
 from supervisor.engine.client import EngineClient, ErrorResponse

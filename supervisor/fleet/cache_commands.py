@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.save_policy import Transfer
 from proxy.request.models import PrefillResult
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.engine.client import EngineClient, ErrorResponse
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.states import InstanceSnapshot, State

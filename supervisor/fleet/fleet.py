@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.common.background_tasks import FAILURES, persist
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Timings, Upstream
 from supervisor.engine.calibration import ThreadCalibrator
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance, InstanceServices

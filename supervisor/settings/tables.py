@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from proxy.common.toml_types import ExpandedPath, SettingsTable, Text, text
-from proxy.request.keep_alive import duration_s
+from proxy.common.toml_types import ExpandedPath, SettingsTable, Text, duration_s, text
 from supervisor.models import model_lookup
 
 # `ORGANISATION/MODEL:QUANTISATION` too, as hubs and llama-server's router mode write it.

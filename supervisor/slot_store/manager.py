@@ -18,7 +18,7 @@ from typing import Final
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.cache.save_policy import Transfer
 from proxy.cache.shared_prefixes import shared_prefix
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.errors import AccessDenied

@@ -43,7 +43,7 @@ from proxy.request.models import (
     Residence,
     do_nothing_on_load,
 )
-from proxy.router.reports import SlotUse
+from proxy.router.lease import SlotUse
 from proxy.router.router import Router
 from proxy.server import Server
 from proxy.settings import ProxySettings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cache.conversations import Run
+from proxy.cache.holders import Run
 from proxy.cache.miss_cause import CacheFacts, CacheKind, CachePlace, RecentPrompt, find_cause
 from proxy.cache.prompt import Hashes, read_prompt
 from proxy.observe.cache_finding import CacheFinding, Cause, cache_finding

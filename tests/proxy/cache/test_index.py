@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.requests import ask, upstream
 
-from proxy.cache.conversations import Conversation
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.holders import Conversation
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import Prompt
 from proxy.upstream.engine_state import SlotState
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Timings, Upstream
 
 SYSTEM = "You write verse, and nothing but verse. " * 20
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cache.conversations import Conversation, Run
+from proxy.cache.holders import Conversation, Run
 from proxy.cache.miss_cause import RecentPrompt, RecentPrompts, client_hash, recent_prompt
 from proxy.cache.prompt import Prompt, answer_hashes, read_prompt
 from proxy.upstream.endpoint_kinds import EndpointKind

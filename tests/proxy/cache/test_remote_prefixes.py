@@ -10,7 +10,7 @@ from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import Prompt, read_prompt
 from proxy.cache.remote_prefixes import EXPIRES_S
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 SYSTEM = "You write verse, and nothing but verse. " * 40
 

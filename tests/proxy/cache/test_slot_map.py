@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from proxy.cache.conversations import Conversation, Run
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.holders import Conversation, Run
 from proxy.cache.prompt import Prompt, read_prompt
 from proxy.cache.slot_map import (
     EMPTY,

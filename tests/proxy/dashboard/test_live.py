@@ -19,7 +19,7 @@ from support.upstream import Call
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.cache.holders import SavedPrompt
 from proxy.router.lease import Completion
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 

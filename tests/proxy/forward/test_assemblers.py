@@ -8,7 +8,7 @@ import pytest
 
 from proxy.forward.assemblers import CompletedResponse
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 SAID = {"cache_n": 3, "prompt_n": 4, "prompt_ms": 5, "predicted_n": 6, "predicted_ms": 7}
 TIMINGS = Timings(3, 4, 5.0, 6, 7.0)

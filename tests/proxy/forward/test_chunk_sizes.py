@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.forward.prefill import chunk_tokens, is_worth, next_end, pause_s, rate_tps
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 
 def chunk(tokens: int, ms: float) -> Timings:

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.forward.assemblers import CompletedResponse, EmbeddingUsage
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 NUMBERS = b'"data":[{"embedding":[' + b",".join([b"0.25"] * 2000) + b"]}]"
 USAGE = b'"usage":{"prompt_tokens":273,"total_tokens":273}'

@@ -11,7 +11,7 @@ from support.upstream import Call, Script, say_ok
 
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 TIMINGS = {"cache_n": 3, "prompt_n": 4, "prompt_ms": 5, "predicted_n": 6, "predicted_ms": 7}
 TOO_LONG = {

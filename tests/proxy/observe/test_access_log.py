@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import QueueFull, UpstreamFailed
-from proxy.observe.record import AccessRecord
-from proxy.observe.timeline import Timeline
-from proxy.upstream.timings import Timings
+from proxy.observe.record import AccessRecord, Timeline
+from proxy.upstream.upstream import Timings
 from supervisor.events import EVENTS
 
 Told = dict[str, dict[str, Any]]

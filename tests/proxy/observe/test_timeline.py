@@ -13,10 +13,10 @@ from support.proxy_harness import ProxyHarness, until
 from support.requests import ask
 from support.upstream import Call
 
-from proxy.observe.timeline import PHASES, Timeline
+from proxy.observe.record import PHASES, Timeline
 from proxy.router.lease import Completion
 from proxy.router.router import Router
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 END = b"data: [DONE]\n\n"

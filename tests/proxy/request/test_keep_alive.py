@@ -13,7 +13,7 @@ from support.proxy_harness import CHAT, ProxyHarness, model_info
 from support.requests import ask, upstream
 
 from proxy.errors import BadRequest
-from proxy.request.keep_alive import keep_alive_s
+from proxy.request.request import keep_alive_s
 from proxy.request.variants import Variant
 from proxy.upstream.upstream import Node
 

@@ -16,8 +16,7 @@ from proxy.router.policy import Weight
 from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
-from proxy.upstream.timings import Rates, Timings
-from proxy.upstream.upstream import Node
+from proxy.upstream.upstream import Node, Rates, Timings
 
 # Of 100 tokens.
 DECODE_MS = {"fast": 1000.0, "slow": 4000.0}

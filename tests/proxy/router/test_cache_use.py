@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 from support.requests import ask, upstream
 
-from proxy.cache.conversations import Conversation
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
-from proxy.cache.holders import SavedPrompt
+from proxy.cache.holders import Conversation, SavedPrompt
 from proxy.observe.cache_finding import Cause, NoFile, Tier
 from proxy.observe.explanation import cache_sentence
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Node
+from proxy.upstream.upstream import Node, Timings
 
 ENGINE = replace(upstream("chat.0"), host_cache_bytes=1e9)
 FILE = SlotFile("a", "key", 700, 9_000_000, ConversationFingerprint())

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from proxy.router.measures import Finished, Span
 from proxy.router.model_queue import keep_times, with_times
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 
 def test_an_answer_whose_events_arrived_together_took_what_the_engine_says() -> None:

@@ -22,8 +22,7 @@ from proxy.router.policy import Weight
 from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
-from proxy.upstream.timings import Rates, Timings
-from proxy.upstream.upstream import Node
+from proxy.upstream.upstream import Node, Rates, Timings
 
 PROMPT = ask("tell me of the sea " * 200)
 POLICIES: tuple[Policy, ...] = ("affinity", "least-busy", "round-robin")

@@ -10,7 +10,7 @@ from support.requests import ask, upstream
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion
 from proxy.router.router import Router
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 STORY = "a long story of a river and a stone " * 100
 FIRST, ALIKE, OTHER = ask(STORY + "one"), ask(STORY + "two"), ask("b" * 4000)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.router.measures import PromptLength, PromptTokens
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 
 def answered(cached: int, computed: int) -> Timings:

@@ -19,7 +19,7 @@ from proxy.router.lease import Completion
 from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState, get_slots
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 STORY = "a long story of a river and a stone " * 10
 FIRST = ask(STORY)

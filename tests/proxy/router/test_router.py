@@ -18,8 +18,7 @@ from proxy.router.lease import Activity, Completion, Lease
 from proxy.router.router import Router
 from proxy.settings import BatchSettings, ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.timings import Timings
-from proxy.upstream.upstream import Upstream
+from proxy.upstream.upstream import Timings, Upstream
 
 BUSY = ProxySettings(policy="least-busy")
 

@@ -20,7 +20,7 @@ from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion, Lease, ProcessExit
 from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 
 A, B = "a long story of a river and a stone " * 20, "another tale of a king and a queen " * 20
 FIRST, OTHER, NEXT = ask(A), ask(B), ask(A, "verse", "and then?")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.router.lease import ResponseProgress
-from proxy.router.reports import Tokens, cut_off_tokens
+from proxy.router.lease import ResponseProgress, Tokens, cut_off_tokens
 
 
 def progress(done: int, total: int, cached: int, events: int) -> ResponseProgress:

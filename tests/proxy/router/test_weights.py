@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.router.policy import EQUAL, Speed, Weight, weights_of
-from proxy.upstream.timings import UNMEASURED, DecodeLatency, Measurement
+from proxy.upstream.upstream import UNMEASURED, DecodeLatency, Measurement
 
 
 def speed(ms_per_token: float, samples: int = 100, at_s: float = 0.0) -> Speed:

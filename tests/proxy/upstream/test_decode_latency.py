@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.upstream.timings import DecodeLatency, Measurement
+from proxy.upstream.upstream import DecodeLatency, Measurement
 
 
 def measured(*figures: tuple[float, int, float, int]) -> DecodeLatency:

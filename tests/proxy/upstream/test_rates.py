@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.upstream.timings import Measurement, Rates, Timings
+from proxy.upstream.upstream import Measurement, Rates, Timings
 
 
 def test_acceptance_moves_with_answers_in_which_something_was_guessed() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.upstream.timings import Timings, average
+from proxy.upstream.upstream import Timings, average
 
 SAID = {"cache_n": 7, "prompt_n": 100, "prompt_ms": 50.0, "predicted_n": 20, "predicted_ms": 400}
 

@@ -12,7 +12,7 @@ from support.requests import ask
 
 from proxy.router.lease import Completion
 from proxy.router.router import Router
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileHeader
 from supervisor.slot_store.store import SlotStore
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.requests import upstream
 
-from proxy.router.reports import SlotUse, Tokens
+from proxy.router.lease import SlotUse, Tokens
 from supervisor.backend.usage import EngineUse, UsageEngines, UsageRecorder, share_tokens
 from supervisor.records.store import RecordStore
 from supervisor.records.usage import OWN_WORK, Usage

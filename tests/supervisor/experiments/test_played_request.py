@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.experiments.captured_requests import (
     CapturedRequest,
     CapturedResponse,

@@ -12,8 +12,7 @@ from support.requests import ask
 
 from proxy.errors import RequestCancelled
 from proxy.forward.capture import Exchange
-from proxy.observe.record import AccessRecord
-from proxy.observe.timeline import Timeline
+from proxy.observe.record import AccessRecord, Timeline
 from supervisor.experiments.capture import Recording
 from supervisor.experiments.capture_lines import CaptureLimits
 

@@ -14,7 +14,7 @@ from support import tiny_gguf, tiny_hybrid
 from support.fleet_harness import FleetHarness
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.slot_store import store_config

@@ -10,7 +10,7 @@ from support.fleet_harness import LONG, UP, FleetHarness
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.shared_prefixes import shared_prefix
 from proxy.router.lease import Activity
-from proxy.upstream.timings import Timings
+from proxy.upstream.upstream import Timings
 from supervisor.engine.prompts import WarmPrompt, of_text, read
 from supervisor.engine.states import State
 from supervisor.engine.warmup import PrefillQueue, prefill
