@@ -39,10 +39,7 @@ class BasePlans:
         self._plans: dict[str, tuple[Plan, Plan | None]] = {}  # with the plan that runs
 
     def plan_of(self, planner: LaunchPlanner, model: str, runs: Plan) -> Plan | None:
-        """Return a model's plan, made when `runs` began; None if it cannot be planned.
-
-        It uses measurements from the start of the run.
-        """
+        """Return the plan as measured when `runs` began; None if it cannot be planned."""
         if model not in self._plans or self._plans[model][0] is not runs:
             base: Plan | None = None
             with suppress(CorralError):  # its next start reports the error
@@ -69,10 +66,7 @@ class ChangeApplier:
         self._emit = emit
 
     async def apply(self, name: str, changes: Sequence[Change]) -> str | None:
-        """Apply changes; return why that is not possible now, or None.
-
-        Does nothing during a reload, after which the changes may be obsolete.
-        """
+        """Apply changes; return why not, or None. Not during a reload: they may be obsolete."""
         if self._replacer.lock.locked():
             return None
         async with self._replacer.lock:
@@ -167,11 +161,7 @@ _ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 
 class AdaptiveController(Part):
-    """Applies the changes that the deciders want to loaded models.
-
-    Args:
-        is_memory_wanted: Whether a model waits for memory. Then nothing is replaced.
-    """
+    """Applies the deciders' changes to loaded models; replaces nothing if `is_memory_wanted`."""
 
     task = "adaptive"
     serves_until = "drain"

@@ -101,10 +101,7 @@ WantedSlots = tuple[int, str]
 def decide_slots(
     history: Sequence[Demand], limits: SlotSettings, *, now: int, planned: int
 ) -> WantedSlots | None:
-    """Decide by the history, the oldest first; None for no change.
-
-    `now` and `planned` are slots of an instance.
-    """
+    """Decide by the history, oldest first; None for no change. Slots are those of an instance."""
     most = max(limits.max, planned)
     if not limits.follow_demand:
         why = "its slots do not follow demand any more"
@@ -159,10 +156,7 @@ def may_change_slots(planned: Plan, settings: ModelSettings) -> bool:
 
 
 def most_slots(planner: LaunchPlanner, model: str) -> int | None:
-    """Return how many slots memory allows a model; None if they do not follow demand.
-
-    Raises as `LaunchPlanner.plan`.
-    """
+    """Return the slots that memory allows; None if fixed. Raises as `LaunchPlanner.plan`."""
     settings, planned = planner.model_settings(model), planner.adapting(model, {}).plan(model)
     is_on = planner.supervisor.adaptive and settings.slots.follow_demand
     if not is_on or not may_change_slots(planned, settings):

@@ -41,14 +41,10 @@ _BUSY: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """The load of a few seconds.
+    """The load of a few seconds."""
 
-    Attributes:
-        load: The load of the machine.
-        busy: The share of the time in which the decode threads of our instances computed, by name.
-    """
-
-    load: ProcessorLoad
+    load: ProcessorLoad  # the load of the machine
+    # The share of the time in which the decode threads of our instances computed, by name.
     busy: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -124,19 +120,13 @@ _EVIDENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ThreadsInputs:
-    """The inputs of the decision.
-
-    Attributes:
-        samples: The samples of the last ten minutes, the oldest first.
-        instances: Names of the model's instances.
-        current: The present number of threads.
-        speeds: Measured tokens per second on an idle machine, by number of threads.
-    """
+    """The inputs of the decision."""
 
     machine: Machine
-    samples: Sequence[LoadSample]
-    instances: Collection[str]
-    current: int
+    samples: Sequence[LoadSample]  # the samples of the last ten minutes, the oldest first
+    instances: Collection[str]  # names of the model's instances
+    current: int  # the present number of threads
+    # Measured tokens per second on an idle machine, by number of threads.
     speeds: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -283,8 +273,8 @@ class ThreadDecider:
     Args:
         processes: Returns all running engines.
         speeds: Returns the measured speeds of a plan's model by number of threads.
-        is_measuring: Whether a command measures engines of its own: their load does not last, and
-            a replacement would disturb the measurement.
+        is_measuring: Whether a command measures engines of its own: their load does not last, and a
+            replacement would disturb the measurement.
     """
 
     def __init__(

@@ -83,14 +83,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of a process.
+    """The end of a process."""
 
-    Attributes:
-        returncode: Minus the signal's number if a signal ended it.
-        is_out_of_memory: Whether the kernel's out-of-memory killer ended a process of ours then.
-    """
-
-    returncode: int
+    returncode: int  # minus the signal's number if a signal ended it
+    # Whether the kernel's out-of-memory killer ended a process of ours then.
     is_out_of_memory: bool = False
 
     @property
@@ -133,10 +129,8 @@ class Child:
     def spawn(cls, command: Command, tether: GroupTether | None = None) -> Child:
         """Start a process; blocks for some milliseconds. Call it on the loop's thread.
 
-        With a tether, descendants of the process do not outlive the daemon either.
-
-        Raises:
-            OSError: The program cannot be run.
+        With a tether, descendants of the process do not outlive the daemon either. Raises OSError:
+        the program cannot be run.
         """
         with ExitStack() as undo:
             if tether:

@@ -119,11 +119,7 @@ class EngineClient:
         return with_key.status != 401 and without_key.status == 401
 
     async def generate_token(self) -> ErrorResponse | None:
-        """Generate one token. No deadline: the first token of a large model may take long.
-
-        Raises:
-            EngineUnreachable: No response.
-        """
+        """Generate one token, without a deadline: it may take long. Raises EngineUnreachable."""
         body = {"prompt": "Hello", "n_predict": 1, "cache_prompt": False}
         return (await self.post("/completion", body)).error
 
@@ -150,8 +146,7 @@ class EngineClient:
     ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]] | ErrorResponse]:
         """Send a request without a deadline, and yield its server-sent events as JSON objects.
 
-        Raises:
-            EngineUnreachable: No response, or it broke off; also raised while events are read.
+        Raises EngineUnreachable: no response, or it broke off; also raised while events are read.
         """
         async with self._open("POST", path, self._post_options(body)) as response:
             if response.status == 200:
@@ -236,15 +231,12 @@ def _message(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlotFileInfo:
-    """The content of a slot file, as the engine reports it.
-
-    Attributes:
-        duration_s: Time in which the engine wrote or read it and computed nothing; 0 if the engine
-            does not report it.
-    """
+    """The content of a slot file, as the engine reports it."""
 
     tokens: int
     size_bytes: int
+    # Time in which the engine wrote or read it and computed nothing; 0 if the engine does not
+    # report it.
     duration_s: float = field(default=0.0, compare=False)
 
 
@@ -282,10 +274,8 @@ async def cached_tokens(
     """Continue a prompt of tokens in a slot; return how many of them the slot held already.
 
     Generates some tokens, so that an engine with a draft model uses it. The result is computed from
-    the number of computed tokens, which older builds report too.
-
-    Raises:
-        EngineUnreachable: No response.
+    the number of computed tokens, which older builds report too. Raises EngineUnreachable: no
+    response.
     """
     body = {"prompt": list(prompt), "n_predict": 8, "id_slot": id_slot, "cache_prompt": True}
     response = await client.post("/completion", body)

@@ -15,14 +15,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class LogPattern:
-    """One row; the other fields are those of FailureCause.
-
-    Attributes:
-        pattern: A regular expression, searched in one line. `{group}` in the texts stands for a
-            named group.
-    """
+    """One row; the other fields are those of FailureCause."""
 
     code: str
+    # A regular expression, searched in one line. `{group}` in the texts stands for a named group.
     pattern: str
     sentence: str
     hint: str

@@ -144,10 +144,7 @@ def _next_idle_action(settings: HealthSettings, health: HealthState) -> HealthAc
 def recovery_timeout_s(
     settings: HealthSettings, unhealthy_timeout_s: float, *, is_urgent: bool
 ) -> float:
-    """Return how long an unhealthy engine may take to recover.
-
-    It is urgent if requests wait for it or its process is suspended.
-    """
+    """Return how long it may take to recover; urgent if requests wait or it is suspended."""
     return (
         min(unhealthy_timeout_s, settings.liveness_interval_s) if is_urgent else unhealthy_timeout_s
     )

@@ -71,26 +71,20 @@ _LOADING = frozenset({State.STARTING, State.WARMING})
 
 @dataclass(frozen=True, slots=True)
 class InstanceServices:
-    """What an instance needs of others.
+    """What an instance needs of others."""
 
-    Attributes:
-        launch: Returns the launch of a run, by its number; may raise CorralError.
-        admit: Called when it can serve.
-        persister: Saves and restores its KV slots.
-        needs_restart: Measures a run before it serves; returns whether another one with other
-            flags must follow.
-        prepare: Awaited before each launch; may raise CorralError.
-        reduce: Called when a load has failed; returns whether the next start is planned with less
-            memory. If so, it follows at once and the failure is not counted.
-    """
-
+    # Returns the launch of a run, by its number; may raise CorralError.
     launch: Callable[[int], Launch]
     traffic: Router
-    admit: Callable[[InstanceSnapshot], None]
+    admit: Callable[[InstanceSnapshot], None]  # called when it can serve
     emit: Emit
-    persister: SlotPersister = NO_SLOT_PERSISTER
+    persister: SlotPersister = NO_SLOT_PERSISTER  # saves and restores its KV slots
+    # Measures a run before it serves; returns whether another one with other flags must follow.
     needs_restart: NeedsRestart | None = None
+    # Awaited before each launch; may raise CorralError.
     prepare: Callable[[], Awaitable[None]] | None = None
+    # Called when a load has failed; returns whether the next start is planned with less memory. If
+    # so, it follows at once and the failure is not counted.
     reduce: Callable[[FailureCause], bool] = lambda _: False
 
 
@@ -153,10 +147,7 @@ class Instance:
         self._command(Event.RESTART)
 
     def mark_overdue(self, run: int, reason: str) -> None:
-        """Drain and replace the process of a run that has become useless.
-
-        It computes for a client that disconnected, or has lost a worker.
-        """
+        """Drain and replace a process that computes for a disconnected client or lost a worker."""
         self._apply(Event.OVERDUE, run, reason=reason)
 
     def configure(self, limits: InstanceLimits, policy: RestartPolicy) -> None:
@@ -193,10 +184,7 @@ class Instance:
         )
 
     async def wait(self, wanted: frozenset[State]) -> InstanceSnapshot:
-        """Wait until it is in or passes through one of the states; return its snapshot then.
-
-        No deadline.
-        """
+        """Wait, without a deadline, for one of the states, even passed; return its snapshot."""
         if self._lifecycle.state in wanted:
             return self.snapshot()
         waiter: asyncio.Future[InstanceSnapshot] = asyncio.get_running_loop().create_future()

@@ -118,21 +118,16 @@ class ProcessTag:
 
 @dataclass(frozen=True, slots=True)
 class Launch(Command):
-    """The arguments of one run.
-
-    Attributes:
-        prompts: Prompts to prefill, in this order.
-        has_prompt_cache: Whether the engine keeps a prompt in main memory when its slot is reused.
-        uses_workers: Whether RPC workers compute some of its layers.
-        surroundings: A context that is open from before the spawn until after the exit.
-    """
+    """The arguments of one run."""
 
     endpoint: Endpoint
     api_key: str = field(repr=False)
     log_path: Path
-    prompts: tuple[WarmPrompt, ...] = ()
+    prompts: tuple[WarmPrompt, ...] = ()  # prompts to prefill, in this order
+    # Whether the engine keeps a prompt in main memory when its slot is reused.
     has_prompt_cache: bool = False
-    uses_workers: bool = False
+    uses_workers: bool = False  # whether RPC workers compute some of its layers
+    # A context that is open from before the spawn until after the exit.
     surroundings: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
@@ -144,10 +139,7 @@ def clean_environment(
     api_key: str,
     marker: str,
 ) -> dict[str, str]:
-    """Return the environment of an engine; `marker` is a `ProcessTag.text`.
-
-    The key is passed here because other users can read a command line, but not an environment.
-    """
+    """Return an engine's environment, which has the key: other users can read a command line."""
     env = {
         name: value
         for name, value in environ.items()

@@ -72,10 +72,8 @@ class LogFile:
     """A file that is renamed to NAME.1, NAME.2 … when it is full.
 
     `streams` are descriptors of this process that write to the same file. After a rename they are
-    redirected to the new file, because libraries print to them.
-
-    Raises:
-        AccessDenied: The file cannot be opened for writing.
+    redirected to the new file, because libraries print to them. Raises AccessDenied: the file
+    cannot be opened for writing.
     """
 
     def __init__(
@@ -146,8 +144,7 @@ class LogFile:
 def open_log(path: Path) -> int:
     """Open a log for appending, mode 0600, and return the descriptor.
 
-    Raises:
-        AccessDenied: It cannot be opened, is a link, is no regular file, or is another user's.
+    Raises AccessDenied: it cannot be opened, is a link, is no regular file, or is another user's.
     """
     try:
         descriptor = os.open(path, _FLAGS, 0o600)
@@ -178,10 +175,7 @@ def _log_denied_error(path: Path, reason: str | None) -> AccessDenied:
 
 
 def tail(path: Path, count: int) -> tuple[str, ...]:
-    """Return up to `count` last lines of a file, oldest first; none if it does not exist.
-
-    Reads at most the last 4 MiB. Lines are cut at LINE_MAX_BYTES.
-    """
+    """Return at most `count` last lines of the last 4 MiB, oldest first; none without a file."""
     try:
         with path.open("rb") as file:
             _seek_back(file, count)

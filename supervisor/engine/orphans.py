@@ -108,8 +108,7 @@ def private_runtime(directories: Directories, kind: str = _PARENT) -> Iterator[P
     Args:
         kind: The parent directory: that of measured engines, or WORKERS.
 
-    Raises:
-        AccessDenied: The directory cannot be made.
+    Raises AccessDenied: the directory cannot be made.
     """
     parent = make_private(make_private(directories.runtime) / kind)
     with _lock_runtime(parent):

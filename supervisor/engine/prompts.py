@@ -44,11 +44,7 @@ class WarmPrompt:
 
 
 def read(path: Path) -> WarmPrompt:
-    """Read a prompt file.
-
-    Raises:
-        SettingsInvalid: The file is missing, too large, or not a prompt.
-    """
+    """Read a prompt file. Raises SettingsInvalid: it is missing, too large, or not a prompt."""
     try:
         with open_regular(path) as file:
             content = file.read(SIZE_MAX_BYTES + 1)

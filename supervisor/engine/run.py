@@ -101,10 +101,7 @@ _OOM_KILLS: Final = OomKillWatch()
 
 
 class ProcessRun:
-    """One run of an engine, numbered from 1.
-
-    Calls `on_progress` with the load progress, once for each whole percent.
-    """
+    """One run of an engine, from 1. Calls `on_progress` for each whole percent of the load."""
 
     def __init__(
         self,

@@ -70,10 +70,7 @@ _EAGER_PROBE_S: Final = 0.005
 
 
 async def wait_healthy(run: ProcessRun) -> None:
-    """Probe at growing intervals, and at once when the engine reports that it listens.
-
-    No deadline.
-    """
+    """Probe at growing intervals, and when the engine reports that it listens. No deadline."""
     pause_s = _FIRST_PROBE_S
     while True:
         is_hinted = await _ready_hint_within(run, pause_s)
@@ -108,12 +105,7 @@ _COUNTERS: Final = (
 
 
 class HealthMonitor:
-    """Watches one run of an engine.
-
-    Args:
-        name: The instance.
-        persister: Saves the slots before a probe overwrites one of them.
-    """
+    """Watches one run. `persister` saves the slots before a probe overwrites one of them."""
 
     def __init__(
         self,
@@ -194,24 +186,18 @@ _TICK_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StateContext:
-    """Arguments of the tasks of one run.
+    """Arguments of the tasks of one run."""
 
-    Attributes:
-        name: The instance.
-        prefills: The prompts to prefill in this run.
-        was_healthy: Whether the instance was healthy when it was last in service.
-        is_overdue: Whether it must exit because it computes for a client that disconnected.
-    """
-
-    name: str
+    name: str  # the instance
     run: ProcessRun
     traffic: Router
     limits: InstanceLimits
     emit: Emit
     persister: SlotPersister
     needs_restart: NeedsRestart | None
-    prefills: PrefillQueue
-    was_healthy: bool = True
+    prefills: PrefillQueue  # the prompts to prefill in this run
+    was_healthy: bool = True  # whether the instance was healthy when it was last in service
+    # Whether it must exit because it computes for a client that disconnected.
     is_overdue: bool = False
 
     def monitor(self) -> HealthMonitor:

@@ -3,8 +3,8 @@
 No I/O, no clock. `step` takes a lifecycle and an event and returns the next lifecycle;
 `instance.py` acts on it. A rule is a row of a table here, never an `if` on a particular state.
 
-Each row has a test that fails without it (`scripts/mutate_table`). `scripts/docs --write` draws
-the diagram in `supervisor/DESIGN.md` from these tables.
+Each row has a test that fails without it (`scripts/mutate_table`). `scripts/docs --write` draws the
+diagram in `supervisor/DESIGN.md` from these tables.
 """
 
 from __future__ import annotations

@@ -76,10 +76,8 @@ async def warm(client: EngineClient) -> Warmup:
 async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorResponse:
     """Process a prompt and generate one token. No deadline: a long prompt takes long.
 
-    If this is cancelled, the engine stops after its present batch.
-
-    Raises:
-        EngineUnreachable: No response.
+    If this is cancelled, the engine stops after its present batch. Raises EngineUnreachable: no
+    response.
     """
     timings = None
     async with client.stream("/v1/chat/completions", {**prompt.body, **_ONE_TOKEN}) as events:
@@ -94,10 +92,7 @@ async def prefill_slot(client: EngineClient, prompt: WarmPrompt) -> FilledSlot |
     """Prefill a prompt in a slot of the engine's choice; None if it refused or the slot is unknown.
 
     The slot is taken to be the one with the latest task, so no other requests may be sent
-    meanwhile.
-
-    Raises:
-        EngineUnreachable: No response.
+    meanwhile. Raises EngineUnreachable: no response.
     """
     found = await prefill(client, prompt)
     listed = await client_module.get_slots(client)

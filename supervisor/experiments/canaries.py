@@ -45,22 +45,16 @@ _RESTARTED: Final = "the daemon was restarted"
 
 @dataclass(slots=True)
 class Canary:
-    """A canary with a share of new conversations, above 0 and below 1.
-
-    Attributes:
-        limit_s: When it is promoted or withdrawn, after its start; None leaves that to commands.
-        margin: How much slower it may be: 0.1 for a tenth.
-        decides_at_s: Likewise on the monotonic clock, while it runs.
-        obstacle: Why its promotion was refused, so that it awaits a command.
-    """
+    """A canary with a share of new conversations, above 0 and below 1."""
 
     model: str
     engine: EngineSetting
     share: float
+    # When it is promoted or withdrawn, after its start; None leaves that to commands.
     limit_s: float | None
-    margin: float
-    decides_at_s: float | None = None
-    obstacle: str | None = None
+    margin: float  # how much slower it may be: 0.1 for a tenth
+    decides_at_s: float | None = None  # likewise on the monotonic clock, while it runs
+    obstacle: str | None = None  # why its promotion was refused, so that it awaits a command
 
     @property
     def trial(self) -> CanaryTrial:
@@ -91,10 +85,7 @@ def save(root: Path, running: Iterable[Canary], ended: Iterable[Ended]) -> None:
 
 
 def read(root: Path) -> tuple[list[tuple[str, str]], list[Ended]]:
-    """Return model and engine of the running canaries, and the ended ones.
-
-    A file that cannot be used counts as missing.
-    """
+    """Return model and engine of running canaries, and the ended; an unusable file is missing."""
     found = files.get(root, _KEY) or {}
     with suppress(TypeError, ValueError, LookupError, AttributeError):
         running = [(str(canary["model"]), str(canary["engine"])) for canary in found["running"]]

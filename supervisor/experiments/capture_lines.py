@@ -114,10 +114,7 @@ def header(planner: LaunchPlanner, model: str, limits: CaptureLimits) -> bytes:
 
 
 def model_fingerprint(path: Path) -> Mapping[str, Any]:
-    """Identify a model file by its size and a digest of its first and last MiB.
-
-    A digest of gigabytes would take a minute. Raises ModelInvalid.
-    """
+    """Identify a model by size, first and last MiB: all takes a minute. Raises ModelInvalid."""
     digest = hashlib.sha256()
     try:
         with open_regular(path) as file:

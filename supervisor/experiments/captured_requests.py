@@ -53,19 +53,15 @@ class CapturedResponse:
 
 @dataclass(frozen=True, slots=True)
 class CapturedRequest:
-    """A request to send again.
-
-    Attributes:
-        response: None if the capture ended before it.
-        after: Indices of the requests that ended since the previous request was sent.
-    """
+    """A request to send again."""
 
     number: int
     at_ms: float
     kind: EndpointKind
     path: str
     body: Mapping[str, Any]
-    response: CapturedResponse | None
+    response: CapturedResponse | None  # None if the capture ended before it
+    # Indices of the requests that ended since the previous request was sent.
     after: tuple[int, ...] = ()
 
 

@@ -139,10 +139,7 @@ class Trial:
 
 
 class Trials(Part):
-    """Observes events; saves figures below `root`.
-
-    `in_flight` returns the number of requests on an instance.
-    """
+    """Observes events; saves figures below `root`. `in_flight` counts an instance's requests."""
 
     task = "trials"
 

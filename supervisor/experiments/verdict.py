@@ -254,22 +254,15 @@ _TO_GO_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class FigureVerdict:
-    """One figure of both sides.
+    """One figure of both sides."""
 
-    Attributes:
-        base: Median of its requests; None without any.
-        trial: Likewise.
-        outcome: The difference with its interval, or what it takes to see one.
-        to_go: More requests of both sides that would show a 5 % difference; None if unknown.
-        compared: Requests of both sides that ran under equal load.
-    """
-
-    base: float | None
-    trial: float | None
+    base: float | None  # median of its requests; None without any
+    trial: float | None  # likewise
     comparison: Comparison
-    outcome: str
+    outcome: str  # the difference with its interval, or what it takes to see one
+    # More requests of both sides that would show a 5 % difference; None if unknown.
     to_go: int | None
-    compared: int
+    compared: int  # requests of both sides that ran under equal load
 
 
 # Of tokens/s and of the first token, and notes for people.

@@ -134,10 +134,7 @@ class Fleet:
         raise SettingsInvalid(f"no command is named {verb!r}")
 
     def spawn(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
-        """Start a task that is cancelled with the fleet.
-
-        Raises DaemonBusy: the fleet is not serving.
-        """
+        """Start a task that is cancelled with the fleet. Raises DaemonBusy: it is not serving."""
         if self._group is None:
             work.close()
             raise DaemonBusy("the daemon is stopping", hint="corral start starts another")

@@ -202,10 +202,7 @@ class Places:
         return self.trial(place.model) if is_trial else None
 
     def replicas(self, model: str) -> Replicas:
-        """Return how many instances run a model's own profile; decided once.
-
-        Raises NoSuchModel: the settings have none of that name.
-        """
+        """Return how many instances run a model's own profile; decided once. Raises NoSuchModel."""
         if model not in self._replicas:
             self._replicas[model] = self._count(find_entry(self._entries, model))
         return self._replicas[model]

@@ -99,10 +99,7 @@ class LaunchPlanner:
         )
 
     def reading_once(self) -> LaunchPlanner:
-        """Return a planner that reads the machine, each engine and each profile once.
-
-        It is for planning many models at the same time; do not keep it.
-        """
+        """Return a planner for many models, which reads each source once; do not keep it."""
         other = copy.copy(self)
         other._read_machine = cache(self._read_machine)  # noqa: SLF001 (a copy of this one)
         other._load = cache(self._load)  # noqa: SLF001 (a copy of this one)
@@ -161,8 +158,8 @@ class LaunchPlanner:
     def plan(self, model: str) -> Plan:
         """Plan a model's instances; reads files.
 
-        Raises:
-            NoSuchModel, EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: It cannot run.
+        Raises NoSuchModel, EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: it cannot
+        run.
         """
         entry = self.entry(model)
         return self._plan(entry, self.adapted(model), instances=max(1, self.places.instances))
@@ -182,10 +179,7 @@ class LaunchPlanner:
         return self._plan(longer, adapted, instances=instances) if longer else plan
 
     def plan_at(self, place: ReplicaId, free: Mapping[str, int] = _NOTHING) -> Plan:
-        """Plan one replica, as `plan` does; `free` has the free bytes of devices, if known.
-
-        Raises OutOfMemory: it needs more memory than models may use.
-        """
+        """Plan one replica as `plan` does; `free` is free bytes by device. Raises OutOfMemory."""
         devices = self.places.replicas(place.model).devices
         if trial := self.places.trial_at(place):
             plan = self.plan_trial(place.model, trial)

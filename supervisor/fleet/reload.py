@@ -104,10 +104,7 @@ def prepare(
     make_planner: Callable[[Loaded], LaunchPlanner],
     prepares: Iterable[Prepare],
 ) -> ReloadPlan:
-    """Read the settings, compare them with what runs, and plan. Blocks; changes nothing.
-
-    Raises CorralError: the first error in the settings.
-    """
+    """Read and compare the settings, and plan. Blocks, changes nothing. Raises the first error."""
     loaded = read()
     planner = make_planner(loaded)
     difference = compare(_running_fingerprints(replicas), _wanted_fingerprints(planner))
@@ -220,8 +217,8 @@ class ReloadResult:
 class Reload:
     """Applies new settings; `loaded` are those that were applied last.
 
-    `read` reads the same sources again, in a thread, and raises CorralError.
-    `prepares` check and apply what is no replica.
+    `read` reads the same sources again, in a thread, and raises CorralError. `prepares` check and
+    apply what is no replica.
     """
 
     def __init__(  # noqa: PLR0913 (each is a seam of its own)
@@ -391,10 +388,7 @@ class ReloadTriggers:
         self._group: asyncio.TaskGroup | None = None
 
     def start(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
-        """Begin a reload, or a dry run of one; it is cancelled when serving ends.
-
-        Raises DaemonBusy: a reload is running, or the daemon is stopping.
-        """
+        """Begin a reload or a dry run. Raises DaemonBusy: one is running, or serving ends."""
         if self._reload.is_busy and self._group:
             raise DaemonBusy("a reload is already running", hint="retry when it is over")
         return self._begin(lambda: self._run(dry_run=dry_run))

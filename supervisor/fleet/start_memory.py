@@ -76,10 +76,7 @@ _HINT: Final = (
 
 
 class StartMemory:
-    """Checks and reduces the device memory of instances.
-
-    `pause_s` is the time between two looks at memory that an ended engine may still return.
-    """
+    """Checks and reduces device memory; looks again after `pause_s` if an engine has ended."""
 
     def __init__(self, devices: DeviceMemory, emit: Emit, *, pause_s: float = 0.25) -> None:
         self._devices = devices

@@ -18,10 +18,7 @@ from supervisor.engine.states import InstanceSnapshot, State
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process; None if unknown.
-
-    Includes the touched pages of a memory-mapped model, which instances share.
-    """
+    """Return a process's resident memory, shared pages of its model included; None if unknown."""
     try:
         found: int = psutil.Process(pid).memory_info().rss
     except (psutil.Error, OSError):
@@ -30,10 +27,7 @@ def memory_bytes(pid: int) -> int | None:
 
 
 def own_bytes(pid: int) -> int | None:
-    """Return the resident memory without mapped files; None if unknown.
-
-    With mapped files if the system does not report them separately.
-    """
+    """Return resident memory, without mapped files if the system tells; None if unknown."""
     try:
         found = psutil.Process(pid).memory_info()
     except (psutil.Error, OSError):
@@ -52,25 +46,16 @@ _SPAN_MIN_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The last reading of a process.
+    """The last reading of a process."""
 
-    Attributes:
-        pid: None before there is a process.
-        tokens: Tokens decoded since its start; grows when a request ends.
-        decoding_s: Seconds that their decoding took, summed over sequences.
-        drafted_tokens: Tokens drafted since its start.
-        accepted_tokens: Drafted tokens that were accepted.
-        tokens_per_second: Decoding speed of one sequence since the previous reading, or None.
-        memory_bytes: Resident memory, or None.
-    """
-
-    pid: int | None
-    tokens: float = 0
-    decoding_s: float = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    pid: int | None  # None before there is a process
+    tokens: float = 0  # tokens decoded since its start; grows when a request ends
+    decoding_s: float = 0  # seconds that their decoding took, summed over sequences
+    drafted_tokens: int = 0  # tokens drafted since its start
+    accepted_tokens: int = 0  # drafted tokens that were accepted
+    # Decoding speed of one sequence since the previous reading, or None.
     tokens_per_second: float | None = None
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # resident memory, or None
 
     @property
     def acceptance(self) -> float | None:

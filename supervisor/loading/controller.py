@@ -141,10 +141,7 @@ class AdmissionController(Part):
             self.wake()
 
     async def load_for_others(self, model: str) -> str | None:
-        """Begin to load a model for another machine, unless a model in use would have to go.
-
-        Returns why it is not loaded, or None.
-        """
+        """Load a model for another machine unless one in use must go; return why not, or None."""
         answer = self._for_others.setdefault(model, asyncio.get_running_loop().create_future())
         self.wake()
         try:

@@ -29,18 +29,12 @@ _SECONDS_PER_TOKEN: Final = 0.006
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The wait for a model that is not loaded.
+    """The wait for a model that is not loaded."""
 
-    Attributes:
-        place: Its position among the waiting models, from 1.
-        requests: The number of waiting requests; 0 if only a command waits.
-        leaving: The models that are paused to be unloaded for it.
-    """
-
-    place: int
-    requests: int
+    place: int  # its position among the waiting models, from 1
+    requests: int  # the number of waiting requests; 0 if only a command waits
     wait_s: float
-    leaving: tuple[str, ...]
+    leaving: tuple[str, ...]  # the models that are paused to be unloaded for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +48,25 @@ class UnloadTime:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The state of a model that decisions depend on.
-
-    Attributes:
-        required: Bytes of each memory that it takes, or would take when loaded.
-        is_commanded: Whether a command requests it.
-        is_for_others: Whether another machine wants it loaded here.
-        waiting: Requests that wait for it; `oldest_wait_s` includes the wait of a command.
-        working: Requests that it is answering.
-        idle_s: Seconds since the last of these ended; 0 while there are any.
-        progress: The finished share of its load, 0 to 1.
-        keep_alive_s: The keep_alive of its latest request since it was loaded, if any.
-        cached_tokens: Tokens that must be computed again if it is unloaded.
-    """
+    """The state of a model that decisions depend on."""
 
     name: str
     phase: Phase
     residency: ResidencyPolicy = ResidencyPolicy()  # noqa: RUF009 (frozen)
+    # Bytes of each memory that it takes, or would take when loaded.
     required: Bytes = field(default_factory=dict)
-    is_commanded: bool = False
-    is_for_others: bool = False
+    is_commanded: bool = False  # whether a command requests it
+    is_for_others: bool = False  # whether another machine wants it loaded here
     is_paused: bool = False
-    waiting: int = 0
+    waiting: int = 0  # requests that wait for it; `oldest_wait_s` includes the wait of a command
     oldest_wait_s: float = 0.0
-    working: int = 0
-    idle_s: float = 0.0
+    working: int = 0  # requests that it is answering
+    idle_s: float = 0.0  # seconds since the last of these ended; 0 while there are any
     resident_s: float = 0.0
-    progress: float = 0.0
+    progress: float = 0.0  # the finished share of its load, 0 to 1
     reload_cost_s: float = 0.0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # tokens that must be computed again if it is unloaded
+    # The keep_alive of its latest request since it was loaded, if any.
     keep_alive_s: float | None = None
 
     @property
@@ -145,19 +129,14 @@ _NOTHING: Final[Bytes] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """The decision.
-
-    Attributes:
-        unload: Models to unload, with the reason.
-        pause: Models that get no new requests; all others are resumed.
-        refuse: Models that cannot get memory, with the reason.
-        look_again_s: Seconds until the decision may change without an event, if ever.
-    """
+    """The decision."""
 
     load: tuple[str, ...] = ()
-    unload: Mapping[str, str] = field(default_factory=dict)
-    pause: tuple[str, ...] = ()
+    unload: Mapping[str, str] = field(default_factory=dict)  # models to unload, with the reason
+    pause: tuple[str, ...] = ()  # models that get no new requests; all others are resumed
+    # Models that cannot get memory, with the reason.
     refuse: Mapping[str, str] = field(default_factory=dict)
+    # Seconds until the decision may change without an event, if ever.
     look_again_s: float | None = None
 
 
@@ -321,10 +300,7 @@ def _residency_left_s(model: ModelState) -> float:
 def choose_victims(
     required: Bytes, free: Bytes, models: Iterable[ModelState]
 ) -> tuple[str, ...] | None:
-    """Return the models to unload, in order; None if unloading all is not enough.
-
-    Models that were just loaded stay.
-    """
+    """Return the models to unload, in order, none just loaded; None if all are not enough."""
     candidates = [model for model in models if not _residency_left_s(model)]
     chosen: list[ModelState] = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.eviction_value):

@@ -73,10 +73,7 @@ _CHANGING: Final = frozenset(
 
 
 class ObservedMemory:
-    """The most memory without mapped files that instances took, by launch fingerprint.
-
-    The most, because a cache that has filled once will fill again.
-    """
+    """Most memory without mapped files by launch fingerprint: a full cache fills again."""
 
     def __init__(self, *, observed_max: int = _OBSERVED_MAX) -> None:
         self._observed_max = observed_max
@@ -160,10 +157,7 @@ class MemoryUsage:
         return held
 
     def free(self) -> Bytes:
-        """Return the bytes that models may still take and that are free on the machine.
-
-        Memory that a loading model has yet to take is not free.
-        """
+        """Return bytes that models may take and the machine has, less those of loading models."""
         left = Counter(self.capacity())
         outstanding = 0
         for model in self._fleet.models.values():
@@ -235,10 +229,7 @@ class MemoryUsage:
         return self._observed.own_bytes(found)
 
     def _estimate(self, replica: Replica, planner: LaunchPlanner | None = None) -> Estimate | None:
-        """Return the estimate for an instance; None if it cannot be planned.
-
-        `planner` plans it if need be; by default that of the fleet.
-        """
+        """Return an instance's estimate, by `planner` if need be; None if it cannot be planned."""
         if self._fleet.planner is not self._planner:
             self._planner, self._estimates = self._fleet.planner, {}
         name, planner = replica.place.model, planner or self._planner

@@ -4,8 +4,8 @@ Each function in AUTO_VALUES decides a value with its reason, in that order, and
 chosen before.
 
 Thread counts are chosen by measured speeds. Threads synchronise after each operation of a graph,
-and the cost of that depends on the machine. With SmolLM2-135M on 2 virtual cores (build 10434),
-a single sequence made 118 tokens/s with 2 threads and 70 with 1 on one host, but 32 and 135 on
+and the cost of that depends on the machine. With SmolLM2-135M on 2 virtual cores (build 10434), a
+single sequence made 118 tokens/s with 2 threads and 70 with 1 on one host, but 32 and 135 on
 another; both were idle. `threads-batch` is for batches with a prompt or several sequences: on the
 second host, 8 sequences made 117 tokens/s with 2 threads and 294 with 1, a prompt 850 and 460.
 """
@@ -168,10 +168,7 @@ def _threads(inputs: PlanInputs, _chosen: Chosen) -> Setting:
 
 
 def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
-    """Choose the threads for prompts and for several sequences at once.
-
-    With many slots, sequences take more time than prompts.
-    """
+    """Choose threads for prompts and several sequences; these take longer if slots are many."""
     together = known_speeds(inputs.measured, "together")
     if slots(chosen) >= _MANY_SLOTS and together:
         return _fastest(inputs, together, "many sequences")

@@ -7,9 +7,9 @@
 There is a cache for each slot, or a single cache for all slots with --kv-unified. A layer with a
 sliding window keeps its window (of every slot, if unified) and a micro batch, rounded up to 256.
 
-The formula agrees to the last digit with the log of build 10434, for SmolLM2-135M and
-Gemma-3-270M. Source: ggml-common.h for the block sizes; llama-kv-cache.cpp and
-llama-kv-cache-iswa.cpp for the cells.
+The formula agrees to the last digit with the log of build 10434, for SmolLM2-135M and Gemma-3-270M.
+Source: ggml-common.h for the block sizes; llama-kv-cache.cpp and llama-kv-cache-iswa.cpp for the
+cells.
 """
 
 from __future__ import annotations

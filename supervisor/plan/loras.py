@@ -51,10 +51,7 @@ def with_paths(
 
 
 def check_files(model: str, flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue]) -> None:
-    """Check the files in a model's flags; flags that are not in `own` are its trial's.
-
-    Raises SettingsInvalid: an engine could not read a file.
-    """
+    """Check files in flags; those not in `own` are a trial's. Raises SettingsInvalid."""
     for name, path, reason in _unreadable_files(flags):
         table = "flags" if own.get(name) == flags[name] else "trial.flags"
         raise SettingsInvalid(

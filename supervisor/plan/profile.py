@@ -40,10 +40,7 @@ def load(name: str, dirs: Sequence[Path]) -> Profile:
 
 
 def overlay_flags(under: Profile, flags: Mapping[str, FlagValue], name: str) -> Profile:
-    """Add flags whose origin is the profile `name`.
-
-    They come last, so that they also override an older spelling of the same option.
-    """
+    """Add the flags of a profile; they come last, to override an older spelling too."""
     kept = {key: value for key, value in under.flags.items() if key not in flags}
     return replace(
         under,

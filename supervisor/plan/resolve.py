@@ -224,10 +224,7 @@ def resolve(
     draft: Draft,
     devices: tuple[Device, ...] = (),
 ) -> SettingsByFlag:
-    """Return all settings of a model by today's names, with every `auto` derived.
-
-    `devices` are the devices of this machine.
-    """
+    """Return a model's settings by today's names for these `devices`, every `auto` derived."""
     gguf = inputs.gguf
     planned = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
     found = {**planned, **entry.reduced}

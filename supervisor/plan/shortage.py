@@ -15,11 +15,7 @@ from supervisor.system.machine import Machine
 
 
 def shortage(found: Estimate, free: Mapping[str, int]) -> str | None:
-    """Return why an instance would run out of device memory now, or None.
-
-    Args:
-        free: Free bytes of this machine's devices, as far as they are known.
-    """
+    """Return why device memory is short now, or None; `free` has the known bytes by device."""
     for name, take in found.devices.items():
         if name in free and take.at_start > free[name]:
             return f"it needs {size(take.at_start)} of {name}, which has {size(free[name])} free"

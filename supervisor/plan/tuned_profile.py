@@ -78,10 +78,7 @@ def path_of(model: str, directory: Path) -> Path:
 
 
 def read(model: str, directory: Path) -> Tuned | None:
-    """Read a model's tuned profile; None without one.
-
-    Raises SettingsInvalid: the file cannot be read, or is invalid.
-    """
+    """Read a tuned profile; None without one. Raises SettingsInvalid: unreadable or invalid."""
     path = path_of(model, directory)
     if not path.is_file():
         return None

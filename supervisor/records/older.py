@@ -46,10 +46,7 @@ def older_files(data: Path) -> list[Path]:
 
 
 def take_over(connection: sqlite3.Connection, files: list[Path]) -> list[Path]:
-    """Add the figures of files that were not added yet; return damaged ones.
-
-    A damaged month is renamed. Raises OSError; then nothing must be committed.
-    """
+    """Add the files not added yet; return the damaged, renamed. Raises OSError: do not commit."""
     marks = {path: f"{path.parent.name}/{path.name} {_stamp(path)}" for path in files}
     known = {row[0] for row in connection.execute("SELECT file FROM taken_over")}
     new = [path for path in files if marks[path] not in known]

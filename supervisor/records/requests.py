@@ -61,20 +61,13 @@ Row = tuple[object, ...]
 
 
 class RecordedRequest(NamedTuple):
-    """The sizes of an answered request.
+    """The sizes of an answered request."""
 
-    Attributes:
-        run: Differs between daemons; the times of two runs are not comparable.
-        conversation: Its number in the run; None if unknown.
-        began_at: In seconds; so is `ended_at`.
-        prompt_tokens: All tokens of the prompt, including cached ones.
-    """
-
-    run: int
-    conversation: int | None
-    began_at: float
+    run: int  # differs between daemons; the times of two runs are not comparable
+    conversation: int | None  # its number in the run; None if unknown
+    began_at: float  # in seconds; so is `ended_at`
     ended_at: float
-    prompt_tokens: int
+    prompt_tokens: int  # all tokens of the prompt, including cached ones
     cached_tokens: int
     generated_tokens: int
 

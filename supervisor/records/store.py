@@ -83,10 +83,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 class RecordStore:
-    """The records below a data directory, for one thread; the first call opens the file.
-
-    `problems` are events that are not emitted yet: names, and fields.
-    """
+    """Records for one thread; the first call opens the file. `problems` are events to emit."""
 
     def __init__(self, data: Path) -> None:
         self.path = data / "history" / "requests.db"

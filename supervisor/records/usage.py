@@ -20,21 +20,14 @@ Account = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Sums over requests.
-
-    Attributes:
-        prompt_tokens: Computed tokens, without those from a cache.
-        cached_tokens: Tokens from a cache, whose prefill was saved.
-        slot_s: Time for which requests held slots, summed over slots.
-        cpu_s: Processor time of engines.
-    """
+    """Sums over requests."""
 
     requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: int = 0  # computed tokens, without those from a cache
+    cached_tokens: int = 0  # tokens from a cache, whose prefill was saved
     generated_tokens: int = 0
-    slot_s: float = 0.0
-    cpu_s: float = 0.0
+    slot_s: float = 0.0  # time for which requests held slots, summed over slots
+    cpu_s: float = 0.0  # processor time of engines
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))

@@ -45,8 +45,7 @@ class WorkerAddress:
 def check_listen_host(host: str) -> str | None:
     """Return a warning for an address that other machines reach, or None.
 
-    Raises:
-        SettingsInvalid: It is not an IPv4 address, or all machines could reach it.
+    Raises SettingsInvalid: it is not an IPv4 address, or all machines could reach it.
     """
     match exposure(host):
         case "loopback":
@@ -76,8 +75,7 @@ def free_port(host: str = LOOPBACK) -> int:
 def check_port(address: WorkerAddress) -> None:
     """Check that a worker can listen, as the program reports a taken port only after its start.
 
-    Raises:
-        OSError: The port is taken, or the address is not this machine's.
+    Raises OSError: the port is taken, or the address is not this machine's.
     """
     with socket.socket(socket.AF_INET) as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

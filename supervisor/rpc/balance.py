@@ -20,11 +20,7 @@ _NONE_YET: Final = 2**64 - 1
 
 @dataclass(slots=True)
 class ShardMetrics:
-    """Latencies of one shard; a forward is a pass of a batch of tokens through its layers.
-
-    Attributes:
-        more_layers: Its work besides its layers, in layers.
-    """
+    """Latencies of one shard; a forward is a pass of a batch of tokens through its layers."""
 
     shard_name: str
     layer_count: int
@@ -34,7 +30,7 @@ class ShardMetrics:
     max_latency_us: int = 0
     last_latency_us: int = 0
     last_update: float | None = None  # monotonic seconds
-    more_layers: float = 0.0
+    more_layers: float = 0.0  # its work besides its layers, in layers
 
     def record(self, latency_us: int) -> None:
         self.total_forwards += 1
@@ -102,19 +98,16 @@ class InsufficientData:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """Layers are to be moved; both assignments are in the order of the shards.
-
-    Attributes:
-        estimated_speedup: That of one stream of tokens: a token passes one shard after another, so
-            this compares the sums of their latencies.
-        bottleneck_speedup: That of the slowest shard. It would be the speed-up if all shards always
-            computed at the same time, as with many streams in a pipeline.
-    """
+    """Layers are to be moved; both assignments are in the order of the shards."""
 
     reason: str
     current_assignments: Assignments
     suggested_assignments: Assignments
+    # That of one stream of tokens: a token passes one shard after another, so this compares the
+    # sums of their latencies.
     estimated_speedup: float
+    # That of the slowest shard. It would be the speed-up if all shards always computed at the same
+    # time, as with many streams in a pipeline.
     bottleneck_speedup: float
 
 

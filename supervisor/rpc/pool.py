@@ -67,10 +67,7 @@ class WorkerPool(Part):
     def apply(
         self, settings: Mapping[str, WorkerSettings], policy: RestartPolicy, drain_s: float
     ) -> None:
-        """Start the workers of new settings; retire those that were removed or changed.
-
-        Retired workers may serve their engine for `drain_s`.
-        """
+        """Start new workers; retire removed or changed ones, which may serve for `drain_s`."""
         local = {
             name: worker_settings
             for name, worker_settings in settings.items()

@@ -45,10 +45,7 @@ class ComputeTimer:
         self._sent_at_s.append(at_s)
 
     def note_response(self, at_s: float) -> tuple[int, float] | None:
-        """Note the begin of a response; return the number of commands before it, and their time.
-
-        The time is that of each command, in seconds; None without commands.
-        """
+        """Note the begin of a response; return the commands before it, and the seconds of each."""
         if not self._sent_at_s:
             return None
         count = len(self._sent_at_s)

@@ -38,11 +38,7 @@ Share = tuple[float, int, int]
 
 
 def apportion(total: int, shares: Sequence[Share]) -> tuple[int, ...]:
-    """Divide exactly `total`; of equal remainders, the first in order gets the layer.
-
-    Raises:
-        ValueError: The limits do not allow this total.
-    """
+    """Divide exactly `total`; equal remainders go in order. Raises ValueError: impossible."""
     if not sum(least for _, least, _ in shares) <= total <= sum(most for _, _, most in shares):
         raise ValueError(f"{total} cannot be divided within these limits")
     given = [min(most, max(least, int(quota))) for quota, least, most in shares]
@@ -108,17 +104,12 @@ _MIB: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """A worker and its layers.
-
-    Attributes:
-        more_layers: Its work besides its layers, in layers.
-        layers_max: The number of layers that its memory holds.
-    """
+    """A worker and its layers."""
 
     worker: WorkerAddress
     layers: int
-    more_layers: float
-    layers_max: int
+    more_layers: float  # its work besides its layers, in layers
+    layers_max: int  # the number of layers that its memory holds
 
 
 def shard_plans(plan: Plan, addresses: Sequence[WorkerAddress]) -> tuple[ShardPlan, ...]:

@@ -241,19 +241,15 @@ _ACCEPTED: Final = "Accepted client connection"
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """The state of a worker.
-
-    Attributes:
-        devices: Those at its last answer; none if an engine connected before the first probe.
-        cause: The cause of its last end; None while it is ready.
-    """
+    """The state of a worker."""
 
     address: WorkerAddress
     state: WorkerState
     pid: int | None
     restarts: int
+    # Those at its last answer; none if an engine connected before the first probe.
     devices: tuple[Device, ...]
-    cause: FailureCause | None
+    cause: FailureCause | None  # the cause of its last end; None while it is ready
     log_path: Path | None
 
 

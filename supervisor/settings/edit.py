@@ -125,10 +125,7 @@ _KEY_HINT = (
 
 
 def key_parts(key: str) -> tuple[str, ...]:
-    """Parse a dotted TOML key, in which quotes may be missing.
-
-    Raises SettingsInvalid: it is not a key.
-    """
+    """Parse a dotted TOML key, perhaps without quotes. Raises SettingsInvalid: it is no key."""
     parts = _as_toml(key) or tuple(key.split("."))
     if not all(parts) or not key.isprintable():
         raise SettingsInvalid(f"{key!r} is not the key of a setting", hint=_KEY_HINT)
@@ -241,20 +238,13 @@ _CHOICES: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """A model for the first settings file.
-
-    Attributes:
-        table: The content of `[models.NAME]`.
-        facts: A description of the model and its memory, for a comment.
-        problem: Why it cannot be served here, or None.
-        generates: Whether it generates text.
-    """
+    """A model for the first settings file."""
 
     name: str
-    table: Mapping[str, Any]
-    facts: str
-    problem: str | None = None
-    generates: bool = True
+    table: Mapping[str, Any]  # the content of `[models.NAME]`
+    facts: str  # a description of the model and its memory, for a comment
+    problem: str | None = None  # why it cannot be served here, or None
+    generates: bool = True  # whether it generates text
 
     @property
     def is_usable(self) -> bool:

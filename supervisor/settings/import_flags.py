@@ -36,37 +36,25 @@ _MAX_BYTES: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """A converted model.
-
-    Attributes:
-        table: The keys of `[models.NAME]`.
-        omitted: Sentences that name each omitted setting and the reason.
-        notes: Remarks on converted settings, one sentence each.
-    """
+    """A converted model."""
 
     name: str
-    table: Mapping[str, Any]
-    omitted: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    table: Mapping[str, Any]  # the keys of `[models.NAME]`
+    omitted: tuple[str, ...] = ()  # sentences that name each omitted setting and the reason
+    notes: tuple[str, ...] = ()  # remarks on converted settings, one sentence each
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The content of a source.
+    """The content of a source."""
 
-    Attributes:
-        source: The kind of the source, for people: `llama-swap file`.
-        tables: Other tables of `corral.toml` by name.
-        omitted, notes: Like a model's, but about no single converted model.
-        keys: The API keys of the clients.
-    """
-
-    source: str
+    source: str  # the kind of the source, for people: `llama-swap file`
     models: tuple[ConvertedModel, ...]
-    tables: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(default_factory=dict)  # other tables of `corral.toml` by name
+    # Both as of a model, but about no single converted model.
     omitted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    keys: tuple[str, ...] = field(default=(), repr=False)
+    keys: tuple[str, ...] = field(default=(), repr=False)  # the API keys of the clients
 
     def document(self) -> dict[str, Any]:
         models = {model.name: dict(model.table) for model in self.models}
@@ -74,10 +62,7 @@ class Converted:
 
 
 def read_text(path: Path) -> str:
-    """Read a settings file.
-
-    Raises SettingsInvalid: the file cannot be read, is larger than 1 MiB, or is not UTF-8.
-    """
+    """Read a settings file. Raises SettingsInvalid: it is unreadable, above 1 MiB, or not UTF-8."""
     try:
         with open_regular(path) as file:
             content = file.read(_MAX_BYTES + 1)
@@ -147,26 +132,19 @@ _PRESETS: Final = {
 
 @dataclass
 class ModelOptions:
-    """The settings in an engine's options.
+    """The settings in an engine's options."""
 
-    Attributes:
-        known: The options of the installed engine.
-        base: The base of relative paths.
-        program: The path of the engine; empty if it is on PATH or in a container.
-        words: Values for the model's place and the listening address, by the option's long name.
-        keys: The API keys that clients need.
-        omitted, notes: As in `ConvertedModel`.
-    """
-
-    known: Flags = field(default_factory=newest_flags)
-    base: Path = Path()
-    program: str = ""
+    known: Flags = field(default_factory=newest_flags)  # the options of the installed engine
+    base: Path = Path()  # the base of relative paths
+    program: str = ""  # the path of the engine; empty if it is on PATH or in a container
     container: Container | None = None
+    # Values for the model's place and the listening address, by the option's long name.
     words: dict[str, str] = field(default_factory=dict)
     aliases: list[str] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list, repr=False)
+    keys: list[str] = field(default_factory=list, repr=False)  # the API keys that clients need
     flags: dict[str, FlagValue] = field(default_factory=dict)
     args: list[str] = field(default_factory=list)
+    # Both as in `ConvertedModel`.
     omitted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

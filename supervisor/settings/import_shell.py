@@ -45,15 +45,12 @@ _BARE_LETTERS: Final = frozenset("ditPq")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The container of an engine, from the options of `docker run`.
-
-    Attributes:
-        volumes: Pairs of a directory on this machine and its path in the container.
-        ports: Host and port on this machine, by the port in the container.
-    """
+    """The container of an engine, from the options of `docker run`."""
 
     image: str
+    # Pairs of a directory on this machine and its path in the container.
     volumes: tuple[tuple[str, str], ...] = ()
+    # Host and port on this machine, by the port in the container.
     ports: dict[str, tuple[str, str]] = field(default_factory=dict)
     has_own_network: bool = True
 
@@ -67,29 +64,19 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """A command that starts llama-server.
+    """A command that starts llama-server."""
 
-    Attributes:
-        program: As written; empty if there are only options, or if it is in a container.
-        options: The words after the program.
-        variables: Environment variables set for this command only.
-        wrapper: Words before the program that are not converted, such as `taskset -c 0-7`.
-        directory: Base of relative paths, relative to the text's directory.
-    """
-
-    program: str
-    options: tuple[str, ...]
+    program: str  # as written; empty if there are only options, or if it is in a container
+    options: tuple[str, ...]  # the words after the program
+    # Environment variables set for this command only.
     variables: dict[str, str] = field(default_factory=dict)
-    wrapper: str = ""
+    wrapper: str = ""  # words before the program that are not converted, such as `taskset -c 0-7`
     container: Container | None = None
-    directory: str = ""
+    directory: str = ""  # base of relative paths, relative to the text's directory
 
 
 def split(text: str) -> list[str]:
-    """Split a command as a shell does, with comments and line continuations.
-
-    Raises SettingsInvalid: a quotation mark is not closed.
-    """
+    """Split a command as a shell does. Raises SettingsInvalid: a quotation mark is not closed."""
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

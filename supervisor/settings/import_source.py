@@ -60,10 +60,7 @@ def from_environment(text: str, environ: Mapping[str, str]) -> str:
 
 
 def expand_macros(value: Any, macros: Mapping[str, object]) -> Any:
-    """Replace macros, the last first; unknown macros stay.
-
-    Raises SettingsInvalid: the result is longer than 65,536 characters.
-    """
+    """Replace known macros, last first. Raises SettingsInvalid: above 65,536 characters."""
     if isinstance(value, str):
         return _expanded_text(value, macros)
     if isinstance(value, list):
@@ -127,10 +124,7 @@ def convert_llama_swap(
 
 
 def read_yaml(text: str, what: str = "settings of llama-swap") -> Mapping[str, Any]:
-    """Parse YAML into the values of JSON.
-
-    Raises SettingsInvalid: the text is not YAML, has tags, is too large, or is not a table.
-    """
+    """Parse YAML to JSON values. Raises SettingsInvalid: no YAML, no table, tags, or too large."""
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows them
     try:
@@ -346,10 +340,7 @@ _FLAGS: Final = MappingProxyType(
 
 
 def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Converted:
-    """Convert a Modelfile to a model that is named after its GGUF file.
-
-    Raises SettingsInvalid: the text has no FROM.
-    """
+    """Convert a Modelfile, named after its GGUF file. Raises SettingsInvalid: it has no FROM."""
     options = ModelOptions(known or newest_flags(), base)
     stops, more = list[str](), dict[str, Any]()
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
@@ -411,10 +402,7 @@ _TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 
 
 def convert_router_preset(text: str, base: Path, known: Flags | None = None) -> Converted:
-    """Convert a preset whose relative paths start at `base`; `known` as in `convert`.
-
-    Raises SettingsInvalid: the text is not a preset.
-    """
+    """Convert a preset; paths start at `base`. Raises SettingsInvalid: the text is not a preset."""
     sections = _read(text)
     shared = sections.get(_ALL, {})
     models, omitted = list[ConvertedModel](), list[str]()

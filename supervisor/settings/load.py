@@ -36,22 +36,15 @@ Table = TypeVar("Table", bound=SettingsTable)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The merged settings and their origins.
-
-    Attributes:
-        path: The file that was read, or None.
-        origins: "file", "environment" or "command line" by dotted key; other keys have defaults.
-    """
+    """The merged settings and their origins."""
 
     settings: Settings
-    path: Path | None
+    path: Path | None  # the file that was read, or None
+    # "file", "environment" or "command line" by dotted key; other keys have defaults.
     origins: Mapping[str, str]
 
     def with_models(self, models: Mapping[str, ModelSettings]) -> Loaded:
-        """Add models to the settings, except those whose names are taken.
-
-        Raises SettingsInvalid: an alias is another model's name.
-        """
+        """Add models whose names are free. Raises SettingsInvalid: an alias is another's name."""
         known = self.settings.models
         policy = self.settings.supervisor.restart
         further = {
@@ -128,10 +121,7 @@ def _is_set_in(table: object, key: Sequence[str]) -> bool:
 
 
 def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
-    """Check the content of a `[models]` table that is in no file; its paths are absolute.
-
-    Raises SettingsInvalid: a name or a value is invalid.
-    """
+    """Check a `[models]` table that is in no file, with absolute paths. Raises SettingsInvalid."""
     try:
         return Settings.model_validate({"models": tables}).models
     except ValidationError as error:
@@ -232,10 +222,7 @@ def _merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def _environment() -> dict[str, Any]:
-    """Read the variables `CORRAL_…`.
-
-    Raises SettingsInvalid: a table's variable is not JSON, or a value is nested too deep.
-    """
+    """Read the variables `CORRAL_…`. Raises SettingsInvalid: a table is not JSON or too deep."""
     try:
         found = EnvSettingsSource(Settings)()
     except (SettingsError, ValueError, RecursionError) as error:

@@ -52,21 +52,13 @@ _LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SettingReference:
-    """A setting.
+    """A setting."""
 
-    Attributes:
-        key: Parts of the key; `NAME` stands for a name that users choose.
-        kind: Such as `integer`, `string or integer`, `"auto" or path`.
-        default: The default value; None if there is none.
-        limits: Such as `at least 1, at most 64`; may be empty.
-        description: May be empty.
-    """
-
-    key: tuple[str, ...]
-    kind: str
-    default: object
-    limits: str
-    description: str
+    key: tuple[str, ...]  # parts of the key; `NAME` stands for a name that users choose
+    kind: str  # such as `integer`, `string or integer`, `"auto" or path`
+    default: object  # the default value; None if there is none
+    limits: str  # such as `at least 1, at most 64`; may be empty
+    description: str  # may be empty
     is_required: bool
 
 

@@ -73,10 +73,7 @@ KeyRing = Mapping[str, SlotKey]
 
 
 def read_key_ring(path: Path) -> KeyRing:
-    """Read a file of keys.
-
-    Raises SettingsInvalid: it is missing, another user's, open to others, or has no valid keys.
-    """
+    """Read keys. Raises SettingsInvalid: no file, not ours, open to others, or no valid keys."""
     try:
         text, _ = read_private(
             path, "the slot key file", _FILE_MAX_BYTES, missing=_MISSING, wrong=_WRONG
@@ -280,10 +277,7 @@ class SlotContent:
         return replace(manifest, fingerprint=fingerprint)
 
     def put(self, spooled: Path, target: Path, manifest: Manifest) -> None:
-        """Move a whole file from the spool to disk; encrypt it if its manifest has a key.
-
-        Raises OSError.
-        """
+        """Move a file from spool to disk, encrypted if its manifest has a key. Raises OSError."""
         if not manifest.key_id:
             spooled.chmod(0o600)
             sync(spooled)

@@ -110,15 +110,11 @@ _PREFIXES_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class CataloguedFile:
-    """A slot file.
+    """A slot file."""
 
-    Attributes:
-        manifest: Without the text of the fingerprint, which is in `file`.
-        restored_tokens: Tokens that this daemon restored; they lose half their weight per day.
-    """
-
-    manifest: Manifest
+    manifest: Manifest  # without the text of the fingerprint, which is in `file`
     file: SlotFile
+    # Tokens that this daemon restored; they lose half their weight per day.
     restored_tokens: float = 0.0
 
 
@@ -244,10 +240,7 @@ class Catalogue:
         return sorted(found, key=lambda entry: entry.manifest.used_at, reverse=True)
 
     def unidentified(self, manifest: Manifest) -> list[Manifest]:
-        """Return files for the same engines without fingerprints: only their tokens identify them.
-
-        At most 16, the latest used first.
-        """
+        """Return at most 16 files of the same engines without fingerprints, latest used first."""
         found = self.anonymous(key_digest(manifest.model, manifest.identity))
         unidentified = (entry.manifest for entry in found if not entry.file.fingerprint.blocks)
         return list(islice(unidentified, _COMPARED_MAX))

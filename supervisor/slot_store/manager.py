@@ -171,10 +171,7 @@ class SlotManager:
     async def restore_slot(
         self, client: EngineClient, run: int, id_slot: int, name: str
     ) -> Transfer | None:
-        """Fill an idle slot from a file; None if that failed. Raises nothing.
-
-        An unusable file is removed from the catalogue.
-        """
+        """Fill an idle slot; None if that failed. Raises nothing; forgets an unusable file."""
         if (task := self._task(run)) is None:
             return None
         found = task.files.catalogue.get(name)
@@ -202,10 +199,7 @@ class SlotManager:
         return Transfer(read.tokens, read.size_bytes, read.duration_s)
 
     async def restore(self, client: EngineClient, run: int) -> int:
-        """Fill slots with the latest conversations and with shared prefixes.
-
-        Returns the number of slots that hold a conversation.
-        """
+        """Fill slots with latest conversations and shared prefixes; count the former."""
         task = self._task(run)
         if task is None:
             return 0

@@ -3,8 +3,8 @@
 A manifest holds a hash of itself, so that a change is detected. Pure, except `cache_key`.
 
 A file has the hashes of the last turns before it was saved. The files of a conversation that was
-saved several times, or continued in two ways, each share some turns with the next, but not all
-with each other.
+saved several times, or continued in two ways, each share some turns with the next, but not all with
+each other.
 """
 
 from __future__ import annotations
@@ -188,10 +188,7 @@ def turns_of(saved: Iterable[Manifest]) -> Turns:
 
 
 def find_file(files: Turns, name: str) -> str:
-    """Return the name of the file whose name begins with `name`.
-
-    Raises NoSuchConversation: there is none, or more than one.
-    """
+    """Return the one file whose name begins so. Raises NoSuchConversation: none, or several."""
     found = [file for file in files if name and file.startswith(name)]
     if len(found) == 1:
         return found[0]

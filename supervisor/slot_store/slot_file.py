@@ -18,9 +18,8 @@ cache; otherwise it is opaque:
 One part holds the sequence, the others have no cells. An engine refuses a file with another number
 of caches ("n_stream mismatch"), although the sequence would fit, so the empty parts are rewritten.
 
-The recurrent state, of models that have one, begins with u32 1, i32 position, u32 0, u32 0,
-u32 layers, and the type and row size of its first tensor. It does not depend on the number of
-slots.
+The recurrent state, of models that have one, begins with u32 1, i32 position, u32 0, u32 0, u32
+layers, and the type and row size of its first tensor. It does not depend on the number of slots.
 
 Source: llama.cpp, llama_state_seq_save_file, llama.h (LLAMA_STATE_SEQ_MAGIC), server-common.cpp,
 server_tokens::serialize, llama_kv_cache::state_write and state_read,
@@ -228,10 +227,7 @@ def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes:
 
 
 def refit(path: Path, before: int | None, after: int | None, state_bytes: int) -> None:
-    """Rewrite a file in its place for another number of slots; if that fails, delete it.
-
-    Raises InvalidSlotFile, OSError: as `rewrite`.
-    """
+    """Rewrite a file in place for other slots, or delete it. Raises InvalidSlotFile, OSError."""
     if before is None or after is None or before == after:
         return
     fitting = path.with_suffix(".new")

@@ -199,10 +199,7 @@ class SlotFiles(Part):
         return manifest
 
     async def _keep(self, spooled: SpooledFile) -> tuple[Manifest | None, str]:
-        """Store a file and delete those that it replaces.
-
-        Returns the manifest, and why the disk is too slow, if it is.
-        """
+        """Store a file, delete those it replaces; return its manifest, why the disk is slow."""
         new, budget = spooled.unverified, spooled.budget
         others = [] if new.fingerprint else self.catalogue.unidentified(new)
         (manifest, replaced), duration_s = await asyncio.to_thread(
@@ -275,16 +272,12 @@ Fingerprints = Callable[[Sequence[SlotState]], Mapping[int, ConversationFingerpr
 
 @dataclass(frozen=True, slots=True)
 class SlotTask:
-    """The context of one save or restore of a replica's slots.
-
-    Attributes:
-        replica: The number of the replica, from 0, and the number of the model's replicas.
-        emit: Adds the instance and the model to an event; `emit_any` does not.
-    """
+    """The context of one save or restore of a replica's slots."""
 
     run: int
     instance: str
     model: str
+    # The number of the replica, from 0, and the number of the model's replicas.
     replica: tuple[int, int]
     plan: Plan
     fingerprints: Fingerprints
@@ -293,7 +286,7 @@ class SlotTask:
     files: SlotFiles
     store: SlotStore
     budget: DiskBudget
-    emit: Emit
+    emit: Emit  # adds the instance and the model to an event; `emit_any` does not
     emit_any: Emit
 
     @property

@@ -160,10 +160,7 @@ async def uses_restored(
     id_slot: int,
     restore_verified: RestoreFile,
 ) -> bool:
-    """Return whether the engine uses restored slots, as far as known; leaves the slot empty.
-
-    Raises EngineUnreachable: the engine does not answer.
-    """
+    """Return whether restored slots work, if known; empties the slot. Raises EngineUnreachable."""
     if known := task.store.outcomes.get(task.key):
         return not known.problem
     outcome = None

@@ -241,10 +241,7 @@ class SlotStore:
     def read_new(
         self, known: Collection[str]
     ) -> tuple[set[str], list[Manifest], list[QuarantinedFile]]:
-        """Return the names of all files, the manifests that are not `known`, and invalid files.
-
-        The invalid ones are quarantined.
-        """
+        """Return all names, manifests not `known`, and invalid files, which are quarantined."""
         paths = list(self._manifests(None))
         found = [read_manifest(path) for path in paths if path.stem not in known]
         invalid = [file for file in found if isinstance(file, tuple)]

@@ -63,10 +63,7 @@ class SlotPersistence:
         return (SLOT_DIRECTORY, str(self.store.spool_path(instance)))
 
     def prepare(self, plan: Plan, instance: str) -> tuple[str, ...]:
-        """Make the spool directory, which an engine needs to start; return `arguments`.
-
-        If it cannot be made, saving is off.
-        """
+        """Make the spool directory and return `arguments`; if that fails, saving is off."""
         if arguments := self.arguments(plan, instance):
             try:
                 self.store.spool(instance)

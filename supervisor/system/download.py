@@ -91,12 +91,7 @@ class Attempts:
 
 
 class Client(ABC):
-    """A way to reach servers.
-
-    Args:
-        sleep: Waits between attempts.
-        notify: Receives a sentence for each wait.
-    """
+    """Reaches servers: `sleep` waits between attempts, `notify` gets a sentence for each wait."""
 
     def __init__(
         self,
@@ -442,10 +437,8 @@ def _pip(*arguments: str) -> str:
 def pip_download(requirement: str, directory: Path) -> None:
     """Let pip download one wheel into a directory, which gets only complete files.
 
-    Source: `pip download` moves finished files out of its own temporary directory.
-
-    Raises:
-        DownloadFailed: pip failed; the message has its last lines.
+    Source: `pip download` moves finished files out of its own temporary directory. Raises
+    DownloadFailed: pip failed; the message has its last lines.
     """
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     argv += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]

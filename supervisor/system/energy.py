@@ -80,15 +80,10 @@ class EnergyReading:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Joules between two readings; None is unknown.
+    """Joules between two readings; None is unknown."""
 
-    Attributes:
-        processor_j: The sum of all processor packages, and of memory if it is counted.
-        devices_j: The sum of all NVIDIA devices.
-    """
-
-    processor_j: float | None
-    devices_j: float | None
+    processor_j: float | None  # the sum of all processor packages, and of memory if it is counted
+    devices_j: float | None  # the sum of all NVIDIA devices
 
     @property
     def total_j(self) -> float | None:

@@ -138,10 +138,7 @@ def _check(found: os.stat_result) -> None:
 
 
 def key_of(files: Iterable[Path], *more: str) -> str:
-    """Return a cache key for the versions of these files and for these texts.
-
-    Raises OSError: a file is missing or inaccessible.
-    """
+    """Return a cache key for these versions of files and texts. Raises OSError: one is missing."""
     parts = [*more]
     for path in files:
         found = path.stat()

@@ -37,10 +37,7 @@ def limit(name: str) -> tuple[int | None, int | None]:
 
 
 def set_soft_limit(name: str, value: int) -> None:
-    """Set a soft limit, at most to the hard limit; does nothing if the system lacks the limit.
-
-    Raises ValueError: the system refuses the value.
-    """
+    """Set a soft limit, at most the hard one, if the system has it. Raises ValueError: refused."""
     if _resource is not None and has_limit(name):
         number = getattr(_resource, name)
         _, hard = _resource.getrlimit(number)
@@ -68,11 +65,7 @@ _TOGETHER_S: Final = 2.0
 
 
 def cpu_quota(root: Path) -> float | None:
-    """Return the lowest CPU quota of all levels, in CPUs; None without one.
-
-    Args:
-        root: Contains `proc` and `sys`.
-    """
+    """Return the lowest CPU quota of all levels below `root`, in CPUs; None without one."""
     found = [_quota(kernel_text(level / "cpu.max")) for level in _levels(root, "")]
     found += [
         _quota(

@@ -87,10 +87,7 @@ def _doubts(place: Access, uid: int, private_gid: int | None) -> Iterator[str]:
 
 
 def read_access(path: Path) -> tuple[Access, ...]:
-    """Return the access to a file, to its directory, and to the directory of a symlink's target.
-
-    Raises OSError: any of them cannot be read.
-    """
+    """Return access to a file, its directory, and its target's. Raises OSError: unreadable."""
     real = path.resolve(strict=True)
     directories = dict.fromkeys((path.parent.resolve(), real.parent))
     return (
@@ -115,10 +112,7 @@ _PEOPLE_FROM: Final = 1000
 
 
 def foreign_owner(path: Path) -> str | None:
-    """Return a clause that says why a file is another user's.
-
-    None if the file is ours, root's or a service's, or cannot be read.
-    """
+    """Return why a file is another user's; None if ours, root's, a service's, or unreadable."""
     try:
         found = path.stat()
     except OSError:

@@ -34,10 +34,7 @@ class BusyProgram:
 
 
 def busy_programs(span_s: float) -> tuple[BusyProgram, ...]:
-    """Measure all processes for `span_s`, and return the busy ones, the busiest first.
-
-    Leaves out processes that started or ended in that time. Blocks.
-    """
+    """Return processes busy for `span_s`, busiest first; none that starts or ends. Blocks."""
     before = _used_s()
     began_s = time.monotonic()
     time.sleep(span_s)
@@ -84,20 +81,15 @@ class ProcessorReading:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorLoad:
-    """The load between two readings.
+    """The load between two readings."""
 
-    Attributes:
-        at_s: Monotonic time of the second reading.
-        span_s: Time between the readings.
-        others_cores: Cores that other programs and other virtual machines took; None if unknown.
-        pressure: Share of the time in which a task waited for a processor; None if unknown.
-        own_cores: Cores that each of our processes took, by pid.
-    """
-
-    at_s: float
-    span_s: float
+    at_s: float  # monotonic time of the second reading
+    span_s: float  # time between the readings
+    # Cores that other programs and other virtual machines took; None if unknown.
     others_cores: float | None = None
+    # Share of the time in which a task waited for a processor; None if unknown.
     pressure: float | None = None
+    # Cores that each of our processes took, by pid.
     own_cores: Mapping[int, float] = field(default_factory=dict)
 
 
