@@ -27,8 +27,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal
 
-import httpx
-
 from supervisor.builds import discover
 from supervisor.builds.discover import Engine
 from supervisor.builds.installed import REMOVED, InstalledBuild, files_of, write_build
@@ -36,7 +34,7 @@ from supervisor.builds.releases import Asset
 from supervisor.builds.variant import Choice
 from supervisor.errors import CorralError, DiskFull, DownloadFailed, EngineBroken
 from supervisor.output import size
-from supervisor.system.download import PART, RemoteFile, download
+from supervisor.system.download import PART, Client, RemoteFile, download
 from supervisor.system.files import sync
 
 Kind = Literal["file", "directory", "link"]
@@ -299,7 +297,7 @@ _NAMES: Final = ("llama-server", "llama")
 def install(
     choice: Choice,
     engines_dir: Path,
-    client: httpx.Client,
+    client: Client,
     mirror: str | None,
     progress: Progress,
 ) -> tuple[InstalledBuild, Engine]:
@@ -307,7 +305,6 @@ def install(
 
     Args:
         engines_dir: The directory of builds; the caller holds its lock.
-        client: Follows redirects.
         mirror: A URL with the files below `TAG/`; None to use the release's own URLs.
 
     Raises:

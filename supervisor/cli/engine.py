@@ -33,6 +33,7 @@ from supervisor.errors import CorralError, EngineInUse, EngineMissing, SettingsI
 from supervisor.output import CommandResult, size, table
 from supervisor.settings.load import load
 from supervisor.settings.schema import Settings
+from supervisor.system.download import HttpClient
 from supervisor.system.paths import Directories, directories
 
 
@@ -306,7 +307,9 @@ def _install(
                 name, _, file = stage.partition(" ")
                 meter.show(file, name, done, whole)
 
-            build, engine = install_release(choice, where.engines, client, releases.downloads, show)
+            build, engine = install_release(
+                choice, where.engines, HttpClient(client), releases.downloads, show
+            )
     variant = choice.named.variant
     if variant == "cpu" or engine.devices:
         return build, True, ()

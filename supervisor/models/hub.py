@@ -40,7 +40,13 @@ from supervisor.errors import (
 )
 from supervisor.models.reference import without_secrets
 from supervisor.models.repository import FoundRepository, RemoteFile, Repository
-from supervisor.system.download import ASKED_WAIT_MAX_S, Attempts, Client, Interruption
+from supervisor.system.download import (
+    ASKED_WAIT_MAX_S,
+    RANGE_MAX_BYTES,
+    Attempts,
+    Client,
+    Interruption,
+)
 
 _RATE_LIMIT: Final = re.compile(r";\s*r=0\s*;\s*t=(\d{1,6})(?!\d)")
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -319,8 +325,9 @@ class HubClient(Client):
         endpoint: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         notify: Callable[[str], None] = lambda _: None,
+        range_max_bytes: int = RANGE_MAX_BYTES,
     ) -> None:
-        super().__init__(sleep, notify)
+        super().__init__(sleep, notify, range_max_bytes)
         self.endpoint = (endpoint or default_endpoint()).rstrip("/")
 
     def repository(self, repo: str, revision: str) -> Repository:

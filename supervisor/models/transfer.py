@@ -43,21 +43,28 @@ def check_space(directory: Path, wanted_bytes: int) -> None:
         )
 
 
-_POLL_S: Final = 1.0
 # A live command gives up earlier: after four waits of up to a minute without a byte.
 _STALLED_S: Final = 600.0
 
 
 @contextmanager
-def take_turn(lock: Path, part: Path, name: str, notify: Callable[[str], None]) -> Iterator[None]:
+def take_turn(
+    lock: Path,
+    part: Path,
+    name: str,
+    notify: Callable[[str], None],
+    *,
+    poll_s: float = 1.0,
+    stalled_s: float = _STALLED_S,
+) -> Iterator[None]:
     """Hold the lock of a file; wait while another command downloads the file.
 
     huggingface_hub uses the same lock, so its commands wait too. Raises DownloadFailed if another
-    command holds the lock and makes no progress, and OSError if it cannot be created.
+    command holds the lock for `stalled_s` without progress, and OSError if it cannot be created.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     held = filelock.FileLock(lock)
-    _acquire(held, part, name, notify)
+    _acquire(held, part, name, notify, poll_s, stalled_s)
     try:
         yield
     finally:
@@ -65,7 +72,12 @@ def take_turn(lock: Path, part: Path, name: str, notify: Callable[[str], None]) 
 
 
 def _acquire(
-    held: filelock.BaseFileLock, part: Path, name: str, notify: Callable[[str], None]
+    held: filelock.BaseFileLock,
+    part: Path,
+    name: str,
+    notify: Callable[[str], None],
+    poll_s: float,
+    stalled_s: float,
 ) -> None:
     timeout_s, size_bytes, grew_at_s = 0.0, -1, time.monotonic()
     while True:
@@ -74,14 +86,14 @@ def _acquire(
         except filelock.Timeout:
             if not timeout_s:
                 notify(f"another command fetches {name}; waiting for it")
-            timeout_s = _POLL_S
+            timeout_s = poll_s
         else:
             return
         if (now_bytes := _size(part)) != size_bytes:
             size_bytes, grew_at_s = now_bytes, time.monotonic()
-        elif time.monotonic() - grew_at_s > _STALLED_S:
+        elif time.monotonic() - grew_at_s > stalled_s:
             raise DownloadFailed(
-                f"another command has held {name} for {_STALLED_S:.0f} s and fetched nothing",
+                f"another command has held {name} for {stalled_s:.0f} s and fetched nothing",
                 hint="end it, then run the same command again",
             )
 

@@ -38,13 +38,16 @@ _RETRY: Final = "run the same command again"
 _AGAIN: Final = "; it continues where it stopped"
 
 _ATTEMPTS: Final = 5
-_FIRST_WAIT_S = 1.0
+_FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 8.0
 _NOTICE_MIN_S: Final = 0.5
 # If a server asks for a longer pause, tell the user instead of hanging silently.
 ASKED_WAIT_MAX_S: Final = 60.0
 # One download fails after so many breaks, whatever came between them.
-_BREAKS_MAX = 1000
+_BREAKS_MAX: Final = 1000
+# A CDN does not send objects of more than 50 GB at once, but it sends ranges of them. Source:
+# huggingface_hub, constants.py, MAX_HTTP_DOWNLOAD_SIZE; CloudFront's quotas.
+RANGE_MAX_BYTES: Final = 16 * 1024**3
 
 
 class Interruption(Exception):
@@ -91,14 +94,19 @@ class Attempts:
 
 
 class Client(ABC):
-    """Reaches servers: `sleep` waits between attempts, `notify` gets a sentence for each wait."""
+    """Reaches servers: `sleep` waits between attempts, `notify` gets a sentence for each wait.
+
+    One request of `fetch` asks for `range_max_bytes` at most.
+    """
 
     def __init__(
         self,
         sleep: Callable[[float], None] = time.sleep,
         notify: Callable[[str], None] = lambda _: None,
+        range_max_bytes: int = RANGE_MAX_BYTES,
     ) -> None:
         self.notify = notify
+        self.range_max_bytes = range_max_bytes
         self._sleep = sleep
 
     @abstractmethod
@@ -149,9 +157,6 @@ class RemoteFile:
 
 _SHA1_LENGTH: Final = 40
 _CHUNK_BYTES: Final = 1024**2
-# A CDN does not send objects of more than 50 GB at once, but it sends ranges of them. Source:
-# huggingface_hub, constants.py, MAX_HTTP_DOWNLOAD_SIZE; CloudFront's quotas.
-_RANGE_MAX_BYTES = 16 * 1024**3
 _RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 # Receives a stage (`check`, `download`), bytes done, and bytes in all.
@@ -221,7 +226,7 @@ class _Part:
     def receive(self, client: Client, attempts: Attempts) -> None:
         """Request the next range; begins again if the server sends the whole file."""
         file = self._file
-        last = min(self.done_bytes + _RANGE_MAX_BYTES, file.size_bytes) - 1
+        last = min(self.done_bytes + client.range_max_bytes, file.size_bytes) - 1
         headers = {"Range": f"bytes={self.done_bytes}-{last}"}
         if file.tag and self.done_bytes:
             headers["If-Range"] = file.tag
@@ -282,8 +287,8 @@ def _digest_for(file: RemoteFile) -> Any:
 class HttpClient(Client):
     """Servers that need no token; the httpx client follows redirects."""
 
-    def __init__(self, client: httpx.Client) -> None:
-        super().__init__()
+    def __init__(self, client: httpx.Client, sleep: Callable[[float], None] = time.sleep) -> None:
+        super().__init__(sleep)
         self._client = client
 
     @contextmanager
@@ -316,7 +321,7 @@ class HttpClient(Client):
 
 
 def download(
-    client: httpx.Client,
+    client: Client,
     file: RemoteFile,
     directory: Path,
     progress: Callable[[int, int], None],
@@ -324,7 +329,7 @@ def download(
 ) -> Path:
     """Download a file with a SHA-256 into a directory, unless it is there with the right one.
 
-    The client follows redirects; `source` is the origin of the SHA-256, for messages. Raises
+    `source` is the origin of the SHA-256, for messages. Raises
     DownloadFailed, and OSError if the directory cannot be written.
     """
     target = directory / file.name
@@ -340,7 +345,7 @@ def download(
         )
 
     if not (target.exists() and _sha256(target) == file.digest):
-        fetch(file, directory / f"{file.name}{PART}", target, HttpClient(client), show, wrong)
+        fetch(file, directory / f"{file.name}{PART}", target, client, show, wrong)
     return target
 
 
@@ -359,7 +364,11 @@ _PIP_LINES_SHOWN: Final = 3
 
 
 def download_wheel(
-    requirement: str, directory: Path, size_max_bytes: int, progress: Callable[[int, int], None]
+    requirement: str,
+    directory: Path,
+    size_max_bytes: int,
+    progress: Callable[[int, int], None],
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Download the wheel of `NAME==VERSION` into a directory, as `download` does.
 
@@ -378,7 +387,7 @@ def download_wheel(
             return
         if wheel.size_bytes > size_max_bytes:
             raise DownloadFailed(f"{wheel.name} has {wheel.size_bytes} bytes: more than it may")
-        download(client, wheel, directory, progress, "the index")
+        download(HttpClient(client, sleep), wheel, directory, progress, "the index")
 
 
 def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | None:

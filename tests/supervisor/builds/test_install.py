@@ -19,7 +19,7 @@ from supervisor.builds.installed import InstalledBuild, find_build, installed_bu
 from supervisor.builds.releases import ReleaseApi, new_client
 from supervisor.builds.variant import Target, choose
 from supervisor.errors import CorralError, DiskFull, DownloadFailed, EngineBroken
-from supervisor.system import download
+from supervisor.system.download import HttpClient
 
 TAG = "b11000"
 NAME = f"llama-{TAG}-bin-ubuntu-x64.tar.gz"
@@ -27,11 +27,6 @@ CUDA = f"llama-{TAG}-bin-ubuntu-cuda-12.8-x64.tar.gz"
 TARGET = Target("ubuntu", "x64")
 
 Install = Callable[..., tuple[InstalledBuild, Engine]]
-
-
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -57,7 +52,8 @@ def run(server: ReleaseServer, engines: Path) -> Install:
             with new_client() as client, lock_builds(engines):
                 release = ReleaseApi(client, server.api, {}).find(TAG)
                 choice = choose(release, TARGET, variant)
-                return install(choice, engines, client, mirror, lambda *_: None)
+                unhurried = HttpClient(client, lambda _: None)
+                return install(choice, engines, unhurried, mirror, lambda *_: None)
         finally:
             left = {path.name for path in engines.iterdir() if path.name.startswith(".")}
             assert left - {".lock"} == ({".downloads"} if parts else set())

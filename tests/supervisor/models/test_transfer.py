@@ -21,12 +21,10 @@ from supervisor.errors import (
     HubAccessDenied,
     NoSuchModel,
 )
-from supervisor.models import transfer as transfer_module
 from supervisor.models.hub import HubClient
 from supervisor.models.local_stores import HubCache
 from supervisor.models.repository import RemoteFile, Repository
-from supervisor.models.transfer import Transfer, fetch
-from supervisor.system import download
+from supervisor.models.transfer import Transfer, fetch, take_turn
 
 Make = Callable[[], Transfer]
 
@@ -159,12 +157,9 @@ def test_a_server_with_another_file_is_not_believed(
     assert "another size" in failure(one, client).message
 
 
-def test_a_large_file_comes_in_parts(
-    transfer: Make, client: HubClient, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "_RANGE_MAX_BYTES", 200_000)
+def test_a_large_file_comes_in_parts(transfer: Make, hub: FakeHub, waits: list[float]) -> None:
     one = transfer()
-    fetch(one, client, ignore)
+    fetch(one, HubClient(hub.url, sleep=waits.append, range_max_bytes=200_000), ignore)
     assert one.target.read_bytes() == CONTENT
     assert hub.requests("resolve") == 3
 
@@ -263,22 +258,21 @@ def test_two_commands_for_one_file_take_turns(
     assert waits == []
 
 
-def test_a_lock_whose_holder_does_nothing_is_given_up(
-    transfer: Make, client: HubClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer_module, "_POLL_S", 0.01)
-    monkeypatch.setattr(transfer_module, "_STALLED_S", 0.0)
+def test_a_lock_whose_holder_does_nothing_is_given_up(transfer: Make) -> None:
     one = transfer()
     one.lock.parent.mkdir(parents=True)
-    with filelock.FileLock(one.lock):
-        assert "fetched nothing" in failure(one, client).message
+    waiting = take_turn(one.lock, one.part, FILE, lambda _: None, poll_s=0.01, stalled_s=0)
+    with (
+        filelock.FileLock(one.lock),
+        pytest.raises(DownloadFailed, match="fetched nothing"),
+        waiting,
+    ):
+        pass
 
 
 def test_a_part_of_another_program_counts_as_progress(
     transfer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer_module, "_POLL_S", 0.001)
-    monkeypatch.setattr(transfer_module, "_STALLED_S", 0.0)
     one = transfer()
     theirs = one.part.with_name(f"{one.digest}.0123abcd.incomplete")
     theirs.parent.mkdir(parents=True)
@@ -296,7 +290,7 @@ def test_a_part_of_another_program_counts_as_progress(
 
     monkeypatch.setattr(filelock, "FileLock", Lock)
     said: list[str] = []
-    with transfer_module.take_turn(one.lock, one.part, FILE, said.append):
+    with take_turn(one.lock, one.part, FILE, said.append, poll_s=0.001, stalled_s=0):
         assert next(sizes, None) is None
     assert said == [f"another command fetches {FILE}; waiting for it"]
 

