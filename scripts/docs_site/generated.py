@@ -27,9 +27,9 @@ from supervisor.engine.exit_patterns import (
 from supervisor.engine.states import (
     AFTER_EXIT,
     NOT_FAILURES,
-    STATES,
     STOP_REASONS,
     TRANSITIONS,
+    WITHOUT_PROCESS,
     Event,
     State,
 )
@@ -156,7 +156,7 @@ def states() -> str:
         for before, row in TRANSITIONS.items()
         for event, after in row.items()
     ]
-    exits = [_arrow(state, "exited", "exited") for state in State if STATES[state].process]
+    exits = [_arrow(state, "exited", "exited") for state in State if state not in WITHOUT_PROCESS]
     ends = [_arrow("exited", after, str(ending)) for ending, after in AFTER_EXIT.items()]
     choice = "    state exited <<choice>>"
     return "\n".join(["```mermaid", "stateDiagram-v2", *rows, *exits, choice, *ends, "```"])

@@ -23,16 +23,16 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.stats import memory_bytes
 from supervisor.loading.controller import AdmissionController
-from supervisor.loading.decide import UnloadTime, Waiting
+from supervisor.loading.decide import ModelState, Waiting
 from supervisor.system.paths import Directories, shipped_directory
 
 _FAILING: Final = frozenset({State.BACKOFF, State.FAILED, State.UNHEALTHY, State.STARTING})
 
 
-def host_model(model: Model, waiting: Waiting | None, unload: UnloadTime | None) -> HostModel:
+def host_model(model: Model, waiting: Waiting | None, loaded: ModelState | None) -> HostModel:
     return HostModel(
         profile=model.entry.profile,
-        unload_in_s=unload.in_s if unload and math.isfinite(unload.in_s) else None,
+        unload_in_s=loaded.unload_in_s if loaded and math.isfinite(loaded.unload_in_s) else None,
         place=waiting.place if waiting else None,
         leaving=waiting.leaving if waiting else (),
     )
@@ -134,9 +134,9 @@ class DashboardHostAdapter:
         return __version__
 
     def models(self) -> dict[str, HostModel]:
-        waiting, unload = self._admission.waiting(), self._admission.unload_times()
+        waiting, loaded = self._admission.waiting(), self._admission.loaded_states()
         return {
-            name: host_model(model, waiting.get(name), unload.get(name))
+            name: host_model(model, waiting.get(name), loaded.get(name))
             for name, model in self._fleet.models.items()
             if model.is_configured
         }

@@ -240,7 +240,7 @@ class OllamaHostAdapter:
             for replica in (found.replicas if found else ())
             if replica.plan and replica.instance.snapshot().state is State.READY
         ]
-        unloads = self._admission.unload_times().get(model)
+        loaded = self._admission.loaded_states().get(model)
         memory_bytes = sum(
             estimate.host.total + sum(device.total for device in estimate.devices.values())
             for estimate in estimates
@@ -248,7 +248,9 @@ class OllamaHostAdapter:
         return Residence(
             memory_bytes=memory_bytes,
             gpu_bytes=gpu_use(estimates).memory_bytes,
-            unload_in_s=unloads.in_s if unloads and math.isfinite(unloads.in_s) else None,
+            unload_in_s=loaded.unload_in_s
+            if loaded and math.isfinite(loaded.unload_in_s)
+            else None,
         )
 
     def keep_alive(self, model: str, seconds: float) -> None:

@@ -200,15 +200,15 @@ def _memory(facts: MachineFacts, specs: Sequence[VariantSpec]) -> Iterator[str]:
 
 
 def _processor(facts: MachineFacts) -> Iterator[str]:
-    taken = sum(program.cores for program in facts.programs)
+    taken = sum(cores for _, _, cores in facts.programs)
     if taken <= _free_cores(facts.logical_cores):
         return
     names = {pid: model.name for model in facts.loaded for pid in model.pids}
-    for program in facts.programs[:_NAMED_MAX]:
-        if program.pid in names:
-            yield f"the daemon's {names[program.pid]} takes {program.cores:.1f} cores"
+    for pid, name, cores in facts.programs[:_NAMED_MAX]:
+        if pid in names:
+            yield f"the daemon's {names[pid]} takes {cores:.1f} cores"
         else:
-            yield f"{program.name} (pid {program.pid}) takes {program.cores:.1f} cores"
+            yield f"{name} (pid {pid}) takes {cores:.1f} cores"
 
 
 def _advice(facts: MachineFacts) -> str:

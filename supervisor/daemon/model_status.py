@@ -39,7 +39,7 @@ from supervisor.engine.states import InstanceSnapshot
 from supervisor.fleet.model import Model, availability
 from supervisor.fleet.reload import ReloadResult
 from supervisor.fleet.stats import EngineStats
-from supervisor.loading.decide import UnloadTime, Waiting
+from supervisor.loading.decide import ModelState, Waiting
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import SettingsByFlag
 from supervisor.rpc.address import KnownWorkers, WorkerAddress
@@ -65,7 +65,7 @@ def model_status(
     model: Model,
     instances: list[InstanceStatus],
     waiting: Waiting | None,
-    unload: UnloadTime | None,
+    loaded: ModelState | None,
 ) -> ModelStatus:
     plan, (state, reason) = model.plan, availability(model)
     return ModelStatus(
@@ -80,7 +80,7 @@ def model_status(
         waiting=WaitStatus(waiting.place, waiting.requests, waiting.wait_s, list(waiting.leaving))
         if waiting
         else None,
-        idle=_idle(unload) if unload else None,
+        idle=_idle(loaded) if loaded else None,
         not_persisted_reason=not_persisted_reason(model),
         adapted=_adapted_values(plan.adapted if plan else {}),
         reduced=_adapted_values(plan.reduced if plan else {}),
@@ -94,11 +94,11 @@ def not_persisted_reason(model: Model) -> str | None:
     return next((replica.slots.reason for replica in model.all_replicas if replica.plan), None)
 
 
-def _idle(unload: UnloadTime) -> IdleStatus:
+def _idle(loaded: ModelState) -> IdleStatus:
     return IdleStatus(
-        limit_s=_finite(unload.limit_s),
-        unload_in_s=_finite(unload.in_s),
-        origin="keep_alive" if unload.is_from_request else "ttl_s",
+        limit_s=_finite(loaded.idle_limit_s),
+        unload_in_s=_finite(loaded.unload_in_s),
+        origin="keep_alive" if loaded.follows_request else "ttl_s",
     )
 
 

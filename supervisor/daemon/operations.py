@@ -60,7 +60,7 @@ from supervisor.experiments.capture_lines import (
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.reload import ReloadResult
-from supervisor.loading.decide import UnloadTime, Waiting
+from supervisor.loading.decide import ModelState, Waiting
 from supervisor.records.store import QUESTIONS
 from supervisor.settings.load import read_models
 
@@ -169,7 +169,7 @@ class DaemonService:
         """Return the status with the figures of the last refresh."""
         parts, (up_s, is_stopping) = self._parts, self._times()
         path, waiting = parts.reload.loaded.path, parts.admission.waiting()
-        unload = parts.admission.unload_times()
+        loaded = parts.admission.loaded_states()
         return DaemonStatus(
             pid=os.getpid(),
             version=__version__,
@@ -181,7 +181,7 @@ class DaemonService:
             stopping=is_stopping,
             config=str(path) if path else None,
             models=[
-                self._model_status(model, waiting.get(name), unload.get(name))
+                self._model_status(model, waiting.get(name), loaded.get(name))
                 for name, model in self._fleet.models.items()
             ],
             nodes=[node_status(stats) for stats in parts.nodes.stats()],
@@ -304,10 +304,10 @@ class DaemonService:
         return self._parts.stats.stats_of(facts).memory_bytes if facts.pid else None
 
     def _model_status(
-        self, model: Model, waiting: Waiting | None, unload: UnloadTime | None
+        self, model: Model, waiting: Waiting | None, loaded: ModelState | None
     ) -> ModelStatus:
         instances = [self._instance_status(replica) for replica in model.all_replicas]
-        return model_status(model, instances, waiting, unload)
+        return model_status(model, instances, waiting, loaded)
 
     def _instance_status(self, replica: Replica) -> InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from supervisor.settings.tables import HealthSettings
 
@@ -58,12 +57,7 @@ class HealthState:
     suspended: int = 0  # looks in a row that found it suspended
 
 
-class HealthAction(StrEnum):
-    NOTHING = "nothing"
-    READ_COUNTERS = "read counters"
-    LOOK_AT_PROCESS = "look at process"
-    PROBE = "probe"
-    WITHDRAW = "withdraw"
+HealthAction = Literal["nothing", "read counters", "look at process", "probe", "withdraw"]
 
 
 def start(sample: HealthSample) -> HealthState:
@@ -124,21 +118,21 @@ def next_action(settings: HealthSettings, health: HealthState) -> HealthAction:
     is_at_rest = now_s - health.computed_at_s >= settings.silence_s
     batch_s = max(settings.batch_timeout_s, settings.silence_s)
     if is_at_rest or now_s - health.progress_at_s >= batch_s:
-        return HealthAction.WITHDRAW
+        return "withdraw"
     is_worth_it = now_s - health.owing_at_s >= settings.liveness_interval_s / 2
     is_due = health.counters is None or now_s - health.counters[0] >= settings.counters_every_s
-    return HealthAction.READ_COUNTERS if is_worth_it and is_due else HealthAction.NOTHING
+    return "read counters" if is_worth_it and is_due else "nothing"
 
 
 def _next_idle_action(settings: HealthSettings, health: HealthState) -> HealthAction:
     now_s = health.last.at_s
     if health.suspended >= _SUSPENDED_LOOKS:
-        return HealthAction.WITHDRAW
+        return "withdraw"
     is_due = now_s - health.sent_at_s >= settings.idle_probe_s or health.last.is_silent
     if settings.idle_probe_s and is_due:
-        return HealthAction.PROBE
+        return "probe"
     is_due = now_s - health.looked_at_s >= settings.liveness_interval_s
-    return HealthAction.LOOK_AT_PROCESS if is_due else HealthAction.NOTHING
+    return "look at process" if is_due else "nothing"
 
 
 def recovery_timeout_s(

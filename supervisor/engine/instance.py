@@ -35,7 +35,8 @@ from supervisor.engine.state_tasks import (
     StateTask,
 )
 from supervisor.engine.states import (
-    STATES,
+    DEADLINES,
+    WITHOUT_PROCESS,
     Deadline,
     Event,
     ExitOutcome,
@@ -202,7 +203,7 @@ class Instance:
         run = self._run
         if run is None or run.number != self._lifecycle.run or run.progress is None:
             return None
-        return run.progress[1] if STATES[self._lifecycle.state].process else None
+        return run.progress[1] if self._lifecycle.state not in WITHOUT_PROCESS else None
 
     def _up_s(self) -> float:
         return 0.0 if self._ready_at_s is None else self._clock() - self._ready_at_s
@@ -272,7 +273,7 @@ class Instance:
             self._ready_at_s = None
             is_first = before.state is State.STOPPED or before.stop_reason is StopReason.MEASURED
             self._restarts += not is_first
-        elif not STATES[now].process:
+        elif now in WITHOUT_PROCESS:
             self._ready_at_s = None
 
     def _enter_service(self) -> None:
@@ -295,7 +296,7 @@ class Instance:
             self._group.create_task(process, name=f"{self.name} process")
         else:
             self._begin_task()
-        if deadline := STATES[state].deadline:
+        if deadline := DEADLINES.get(state):
             self._set_timer(self._limit_s(deadline))
 
     def _begin_task(self) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.health import (
     CounterSample,
-    HealthAction,
     HealthSample,
     has_moved,
     next_action,
@@ -131,14 +130,14 @@ class HealthMonitor:
         async with asyncio.TaskGroup() as probes:
             while (
                 action := next_action(self._settings, health)
-            ) is not HealthAction.WITHDRAW and not self._is_refused:
-                if action is HealthAction.PROBE and (self._probe is None or self._probe.done()):
+            ) != "withdraw" and not self._is_refused:
+                if action == "probe" and (self._probe is None or self._probe.done()):
                     self._probe = probes.create_task(self._generate_token())
-                counters = await self._counters() if action is HealthAction.READ_COUNTERS else None
+                counters = await self._counters() if action == "read counters" else None
                 if counters is None:
                     await asyncio.sleep(self._settings.tick_s)
                 sample = self._sample(counters)
-                if action is HealthAction.LOOK_AT_PROCESS:
+                if action == "look at process":
                     sample = replace(sample, is_suspended=self._run.is_suspended())
                 health = update(self._settings, health, sample)
             if self._probe:

@@ -67,26 +67,20 @@ class ExitOutcome(StrEnum):
 Deadline = Callable[[InstanceLimits, float], float]
 
 
-@dataclass(frozen=True, slots=True)
-class StateInfo:
-    deadline: Deadline | None = None
-    process: bool = True  # whether an engine may be running
-
-
-STATES: Final[Mapping[State, StateInfo]] = MappingProxyType(
+# A state without a row may last.
+DEADLINES: Final[Mapping[State, Deadline]] = MappingProxyType(
     {
-        State.STOPPED: StateInfo(process=False),
-        State.STARTING: StateInfo(lambda limits, _: limits.load_timeout_s),
-        State.WARMING: StateInfo(lambda limits, _: limits.warm_timeout_s),
-        State.READY: StateInfo(),
-        State.UNHEALTHY: StateInfo(lambda limits, _: limits.unhealthy_timeout_s),
-        State.DRAINING: StateInfo(lambda limits, _: limits.drain_timeout_s),
-        State.STOPPING: StateInfo(lambda limits, _: limits.stop_timeout_s),
-        State.KILLING: StateInfo(lambda limits, _: limits.kill_timeout_s),
-        State.BACKOFF: StateInfo(lambda _, backoff_s: backoff_s, process=False),
-        State.FAILED: StateInfo(process=False),
+        State.STARTING: lambda limits, _: limits.load_timeout_s,
+        State.WARMING: lambda limits, _: limits.warm_timeout_s,
+        State.UNHEALTHY: lambda limits, _: limits.unhealthy_timeout_s,
+        State.DRAINING: lambda limits, _: limits.drain_timeout_s,
+        State.STOPPING: lambda limits, _: limits.stop_timeout_s,
+        State.KILLING: lambda limits, _: limits.kill_timeout_s,
+        State.BACKOFF: lambda _, backoff_s: backoff_s,
     }
 )
+# In all other states an engine may be running.
+WITHOUT_PROCESS: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 # The next state after a command, a deadline or a fact; an event without a row is ignored. EXITED
 # has no rows: it counts in every state that has a process, and AFTER_EXIT says what follows.
@@ -231,7 +225,7 @@ def step(
         return _after_exit(lifecycle, give_up=give_up)
     # These apply even in a state that has no row for the command.
     commanded = replace(lifecycle, wanted=WANTED.get(event, lifecycle.wanted))
-    if event in STOP_COMMANDS and STATES[lifecycle.state].process:
+    if event in STOP_COMMANDS and lifecycle.state not in WITHOUT_PROCESS:
         commanded = replace(commanded, stop_reason=StopReason.REQUESTED)
     return _transition(commanded, event, was_wanted=lifecycle.wanted)
 
@@ -246,7 +240,7 @@ def _transition(lifecycle: Lifecycle, event: Event, *, was_wanted: bool) -> Life
 
 
 def _after_exit(lifecycle: Lifecycle, *, give_up: bool) -> Lifecycle:
-    if not STATES[lifecycle.state].process:
+    if lifecycle.state in WITHOUT_PROCESS:
         return lifecycle
     outcome = lifecycle.exit_outcome
     if outcome is ExitOutcome.FAILURE and give_up:

@@ -18,7 +18,7 @@ from proxy.upstream.upstream import Timings, Upstream
 from supervisor.engine.calibration import ThreadCalibrator
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance, InstanceServices
-from supervisor.engine.states import STATES, InstanceSnapshot, State
+from supervisor.engine.states import WITHOUT_PROCESS, InstanceSnapshot, State
 from supervisor.errors import DaemonBusy, NoSuchModel, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.fleet import cache_commands
@@ -264,7 +264,7 @@ class Fleet:
         def is_at_rest(other: Replica) -> bool:  # it neither computes nor loads
             state = other.instance.snapshot().state
             is_idle = state is State.READY and not self._traffic.activity(other.name).in_flight
-            return is_idle or not STATES[state].process
+            return is_idle or state in WITHOUT_PROCESS
 
         def read_processor() -> ProcessorReading:
             engines = (other.instance.snapshot().pid for other in self.all_replicas())

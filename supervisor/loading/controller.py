@@ -22,7 +22,6 @@ from supervisor.loading.decide import (
     Actions,
     Eviction,
     ModelState,
-    UnloadTime,
     Waiting,
     decide,
     eviction,
@@ -198,12 +197,8 @@ class AdmissionController(Part):
         is_waiting = model.entry.name in self._commanded_at_s
         return not is_waiting and {snapshot.state for snapshot in snapshots_of(model)} <= START_OVER
 
-    def unload_times(self) -> dict[str, UnloadTime]:
-        return {
-            state.name: UnloadTime(state.unload_in_s, state.idle_limit_s, state.follows_request)
-            for state in self._demands()
-            if state.phase == "loaded"
-        }
+    def loaded_states(self) -> dict[str, ModelState]:
+        return {state.name: state for state in self._demands() if state.phase == "loaded"}
 
     def waiting(self) -> dict[str, Waiting]:
         return {

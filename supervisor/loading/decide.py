@@ -38,15 +38,6 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class UnloadTime:
-    """When a loaded model is unloaded if no request comes."""
-
-    in_s: float  # from now; infinite while it is busy, or if it has no limit
-    limit_s: float  # how long it may be idle; infinite if there is no limit
-    is_from_request: bool  # whether the limit is the keep_alive of a request
-
-
-@dataclass(frozen=True, slots=True)
 class ModelState:
     """The state of a model that decisions depend on."""
 
@@ -111,7 +102,7 @@ class ModelState:
 
     @property
     def unload_in_s(self) -> float:
-        """Seconds until it is unloaded if no request comes; infinite if it stays."""
+        """Seconds until it is unloaded if no request comes; infinite if busy or unlimited."""
         if self.phase != "loaded" or self.is_busy:
             return math.inf
         return self.idle_limit_s - self.idle_s

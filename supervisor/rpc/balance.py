@@ -16,6 +16,7 @@ from supervisor.rpc.shards import Share, apportion
 from supervisor.settings.tables import LoadBalanceConfig
 
 _NONE_YET: Final = 2**64 - 1
+_UNLIMITED: Final = 2**31
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class ShardMetrics:
     last_latency_us: int = 0
     last_update: float | None = None  # monotonic seconds
     more_layers: float = 0.0  # its work besides its layers, in layers
+    layers_max: int = _UNLIMITED  # how many its memory holds
 
     def record(self, latency_us: int) -> None:
         self.total_forwards += 1
@@ -50,36 +52,15 @@ class ShardMetrics:
         work = self.layer_count + self.more_layers
         return int(self.avg_latency_us / work) if work else 0
 
+    def expected_us(self, layers: int) -> float:
+        """Return the expected latency with this number of layers."""
+        return self.avg_latency_per_layer_us * (layers + self.more_layers)
+
 
 # The speed-up that is worth reloading the model.
 _WORTHWHILE: Final = 1.05
-_UNLIMITED: Final = 2**31
 
 Assignments = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """The measurements of a shard, and how many layers its memory holds."""
-
-    metrics: ShardMetrics
-    layers_max: int = _UNLIMITED
-
-    @property
-    def name(self) -> str:
-        return self.metrics.shard_name
-
-    @property
-    def layers(self) -> int:
-        return self.metrics.layer_count
-
-    @property
-    def per_layer_us(self) -> int:
-        return self.metrics.avg_latency_per_layer_us
-
-    def latency_us(self, layers: int) -> float:
-        """Return the expected latency with this number of layers."""
-        return self.per_layer_us * (layers + self.metrics.more_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +95,24 @@ class Rebalance:
 RebalanceDecision = Balanced | Rebalance | InsufficientData
 
 
-def is_measured(shards: Sequence[Shard], config: LoadBalanceConfig) -> bool:
-    counts = [shard.metrics.total_forwards for shard in shards]
+def is_measured(shards: Sequence[ShardMetrics], config: LoadBalanceConfig) -> bool:
+    counts = [shard.total_forwards for shard in shards]
     return bool(counts) and min(counts) >= config.min_samples
 
 
-def decide(shards: Sequence[Shard], config: LoadBalanceConfig) -> RebalanceDecision:
+def decide(shards: Sequence[ShardMetrics], config: LoadBalanceConfig) -> RebalanceDecision:
     """Decide from these measurements; `eval_interval_secs` does not matter."""
     if not is_measured(shards, config):
         if not shards:
             return InsufficientData("there are no shards")
-        least = min(shards, key=lambda shard: shard.metrics.total_forwards)
-        count = least.metrics.total_forwards
+        least = min(shards, key=lambda shard: shard.total_forwards)
+        count = least.total_forwards
         return InsufficientData(
-            f"{least.name} was measured {count} times, less than {config.min_samples}"
+            f"{least.shard_name} was measured {count} times, less than {config.min_samples}"
         )
-    known = [shard.per_layer_us for shard in shards if shard.per_layer_us > 0]
+    known = [
+        shard.avg_latency_per_layer_us for shard in shards if shard.avg_latency_per_layer_us > 0
+    ]
     if not known:
         return Balanced("no shard takes a measurable time")
     ratio = max(known) / min(known)
@@ -142,43 +125,43 @@ def decide(shards: Sequence[Shard], config: LoadBalanceConfig) -> RebalanceDecis
 
 
 def _rebalance(
-    shards: Sequence[Shard], ratio: float, config: LoadBalanceConfig
+    shards: Sequence[ShardMetrics], ratio: float, config: LoadBalanceConfig
 ) -> RebalanceDecision:
     after = suggested_layers(shards)
-    before_us = [shard.latency_us(shard.layers) for shard in shards]
-    after_us = [shard.latency_us(count) for shard, count in zip(shards, after, strict=True)]
+    before_us = [shard.expected_us(shard.layer_count) for shard in shards]
+    after_us = [shard.expected_us(count) for shard, count in zip(shards, after, strict=True)]
     speedup = sum(before_us) / sum(after_us)
     if speedup < _WORTHWHILE:
         return Balanced(f"moving layers would change the speed by {100 * (speedup - 1):+.1f} %")
     return Rebalance(
         reason=f"per-layer latency ratio {ratio:.2f} exceeds threshold "
         f"{config.imbalance_threshold:.2f}",
-        current_assignments=tuple((shard.name, shard.layers) for shard in shards),
+        current_assignments=tuple((shard.shard_name, shard.layer_count) for shard in shards),
         suggested_assignments=tuple(
-            (shard.name, count) for shard, count in zip(shards, after, strict=True)
+            (shard.shard_name, count) for shard, count in zip(shards, after, strict=True)
         ),
         estimated_speedup=speedup,
         bottleneck_speedup=max(before_us) / max(after_us),
     )
 
 
-def suggested_layers(shards: Sequence[Shard]) -> tuple[int, ...]:
+def suggested_layers(shards: Sequence[ShardMetrics]) -> tuple[int, ...]:
     """Return layers in inverse proportion to the latency per layer; at least one per shard.
 
     A shard without a measurable latency keeps its layers. A shard gets no more layers than its
     memory holds, unless it has them already.
     """
-    timed = [shard for shard in shards if shard.per_layer_us > 0]
-    work = sum(shard.layers + shard.metrics.more_layers for shard in timed)
-    rate = work / sum(1 / shard.per_layer_us for shard in timed)
+    timed = [shard for shard in shards if shard.avg_latency_per_layer_us > 0]
+    work = sum(shard.layer_count + shard.more_layers for shard in timed)
+    rate = work / sum(1 / shard.avg_latency_per_layer_us for shard in timed)
 
-    def share(shard: Shard) -> Share:
-        if shard.per_layer_us == 0:
-            return shard.layers, shard.layers, shard.layers
-        quota = rate / shard.per_layer_us - shard.metrics.more_layers
-        return quota, min(1, shard.layers), max(shard.layers, shard.layers_max)
+    def share(shard: ShardMetrics) -> Share:
+        if shard.avg_latency_per_layer_us == 0:
+            return shard.layer_count, shard.layer_count, shard.layer_count
+        quota = rate / shard.avg_latency_per_layer_us - shard.more_layers
+        return quota, min(1, shard.layer_count), max(shard.layer_count, shard.layers_max)
 
-    return apportion(sum(shard.layers for shard in shards), [share(shard) for shard in shards])
+    return apportion(sum(shard.layer_count for shard in shards), [share(shard) for shard in shards])
 
 
 class LoadBalancer:
@@ -193,11 +176,11 @@ class LoadBalancer:
         self,
         config: LoadBalanceConfig,
         *,
-        shards: Callable[[Sequence[ShardMetrics]], Sequence[Shard]] | None = None,
+        shards: Callable[[Sequence[ShardMetrics]], Sequence[ShardMetrics]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._shards = shards or (lambda metrics: [Shard(found) for found in metrics])
+        self._shards = shards or (lambda metrics: metrics)
         self._clock = clock
         self._metrics: dict[str, ShardMetrics] = {}
         self._last_eval_s: float | None = None

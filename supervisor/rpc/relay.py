@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from supervisor.rpc.address import WorkerAddress
-from supervisor.rpc.balance import LoadBalancer, Shard, ShardMetrics
+from supervisor.rpc.balance import LoadBalancer, ShardMetrics
 from supervisor.rpc.shards import ShardPlan
 from supervisor.settings.tables import LoadBalanceConfig
 
@@ -303,7 +303,8 @@ class ShardRun:
                 await stack.enter_async_context(relay.serve())
             yield
 
-    def _shards(self, metrics: Sequence[ShardMetrics]) -> list[Shard]:
+    def _shards(self, metrics: Sequence[ShardMetrics]) -> list[ShardMetrics]:
         return [
-            Shard(found, plan.layers_max) for found, plan in zip(metrics, self.plans, strict=True)
+            replace(found, layers_max=plan.layers_max)
+            for found, plan in zip(metrics, self.plans, strict=True)
         ]

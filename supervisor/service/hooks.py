@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from supervisor.engine.exit_cause import FailureCause
-from supervisor.engine.states import STATES, State
+from supervisor.engine.states import WITHOUT_PROCESS, State
 from supervisor.events import Emit, Event, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.reload import Reload
@@ -83,7 +83,6 @@ class IdleTimes:
 
 
 # States without a process, unless the next run begins at once.
-_ENDED: Final = frozenset({state for state, info in STATES.items() if not info.process})
 _STOPPED: Final = HookCause("stopped", "a command or changed settings stopped it")
 _RESTARTED: Final = HookCause("restarted", "it starts again")
 _NODE_STOPS: Final = HookCause("draining", "it is stopping")
@@ -134,7 +133,7 @@ class HookObserver:
             found = self._cause_of(instance)
             cause = HookCause(found.code, found.sentence, found.hint) if found else None
             return HookEvent("model_failed", at, model, instance, cause=cause, restarts=True)
-        if now in _ENDED or now is State.STARTING:
+        if now in WITHOUT_PROCESS or now is State.STARTING:
             return self._unload_event(at, model, instance, now)
         return None
 

@@ -70,12 +70,8 @@ _MICROJOULES: Final = 1e6
 Counter = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyReading:
-    """Counters by name; None if there are none, or if any of them cannot be read."""
-
-    processor: Mapping[str, Counter] | None
-    devices: Mapping[str, float] | None
+# Counters of the processor and of devices, by name; None without any, or if one cannot be read.
+EnergyReading = tuple[Mapping[str, Counter] | None, Mapping[str, float] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +102,17 @@ def read(powercap: Path = _POWERCAP, device_library: Library | None = None) -> E
     20 minutes at 200 W.
     """
     library = device_library or load_nvml()
-    return EnergyReading(_processor(powercap), nvml_joules(library) if library else None)
+    return _processor(powercap), nvml_joules(library) if library else None
 
 
 def energy_between(before: EnergyReading, after: EnergyReading) -> Energy:
     processor_j = devices_j = None
-    old, new = before.processor, after.processor
+    (old, devices_before), (new, devices) = before, after
     if old and new and old.keys() == new.keys():
         grown = [(value_j - old[name][0], range_j) for name, (value_j, range_j) in new.items()]
         processor_j = sum(grown_j + (range_j if grown_j < 0 else 0) for grown_j, range_j in grown)
-    if before.devices and after.devices and before.devices.keys() == after.devices.keys():
-        passed = [value - before.devices[name] for name, value in after.devices.items()]
+    if devices_before and devices and devices_before.keys() == devices.keys():
+        passed = [value - devices_before[name] for name, value in devices.items()]
         # A counter falls if the driver was reloaded in between.
         devices_j = sum(passed) if min(passed) >= 0 else None
     return Energy(processor_j, devices_j)

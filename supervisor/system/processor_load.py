@@ -24,13 +24,8 @@ from supervisor.system.machine import allowed_cpus
 _NAMED_CORES: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class BusyProgram:
-    """A process, and the processor time that it takes, in cores."""
-
-    pid: int
-    name: str
-    cores: float
+# The pid of a process, its name, and the processor time that it takes, in cores.
+BusyProgram = tuple[int, str, float]
 
 
 def busy_programs(span_s: float) -> tuple[BusyProgram, ...]:
@@ -40,14 +35,16 @@ def busy_programs(span_s: float) -> tuple[BusyProgram, ...]:
     time.sleep(span_s)
     took_s = time.monotonic() - began_s
     found = [
-        BusyProgram(process.pid, name, (used_s - before[process][1]) / took_s)
+        (process.pid, name, (used_s - before[process][1]) / took_s)
         for process, (name, used_s) in _used_s().items()
         if process in before
     ]
     busy = [
-        program for program in found if program.cores >= _NAMED_CORES and program.pid != os.getpid()
+        (pid, name, cores)
+        for pid, name, cores in found
+        if cores >= _NAMED_CORES and pid != os.getpid()
     ]
-    return tuple(sorted(busy, key=lambda program: -program.cores))
+    return tuple(sorted(busy, key=lambda program: -program[2]))
 
 
 def _used_s() -> dict[psutil.Process, tuple[str, float]]:

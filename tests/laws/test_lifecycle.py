@@ -10,12 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.engine.states import STATES, TRANSITIONS, Event, Lifecycle, State, StopReason, step
+from supervisor.engine.states import (
+    DEADLINES,
+    TRANSITIONS,
+    WITHOUT_PROCESS,
+    Event,
+    Lifecycle,
+    State,
+    StopReason,
+    step,
+)
 from supervisor.settings.tables import HealthSettings, InstanceLimits
 
 COMMANDS = (Event.START, Event.STOP, Event.RESTART)
 FACTS = [event for event in Event if event not in {*COMMANDS, Event.DEADLINE}]
-ALIVE = [state for state, info in STATES.items() if info.process]
+ALIVE = [state for state in State if state not in WITHOUT_PROCESS]
 DEAD = [state for state in State if state not in ALIVE]
 IN_SERVICE = [State.READY, State.UNHEALTHY]
 EXITING = [State.DRAINING, State.STOPPING, State.KILLING]
@@ -75,20 +84,20 @@ def test_every_state_is_reachable_from_every_other() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_a_state_has_a_deadline_if_and_only_if_its_passing_leads_somewhere(state: State) -> None:
-    assert (STATES[state].deadline is not None) is (Event.DEADLINE in TRANSITIONS[state])
+    assert (state in DEADLINES) is (Event.DEADLINE in TRANSITIONS[state])
 
 
 @pytest.mark.parametrize("state", State)
 def test_only_states_that_may_last_have_no_deadline(state: State) -> None:
     may_last = state in {State.STOPPED, State.READY, State.FAILED}
-    assert (STATES[state].deadline is None) is may_last
+    assert (state not in DEADLINES) is may_last
 
 
 def test_every_deadline_is_a_limit_or_the_delay_of_the_restart_policy() -> None:
     names = InstanceLimits.model_fields.keys() - HealthSettings.model_fields.keys()
     values = {name: float(number) for number, name in enumerate(sorted({"kill_timeout_s", *names}))}
     limits = cast("InstanceLimits", SimpleNamespace(**values))
-    found = {info.deadline(limits, -1.0) for info in STATES.values() if info.deadline}
+    found = {deadline(limits, -1.0) for deadline in DEADLINES.values()}
     assert found == {-1.0, *values.values()}
 
 

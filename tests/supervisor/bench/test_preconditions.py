@@ -22,7 +22,7 @@ from supervisor.errors import MachineBusy
 from supervisor.plan.fit import MemoryCapacity
 from supervisor.settings.schema import Settings
 from supervisor.system.paths import Directories
-from supervisor.system.processor_load import BusyProgram, busy_programs
+from supervisor.system.processor_load import busy_programs
 
 FREE = MachineFacts(MemoryCapacity(8 * GIB, {}), 6 * GIB, 8, (), ())
 CHAT = LoadedModel("chat", 2 * GIB, 1, (77,))
@@ -36,19 +36,19 @@ def specs(tiny_model: Path, runtime: Path) -> tuple[VariantSpec, ...]:
 
 def test_a_free_machine_has_nothing_in_the_way(specs: tuple[VariantSpec, ...]) -> None:
     check(FREE, specs)
-    background = tuple(BusyProgram(n, "sshd", 0.06) for n in range(3))
+    background = tuple((n, "sshd", 0.06) for n in range(3))
     check(replace(FREE, programs=background), specs)
 
 
 def test_a_busy_program_is_named(specs: tuple[VariantSpec, ...]) -> None:
-    facts = replace(FREE, programs=(BusyProgram(12, "make", 1.96), BusyProgram(13, "cc", 0.4)))
+    facts = replace(FREE, programs=((12, "make", 1.96), (13, "cc", 0.4)))
     with pytest.raises(MachineBusy, match=r"make \(pid 12\) takes 2.0 cores; cc .*0.4") as caught:
         check(facts, specs)
     assert "--force" in (caught.value.hint or "")
 
 
 def test_the_daemons_own_engine_is_named_by_its_model(specs: tuple[VariantSpec, ...]) -> None:
-    facts = replace(FREE, programs=(BusyProgram(77, "llama-server", 3),), loaded=(CHAT,))
+    facts = replace(FREE, programs=((77, "llama-server", 3),), loaded=(CHAT,))
     with pytest.raises(MachineBusy, match="the daemon's chat takes 3") as caught:
         check(facts, specs)
     assert "corral unload chat" in (caught.value.hint or "")
@@ -82,4 +82,4 @@ def test_what_others_took_meanwhile_is_noted() -> None:
 
 
 def test_this_process_is_not_in_its_own_way() -> None:
-    assert all(busy_program.cores > 0 and busy_program.name for busy_program in busy_programs(0.02))
+    assert all(cores > 0 and name for _, name, cores in busy_programs(0.02))

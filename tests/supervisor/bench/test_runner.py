@@ -47,7 +47,7 @@ def job(tiny_model: Path, runtime: Path) -> Bench:
 
 def readings(*joules: float) -> Callable[[], EnergyReading]:
     ahead = iter(joules)
-    return lambda: EnergyReading({"package-0": (next(ahead), 100)}, None)
+    return lambda: ({"package-0": (next(ahead), 100)}, None)
 
 
 def broken(spec: VariantSpec) -> VariantSpec:
@@ -155,7 +155,7 @@ async def test_energy_is_that_of_a_thousand_tokens(job: Bench) -> None:
 
 
 async def test_energy_that_cannot_be_read_is_absent(job: Bench) -> None:
-    unknown = changed(job, read_energy=lambda: EnergyReading(None, None))
+    unknown = changed(job, read_energy=lambda: (None, None))
     found = await measured(changed(unknown, limits=RoundLimits.from_options(1, None)))
     assert "energy" not in found.variants["plain"].rounds[0]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from supervisor.rpc.balance import (
     Balanced,
     Rebalance,
-    Shard,
     ShardMetrics,
     decide,
     suggested_layers,
@@ -24,16 +23,18 @@ CONFIG = LoadBalanceConfig(min_samples=1)
 
 def shard(
     name: str, layers: int, latency_us: int, more_layers: float = 0.0, most: int = 2**31
-) -> Shard:
-    metrics = ShardMetrics(name, layers, more_layers=more_layers)
+) -> ShardMetrics:
+    metrics = ShardMetrics(name, layers, more_layers=more_layers, layers_max=most)
     metrics.record(latency_us)
-    return Shard(metrics, most)
+    return metrics
 
 
-def suggested(*shards: Shard) -> tuple[int, ...]:
+def suggested(*shards: ShardMetrics) -> tuple[int, ...]:
     found = decide(shards, CONFIG)
     assert isinstance(found, Rebalance)
-    assert [name for name, _ in found.suggested_assignments] == [shard.name for shard in shards]
+    assert [name for name, _ in found.suggested_assignments] == [
+        shard.shard_name for shard in shards
+    ]
     return tuple(count for _, count in found.suggested_assignments)
 
 
@@ -75,7 +76,7 @@ def test_the_output_counts_as_the_layers_that_it_takes_as_long_as() -> None:
 
 
 @st.composite
-def shards(draw: st.DrawFn) -> list[Shard]:
+def shards(draw: st.DrawFn) -> list[ShardMetrics]:
     rows = draw(
         st.lists(
             st.tuples(st.integers(1, 100), st.integers(0, 10**6), st.integers(1, 200)),
@@ -90,22 +91,22 @@ def shards(draw: st.DrawFn) -> list[Shard]:
 
 
 @given(shards())
-def test_any_suggestion_is_complete_and_within_limits(found: list[Shard]) -> None:
+def test_any_suggestion_is_complete_and_within_limits(found: list[ShardMetrics]) -> None:
     """seed 000: exact total, at least one layer each, memory, and the same answer again"""
-    if not any(entry.per_layer_us for entry in found):
+    if not any(entry.avg_latency_per_layer_us for entry in found):
         return
     layers = suggested_layers(found)
-    assert sum(layers) == sum(entry.layers for entry in found)
+    assert sum(layers) == sum(entry.layer_count for entry in found)
     assert all(count >= 1 for count in layers)
     assert all(
-        count <= max(entry.layers, entry.layers_max)
+        count <= max(entry.layer_count, entry.layers_max)
         for count, entry in zip(layers, found, strict=True)
     )
     assert layers == suggested_layers(found)
 
 
 @given(shards())
-def test_any_suggestion_is_worth_a_reload(found: list[Shard]) -> None:
+def test_any_suggestion_is_worth_a_reload(found: list[ShardMetrics]) -> None:
     """seed 000: no move for under 5 %"""
     decision = decide(found, CONFIG)
     if isinstance(decision, Rebalance):

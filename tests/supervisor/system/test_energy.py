@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from supervisor.system import energy
-from supervisor.system.energy import Energy, EnergyReading
+from supervisor.system.energy import Energy
 
 
 class Driver:
@@ -80,36 +80,36 @@ def test_a_counter_that_began_anew(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
-    assert energy.read(tmp_path / "missing").processor is None
+    assert energy.read(tmp_path / "missing")[0] is None
     _zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
-    assert energy.read(tmp_path).processor == {"intel-rapl:0": (1, 262_143.32885)}
+    assert energy.read(tmp_path)[0] == {"intel-rapl:0": (1, 262_143.32885)}
     _zone(tmp_path, "intel-rapl:1", "package-1", None)
-    assert energy.read(tmp_path).processor is None
+    assert energy.read(tmp_path)[0] is None
 
 
 @pytest.mark.parametrize("text", ["", "many", "1 2"])
 def test_a_counter_that_is_no_number_is_unknown(tmp_path: Path, text: str) -> None:
     _zone(tmp_path, "intel-rapl:0", "package-0", 1)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text(text)
-    assert energy.read(tmp_path).processor is None
+    assert energy.read(tmp_path)[0] is None
 
 
 def test_the_total_is_of_what_is_known() -> None:
-    none = EnergyReading(None, None)
+    none = None, None
     assert energy.energy_between(none, none) == Energy(None, None)
     assert (Energy(None, None).total_j, Energy(None, None).covers) == (None, "nothing")
     assert (Energy(2, 3).total_j, Energy(2, 3).covers) == (5, "processor and devices")
     assert (Energy(None, 3).total_j, Energy(None, 3).covers) == (3, "devices")
-    appeared = EnergyReading({"intel-rapl:0": (1, 9)}, {"0": 1.0})
+    appeared = {"intel-rapl:0": (1.0, 9.0)}, {"0": 1.0}
     assert energy.energy_between(none, appeared) == Energy(None, None)
-    reloaded = EnergyReading(None, {"0": 0.5})
+    reloaded = None, {"0": 0.5}
     assert energy.energy_between(appeared, reloaded) == Energy(None, None)
 
 
 def test_devices(tmp_path: Path) -> None:
     driver = Driver()
     before, after = (energy.read(tmp_path, driver) for _ in range(2))
-    assert before.devices == {"0": 5.0, "1": 5500.0}
+    assert before[1] == {"0": 5.0, "1": 5500.0}
     assert energy.energy_between(before, after) == Energy(None, 1 + 1000)
 
 
