@@ -375,8 +375,8 @@ class _Run:
             has_lease.set()
         result = replace(
             result_of(index, answer, _ENGINE_PATH),
-            batched=turn.batch.is_batch,
-            batch_size=turn.batch.size if turn.batch.is_batch else 1,
+            batched=turn.batch_size is not None,
+            batch_size=turn.batch_size or 1,
             latency_ms=round((time.monotonic() - turn.joined_at_s) * 1000, 3),
         )
         self._total_tokens += result.num_generated

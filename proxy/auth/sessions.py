@@ -52,14 +52,6 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class NewSession:
-    """A session as the browser gets it: an id for its cookie, a token for the page."""
-
-    session_id: str
-    page_token: str
-
-
-@dataclass(frozen=True, slots=True)
 class SignedIn:
     """A request's session: its client, and how long it lasts without another request."""
 
@@ -83,8 +75,8 @@ class Sessions:
         self._tokens[_digest(token)] = self._clock() + TOKEN_LIFE_S
         return token
 
-    def redeem(self, token: str, session_id: str | None = None) -> NewSession | None:
-        """Use up a token and return a new session; None if the token is not valid.
+    def redeem(self, token: str, session_id: str | None = None) -> tuple[str, str] | None:
+        """Use up a token and return a session's id and a page token; None if it is not valid.
 
         `session_id` is the browser's cookie: an existing session of that id gets one more page.
         """
@@ -92,7 +84,7 @@ class Sessions:
         is_valid = self._tokens.pop(_digest(token), None) is not None
         return self._open(None, session_id) if is_valid else None
 
-    def open_for(self, key: Key, session_id: str | None = None) -> NewSession:
+    def open_for(self, key: Key, session_id: str | None = None) -> tuple[str, str]:
         """Return a new session or page for an admin's key, as `redeem` does."""
         return self._open(key.name, session_id)
 
@@ -127,7 +119,7 @@ class Sessions:
     def end(self, session_id: str) -> None:
         self._sessions.pop(_digest(session_id), None)
 
-    def _open(self, key: str | None, session_id: str | None) -> NewSession:
+    def _open(self, key: str | None, session_id: str | None) -> tuple[str, str]:
         page_token, now_s = secrets.token_urlsafe(_RANDOM_BYTES), self._clock()
         pages = self._pages(_digest(session_id)) if session_id else None
         if session_id is None or pages is None:
@@ -136,7 +128,7 @@ class Sessions:
             self._sessions[_digest(session_id)] = pages
         _make_room_in(pages, _PAGES_MAX)
         pages[_digest(page_token)] = Page(key, now_s, now_s)
-        return NewSession(session_id, page_token)
+        return session_id, page_token
 
     def _expire_tokens(self) -> None:
         now_s = self._clock()

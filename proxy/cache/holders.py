@@ -63,20 +63,6 @@ class Run:
         return round(self.hit_ratio * RATIO_STEPS)
 
 
-@dataclass(frozen=True, slots=True)
-class ForgottenConversations:
-    """Facts about forgotten conversations, for callers that delete their caches.
-
-    Attributes:
-        turn_hashes: Hashes of all their turns, as far as known.
-        slots: Idle slots that held them, as (instance, slot id).
-    """
-
-    turn_hashes: frozenset[int]
-    slots: tuple[tuple[str, int], ...] = ()
-    numbers: frozenset[int] = frozenset()
-
-
 # Only the latest conversations of a model count for balance: older ones fill no slot, and a new
 # instance must not get all new ones until it owns as many. With a thousand instances, a limit of
 # 128 would leave most of them at zero, and new conversations would go to the same few.
@@ -522,23 +508,6 @@ def _bits(holders: int, most: int) -> Iterable[int]:
 _HOLDERS_MAX: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteHint:
-    """Tokens of one prompt that other machines are believed to hold.
-
-    Attributes:
-        owner: The instance that has most of the conversation, or None.
-        turn: Index of the owner's latest turn in the prompt's turn hashes.
-    """
-
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    owner: str | None = None
-    turn: int = 0
-
-
-NO_REMOTE_HINT: Final = RemoteHint()
-
-
 class RemotePrefixes:
     """At most `hashes_max` turn hashes, each with the instances that hold it."""
 
@@ -571,10 +540,14 @@ class RemotePrefixes:
             if not holders:
                 del self._holders[turn_hash]
 
-    def find(self, prompt: Prompt, now_s: float) -> RemoteHint:
-        """Return the beliefs about a prompt; the instances may serve other models."""
+    def find(self, prompt: Prompt, now_s: float) -> tuple[Mapping[str, int], str | None, int]:
+        """Return the beliefs about a prompt; the instances may serve other models.
+
+        They are the tokens that each instance holds, the owner (the instance that has most of the
+        conversation, or None), and the index of the owner's latest turn in the turn hashes.
+        """
         if not self._holders:
-            return NO_REMOTE_HINT
+            return {}, None, 0
         turns: dict[str, int] = {}
         owner, owners_turn, told = None, 0, tuple(map(prompt.shared_turn_hash, prompt.turn_hashes))
         for turn in reversed(range(len(prompt.turn_hashes))):
@@ -585,6 +558,4 @@ class RemotePrefixes:
                     if owner is None and turn >= prompt.first_own:
                         owner, owners_turn = instance, turn
         tokens = {turn: prompt.tokens_until(turn) for turn in set(turns.values())}
-        return RemoteHint(
-            {instance: tokens[turn] for instance, turn in turns.items()}, owner, owners_turn
-        )
+        return {instance: tokens[turn] for instance, turn in turns.items()}, owner, owners_turn

@@ -157,18 +157,9 @@ class _Copy:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """A copy that may have been moved into a task's slot.
-
-    Attributes:
-        least_tokens: If the engine found more tokens than this, it used this copy.
-        is_believed: Whether the copy is already removed from our list.
-    """
-
-    copy: _Copy
-    least_tokens: float
-    is_believed: bool
+# A copy that may have been moved into a task's slot; it was used if the engine found more tokens
+# than this; whether the copy is already removed from our list.
+_Move = tuple[_Copy, float, bool]
 
 
 _number = attrgetter("number")
@@ -258,11 +249,10 @@ class HostCache:
         copy, (kept_share, tokens) = self._best(own, matcher)
         if copy is None:
             return
-        move = _Move(copy, (own[1] + tokens) / 2, kept_share >= _KEPT_MIN)
-        if move.is_believed:
+        if is_believed := kept_share >= _KEPT_MIN:
             self._remove(copy)
         if conversation is not None:
-            self._moves[conversation] = move
+            self._moves[conversation] = copy, (own[1] + tokens) / 2, is_believed
             if len(self._moves) > _MOVES_MAX:
                 del self._moves[next(iter(self._moves))]
 
@@ -270,12 +260,13 @@ class HostCache:
         """Note how many tokens of a task's prompt the engine found in its cache."""
         if move := self._moves.pop(conversation, None):
             # Our belief whether the copy was moved is uncertain near the limit of a quarter.
-            was_moved = cached_tokens > move.least_tokens
-            if was_moved and not move.is_believed and move.copy in self._copies:
-                self._remove(move.copy)
-            elif move.is_believed and not was_moved:
-                self._put_back(move.copy)
-            if move.copy.conversation == conversation and move.is_believed:
+            moved, least_tokens, is_believed = move
+            was_moved = cached_tokens > least_tokens
+            if was_moved and not is_believed and moved in self._copies:
+                self._remove(moved)
+            elif is_believed and not was_moved:
+                self._put_back(moved)
+            if moved.conversation == conversation and is_believed:
                 self._hit_share = average(self._hit_share, float(was_moved))
         copy = self._latest.get(conversation)
         # The client changed the prompt, for instance left out the answer's reasoning: this turn's

@@ -22,7 +22,6 @@ from proxy.cache.holders import (
     RATIO_STEPS,
     Conversation,
     Conversations,
-    ForgottenConversations,
     PrefixTree,
     RemotePrefixes,
     Run,
@@ -371,8 +370,14 @@ class PrefixIndex:
         named = (toggle_model_name(digest, upstream.model) for digest in hashes)
         self.remote.add(upstream.name, named, self._clock())
 
-    def forget_conversations(self, turn_hashes: Collection[int]) -> ForgottenConversations:
-        """Forget the conversations of these turns; their next turns begin new ones."""
+    def forget_conversations(
+        self, turn_hashes: Collection[int]
+    ) -> tuple[frozenset[int], tuple[tuple[str, int], ...], frozenset[int]]:
+        """Forget the conversations of these turns; their next turns begin new ones.
+
+        Returns the hashes of all their turns, as far as known; the idle slots that held them, as
+        (instance, slot id); and their numbers.
+        """
         found = {known for turn in turn_hashes if (known := self._conversations.get(turn))}
         hashes, slots = {*turn_hashes}, list[tuple[str, int]]()
         for conversation in found:
@@ -383,7 +388,7 @@ class PrefixIndex:
             self._conversations.remove(conversation)
             self.recent.forget(conversation)
         numbers = frozenset(conversation.number for conversation in found)
-        return ForgottenConversations(frozenset(hashes), tuple(slots), numbers)
+        return frozenset(hashes), tuple(slots), numbers
 
     def _add_prefix(self, run: Run, blocks: Sequence[int]) -> None:
         if run.resumable_prompts:
@@ -451,21 +456,21 @@ class PrefixIndex:
 
     def _add_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
         """Add the reports of other machines; their owner counts only if its turn is later."""
-        remote, more = self.remote.find(prompt, self._clock()), 0
-        cached: dict[int, int] = {}
-        for name, held in remote.tokens.items():
+        held_by, owner, turn = self.remote.find(prompt, self._clock())
+        cached, more = dict[int, int](), 0
+        for name, held in held_by.items():
             if run := self._runs.get(name):
                 tokens = round(held * run.ratio_step / RATIO_STEPS)
                 if tokens > hint.cached_tokens(run.bit):
                     cached[tokens] = cached.get(tokens, 0) | run.bit
                     more |= run.bit
         known = ((tokens, holders & ~more) for tokens, holders in hint.cached)
-        is_later = self._runs.get(remote.owner or "") and not self._conversations.find(
-            prompt.turn_hashes[remote.turn :]
+        is_later = self._runs.get(owner or "") and not self._conversations.find(
+            prompt.turn_hashes[turn:]
         )
         return replace(
             hint,
-            owner=remote.owner if is_later else hint.owner,
+            owner=owner if is_later else hint.owner,
             cached=sorted((*known, *cached.items()), reverse=True),
         )
 

@@ -172,13 +172,8 @@ _WAITING_MAX: Final = 512
 _COUNTED_S: Final = 0.25
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A conversation since its last turn."""
-
-    turns: int
-    tokens: int
-    ended_at_s: float
+# A conversation since its last turn: its turns, its tokens, when the turn ended.
+_Waiting = tuple[int, int, float]
 
 
 class ReturnRates:
@@ -204,16 +199,17 @@ class ReturnRates:
         Returns its tokens after the turn before, None if unknown.
         """
         before = self._waiting.pop(conversation, None)
+        turns, tokens_before = 0, None
         if before:
-            pause_s = max(_RETURN_MIN_S, began_at_s - before.ended_at_s)
+            turns, tokens_before, before_s = before
+            pause_s = max(_RETURN_MIN_S, began_at_s - before_s)
             self._log_return_s = average(self._log_return_s, math.log(pause_s))
-            self._tally(before.turns, returned=1.0)
-        turns = before.turns + 1 if before else 1
-        self._waiting[conversation] = _Waiting(turns, tokens, ended_at_s)
+            self._tally(turns, returned=1.0)
+        self._waiting[conversation] = turns + 1, tokens, ended_at_s
         if len(self._waiting) > _WAITING_MAX:
-            _, oldest = self._waiting.popitem(last=False)
-            self._tally(oldest.turns, gone=1.0)
-        return before.tokens if before else None
+            _, (oldest_turns, *_) = self._waiting.popitem(last=False)
+            self._tally(oldest_turns, gone=1.0)
+        return tokens_before
 
     def return_p(self, conversation: int, now_s: float) -> float:
         """Return the probability that a conversation returns after its last turn."""
@@ -222,16 +218,17 @@ class ReturnRates:
         waiting = self._waiting.get(conversation)
         if waiting is None:
             return max(_LEAST, self._shares[0])
-        share = self._shares[_group(waiting.turns)]
-        late = 1 - self._elapsed_share(waiting, now_s)
+        turns, _, ended_at_s = waiting
+        share = self._shares[_group(turns)]
+        late = 1 - self._elapsed_share(ended_at_s, now_s)
         return max(_LEAST, share * late / (1 - share * (1 - late)))
 
-    def _elapsed_share(self, waiting: _Waiting, now_s: float) -> float:
+    def _elapsed_share(self, ended_at_s: float, now_s: float) -> float:
         """Return the share of returning conversations that would have returned by now.
 
         Uses a log-logistic distribution: some return ten times later than usual.
         """
-        since_s = max(0.0, now_s - waiting.ended_at_s)
+        since_s = max(0.0, now_s - ended_at_s)
         return since_s / (since_s + self.return_s)
 
     def _tally(self, turns: int, *, returned: float = 0.0, gone: float = 0.0) -> None:
@@ -241,8 +238,8 @@ class ReturnRates:
 
     def _count(self, now_s: float) -> None:
         gone = [gone for _, gone in self._tallies]
-        for conversation in self._waiting.values():
-            gone[_group(conversation.turns)] += self._elapsed_share(conversation, now_s)
+        for turns, _, ended_at_s in self._waiting.values():
+            gone[_group(turns)] += self._elapsed_share(ended_at_s, now_s)
         returned = [returned for returned, _ in self._tallies]
         prior = _share(sum(returned), sum(gone), _PRIOR)
         self._shares = [_share(*both, prior) for both in zip(returned, gone, strict=True)]

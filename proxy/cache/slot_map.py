@@ -203,11 +203,6 @@ class Certainty(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """No request has the slot."""
-
-
-@dataclass(frozen=True, slots=True)
 class Reserved:
     """A request has the slot and is not sent yet.
 
@@ -228,9 +223,6 @@ class Busy:
     holder: object
 
 
-_IDLE: Final = Idle()
-
-
 @dataclass(slots=True, eq=False)
 class Slot:
     """One slot of a process; outsiders change it by methods only.
@@ -243,7 +235,7 @@ class Slot:
     id_slot: int
     certainty: Certainty = Certainty.CONFIRMED
     content: SlotContent = EMPTY
-    state: Idle | Reserved | Busy = _IDLE
+    state: Reserved | Busy | None = None  # None: no request has it
     started_tick: int = 0
     freed_tick: int = 0
 
@@ -253,11 +245,11 @@ class Slot:
 
     @property
     def holder(self) -> object | None:
-        return None if isinstance(self.state, Idle) else self.state.holder
+        return None if self.state is None else self.state.holder
 
     @property
     def is_idle(self) -> bool:
-        return isinstance(self.state, Idle)
+        return self.state is None
 
     @property
     def is_confirmed(self) -> bool:
@@ -406,7 +398,7 @@ class SlotMap:
 
     def _take_back(self, slot: Slot) -> object:
         """Take the slot from a request that did not use it; return that request's lease."""
-        holder, slot.content, slot.state = slot.holder, slot.in_engine, _IDLE
+        holder, slot.content, slot.state = slot.holder, slot.in_engine, None
         self.uses += 1
         return holder
 
@@ -482,7 +474,7 @@ class SlotMap:
             if isinstance(slot.state, Reserved):
                 self._take_back(slot)
                 continue
-            slot.state, slot.content, slot.freed_tick = _IDLE, EMPTY, next(self._turn)
+            slot.state, slot.content, slot.freed_tick = None, EMPTY, next(self._turn)
             self.uses += 1
             self._seen_at_s = now_s
 

@@ -44,7 +44,6 @@ from proxy.auth.api_keys import SignInLimit
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import (
     PAGE_TOKEN,
-    NewSession,
     Sessions,
     SignedIn,
     delete_cookie,
@@ -301,7 +300,7 @@ class SessionEndpoint(Feature):
         check_same_origin(request)
         members = await read_members(request, self._bodies)
         try:
-            new = self._open_session(members, session_id_of(request))
+            id_and_token = self._open_session(members, session_id_of(request))
         except Unauthorized:
             # A correct one always signs in, so an attacker cannot lock out others at the same
             # address.
@@ -309,9 +308,9 @@ class SessionEndpoint(Feature):
             self._limit.check(address)
             self._limit.note_failure(address)
             raise
-        signed_in = self._sessions.use(new.session_id, new.page_token)
-        response = self._answer(signed_in, page_token=new.page_token)
-        set_cookie(request, response, new.session_id)
+        session_id, page_token = id_and_token
+        response = self._answer(self._sessions.use(session_id, page_token), page_token=page_token)
+        set_cookie(request, response, session_id)
         return response
 
     async def end(self, request: web.BaseRequest) -> web.Response:
@@ -327,7 +326,7 @@ class SessionEndpoint(Feature):
         delete_cookie(request, response)
         return response
 
-    def _open_session(self, members: dict[str, Any], session_id: str | None) -> NewSession:
+    def _open_session(self, members: dict[str, Any], session_id: str | None) -> tuple[str, str]:
         match members:
             case {"token": str(token)}:
                 if (new := self._sessions.redeem(token, session_id)) is None:

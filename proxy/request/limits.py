@@ -192,16 +192,6 @@ _GRAMMAR: Final = re.compile(
 _EXPRESSION: Final = re.compile(r"\\.|\[(?:[^\]\\]++|\\.)*+\]?|\(\?|[()|?*{]", re.DOTALL)
 
 
-@dataclass(slots=True)
-class _Shape:
-    """Counts so far; `optionals` is the longest run of optional or repeated parts."""
-
-    depth: int = 0
-    rules: int = 0
-    alternatives: int = 0
-    optionals: int = 0
-
-
 def check_grammar(limits: RequestLimits, member: str, text: str) -> None:
     limits.enforce(member, "characters", len(text), "grammar_bytes")
     _check_shape(limits, member, _GRAMMAR, text)
@@ -227,35 +217,37 @@ class Patterns:
 
 
 def _check_shape(limits: RequestLimits, member: str, tokens: re.Pattern[str], text: str) -> None:
-    for shape in _shapes(tokens, text):  # stops at the first excess
-        limits.enforce(member, "levels of parentheses", shape.depth, "grammar_depth")
-        limits.enforce(member, "rules", shape.rules, "grammar_rules")
-        limits.enforce(member, "alternatives", shape.alternatives, "grammar_alternatives")
+    # Stops at the first excess.
+    for depth, rules, alternatives, optionals in _shapes(tokens, text):
+        limits.enforce(member, "levels of parentheses", depth, "grammar_depth")
+        limits.enforce(member, "rules", rules, "grammar_rules")
+        limits.enforce(member, "alternatives", alternatives, "grammar_alternatives")
         unit = "consecutive optional parts"
-        limits.enforce(member, unit, shape.optionals, "grammar_optionals")
+        limits.enforce(member, unit, optionals, "grammar_optionals")
 
 
-def _shapes(tokens: re.Pattern[str], text: str) -> Iterator[_Shape]:
-    """Yield the counts after each token; always the same object."""
-    shape, open_counts, count = _Shape(), list[int](), 0
+def _shapes(tokens: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:
+    """Yield after each token: levels, rules, alternatives, the longest run of optional parts."""
+    depth = rules = alternatives = optionals = count = 0
+    open_counts: list[int] = []
     for found in tokens.finditer(text):
         match found[0]:
             case "(" | "(?":
                 open_counts.append(count)
                 count = 0
-                shape.depth = max(shape.depth, len(open_counts))
+                depth = max(depth, len(open_counts))
             case ")":
                 count = open_counts.pop() if open_counts else 0
             case "|":
-                shape.alternatives, count = shape.alternatives + 1, 0
+                alternatives, count = alternatives + 1, 0
             case "::=":
-                shape.rules, count = shape.rules + 1, 0
+                rules, count = rules + 1, 0
             case "?" | "*" | "{":
                 count += 1
-                shape.optionals = max(shape.optionals, count)
+                optionals = max(optionals, count)
             case _:  # a literal, a character class, a comment
                 continue
-        yield shape
+        yield depth, rules, alternatives, optionals
 
 
 _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")

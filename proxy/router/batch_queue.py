@@ -25,15 +25,7 @@ from proxy.errors import QueueFull
 from proxy.settings import BatchConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
-    """The oldest gathering requests, which begin now: as a batch, or singly if they are too few."""
-
-    size: int
-    is_batch: bool
-
-
-def form(config: BatchConfig, waiting: int, waited_ms: float) -> Formed | float:
+def form(config: BatchConfig, waiting: int, waited_ms: float) -> tuple[int, bool] | float:
     """Decide whether gathering requests begin now.
 
     Args:
@@ -42,12 +34,13 @@ def form(config: BatchConfig, waiting: int, waited_ms: float) -> Formed | float:
         waited_ms: How long the oldest of them has waited.
 
     Returns:
-        The requests that begin, or the milliseconds to wait for more.
+        How many of the oldest begin now, and whether as a batch or singly, because they are too
+        few; otherwise the milliseconds to wait for more.
     """
     if not config.should_process(waiting) and waited_ms < config.window_ms:
         return config.window_ms - waited_ms
     size = min(waiting, config.max_batch)
-    return Formed(size, config.meets_minimum(size))
+    return size, config.meets_minimum(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +102,15 @@ class Turn:
 
     Attributes:
         formed: Set when the request may begin.
-        batch: The requests with which it begins, itself included; valid once `formed` is set.
+        batch_size: The requests of its batch, itself included; None if it begins singly. Valid
+            once `formed` is set.
     """
 
     def __init__(self, client: str, joined_at_s: float) -> None:
         self.client = client
         self.joined_at_s = joined_at_s
         self.formed = asyncio.Event()
-        self.batch = Formed(1, is_batch=False)
+        self.batch_size: int | None = None
         self.has_begun = False
 
 
@@ -236,16 +230,17 @@ class _ModelBatches:
         while oldest := next(iter(self._gathering), None):
             waited_ms = (self._clock() - oldest.joined_at_s) * 1000
             formed = form(self._config, len(self._gathering), waited_ms)
-            if not isinstance(formed, Formed):
+            if not isinstance(formed, tuple):
                 loop = asyncio.get_running_loop()
                 self._window = loop.call_later(formed / 1000, self._form)
                 return
-            if formed.is_batch:
+            size, is_batch = formed
+            if is_batch:
                 self._batches += 1
-                self._batched += formed.size
+                self._batched += size
             else:
-                self._single += formed.size
-            for turn in tuple(islice(self._gathering, formed.size)):
+                self._single += size
+            for turn in tuple(islice(self._gathering, size)):
                 del self._gathering[turn]
-                turn.batch = formed
+                turn.batch_size = size if is_batch else None
                 turn.formed.set()

@@ -262,11 +262,11 @@ class ConversationForgetter:
 
     async def _forget(self, names: Collection[str], turns: Collection[int]) -> Forgotten:
         _, known = find_conversation(await self._files.turns(), turns)
-        forgotten = self._router.cache.forget_conversations(known)
+        hashes, held, numbers = self._router.cache.forget_conversations(known)
         await self._fleet.slot_storage.settle()  # running saves are stored first, then deleted
-        erased = await self._erase(forgotten.slots)
-        files = await self._files.forget(names, forgotten.turn_hashes)
-        return Forgotten(files, erased, self._router.are_in_use(forgotten.numbers))
+        erased = await self._erase(held)
+        files = await self._files.forget(names, hashes)
+        return Forgotten(files, erased, self._router.are_in_use(numbers))
 
     async def _erase(self, held: Iterable[tuple[str, int]]) -> int:
         """Empty slots and return how many; a slot in use is emptied after its request."""

@@ -34,7 +34,7 @@ def sessions(clock: Clock) -> Sessions:
 def new_session(sessions: Sessions) -> tuple[str, str]:
     new = sessions.redeem(sessions.new_token())
     assert new is not None
-    return new.session_id, new.page_token
+    return new
 
 
 def test_a_token_opens_one_session(sessions: Sessions) -> None:
@@ -42,14 +42,14 @@ def test_a_token_opens_one_session(sessions: Sessions) -> None:
     new = sessions.redeem(token)
     assert new is not None
     assert sessions.redeem(token) is None
-    found = sessions.use(new.session_id, new.page_token)
+    found = sessions.use(*new)
     assert found is not None
     assert (found.client.name, found.client.admin) == ("(dashboard)", True)
-    assert sessions.use(token, new.page_token) is None
+    assert sessions.use(token, new[1]) is None
     with pytest.raises(SessionTokenRequired):
-        sessions.use(new.session_id, "guess")
-    sessions.end(new.session_id)
-    assert sessions.use(new.session_id, new.page_token) is None
+        sessions.use(new[0], "guess")
+    sessions.end(new[0])
+    assert sessions.use(*new) is None
 
 
 def test_tabs_of_a_browser_share_a_session_and_have_a_token_each(
@@ -60,31 +60,31 @@ def test_tabs_of_a_browser_share_a_session_and_have_a_token_each(
     second = sessions.redeem(sessions.new_token(), session_id)
     third = sessions.open_for(ADMIN, session_id)
     assert second is not None
-    assert {second.session_id, third.session_id} == {session_id}
-    assert len({first, second.page_token, third.page_token}) == 3
+    assert {second[0], third[0]} == {session_id}
+    assert len({first, second[1], third[1]}) == 3
     assert sessions.use(session_id, first)
-    assert sessions.use(session_id, second.page_token)
-    assert sessions.use(session_id, third.page_token) is None  # no file has that key
+    assert sessions.use(session_id, second[1])
+    assert sessions.use(session_id, third[1]) is None  # no file has that key
     with pytest.raises(SessionTokenRequired):
-        sessions.use(session_id, third.page_token)
+        sessions.use(session_id, third[1])
     clock.now_s += IDLE_MAX_S - 1
-    assert sessions.use(session_id, second.page_token)
+    assert sessions.use(session_id, second[1])
     clock.now_s += 1
     with pytest.raises(SessionTokenRequired):
         sessions.use(session_id, first)
     sessions.end(session_id)
-    assert sessions.use(session_id, second.page_token) is None
+    assert sessions.use(session_id, second[1]) is None
 
 
 def test_an_unknown_cookie_names_no_session(sessions: Sessions, clock: Clock) -> None:
     """Another program of the host may have set it."""
     new = sessions.redeem(sessions.new_token(), "chosen")
     assert new is not None
-    assert new.session_id != "chosen"
+    assert new[0] != "chosen"
     clock.now_s += IDLE_MAX_S
-    again = sessions.redeem(sessions.new_token(), new.session_id)
+    again = sessions.redeem(sessions.new_token(), new[0])
     assert again is not None
-    assert again.session_id != new.session_id
+    assert again[0] != new[0]
 
 
 def test_a_session_has_a_bounded_number_of_tabs(sessions: Sessions) -> None:
@@ -133,11 +133,11 @@ def test_a_session_of_a_key_ends_with_it(clock: Clock, tmp_path: Path) -> None:
     sessions = Sessions(keys, clock)
     assert keys.with_text("corral-admin") == ADMIN
     new = sessions.open_for(ADMIN)
-    assert (found := sessions.use(new.session_id, new.page_token))
+    assert (found := sessions.use(*new))
     assert found.client == ADMIN
     path.write_text('[keys.root]\nkey = "corral-admin"\n', "utf-8")
     clock.now_s += 2
-    assert sessions.use(new.session_id, new.page_token) is None
+    assert sessions.use(*new) is None
 
 
 def test_wrong_tokens_are_limited_by_address(clock: Clock) -> None:

@@ -283,9 +283,9 @@ def test_a_forgotten_conversation_begins_anew_and_its_idle_slot_is_told() -> Non
     slot_map.release("lease", 1.0)
     slot_map.set_conversation(slot, conversation, 300)
     turns = tuple(conversation.turn_hashes)
-    forgotten = prefix_index.forget_conversations(turns[:1])
-    assert forgotten.slots == (("a", 0),)
-    assert forgotten.turn_hashes == set(turns)
-    assert forgotten.numbers == {conversation.number}
+    hashes, slots, numbers = prefix_index.forget_conversations(turns[:1])
+    assert slots == (("a", 0),)
+    assert hashes == set(turns)
+    assert numbers == {conversation.number}
     assert slot_map.conversations == 0
     assert assign(prefix_index, upstream("a"), asked, 7) is not conversation

@@ -91,8 +91,8 @@ def test_an_instance_that_was_never_met_is_no_owner() -> None:
 def test_a_belief_expires() -> None:
     remote = RemotePrefixes(100)
     remote.add("b", said(FIRST), 0.0)
-    assert remote.find(NEXT, EXPIRES_S - 1).owner == "b"
-    assert remote.find(NEXT, EXPIRES_S + 1).owner is None
+    assert remote.find(NEXT, EXPIRES_S - 1)[1] == "b"
+    assert remote.find(NEXT, EXPIRES_S + 1)[1] is None
 
 
 def test_beliefs_are_bounded_and_the_oldest_goes_first() -> None:
@@ -100,16 +100,16 @@ def test_beliefs_are_bounded_and_the_oldest_goes_first() -> None:
     remote.add("b", range(1_000_000, 1_000_100), 0.0)
     remote.add("b", said(FIRST), 0.0)
     assert len(remote) == 4
-    assert remote.find(NEXT, 0.0).owner == "b"
+    assert remote.find(NEXT, 0.0)[1] == "b"
 
 
 def test_of_many_that_hold_a_prefix_the_latest_count() -> None:
     remote = RemotePrefixes(100)
     for number in range(1000):
         remote.add(f"node-{number}", said(FIRST), 0.0)
-    found = remote.find(NEXT, 0.0)
-    assert found.owner == "node-999"
-    assert len(found.tokens) == 16
+    tokens, owner, _ = remote.find(NEXT, 0.0)
+    assert owner == "node-999"
+    assert len(tokens) == 16
     for number in range(1000):
         remote.forget(f"node-{number}")
     assert len(remote) == 0

@@ -14,7 +14,6 @@ from proxy.cache.slot_map import (
     EMPTY,
     Busy,
     Certainty,
-    Idle,
     Reserved,
     Slot,
     SlotContent,
@@ -410,7 +409,7 @@ def slot(
     name: str | None,
     started_tick: int,
     certainty: Certainty = GUESSED,
-    state: Idle | Reserved | Busy = Idle(),  # noqa: B008 (frozen)
+    state: Reserved | Busy | None = None,
     *,
     tokens: int = 10,
     task: int | None = None,

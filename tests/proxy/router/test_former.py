@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.router.batch_queue import Formed, form
+from proxy.router.batch_queue import form
 from proxy.settings import BatchConfig
 
 CONFIG = BatchConfig()
@@ -13,16 +13,16 @@ CONFIG = BatchConfig()
     [
         (1, 0, 50),
         (31, 30.5, 19.5),
-        (32, 0, Formed(32, is_batch=True)),
-        (3, 50, Formed(3, is_batch=False)),
-        (4, 50, Formed(4, is_batch=True)),
-        (64, 0, Formed(64, is_batch=True)),
-        (65, 0, Formed(64, is_batch=True)),
-        (1000, 99, Formed(64, is_batch=True)),
+        (32, 0, (32, True)),
+        (3, 50, (3, False)),
+        (4, 50, (4, True)),
+        (64, 0, (64, True)),
+        (65, 0, (64, True)),
+        (1000, 99, (64, True)),
     ],
 )
 def test_what_requests_that_gather_do(
-    waiting: int, waited_ms: float, expected: Formed | float
+    waiting: int, waited_ms: float, expected: tuple[int, bool] | float
 ) -> None:
     """seed 003: batch_processor_task, BatchConfig.window_ms, min_batch, optimal_batch, max_batch.
 
@@ -32,4 +32,4 @@ def test_what_requests_that_gather_do(
 
 
 def test_without_a_window_nobody_waits() -> None:
-    assert form(BatchConfig(window_ms=0), 1, 0) == Formed(1, is_batch=False)
+    assert form(BatchConfig(window_ms=0), 1, 0) == (1, False)
